@@ -1,0 +1,3 @@
+"""What two services both need: messages, subjects, ids, errors, clock, bus, config, metrics,
+profiles.
+"""

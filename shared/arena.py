@@ -1,0 +1,142 @@
+"""The host's DRAM arena: a shared-memory file of equal pages, each with a word that tells its
+state.
+
+The kvstore owns the arena and decides what is where; workers map the same file and look at a page's
+word without a message. A word holds a generation and a state. The generation grows whenever a page
+is given to another purpose, so a reader that copies a page and then finds the word unchanged knows
+that the bytes are the ones it was promised (a seqlock with the kvstore as the only writer of
+words).
+
+File layout: one 4 KiB header, the words (uint64 each), padding to 4 KiB, the pages.
+"""
+
+import mmap
+import os
+import struct
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from typing_extensions import Buffer
+
+from shared.errors import SymphonyError
+
+MAGIC = b"SYMARENA"
+VERSION = 1
+HEADER_BYTES = 4096
+_HEADER = struct.Struct(
+    "<8sIIQQQ"
+)  # magic, version, padding, pages, page bytes, offset of the first page
+_STATE_BITS = 8
+
+Words = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class PageState(IntEnum):
+    """What a reader may expect of a page."""
+
+    FREE = 0  # nobody's
+    FILLING = 1  # promised: bytes are on their way
+    READY = 2  # bytes are there
+    BAD = 3  # will not come: lost, or its checksum was wrong
+
+
+class ArenaError(SymphonyError):
+    """The file is no arena of this release, or of another shape than expected."""
+
+
+def checksum(page: Buffer) -> int:
+    """xxh3-64 of a page's bytes."""
+    return xxhash.xxh3_64_intdigest(page)
+
+
+class Arena:
+    """A mapped arena. Make with `create` (kvstore) or `attach` (worker); `close` unmaps.
+
+    Attributes:
+        words: uint64 [num_pages], shared; written by the kvstore only.
+        pages: uint8 [num_pages, page_bytes], shared.
+    """
+
+    def __init__(
+        self, path: Path, file_number: int, num_pages: int, page_bytes: int, first: int
+    ) -> None:
+        self.path = path
+        self.num_pages = num_pages
+        self.page_bytes = page_bytes
+        self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
+        self.words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
+        self.pages: Bytes = np.frombuffer(
+            self._map, np.uint8, num_pages * page_bytes, first
+        ).reshape(num_pages, page_bytes)
+
+    @classmethod
+    def create(cls, path: Path, num_pages: int, page_bytes: int) -> "Arena":
+        """Make the file anew (an old one is replaced, not truncated, so its readers keep their
+        mapping).
+
+        Raises:
+            OSError: no room for it (memory is reserved now, not at first touch).
+        """
+        assert num_pages > 0 and page_bytes > 0
+        words_end = HEADER_BYTES + 8 * num_pages
+        first = (words_end + 4095) // 4096 * 4096
+        temporary = path.with_name(path.name + ".new")
+        file_number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(file_number, 0, first + num_pages * page_bytes)
+            os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
+            os.rename(temporary, path)
+            return cls(path, file_number, num_pages, page_bytes, first)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file_number)
+
+    @classmethod
+    def attach(cls, path: Path) -> "Arena":
+        """Map an existing arena.
+
+        Raises:
+            ArenaError: not an arena of this release.
+            OSError: no such file.
+        """
+        file_number = os.open(path, os.O_RDWR)
+        try:
+            raw = os.pread(file_number, _HEADER.size, 0)
+            if len(raw) < _HEADER.size:
+                raise ArenaError(f"{path} is no arena")
+            magic, version, _, num_pages, page_bytes, first = _HEADER.unpack(raw)
+            if magic != MAGIC or version != VERSION:
+                raise ArenaError(f"{path} is no arena of this release")
+            return cls(path, file_number, num_pages, page_bytes, first)
+        finally:
+            os.close(file_number)
+
+    def word(self, page: int) -> tuple[int, PageState]:
+        """Generation and state of a page."""
+        value = int(self.words[page])
+        return value >> _STATE_BITS, PageState(value & 0xFF)
+
+    def set_word(self, page: int, generation: int, state: PageState) -> None:
+        """Publish a page's state; the kvstore's alone to call."""
+        self.words[page] = generation << _STATE_BITS | state
+
+    def is_ready(self, page: int, generation: int) -> bool:
+        """Whether the page holds, at this moment, the bytes promised under `generation`."""
+        return int(self.words[page]) == generation << _STATE_BITS | PageState.READY
+
+    def is_pending(self, page: int, generation: int) -> bool:
+        """Whether the bytes promised under `generation` may still come."""
+        return int(self.words[page]) == generation << _STATE_BITS | PageState.FILLING
+
+    def close(self) -> None:
+        """Unmap. Views handed out before keep the mapping alive until they are gone."""
+        del self.words, self.pages
+        with suppress(BufferError):  # somebody still holds a view: the mapping goes with it
+            self._map.close()

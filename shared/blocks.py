@@ -1,0 +1,73 @@
+"""Block keys: the chain hash that names a run of tokens in the KV cache.
+
+A key covers the whole prefix up to its block's end, the model (weights, dtype, KV layout), the
+adapter's content and the tenant's salt, so equal prefixes are shared within a tenant and never
+across tenants, and stale KV cannot be met under a reused name. Keys are 16 raw bytes; on the wire
+they travel as hex, packed one after the other.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NewType
+
+BlockKey = NewType("BlockKey", bytes)
+
+BLOCK_TOKENS = 64
+KEY_BYTES = 16
+
+
+def root_key(fingerprint: str, tenant: str, adapter_hash: str = "", salt: str = "") -> BlockKey:
+    """Parent of a sequence's first block.
+
+    Args:
+        fingerprint: `ModelCard.fingerprint` of the weights, dtype and KV layout.
+        tenant: owner of the session; prefixes are never shared across tenants.
+        adapter_hash: content hash of the LoRA adapter, empty for the base model.
+        salt: the request's own ``cache_salt``, empty when it gave none.
+    """
+    digest = blake2b(digest_size=KEY_BYTES)
+    for part in (fingerprint, tenant, adapter_hash, salt):
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(4, "little") + raw)
+    return BlockKey(digest.digest())
+
+
+def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+    """Key of the block that holds `tokens` (exactly one block of them) after `parent`."""
+    return BlockKey(
+        blake2b(array("i", tokens).tobytes(), key=parent, digest_size=KEY_BYTES).digest()
+    )
+
+
+def chain_keys(
+    root: BlockKey, tokens: Sequence[int], block_tokens: int = BLOCK_TOKENS
+) -> list[BlockKey]:
+    """Keys of every full block of `tokens`, in order; a partial last block has none.
+
+    >>> len(chain_keys(root_key("m", "t"), range(130), block_tokens=64))
+    2
+    """
+    keys: list[BlockKey] = []
+    parent = root
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        parent = child_key(parent, tokens[start : start + block_tokens])
+        keys.append(parent)
+    return keys
+
+
+def pack_keys(keys: Sequence[BlockKey]) -> str:
+    """Keys as one hex string, for messages and session records."""
+    return b"".join(keys).hex()
+
+
+def unpack_keys(packed: str) -> list[BlockKey]:
+    """Inverse of `pack_keys`.
+
+    Raises:
+        ValueError: not hex, or not a whole number of keys.
+    """
+    raw = bytes.fromhex(packed)
+    if len(raw) % KEY_BYTES:
+        raise ValueError(f"{len(raw)} bytes are no whole number of {KEY_BYTES}-byte block keys")
+    return [BlockKey(raw[i : i + KEY_BYTES]) for i in range(0, len(raw), KEY_BYTES)]

@@ -1,0 +1,350 @@
+"""The one way onto NATS: typed publish, subscribe, serve, request; readiness, reconnect, drain.
+
+The bus knows nothing of any service. Everything pending is bounded: a subscription that falls
+behind drops and counts, a serving subject runs at most `concurrency_max` handlers at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import NoneType
+from typing import Any, TypeVar
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError, SlowConsumerError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from shared.errors import (
+    InvalidRequest,
+    MalformedMessage,
+    NoCapacity,
+    NotFound,
+    PeerUnavailable,
+    SymphonyError,
+)
+from shared.messages import decode, encode
+from shared.metrics import counter
+from shared.subjects import Subject
+
+log = logging.getLogger(__name__)
+
+Req = TypeVar("Req")
+Rep = TypeVar("Rep")
+
+ERROR_HEADER = "Symphony-Error"
+PENDING_MESSAGES_MAX = 65_536
+PENDING_BYTES_MAX = 48 * 1024 * 1024  # under the server's own 64 MiB limit for slow consumers
+CONCURRENCY_MAX = 256
+NO_RESPONDER_RETRY_S = 0.02
+# nats-py can report no responders on a fresh connection although the responder subscribed and
+# flushed.
+NO_RESPONDER_GRACE_S = 1.0
+
+MALFORMED = counter(
+    "bus_malformed_total", "Messages that did not fit their declared type", ["subject"]
+)
+HANDLER_ERRORS = counter(
+    "bus_rejected_total", "Requests answered with an error", ["subject", "code"]
+)
+SLOW = counter(
+    "bus_slow_consumer_total", "Times a subscription fell behind and dropped messages", []
+)
+
+
+class Bus:
+    """A connection to NATS that reconnects for ever.
+
+    Make one with `Bus.connect`; end it with `drain`, after which nothing is delivered any more.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    @classmethod
+    async def connect(cls, url: str, name: str, *, timeout_s: float = 30.0) -> "Bus":
+        """Connect to the server at `url`, waiting up to `timeout_s` for it to come up.
+
+        Raises:
+            PeerUnavailable: no server answered in time.
+        """
+        client = Client()
+        bus = cls(client)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                await client.connect(
+                    url,
+                    name=name,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
+                    connect_timeout=2,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    allow_reconnect=True,
+                    error_cb=bus._on_error,
+                    disconnected_cb=bus._on_disconnected,
+                    reconnected_cb=bus._on_reconnected,
+                )
+                return bus
+            except (TimeoutError, OSError, NatsError) as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise PeerUnavailable(
+                        f"NATS at {url} did not answer within {timeout_s:g} s: {error}"
+                    ) from None
+                await asyncio.sleep(0.1)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands at this moment."""
+        return self._client.is_connected
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every reconnect (messages sent meanwhile by others are lost)."""
+        self._on_reconnect.append(callback)
+
+    async def publish(self, subject: Subject[Req, Any], message: Req, *ids: str) -> None:
+        """Send without an answer. While disconnected, messages wait in a bounded buffer.
+
+        Raises:
+            PeerUnavailable: the buffer is full or the message is larger than the server takes.
+        """
+        await self.publish_raw(subject.name(*ids), encode(message))
+
+    async def publish_raw(self, subject: str, payload: bytes) -> None:
+        """Send bytes to a subject given by name: replies to a caller's inbox."""
+        try:
+            await self._client.publish(subject, payload)
+        except NatsError as error:
+            raise PeerUnavailable(f"publish to {subject}: {error}") from None
+
+    async def request(
+        self, subject: Subject[Req, Rep], message: Req, *ids: str, timeout_s: float = 5.0
+    ) -> Rep:
+        """Send and wait for the typed answer.
+
+        Raises:
+            PeerUnavailable: nobody listens, or no answer in `timeout_s`.
+            SymphonyError: the error the other side answered with.
+        """
+        name = subject.name(*ids)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        give_up = loop.time() + min(timeout_s, NO_RESPONDER_GRACE_S)
+        payload = encode(message)
+        while True:
+            try:
+                reply = await self._client.request(
+                    name, payload, timeout=max(deadline - loop.time(), 0.001)
+                )
+                break
+            except NoRespondersError:
+                if loop.time() >= give_up:
+                    raise PeerUnavailable(f"nobody serves {name}") from None
+                await asyncio.sleep(NO_RESPONDER_RETRY_S)
+            except (TimeoutError, NatsTimeoutError):
+                raise PeerUnavailable(f"{name} did not answer within {timeout_s:g} s") from None
+            except NatsError as error:
+                raise PeerUnavailable(f"{name}: {error}") from None
+        if reply.headers and ERROR_HEADER in reply.headers:
+            raise _error_from_wire(reply.data)
+        return decode(subject.reply, reply.data)
+
+    async def has_responder(
+        self, subject: Subject[Req, Rep], message: Req, *ids: str, timeout_s: float = 1.0
+    ) -> bool:
+        """Ask once, without grace: False as soon as the server knows that nobody listens, or after
+        `timeout_s`.
+        """
+        try:
+            await self._client.request(subject.name(*ids), encode(message), timeout=timeout_s)
+        except (TimeoutError, NatsError):
+            return False
+        return True
+
+    async def gather(
+        self,
+        subject: Subject[Req, Rep],
+        message: Req,
+        *ids: str,
+        timeout_s: float = 0.5,
+        num_max: int = 1024,
+    ) -> list[Rep]:
+        """Ask everyone who serves `subject` and collect what arrives within `timeout_s`."""
+        replies: list[Rep] = []
+        inbox = self._client.new_inbox()
+        done = asyncio.Event()
+
+        async def collect(msg: Msg) -> None:
+            if not (msg.headers and (ERROR_HEADER in msg.headers or "Status" in msg.headers)):
+                replies.append(decode(subject.reply, msg.data))
+            if len(replies) >= num_max:
+                done.set()
+
+        subscription = await self._client.subscribe(inbox, cb=collect)
+        try:
+            await self._client.publish(subject.name(*ids), encode(message), reply=inbox)
+            await asyncio.wait_for(done.wait(), timeout_s)
+        except (TimeoutError, NatsError):
+            pass  # the window is over, or the server is away: what has arrived is the answer
+        finally:
+            await subscription.unsubscribe()
+        return replies
+
+    async def subscribe(
+        self, subject: Subject[Req, Any], handler: Callable[[Req], None], *ids: str
+    ) -> Subscription:
+        """Hand every message to `handler`, in order. It must not block: put the message into the
+        core's queue.
+        """
+        name = subject.name(*ids)
+
+        async def on_message(msg: Msg) -> None:
+            try:
+                message = decode(subject.request, msg.data)
+            except MalformedMessage as error:
+                MALFORMED.labels(name).inc()
+                log.warning("malformed message", extra={"subject": name, "error": error.message})
+                return
+            handler(message)
+
+        return await self._subscribe_raw(name, subject.queue, on_message)
+
+    async def serve(
+        self,
+        subject: Subject[Req, Rep],
+        handler: Callable[[Req], Awaitable[Rep]],
+        *ids: str,
+        concurrency_max: int = CONCURRENCY_MAX,
+    ) -> Subscription:
+        """Answer requests on `subject`. A `SymphonyError` from the handler goes back to the caller
+        as it is.
+        """
+        assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
+        name = subject.name(*ids)
+        slots = asyncio.Semaphore(concurrency_max)
+
+        async def answer(msg: Msg) -> None:
+            try:
+                reply = await handler(decode(subject.request, msg.data))
+            except SymphonyError as error:
+                if isinstance(error, MalformedMessage):
+                    MALFORMED.labels(name).inc()
+                HANDLER_ERRORS.labels(name, error.code).inc()
+                await self._respond(msg, encode(_error_to_wire(error)), {ERROR_HEADER: error.code})
+            else:
+                await self._respond(msg, encode(reply), None)
+            finally:
+                slots.release()
+
+        async def on_message(msg: Msg) -> None:
+            await slots.acquire()
+            task = asyncio.create_task(answer(msg))
+            self._tasks.add(task)
+            task.add_done_callback(self._finish_task)
+
+        return await self._subscribe_raw(name, subject.queue, on_message)
+
+    async def serve_raw(
+        self, name: str, handler: Callable[[bytes, str], Awaitable[None]], queue: str
+    ) -> Subscription:
+        """For a public subject with a streamed reply: `handler(payload, reply_subject)` runs as a
+        task.
+        """
+
+        async def on_message(msg: Msg) -> None:
+            async def run() -> None:
+                await handler(msg.data, msg.reply)
+
+            task = asyncio.create_task(run())
+            self._tasks.add(task)
+            task.add_done_callback(self._finish_task)
+
+        return await self._subscribe_raw(name, queue, on_message)
+
+    async def flush(self) -> None:
+        """Wait until the server has seen everything sent so far, subscriptions included."""
+        await self._client.flush()
+
+    async def drain(self) -> None:
+        """Finish what was delivered, send what is buffered, then close."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=2.0)
+        if self._client.is_connected:
+            try:
+                await self._client.drain()
+            except (TimeoutError, NatsError) as error:
+                log.warning("drain failed", extra={"error": str(error)})
+        else:
+            await self._client.close()
+
+    async def _subscribe_raw(
+        self, name: str, queue: str, cb: Callable[[Msg], Awaitable[None]]
+    ) -> Subscription:
+        return await self._client.subscribe(
+            name,
+            queue=queue,
+            cb=cb,
+            pending_msgs_limit=PENDING_MESSAGES_MAX,
+            pending_bytes_limit=PENDING_BYTES_MAX,
+        )
+
+    async def _respond(self, msg: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
+        if not msg.reply:
+            return
+        try:
+            await self._client.publish(msg.reply, payload, headers=headers)
+        except NatsError as error:
+            log.warning("reply lost", extra={"subject": msg.subject, "error": str(error)})
+
+    def _finish_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A broken invariant in a handler: end the process, which is restarted.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "handler failed", "exception": error, "task": task}
+            )
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, SlowConsumerError):
+            SLOW.inc()
+        log.warning("nats error", extra={"error": f"{type(error).__name__}: {error}"})
+
+    async def _on_disconnected(self) -> None:
+        log.warning("nats disconnected")
+
+    async def _on_reconnected(self) -> None:
+        log.info("nats reconnected")
+        for callback in self._on_reconnect:
+            callback()
+
+
+def _error_to_wire(error: SymphonyError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "http_status": error.http_status,
+        "param": getattr(error, "param", None),
+        "retry_after_s": getattr(error, "retry_after_s", None),
+    }
+
+
+def _error_from_wire(data: bytes) -> SymphonyError:
+    fields = orjson.loads(data)
+    status, message = fields["http_status"], fields["message"]
+    error: SymphonyError
+    if status == 404:
+        error = NotFound(message, fields["param"], fields["code"])
+    elif status < 500:
+        error = InvalidRequest(message, fields["param"], fields["code"])
+    elif status == 503:
+        error = NoCapacity(message, fields["retry_after_s"] or 1.0)
+    else:
+        error = SymphonyError(message)
+    error.code = fields["code"]
+    return error

@@ -1,0 +1,70 @@
+"""Errors that cross service borders, each telling whose fault it was.
+
+A peer's fault is rejected and counted and the service goes on; lack of capacity is an expected
+answer; a broken invariant is an ``assert`` and ends the process.
+"""
+
+
+class SymphonyError(Exception):
+    """Base of every error with a meaning outside the service that raised it.
+
+    Attributes:
+        code: stable machine-readable word (goes into an OpenAI error's ``code``).
+        http_status: status an HTTP edge answers with.
+    """
+
+    code = "internal_error"
+    http_status = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(SymphonyError):
+    """The caller's fault: a value that cannot be served. `param` names it."""
+
+    code = "invalid_request"
+    http_status = 400
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class NotFound(InvalidRequest):
+    """The named model, session, or advisory does not exist."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class NoCapacity(SymphonyError):
+    """Nothing can serve this now; trying again later may work."""
+
+    code = "no_capacity"
+    http_status = 503
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class PeerUnavailable(NoCapacity):
+    """A service did not answer in time, or nobody listens on its subject."""
+
+    code = "peer_unavailable"
+
+
+class MalformedMessage(InvalidRequest):
+    """A message from the wire that does not fit its declared type."""
+
+    code = "malformed_message"
+
+
+class ConfigError(SymphonyError):
+    """A wrong setting; names the variable and the value. Ends the start with one line."""
+
+    code = "config"

@@ -1,0 +1,40 @@
+"""Strong id types and their maker.
+
+Ids are opaque strings. An id that becomes a NATS subject token (worker, frontend, host) must hold
+only letters, digits, ``-`` and ``_``; `subject_token` checks that.
+"""
+
+import re
+import secrets
+from typing import NewType
+
+TurnId = NewType("TurnId", str)
+SessionId = NewType("SessionId", str)
+WorkerId = NewType("WorkerId", str)
+FrontendId = NewType("FrontendId", str)
+HostId = NewType("HostId", str)
+ModelId = NewType("ModelId", str)
+TenantId = NewType("TenantId", str)
+
+DEFAULT_TENANT = TenantId("default")
+
+_SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def new_id(prefix: str) -> str:
+    """A fresh random id such as ``turn-3f9c...`` (96 random bits)."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def subject_token(text: str) -> str:
+    """Return `text` if it can stand as one token of a NATS subject.
+
+    Raises:
+        ValueError: it is empty, too long, or holds a character with a meaning in subjects.
+
+    >>> subject_token("host-1")
+    'host-1'
+    """
+    if not _SUBJECT_TOKEN.fullmatch(text):
+        raise ValueError(f"{text!r} is no valid id: use 1 to 64 letters, digits, '-' or '_'")
+    return text

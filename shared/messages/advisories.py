@@ -1,0 +1,79 @@
+"""Advisories on the wire: hints that a session's next turn is coming (SYMPHONY, section 3.3 and
+Figure 7).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
+
+AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advisory:
+    """The public body of ``POST /v1/advisories`` and of ``symphony.advisory.submit``.
+
+    `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
+    advisories of this sender arrive in the order of their turns. Higher `priority` goes first.
+    """
+
+    session_id: SessionId
+    model_id: ModelId | None = None  # None: the model of the session's last turn
+    expected_arrival: float | None = None
+    ordered: bool = False
+    priority: int = 1
+    tenant: TenantId = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisoryKey:
+    """Names a session's advisory, to read or invalidate it."""
+
+    session_id: SessionId
+    tenant: TenantId = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisoryState:
+    """Where an advisory stands. Times are wall-clock seconds since the epoch."""
+
+    session_id: SessionId
+    state: AdvisoryLife
+    tenant: TenantId = DEFAULT_TENANT
+    model_id: ModelId | None = None
+    worker_id: WorkerId | None = None
+    priority: int = 1
+    num_merged: int = 0  # duplicates folded into this one
+    created: float = 0.0
+    expires: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectSession:
+    """Tracker to scheduler: reserve a place for this session and move its KV there."""
+
+    session_id: SessionId
+    model_id: ModelId | None = None
+    tenant: TenantId = DEFAULT_TENANT
+    priority: int = 1
+    expected_in_ns: int | None = None
+    expires_in_ns: int = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlacement:
+    """Scheduler's answer: the reserved worker, or None when nothing serves the model now."""
+
+    worker_id: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnArrived:
+    """Scheduler to tracker: a turn of this session was placed, on its reservation or not."""
+
+    session_id: SessionId
+    turn_id: TurnId
+    tenant: TenantId = DEFAULT_TENANT
+    worker_id: WorkerId | None = None
+    reserved: bool = False

@@ -1,0 +1,163 @@
+"""Worker and kvstore of one host: leases of arena pages, staging, commits.
+
+Bulk bytes never travel here: both sides map the arena (`shared.arena`). A worker writes new KV into
+pages it leased and commits them; it reads history from pages that a stage pinned for it, each
+usable once its word in the arena says ready. Page lists are packed int32; for several layers they
+are laid out ``[layer][block]``.
+"""
+
+from dataclasses import dataclass, field
+
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvOpen:
+    """Worker introduces itself, before any other call and again whenever the kvstore says
+    `unknown_worker`.
+
+    A new incarnation of the same worker gives back everything the old one held.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    fingerprint: str
+    num_layers: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvOpened:
+    """Where the arena for this page size is. The worker holds `lease_path` locked (flock) for as
+    long as it lives.
+    """
+
+    arena_path: str
+    num_pages: int
+    page_bytes: int
+    lease_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLease:
+    """Ask for up to `num_pages` arena pages to write new KV into."""
+
+    worker_id: WorkerId
+    incarnation: str
+    page_bytes: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLeased:
+    """Leased pages, possibly fewer than asked for (none: the arena is full of pages in use)."""
+
+    pages: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStage:
+    """Bring the longest stored prefix of `keys` into the arena, layer 0 first, and pin it for this
+    worker.
+
+    Name blocks by `keys`, or leave those empty and name a session whose record (Redis) holds them.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    fingerprint: str
+    num_layers: int
+    page_bytes: int
+    keys: str = ""
+    session_id: SessionId | None = None
+    tenant: TenantId = DEFAULT_TENANT
+    priority: int = 0  # a waiting turn outranks advisories
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStaged:
+    """The first `num_blocks` of the keys are there or on their way. Release the ticket when done
+    reading.
+    """
+
+    ticket: int = 0
+    num_blocks: int = 0
+    keys: str = ""  # the staged blocks' keys when a session was named
+    pages: str = ""  # packed int32 [layer][block]
+    generations: str = (
+        ""  # packed int32 [layer][block]: what the page's word must still hold after reading
+    )
+    num_from_disk: int = 0  # pages that were not in the arena yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRelease:
+    """Unpin a stage's pages, and give leased pages back unused."""
+
+    worker_id: WorkerId
+    incarnation: str
+    ticket: int = 0
+    page_bytes: int = 0
+    pages: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBlock:
+    """One new block, every layer written to its leased arena page."""
+
+    key: str
+    parent: str
+    tokens: str  # packed int32, one block of them
+    pages: str  # packed int32 [layer]
+    checksums: str  # packed uint64 [layer]: xxh3-64 of each page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCommit:
+    """New blocks are complete in the arena: take them over, make them durable, then tell Redis."""
+
+    worker_id: WorkerId
+    incarnation: str
+    fingerprint: str
+    page_bytes: int
+    blocks: list[KvBlock] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCommitted:
+    """How many blocks were taken over (a key that was already stored counts; its pages went back to
+    the arena).
+    """
+
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDelete:
+    """Forget a session: its record and its blocks, in every tier."""
+
+    session_id: SessionId
+    tenant: TenantId = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDeleted:
+    """Whether a record was found, and how many blocks went."""
+
+    found: bool = False
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStats:
+    """One host's tiers, for `symphony status` and dashboards."""
+
+    host_id: str = ""
+    num_sessions: int = 0
+    arena_pages: int = 0
+    arena_pages_used: int = 0
+    arena_bytes: int = 0
+    arena_bytes_used: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    num_corrupt: int = 0

@@ -1,0 +1,47 @@
+"""What services say of themselves to `symphony status` and to the launcher."""
+
+from dataclasses import dataclass, field
+
+from shared.ids import HostId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empty:
+    """A request or reply without content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """One process's answer to the status call everyone hears."""
+
+    service: str
+    instance: str
+    pid: int
+    state: str  # starting, ready, draining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker as the scheduler sees it."""
+
+    worker_id: WorkerId
+    host_id: HostId
+    state: str
+    models: list[str] = field(default_factory=list)
+    num_turns: int = 0
+    num_reservations: int = 0
+    num_pages: int = 0
+    num_pages_free: int = 0
+    num_pages_clean: int = 0
+    num_pages_dirty: int = 0
+    report_age_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatus:
+    """The scheduler's view of the house."""
+
+    workers: list[WorkerStatus] = field(default_factory=list)
+    num_turns_placed: int = 0
+    num_turns_waiting: int = 0
+    num_reservations: int = 0

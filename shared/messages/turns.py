@@ -1,0 +1,193 @@
+"""A turn on the wire: submitted, placed, pulled, streamed, ended.
+
+The frontend owns the turn's text and tokens; the scheduler sees metadata only; the worker pulls the
+prompt from the frontend. `attempt` fences: a worker's pull with a higher attempt voids every delta
+of lower ones.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Values are checked at the HTTP edge; see openai-compatible parameters
+    in docs/api.md.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: list[tuple[int, float]] = field(default_factory=list)
+    seed: int | None = (
+        None  # None: the frontend draws one, so that a re-placed turn samples the same tokens
+    )
+    stop_token_ids: list[int] = field(default_factory=list)  # in addition to the model's end tokens
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None  # None: off; n: the chosen token's and the n likeliest
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRef:
+    """One attempt at one turn."""
+
+    turn_id: TurnId
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSubmit:
+    """Frontend to scheduler: place this turn. Published again with the same id when nothing is
+    heard; idempotent.
+    """
+
+    turn_id: TurnId
+    frontend_id: FrontendId
+    model_id: ModelId
+    num_prompt_tokens: int
+    max_new_tokens: int
+    attempt: int = 1  # highest attempt the frontend has seen; 1 on first submit
+    tenant: TenantId = DEFAULT_TENANT
+    session_id: SessionId | None = None
+    priority: int = 0
+    request_id: str = ""
+    last_block_key: str = (
+        ""  # hex key of the prompt's last full block; where its KV is can be looked up by it
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCancel:
+    """Stop a turn: the client hung up or a stop string was met. Frontend to scheduler, scheduler to
+    worker.
+    """
+
+    turn_id: TurnId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStart:
+    """Scheduler to worker: run this turn; pull its prompt from the frontend."""
+
+    turn_id: TurnId
+    frontend_id: FrontendId
+    model_id: ModelId
+    num_prompt_tokens: int
+    attempt: int = 1
+    tenant: TenantId = DEFAULT_TENANT
+    session_id: SessionId | None = None
+    priority: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnd:
+    """How one attempt ended on a worker."""
+
+    turn_id: TurnId
+    attempt: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsEnded:
+    """Worker to scheduler, at most one a step."""
+
+    worker_id: WorkerId
+    turns: list[TurnEnd]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailed:
+    """Scheduler to frontend: the turn cannot be served (no worker, unknown model)."""
+
+    turn_id: TurnId
+    code: str
+    message: str
+    http_status: int = 503
+    retry_after_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPull:
+    """Worker to frontend: give me these turns' prompts. A pull of attempt n voids all attempts
+    below n.
+    """
+
+    worker_id: WorkerId
+    turns: list[TurnRef]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One turn's tokens, or `gone` when the frontend no longer wants this attempt."""
+
+    turn_id: TurnId
+    attempt: int
+    gone: bool = False
+    tokens: str = (
+        ""  # packed int32: the prompt, then the tokens generated so far by earlier attempts
+    )
+    num_generated: int = 0  # how many of `tokens`, at the end, were generated
+    cache_salt: str = ""
+    sampling: SamplingParams = SamplingParams(max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReply:
+    """Answer to `PromptPull`, in its order."""
+
+    prompts: list[Prompt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token's own, and the likeliest with theirs, best
+    first.
+    """
+
+    token: int
+    logprob: float | None  # None for a prompt's first token
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDelta:
+    """New tokens of one turn. `index` counts generated tokens before this delta, so a gap or repeat
+    shows.
+    """
+
+    turn_id: TurnId
+    attempt: int
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = (
+        None  # prompt tokens not computed in this attempt; on its first delta only
+    )
+    queue_ns: int | None = None  # arrival at the worker to first prefill; first delta only
+    prefill_ns: int | None = None  # first prefill to first token; first delta only
+    code: str = ""  # with finish == "error"
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """Worker to frontend: everything one step made for this frontend's turns."""
+
+    worker_id: WorkerId
+    deltas: list[TurnDelta]

@@ -1,0 +1,64 @@
+"""What workers tell about themselves and what they are asked to prepare."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.blocks import BLOCK_TOKENS
+from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, WorkerId
+from shared.messages.turns import TurnRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A model as one worker serves it: enough for the frontend to tokenize and for anyone to name
+    its KV.
+    """
+
+    model_id: ModelId
+    source: str  # folder or hub id that holds tokenizer and chat template
+    fingerprint: str  # hash of weights, dtype and KV layout; root of every block key
+    max_model_len: int  # tokens, prompt and output together
+    num_layers: int
+    page_bytes: int  # KV of one block in one layer
+    block_tokens: int = BLOCK_TOKENS
+    created: int = 0  # wall-clock seconds
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """Heartbeat: the whole state a scheduler needs, so that a new scheduler rebuilds its view from
+    reports alone.
+    """
+
+    worker_id: WorkerId
+    incarnation: str  # fresh at every start of the process
+    seq: int  # counts reports of this incarnation from 1
+    host_id: HostId
+    state: Literal["loading", "ready", "draining"]
+    models: list[ModelCard] = field(default_factory=list)
+    turns: list[TurnRef] = field(
+        default_factory=list
+    )  # every attempt held here, running or waiting
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0  # prompt tokens not yet prefilled
+    num_pages: int = 0
+    num_pages_free: int = 0
+    num_pages_clean: int = 0
+    num_pages_dirty: int = 0
+    prefill_tokens_per_s: float = 0.0  # measured
+    decode_step_ms: float = 0.0  # measured, recent mean
+    interval_ns: int = 500_000_000  # when to expect the next report
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """Scheduler to worker: this session's turn is coming; bring its KV up, lowest layers first."""
+
+    session_id: SessionId
+    model_id: ModelId
+    tenant: TenantId = DEFAULT_TENANT
+    priority: int = 1
+    expires_in_ns: int = 60_000_000_000

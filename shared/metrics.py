@@ -1,0 +1,36 @@
+"""Prometheus metrics under one prefix, and the small HTTP server that exposes them in services
+without an HTTP edge.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+PREFIX = "symphony_"
+
+LATENCY_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+    """A counter named with the house prefix; made once, at import of the module that counts."""
+    return Counter(PREFIX + name, text, labels)
+
+
+def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+    """A gauge named with the house prefix."""
+    return Gauge(PREFIX + name, text, labels)
+
+
+def histogram(
+    name: str, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
+) -> Histogram:
+    """A histogram named with the house prefix; the unit ends the name."""
+    return Histogram(PREFIX + name, text, labels, buckets=buckets)
+
+
+def expose(port: int, address: str = "127.0.0.1") -> None:
+    """Serve ``/metrics`` on `port` from a daemon thread; 0 turns it off."""
+    if port:
+        start_http_server(port, addr=address)

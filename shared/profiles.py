@@ -1,0 +1,98 @@
+"""Latency profiles: how long a forward pass takes, as a function of its batch; used to emulate and
+to predict.
+
+A pass over a mixed batch is modelled as ``base + per_prefill_token * new prompt tokens + per_decode
+* decoding turns + per_context_token * KV tokens read``, all linear, as the deferred-batching paper
+and CaraServe find (R^2 0.96 and up).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyProfile:
+    """A model on a device. Times in milliseconds.
+
+    Attributes:
+        base_ms: any pass: weights read once, launches.
+        prefill_ms_per_token: each new prompt token.
+        decode_ms_per_turn: each decoding turn.
+        context_ms_per_token: each token of history that attention reads.
+        kv_read_gb_per_s: bandwidth at which history comes up from the arena.
+    """
+
+    name: str
+    base_ms: float
+    prefill_ms_per_token: float
+    decode_ms_per_turn: float
+    context_ms_per_token: float = 0.0
+    kv_read_gb_per_s: float = 20.0
+    num_layers: int = 32
+    kv_bytes_per_token: int = 131_072  # all layers
+    max_model_len: int = 131_072
+    num_kv_tokens: int = 400_000  # what the device's memory holds beside the weights
+
+    def step_ms(
+        self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int = 0
+    ) -> float:
+        """Duration of one pass, ms.
+
+        >>> PROFILES["zero"].step_ms(1000, 8)
+        0.0
+        """
+        return (
+            self.base_ms
+            + self.prefill_ms_per_token * num_prefill_tokens
+            + self.decode_ms_per_turn * num_decodes
+            + self.context_ms_per_token * num_context_tokens
+        )
+
+
+# From first principles: weights in bf16 over memory bandwidth for the base, flops over 55% of the
+# device's peak for prefill, KV bytes over bandwidth for context.
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        LatencyProfile(
+            name="zero", base_ms=0.0, prefill_ms_per_token=0.0, decode_ms_per_turn=0.0,
+            num_layers=2, kv_bytes_per_token=64, max_model_len=8192, num_kv_tokens=2_000_000,
+        ),
+        LatencyProfile(
+            name="a100-llama3-8b", base_ms=10.5, prefill_ms_per_token=0.094,
+            decode_ms_per_turn=0.05, context_ms_per_token=0.000086,
+        ),
+        LatencyProfile(
+            name="a100-llama2-13b", base_ms=17.0, prefill_ms_per_token=0.152,
+            decode_ms_per_turn=0.06, context_ms_per_token=0.00054, num_layers=40,
+            kv_bytes_per_token=819_200, max_model_len=32_768, num_kv_tokens=55_000,
+        ),
+        LatencyProfile(
+            name="h100-llama3-8b", base_ms=6.2, prefill_ms_per_token=0.030, decode_ms_per_turn=0.03,
+            context_ms_per_token=0.000052,
+        ),
+    )
+}  # fmt: skip
+
+
+def load_profile(name_or_path: str) -> LatencyProfile:
+    """A named profile, or one from a JSON file.
+
+    Raises:
+        ConfigError: neither; lists the known names.
+    """
+    if name_or_path in PROFILES:
+        return PROFILES[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise ConfigError(
+            f"no latency profile {name_or_path!r}: use one of {', '.join(PROFILES)} or a JSON file"
+        )
+    try:
+        return TypeAdapter(LatencyProfile).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error.errors(include_url=False)[0]['msg']}") from None

@@ -1,0 +1,133 @@
+"""The shell around every service: signals, logs, bus, metrics, status, readiness, drain.
+
+A service's ``main`` connects what it needs on the runtime's exit stack, calls `Runtime.ready`, and
+waits for `stopping`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import uvloop
+
+from shared import metrics
+from shared.bus import Bus
+from shared.clock import Clock, SystemClock
+from shared.config import ServiceConfig, load_config_or_exit
+from shared.errors import SymphonyError
+from shared.logs import configure_logs
+from shared.messages import Empty, ServiceStatus
+from shared.subjects import SERVICE_STATUS
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=ServiceConfig)
+
+
+class Runtime:
+    """What a running service stands on.
+
+    Attributes:
+        bus: connected and reconnecting.
+        clock: the machine's clocks.
+        stack: closed in reverse order at the end; push what must be closed.
+        stopping: set on SIGTERM or SIGINT, and by `fail`.
+    """
+
+    def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
+        self.service = service
+        self.instance = instance
+        self.bus = bus
+        self.clock: Clock = SystemClock()
+        self.stack = stack
+        self.stopping = asyncio.Event()
+        self.state = "starting"
+        self.exit_code = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def ready(self) -> None:
+        """Everything is subscribed: tell the server, then whoever asks for status."""
+        await self.bus.flush()
+        self.state = "ready"
+        log.info("ready")
+
+    def spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
+        """Run `work` for the service's life. If it raises, the process ends: a core must not be
+        half alive.
+        """
+
+        async def guarded() -> None:
+            await work
+
+        task = asyncio.create_task(guarded(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def fail(self, why: str, error: BaseException | None = None) -> None:
+        """End the process with status 1 after the orderly shutdown."""
+        log.error(why, exc_info=error)
+        self.exit_code = 1
+        self.stopping.set()
+
+    async def cancel_tasks(self) -> None:
+        """Cancel everything spawned and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(f"task {task.get_name()} failed", error)
+
+    async def _status(self, _: Empty) -> ServiceStatus:
+        return ServiceStatus(
+            service=self.service, instance=self.instance, pid=os.getpid(), state=self.state
+        )
+
+
+def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitable[None]]) -> None:
+    """Run `main` as this process's service until SIGTERM, then drain and exit."""
+    config = load_config_or_exit(config_type)
+    configure_logs(service, config.instance, config.log_level)
+    try:
+        code = uvloop.run(_run(service, config, main))
+    except SymphonyError as error:
+        log.error(error.message)
+        code = 1
+    sys.exit(code)
+
+
+async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]) -> int:
+    async with AsyncExitStack() as stack:
+        bus = await Bus.connect(config.nats_url, f"{service}-{config.instance}")
+        stack.push_async_callback(bus.drain)
+        runtime = Runtime(service, config.instance, bus, stack)
+        stack.push_async_callback(runtime.cancel_tasks)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, runtime.stopping.set)
+        loop.set_exception_handler(lambda _, context: _on_loop_error(runtime, context))
+        metrics.expose(config.metrics_port, config.metrics_address)
+        await bus.serve(SERVICE_STATUS, runtime._status)
+        await main(runtime, config)
+        runtime.state = "draining"
+        log.info("stopping")
+    return runtime.exit_code
+
+
+def _on_loop_error(runtime: Runtime, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if isinstance(error, OSError):  # a socket that went away mid-write is its peer's affair
+        log.warning("connection error", extra={"error": str(error)})
+        return
+    runtime.fail(
+        f"unexpected: {context.get('message')}", error if isinstance(error, BaseException) else None
+    )

@@ -1,0 +1,95 @@
+"""The one table of wires: every NATS subject with its message and its reply. Nothing else spells a
+subject.
+
+A ``*`` in a pattern is filled by `Subject.name` (a worker, frontend or host id). `reply` is None
+for subjects that are published without an answer.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shared import messages as m
+from shared.ids import subject_token
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject(Generic[Request, Reply]):
+    """One wire.
+
+    Attributes:
+        pattern: the subject, ``*`` where an id goes.
+        request: message type sent.
+        reply: type of the answer; `NoneType` when there is none.
+        queue: queue group, when any one of several instances may take a message.
+    """
+
+    pattern: str
+    request: type[Request]
+    reply: type[Reply]
+    queue: str = ""
+
+    def name(self, *ids: str) -> str:
+        """The concrete subject with `ids` in place of the stars, in order.
+
+        >>> WORKER_START.name("w1")
+        'symphony.worker.w1.start'
+        """
+        parts = self.pattern.split("*")
+        assert len(parts) == len(ids) + 1, (
+            f"{self.pattern} takes {len(parts) - 1} ids, got {len(ids)}"
+        )
+        out = parts[0]
+        for token, rest in zip(ids, parts[1:], strict=True):
+            out += subject_token(token) + rest
+        return out
+
+
+NoReply = type(None)
+
+# Public: what agent frameworks publish to.
+ADVISORY_SUBMIT = Subject("symphony.advisory.submit", m.Advisory, m.AdvisoryState, queue="tracker")
+ADVISORY_INVALIDATE = Subject(
+    "symphony.advisory.invalidate", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
+)
+ADVISORY_GET = Subject("symphony.advisory.get", m.AdvisoryKey, m.AdvisoryState, queue="tracker")
+INFERENCE_SUBMIT = (
+    "symphony.inference.submit"  # body and streamed replies are OpenAI JSON; see docs/nats.md
+)
+
+# Frontend and scheduler.
+TURN_SUBMIT = Subject("symphony.scheduler.turn.submit", m.TurnSubmit, NoReply)
+TURN_CANCEL = Subject("symphony.scheduler.turn.cancel", m.TurnCancel, NoReply)
+TURN_FAILED = Subject("symphony.frontend.*.failed", m.TurnFailed, NoReply)
+
+# Worker and frontend: prompts down, tokens up, past the scheduler.
+PROMPT_PULL = Subject("symphony.frontend.*.prompt", m.PromptPull, m.PromptReply)
+STEP_OUTPUT = Subject("symphony.frontend.*.tokens", m.StepOutput, NoReply)
+
+# Scheduler and worker.
+WORKER_REPORT = Subject("symphony.worker.report", m.WorkerReport, NoReply)
+WORKER_START = Subject("symphony.worker.*.start", m.TurnStart, NoReply)
+WORKER_CANCEL = Subject("symphony.worker.*.cancel", m.TurnCancel, NoReply)
+WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
+WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)
+TURNS_ENDED = Subject("symphony.scheduler.turn.ended", m.TurnsEnded, NoReply)
+
+# Tracker and scheduler.
+SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)
+SESSION_DROP = Subject("symphony.scheduler.session.drop", m.AdvisoryKey, m.Empty)
+TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
+
+# Worker and the kvstore of its host.
+KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)
+KV_LEASE = Subject("symphony.kv.*.lease", m.KvLease, m.KvLeased)
+KV_STAGE = Subject("symphony.kv.*.stage", m.KvStage, m.KvStaged)
+KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)
+KV_COMMIT = Subject("symphony.kv.*.commit", m.KvCommit, m.KvCommitted)
+
+# Everyone.
+SESSION_DELETE = Subject("symphony.session.delete", m.KvDelete, m.KvDeleted)
+KV_STATS = Subject("symphony.kv.stats", m.Empty, m.KvStats)
+SCHEDULER_STATUS = Subject("symphony.scheduler.status", m.Empty, m.SchedulerStatus)
+SERVICE_STATUS = Subject("symphony.service.status", m.Empty, m.ServiceStatus)
