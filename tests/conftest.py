@@ -1,0 +1,53 @@
+"""Servers for tests: real NATS and Redis, fresh, on free ports."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cli.children import free_port, start_nats, start_redis, stop_child, wait_for_port
+
+
+@dataclass
+class Server:
+    """A real server a test may stop (`kill`) and start again (`start`) on the same port."""
+
+    kind: str
+    port: int
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    @property
+    def url(self) -> str:
+        if self.kind == "nats":
+            return f"nats://127.0.0.1:{self.port}"
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        begin = start_nats if self.kind == "nats" else start_redis
+        self.child = begin(self.port, self.directory)
+        wait_for_port(self.child, self.port, self.kind)
+
+    def kill(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+    def close(self) -> None:
+        stop_child(self.child)
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[Server]:
+    server = Server("nats", free_port(), tmp_path / "nats")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[Server]:
+    server = Server("redis", free_port(), tmp_path / "redis")
+    yield server
+    server.close()

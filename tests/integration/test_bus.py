@@ -1,0 +1,58 @@
+"""The bus over a real NATS server."""
+
+import asyncio
+
+import pytest
+
+from shared import messages as m
+from shared.bus import Bus
+from shared.errors import NotFound, PeerUnavailable
+from shared.ids import SessionId, TurnId
+from shared.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
+from tests.conftest import Server
+
+
+def test_request_reply_error_and_absence(nats_server: Server) -> None:
+    async def scenario() -> None:
+        server = await Bus.connect(nats_server.url, "server")
+        client = await Bus.connect(nats_server.url, "client")
+
+        async def get(key: m.AdvisoryKey) -> m.AdvisoryState:
+            if key.session_id == "gone":
+                raise NotFound("no such advisory", param="session_id")
+            return m.AdvisoryState(session_id=key.session_id, state="placed")
+
+        await server.serve(ADVISORY_GET, get)
+        state = await client.request(ADVISORY_GET, m.AdvisoryKey(session_id=SessionId("s")))
+        assert state.state == "placed"
+        with pytest.raises(NotFound, match="no such advisory") as caught:
+            await client.request(ADVISORY_GET, m.AdvisoryKey(session_id=SessionId("gone")))
+        assert caught.value.param == "session_id"
+        with pytest.raises(PeerUnavailable, match="nobody serves"):
+            await client.request(WORKER_PING, m.Empty(), "w1", timeout_s=0.2)
+        assert not await client.has_responder(WORKER_PING, m.Empty(), "w1")
+        await client.drain()
+        await server.drain()
+
+    asyncio.run(scenario())
+
+
+def test_messages_flow_again_after_nats_restarts(nats_server: Server) -> None:
+    async def scenario() -> None:
+        a = await Bus.connect(nats_server.url, "a")
+        b = await Bus.connect(nats_server.url, "b")
+        heard: asyncio.Queue[m.TurnCancel] = asyncio.Queue()
+        await a.subscribe(WORKER_CANCEL, heard.put_nowait, "w1")
+        back = [asyncio.Event(), asyncio.Event()]
+        a.on_reconnect(back[0].set)
+        b.on_reconnect(back[1].set)
+        nats_server.kill()
+        nats_server.start()
+        await asyncio.gather(*(event.wait() for event in back))
+        await a.flush()
+        await b.publish(WORKER_CANCEL, m.TurnCancel(turn_id=TurnId("t")), "w1")
+        assert (await asyncio.wait_for(heard.get(), 5)).turn_id == "t"
+        await a.drain()
+        await b.drain()
+
+    asyncio.run(scenario())
