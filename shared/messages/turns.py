@@ -75,6 +75,7 @@ class TurnCancel:
 
     turn_id: TurnId
     reason: str = ""
+    attempt: int = 0  # this attempt and lower ones; 0: every attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

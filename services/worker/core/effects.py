@@ -1,0 +1,180 @@
+"""What the engine core asks its shell to do, and the plan of one step."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from services.worker.core.turn import Table, Turn
+from shared.blocks import BlockKey
+from shared.ids import FrontendId, SessionId, TenantId, TurnId
+from shared.messages import TokenLogprobs, TurnDelta, TurnEnd
+
+
+@dataclass(frozen=True, slots=True)
+class StageTurn:
+    """Ask the kvstore for these blocks; answer with `EngineCore.on_staged`."""
+
+    turn_id: TurnId
+    attempt: int
+    keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSession:
+    """Ask the kvstore for an expected session's blocks; answer with `on_session_staged`."""
+
+    tenant: TenantId
+    session_id: SessionId
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """Copy an arena page to a pool page once it is ready; answer with `on_loaded`."""
+
+    layer: int
+    arena_page: int
+    generation: int
+    pool_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPages:
+    """Start these loads, in this order."""
+
+    loads: list[PageLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTicket:
+    """The kvstore may unpin this stage's pages."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePages:
+    """Ask the kvstore for arena pages to write into; answer with `on_leased`."""
+
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    """A full block to copy below.
+
+    Attributes:
+        pool_pages, arena_pages: one page a layer.
+        row: row of the step that computes the block's last tokens and copies it layer by layer;
+            `LATE` for a block that is whole already.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    tokens: list[int]
+    pool_pages: list[int]
+    arena_pages: list[int]
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBlocks:
+    """These writes' bytes are in the arena and right; answer with `on_committed`."""
+
+    writes: list[BlockWrite]
+    checksums: list[list[int]]  # xxh3-64 of each layer's page, for each write
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnPages:
+    """Leased arena pages that were not used well; the kvstore may have them back."""
+
+    arena_pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New tokens, or the end, of a turn."""
+
+    frontend_id: FrontendId
+    delta: TurnDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The scheduler is to know that this attempt is over."""
+
+    end: TurnEnd
+
+
+LATE = -1
+
+Effect: TypeAlias = (
+    StageTurn
+    | StageSession
+    | LoadPages
+    | ReleaseTicket
+    | LeasePages
+    | CommitBlocks
+    | ReturnPages
+    | Emit
+    | Ended
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One turn's part of a step: compute ``tokens[start:end]``, then sample if it is the end."""
+
+    turn: Turn
+    start: int
+    end: int
+    sample: bool
+    awaits: int = 0  # leading blocks whose pages may still be loading
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The whole decision of one step.
+
+    Attributes:
+        rows: decodes first, then prefill chunks.
+        page_tables: int32 [num_layers, num_rows, max_blocks].
+        writes: blocks to copy below while the pass runs.
+    """
+
+    rows: list[Row]
+    page_tables: Table
+    writes: list[BlockWrite]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.end - row.start for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chosen token and, if asked for, log-probabilities."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step gave.
+
+    Attributes:
+        sampled: for each row, its token; None where none was asked for or the row failed.
+        failed: rows whose history did not arrive; their results are void.
+        prompt_logprobs: for rows that asked, of this chunk's positions.
+        checksums: for each of the plan's writes, xxh3-64 of each layer's page.
+        stall_ns: waiting for history, for each layer.
+        duration_ns: of the whole step.
+    """
+
+    sampled: list[Sampled | None]
+    failed: set[int] = field(default_factory=set)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    checksums: list[list[int]] = field(default_factory=list)
+    stall_ns: list[int] = field(default_factory=list)
+    duration_ns: int = 0

@@ -1,0 +1,242 @@
+"""The engine's decisions: which turns run in the next step, on which pages, and what becomes of
+their KV. Pure: it is told events and the time, and returns effects and step plans.
+
+The shell's loop: feed events, `plan_step`, run the plan, `on_step`, again. Between `plan_step` and
+`on_step` events may come in; turns in flight end only afterwards.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.worker.core.effects import (
+    Effect,
+    Ended,
+    ReleaseTicket,
+    StageSession,
+    StepPlan,
+    StepResult,
+)
+from services.worker.core.history import look_up, release_holds
+from services.worker.core.limits import EngineLimits, Estimates
+from services.worker.core.outcome import (
+    end_turn,
+    measure,
+    refuse,
+    register_blocks,
+    settle_writes,
+    take_token,
+)
+from services.worker.core.pages import PagePool
+from services.worker.core.planner import plan_rows
+from services.worker.core.staged import Staged
+from services.worker.core.staging import Stager
+from services.worker.core.turn import Turn, TurnState
+from services.worker.core.writeback import WriteBehind
+from shared.blocks import BlockKey
+from shared.ids import SessionId, TenantId, TurnId
+from shared.messages import TurnEnd, TurnRef
+
+
+@dataclass(slots=True)
+class EngineCore:
+    """One model on one worker.
+
+    Attributes:
+        page_bytes: of one pool page, for the fetch-or-recompute decision.
+        end_token_ids: tokens that end a turn unless it asked to ignore them.
+        waiting: by priority, then arrival; a preempted turn goes to the front.
+        running: in order of admission.
+    """
+
+    limits: EngineLimits
+    pool: PagePool
+    page_bytes: int
+    end_token_ids: frozenset[int]
+    block_tokens: int
+    estimates: Estimates = field(default_factory=Estimates)
+    waiting: "deque[Turn]" = field(default_factory=deque)
+    running: list[Turn] = field(default_factory=list)
+    turns: dict[TurnId, Turn] = field(default_factory=dict)
+    stager: Stager = field(init=False)
+    writeback: WriteBehind = field(init=False)
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_load_failures: int = 0
+    _in_flight: StepPlan | None = None
+    _ended_in_flight: dict[TurnId, Turn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stager = Stager(self.pool)
+        self.writeback = WriteBehind(self.pool, self.limits.lease_target_blocks)
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens, prompt and output together, that one turn can have here."""
+        in_pool = self.pool.num_pages // self.pool.num_layers * self.block_tokens
+        return min(self.limits.max_model_len, in_pool)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return sum(len(turn.tokens) - turn.num_computed for turn in self.waiting)
+
+    def refs(self) -> list[TurnRef]:
+        """Every attempt held here."""
+        return [TurnRef(turn_id=t.turn_id, attempt=t.attempt) for t in self.turns.values()]
+
+    def on_turn(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """A turn with its prompt. A later attempt replaces an earlier one."""
+        effects: list[Effect] = []
+        if (old := self.turns.get(turn.turn_id)) is not None:
+            if old.attempt >= turn.attempt:
+                return []
+            effects += self._end_or_defer(old)
+        if len(turn.tokens) >= self.tokens_max:
+            message = (
+                f"the prompt has {len(turn.tokens)} tokens; this worker takes {self.tokens_max - 1}"
+            )
+            return effects + refuse(turn, "context_length_exceeded", message)
+        if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
+            return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
+        self.turns[turn.turn_id] = turn
+        position = len(self.waiting)
+        while position and self.waiting[position - 1].priority < turn.priority:
+            position -= 1
+        self.waiting.insert(position, turn)
+        return effects + look_up(self, turn, now_ns)
+
+    def on_cancel(self, turn_id: TurnId) -> list[Effect]:
+        """The client is gone, or has enough."""
+        turn = self.turns.get(turn_id)
+        return [] if turn is None else self._end_or_defer(turn)
+
+    def on_staged(
+        self, turn_id: TurnId, attempt: int, staged: Staged | None, now_ns: int
+    ) -> list[Effect]:
+        """The kvstore's answer for a turn; None if it could not be asked."""
+        turn = self.turns.get(turn_id)
+        if turn is None or turn.attempt != attempt or turn.state is not TurnState.STAGING:
+            return [] if staged is None else [ReleaseTicket(staged.ticket)]
+        turn.state = TurnState.WAITING
+        if staged is None:
+            return []
+        is_worth_it = staged.num_blocks > 0 and self.estimates.is_fetch_worthwhile(
+            staged.num_blocks * self.block_tokens,
+            staged.num_blocks * self.pool.num_layers * self.page_bytes,
+            staged.num_from_disk * self.page_bytes,
+        )
+        if not is_worth_it:
+            return [ReleaseTicket(staged.ticket)]
+        turn.staged = staged
+        self.stager.hold(staged.ticket)
+        return []
+
+    def on_prefetch(self, tenant: TenantId, session_id: SessionId, priority: int) -> list[Effect]:
+        """An advisory was placed here."""
+        if not self.writeback.is_connected:
+            return []
+        return [StageSession(tenant, session_id, priority)]
+
+    def on_session_staged(
+        self, staged: Staged, priority: int, expires_at_ns: int, now_ns: int
+    ) -> list[Effect]:
+        """The kvstore's answer for an expected session."""
+        if staged.num_blocks == 0:
+            return [ReleaseTicket(staged.ticket)]
+        self.stager.expect(staged, priority, expires_at_ns)
+        return self.stager.pump(now_ns)
+
+    def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
+        """Loads into these pool pages ended."""
+        effects: list[Effect] = []
+        for page in good:
+            effects += self.stager.on_loaded(page, is_good=True)
+        for page in bad:
+            self.num_load_failures += 1
+            effects += self.stager.on_loaded(page, is_good=False)
+        return effects + self.stager.pump(now_ns)
+
+    def on_leased(self, arena_pages: list[int]) -> None:
+        """Arena pages to write new KV into."""
+        self.writeback.on_leased(arena_pages)
+
+    def on_committed(self, keys: list[BlockKey]) -> None:
+        """The kvstore took these blocks over."""
+        self.writeback.on_committed(keys)
+
+    def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
+        """Decide the next step; None when nothing can run now."""
+        assert self._in_flight is None, "the last step has not ended"
+        for turn in self.waiting:
+            if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
+                turn.state = TurnState.WAITING  # the answer, should it come, is let go
+        effects = self.writeback.refill()
+        plan, more = plan_rows(self, now_ns)
+        effects += more
+        effects += self.stager.pump(now_ns)
+        if plan is not None:
+            for row in plan.rows:
+                if row.turn.first_step_at_ns is None:
+                    row.turn.first_step_at_ns = now_ns
+            self._in_flight = plan
+        return plan, effects
+
+    def on_step(self, result: StepResult, now_ns: int) -> list[Effect]:
+        """The step planned last has run."""
+        plan, self._in_flight = self._in_flight, None
+        assert plan is not None, "no step was planned"
+        measure(self, plan, result)
+        written, effects = settle_writes(plan, result)
+        for index, row in enumerate(plan.rows):
+            turn = row.turn
+            if index in result.failed:
+                effects += self.forget_history(turn, now_ns)
+            else:
+                turn.num_computed = row.end
+                register_blocks(self, turn, written)
+                turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
+            if turn.turn_id in self._ended_in_flight:
+                effects += self._finish_ended(turn)
+            elif index not in result.failed and (sampled := result.sampled[index]) is not None:
+                effects += take_token(self, turn, sampled, now_ns)
+        return effects
+
+    def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """Take a running turn's pages; it comes back first, with what it generated so far."""
+        self.num_preemptions += 1
+        return self._restart(turn, now_ns)
+
+    def forget_history(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """History did not come: the turn keeps what is surely here and computes the rest."""
+        for block in turn.blocks:
+            if block.loading:
+                block.lost = True
+        turn.may_stage = False
+        turn.num_cached = 0
+        return self._restart(turn, now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        """When to plan again although nothing happens: a stage's answer is overdue."""
+        deadlines = [t.stage_deadline_ns for t in self.waiting if t.state is TurnState.STAGING]
+        return min(deadlines, default=None)
+
+    def _end_or_defer(self, turn: Turn) -> list[Effect]:
+        """End a turn now, or after the step that runs it."""
+        if self._in_flight is None or all(row.turn is not turn for row in self._in_flight.rows):
+            return end_turn(self, turn, "cancelled")
+        del self.turns[turn.turn_id]  # a later attempt may take its place meanwhile
+        self._ended_in_flight[turn.turn_id] = turn
+        return []
+
+    def _finish_ended(self, turn: Turn) -> list[Effect]:
+        del self._ended_in_flight[turn.turn_id]
+        (self.running if turn in self.running else self.waiting).remove(turn)
+        end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason="cancelled")
+        return [*release_holds(self, turn), Ended(end)]
+
+    def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
+        self.running.remove(turn)
+        effects = release_holds(self, turn)
+        self.waiting.appendleft(turn)
+        return effects + look_up(self, turn, now_ns)

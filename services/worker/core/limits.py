@@ -1,0 +1,71 @@
+"""Numbers that bound and steer one engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What one step, one turn and one engine may take.
+
+    Attributes:
+        prefill_tokens_max: new prompt tokens in one step; longer prompts are cut into chunks.
+        turns_running_max: turns in one step.
+        turns_waiting_max: turns held beyond those; more are refused.
+        stage_timeout_ns: how long a turn waits for the kvstore's answer before it recomputes.
+        lease_target_blocks: arena room for this many blocks is kept at hand for new KV.
+    """
+
+    max_model_len: int
+    prefill_tokens_max: int = 512
+    turns_running_max: int = 64
+    turns_waiting_max: int = 4096
+    stage_timeout_ns: int = 250_000_000
+    lease_target_blocks: int = 32
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Measured speeds, as exponential means; they decide between fetching and recomputing.
+
+    Attributes:
+        prefill_tokens_per_s: 0 until the first prefill.
+        load_bytes_per_s: from the arena into the pool.
+        disk_bytes_per_s: from disk into the arena.
+        decode_step_ns: recent decode-only steps.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    load_bytes_per_s: float = 4e9
+    disk_bytes_per_s: float = 1e9
+    decode_step_ns: float = 0.0
+
+    def on_prefill(self, num_tokens: int, duration_ns: int) -> None:
+        """A step that computed `num_tokens` prompt tokens."""
+        if num_tokens >= 64 and duration_ns > 0:
+            self.prefill_tokens_per_s = _mean(
+                self.prefill_tokens_per_s, num_tokens * 1e9 / duration_ns
+            )
+
+    def on_decode(self, duration_ns: int) -> None:
+        """A step of decodes alone."""
+        self.decode_step_ns = _mean(self.decode_step_ns, duration_ns)
+
+    def on_load(self, num_bytes: int, duration_ns: int) -> None:
+        """A run of loads that were ready in the arena."""
+        if duration_ns > 0:
+            self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
+
+    def is_fetch_worthwhile(self, num_tokens: int, num_bytes: int, disk_bytes: int) -> bool:
+        """Whether bringing KV up beats computing its tokens again.
+
+        Bytes over measured bandwidth against tokens over measured prefill speed; layers stream in
+        behind the pass, so the slower of the two stages counts, not their sum.
+        """
+        if self.prefill_tokens_per_s == 0.0:
+            return True
+        fetch_s = max(num_bytes / self.load_bytes_per_s, disk_bytes / self.disk_bytes_per_s)
+        return fetch_s < num_tokens / self.prefill_tokens_per_s
+
+
+def _mean(old: float, new: float, weight: float = 0.2) -> float:
+    return new if old == 0.0 else old + weight * (new - old)

@@ -1,0 +1,141 @@
+"""What a finished step means for its turns: tokens, ends, blocks that others may now use."""
+
+from typing import TYPE_CHECKING
+
+from services.worker.core.effects import (
+    LATE,
+    BlockWrite,
+    CommitBlocks,
+    Effect,
+    Emit,
+    Ended,
+    ReturnPages,
+    Sampled,
+    StepPlan,
+    StepResult,
+)
+from services.worker.core.history import release_holds
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.turn import Turn
+from shared.blocks import BlockKey
+from shared.messages import FinishReason, TurnDelta, TurnEnd
+
+if TYPE_CHECKING:
+    from services.worker.core.engine import EngineCore
+
+
+def settle_writes(
+    plan: StepPlan, result: StepResult
+) -> tuple[dict[BlockKey, BlockWrite], list[Effect]]:
+    """The writes whose bytes are right, by key, and what to tell the kvstore of all of them."""
+    good: dict[BlockKey, BlockWrite] = {}
+    checksums: list[list[int]] = []
+    unused: list[int] = []
+    for write, sums in zip(plan.writes, result.checksums, strict=True):
+        if write.row != LATE and write.row in result.failed:
+            unused += write.arena_pages
+        else:
+            good[write.key] = write
+            checksums.append(sums)
+    effects: list[Effect] = []
+    if good:
+        effects.append(CommitBlocks(list(good.values()), checksums))
+    if unused:
+        effects.append(ReturnPages(unused))
+    return good, effects
+
+
+def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, BlockWrite]) -> None:
+    """Full blocks just computed enter the cache, so that others may run on them."""
+    while len(turn.blocks) < turn.num_computed // turn.block_tokens:
+        index = len(turn.blocks)
+        key = turn.key(index)
+        pages: list[int] = turn.table[:, index].tolist()
+        twin = core.pool.blocks.get(key)
+        if twin is None:
+            block = CachedBlock(key, pages, refs=1)
+            core.pool.add(block)
+            turn.blocks.append(block)
+            if key in written:
+                core.writeback.on_committing(block)
+            else:
+                core.writeback.on_computed(block, turn.parent_key(index), turn.block(index))
+        elif twin.lost or twin.loading or NO_PAGE in twin.pages:
+            return  # the key is taken by a block that cannot stand in: these pages stay private
+        else:
+            core.pool.acquire(twin)
+            turn.set_pages(index, twin.pages)
+            turn.blocks.append(twin)
+            core.pool.give_back(pages)
+
+
+def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
+    """Append a sampled token, tell the frontend, and end the turn if it was the last."""
+    turn.tokens.append(sampled.token)
+    finish = _finish(turn, sampled.token, core.end_token_ids, core.limits)
+    is_first = turn.first_token_at_ns is None
+    started_at_ns = turn.first_step_at_ns or now_ns
+    if is_first:
+        turn.first_token_at_ns = now_ns
+    delta = TurnDelta(
+        turn_id=turn.turn_id,
+        attempt=turn.attempt,
+        index=turn.num_generated - 1,
+        tokens=[sampled.token],
+        finish=finish,
+        logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+        prompt_logprobs=(turn.prompt_logprobs or None) if is_first else None,
+        cached_tokens=min(turn.num_cached, turn.num_prompt) if is_first else None,
+        queue_ns=started_at_ns - turn.arrived_at_ns if is_first else None,
+        prefill_ns=now_ns - started_at_ns if is_first else None,
+    )
+    effects: list[Effect] = [Emit(turn.frontend_id, delta)]
+    return effects if finish is None else effects + end_turn(core, turn, finish)
+
+
+def refuse(turn: Turn, code: str, message: str) -> list[Effect]:
+    """Answer a turn that cannot be taken."""
+    delta = TurnDelta(
+        turn_id=turn.turn_id,
+        attempt=turn.attempt,
+        index=turn.num_generated,
+        finish="error",
+        code=code,
+        message=message,
+    )
+    end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason="error")
+    return [Emit(turn.frontend_id, delta), Ended(end)]
+
+
+def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effect]:
+    """A turn leaves; its blocks stay as clean copies for whoever needs them or their room."""
+    del core.turns[turn.turn_id]
+    if turn in core.running:
+        core.running.remove(turn)
+    else:
+        core.waiting.remove(turn)
+    end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason=reason)
+    return [*release_holds(core, turn), Ended(end)]
+
+
+def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:
+    """Let the speed estimates learn from a step."""
+    num_prefill = sum(row.end - row.start for row in plan.rows if row.end - row.start > 1)
+    if num_prefill:
+        stalled_ns = sum(result.stall_ns)
+        core.estimates.on_prefill(num_prefill, result.duration_ns - stalled_ns)
+    elif plan.rows:
+        core.estimates.on_decode(result.duration_ns)
+
+
+def _finish(
+    turn: Turn, token: int, end_token_ids: frozenset[int], limits: EngineLimits
+) -> FinishReason | None:
+    sampling = turn.sampling
+    if turn.num_generated > sampling.min_tokens or not sampling.min_tokens:
+        is_end = token in end_token_ids and not sampling.ignore_eos
+        if is_end or token in sampling.stop_token_ids:
+            return "stop"
+    is_full = len(turn.tokens) >= limits.max_model_len
+    return "length" if is_full or turn.num_generated >= sampling.max_tokens else None

@@ -1,0 +1,25 @@
+"""What the kvstore has of a turn's or a session's history."""
+
+from dataclasses import dataclass
+
+from shared.blocks import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The kvstore's answer: pages [layer][block] of the first blocks asked for, pinned.
+
+    Attributes:
+        generations: what each page's word must hold for its bytes to be the ones promised.
+        num_from_disk: pages that come from disk first.
+    """
+
+    ticket: int
+    keys: list[BlockKey]
+    pages: list[list[int]]
+    generations: list[list[int]]
+    num_from_disk: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.keys)
