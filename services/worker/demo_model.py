@@ -86,7 +86,8 @@ def _weights() -> Weights:
     rng = np.random.Generator(np.random.Philox(SEED))
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        values = rng.standard_normal((rows, columns), np.float32)
+        return values * np.float32(columns**-0.5)
 
     weights: Weights = {
         "model.embed_tokens.weight": matrix(VOCAB, HIDDEN) * np.float32(np.sqrt(HIDDEN)),

@@ -1,0 +1,1 @@
+"""What runs a step plan: executors (real and emulated), the mover of KV bytes, the sampler."""

@@ -1,0 +1,48 @@
+"""The one interface behind which a forward pass happens, on a CPU, a GPU, or not at all."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.core.effects import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A loaded model, as the engine and the world need to know it.
+
+    Attributes:
+        fingerprint: hash of weights, dtype and KV layout.
+        page_bytes: KV of one block in one layer.
+        num_pages: pages that the device has room for.
+    """
+
+    model_id: str
+    source: str
+    fingerprint: str
+    max_model_len: int
+    num_layers: int
+    page_bytes: int
+    num_pages: int
+    end_token_ids: frozenset[int]
+    block_tokens: int
+    is_emulated: bool = False
+
+
+class Executor(Protocol):
+    """Runs plans, one at a time, in a thread of its own.
+
+    Attributes:
+        info: the model it runs.
+        prefill_tokens_max: prompt tokens it likes to take in one step.
+    """
+
+    info: ModelInfo
+    prefill_tokens_max: int
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's rows and copy its writes; returns when both are done."""
+        ...
+
+    def close(self) -> None:
+        """Free what the executor holds."""
+        ...

@@ -1,0 +1,143 @@
+"""Loading a transformers decoder: weights, KV layout, limits, fingerprint."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from services.worker.engine.attention import ATTENTION, LayerProbe, UnsupportedModelError
+from shared.blocks import BLOCK_TOKENS
+from shared.errors import ConfigError
+
+KV_LAYOUT_VERSION = 1
+READ_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        module: the transformers model, in eval mode on its device.
+        num_kv_heads, head_dim: of every layer.
+        fingerprint: hash of weights, dtype and KV layout; root of all its block keys.
+    """
+
+    module: Any
+    source: str
+    dtype: torch.dtype
+    device: torch.device
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    end_token_ids: frozenset[int]
+    fingerprint: str
+
+    @property
+    def page_bytes(self) -> int:
+        """KV of one block in one layer."""
+        return 2 * self.num_kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
+
+
+def load_model(source: str, device: str, dtype: str) -> LoadedModel:
+    """Load from a folder or a hub id.
+
+    Args:
+        dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+
+    Raises:
+        ConfigError: no such model, or it is not readable.
+        UnsupportedModelError: its attention is of a kind this engine does not compute.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source)
+        module = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=ATTENTION,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+    module.requires_grad_(False).train(False)
+    module.to(torch.device(device))  # type: ignore[arg-type]  # its decorator loses the overload
+    num_kv_heads, head_dim = _probe_layout(module, config.get_text_config().num_hidden_layers)
+    loaded = LoadedModel(
+        module=module,
+        source=source,
+        dtype=module.dtype,
+        device=torch.device(device),
+        num_layers=config.get_text_config().num_hidden_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_model_len=_max_model_len(config.get_text_config()),
+        end_token_ids=_end_token_ids(source, config.get_text_config()),
+        fingerprint="",
+    )
+    loaded.fingerprint = _fingerprint(loaded)
+    return loaded
+
+
+def _probe_layout(module: Any, num_layers: int) -> tuple[int, int]:
+    """KV heads and head dim, as the model's own attention calls show them."""
+    probe = LayerProbe()
+    one = torch.zeros((1, 1), dtype=torch.long, device=module.device)
+    with torch.inference_mode():
+        module(one, position_ids=one, use_cache=False, step=probe)
+    if sorted(probe.layers) != list(range(num_layers)):
+        raise UnsupportedModelError(
+            f"{len(probe.layers)} of {num_layers} layers use paged attention; "
+            "models with other kinds of layers are not supported"
+        )
+    layouts = set(probe.layers.values())
+    if len(layouts) != 1:
+        raise UnsupportedModelError(f"layers of different KV sizes are not supported: {layouts}")
+    return layouts.pop()
+
+
+def _max_model_len(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions"):
+        if (value := getattr(config, name, None)) is not None:
+            return int(value)
+    return 2048
+
+
+def _end_token_ids(source: str, config: Any) -> frozenset[int]:
+    try:
+        ends = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:
+        ends = None
+    if ends is None:
+        ends = config.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def _fingerprint(model: LoadedModel) -> str:
+    """Hash of what makes two models' KV interchangeable."""
+    digest = blake2b(digest_size=16)
+    folder = Path(model.source)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(model.source, local_files_only=True))
+    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")):
+        digest.update(f"{path.name}:{_file_hash(path)}".encode())
+    digest.update((folder / "config.json").read_bytes())
+    layout = (model.dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS)
+    digest.update(f"{layout}:{KV_LAYOUT_VERSION}".encode())
+    return digest.hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

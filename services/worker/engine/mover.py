@@ -1,0 +1,208 @@
+"""Moves KV between the host's arena and the pool, beside the forward pass.
+
+One thread loads (demand before prefetch, layer 0 of everything before layer 1 of anything), one
+writes behind. Readiness of an arena page is a word in the arena, looked at before a copy and again
+after it: if it changed, the bytes are not the promised ones and the load failed.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+from services.worker.core.effects import BlockWrite, PageLoad
+from services.worker.engine.gate import PageGate
+from shared.arena import Arena, Bytes, checksum
+
+FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
+POLL_S = 50e-6
+BATCH_PAGES = 64
+
+
+class PageCopier(Protocol):
+    """Copies single pages between the pool's device and the arena."""
+
+    def load(self, arena: Arena, arena_page: int, pool_page: int) -> None:
+        """Arena to pool; may return before the bytes are there, see `finish_loads`."""
+        ...
+
+    def finish_loads(self) -> None:
+        """Wait until every `load` so far has its bytes in place."""
+        ...
+
+    def mark(self) -> object:
+        """A point in the computation, after which a `store` may read what was computed."""
+        ...
+
+    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+        """Pool to arena, after `mark`; returns when the bytes are there."""
+        ...
+
+
+class HostCopier:
+    """The pool is in host memory: a page is copied at once.
+
+    Args:
+        pool: uint8 [num_pages, page_bytes].
+    """
+
+    def __init__(self, pool: Bytes) -> None:
+        self._pool = pool
+
+    def load(self, arena: Arena, arena_page: int, pool_page: int) -> None:
+        self._pool[pool_page] = arena.pages[arena_page]
+
+    def finish_loads(self) -> None:
+        pass
+
+    def mark(self) -> object:
+        return None
+
+    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+        target[:] = self._pool[pool_page]
+
+
+@dataclass(order=True, slots=True)
+class _Load:
+    order: tuple[bool, int, int]
+    load: PageLoad = field(compare=False)
+    arena: Arena = field(compare=False)
+    deadline_ns: int = field(compare=False)
+
+
+@dataclass(slots=True)
+class StepWrites:
+    """The writes of one step, stored layer by layer as the pass goes; `wait` for all of them.
+
+    Attributes:
+        checksums: [write][layer], filled in as pages are stored.
+    """
+
+    writes: list[BlockWrite]
+    arena: Arena
+    num_left: int
+    checksums: list[list[int]]
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> list[list[int]]:
+        """The checksums, once every page is in the arena."""
+        if self.num_left:
+            self.done.wait()
+        return self.checksums
+
+
+class KvMover:
+    """Owns the two threads. `on_loaded(good, bad, num_bytes, duration_ns)` is called from the
+    loading thread with pool pages."""
+
+    def __init__(
+        self,
+        copier: PageCopier,
+        gate: PageGate,
+        on_loaded: Callable[[list[int], list[int], int, int], None],
+    ) -> None:
+        self.gate = gate
+        self._copier = copier
+        self._on_loaded = on_loaded
+        self._arena: Arena | None = None
+        self._incoming: SimpleQueue[list[_Load] | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[tuple[StepWrites, int, int, object] | None] = SimpleQueue()
+        self._num_submitted = 0
+        self._threads = [
+            threading.Thread(target=self._load_loop, name="kv-load", daemon=True),
+            threading.Thread(target=self._store_loop, name="kv-store", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def attach(self, arena: Arena | None) -> None:
+        """Use this arena from now on; loads under way keep the one they started with."""
+        self._arena = arena
+
+    def submit_loads(self, loads: list[PageLoad], *, is_prefetch: bool) -> None:
+        """Start loads; their pages count as loading from now on."""
+        self.gate.set_loading([load.pool_page for load in loads])
+        if self._arena is None:
+            pages = [load.pool_page for load in loads]
+            self.gate.settle([], pages)
+            self._on_loaded([], pages, 0, 0)
+            return
+        deadline_ns = time.monotonic_ns() + FETCH_TIMEOUT_NS
+        batch = []
+        for load in loads:
+            self._num_submitted += 1
+            order = (is_prefetch, load.layer, self._num_submitted)
+            batch.append(_Load(order, load, self._arena, deadline_ns))
+        self._incoming.put(batch)
+
+    def begin_writes(self, writes: list[BlockWrite], num_layers: int) -> StepWrites:
+        """Prepare a step's writes; `store` their pages as layers are computed."""
+        assert self._arena is not None, "pages were leased from an arena"
+        sums = [[0] * num_layers for _ in writes]
+        return StepWrites(writes, self._arena, len(writes) * num_layers, sums)
+
+    def store(self, step: StepWrites, index: int, layer: int) -> None:
+        """Copy one layer's page of write `index` behind what was computed up to now."""
+        self._outgoing.put((step, index, layer, self._copier.mark()))
+
+    def close(self) -> None:
+        """Stop both threads."""
+        self._incoming.put(None)
+        self._outgoing.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _load_loop(self) -> None:
+        queue: list[_Load] = []
+        while True:
+            while not queue or not self._incoming.empty():
+                batch = self._incoming.get()
+                if batch is None:
+                    return
+                queue += batch
+                queue.sort()
+            queue = self._load_ready(queue)
+
+    def _load_ready(self, queue: list[_Load]) -> list[_Load]:
+        """Copy what is ready among the most urgent loads; returns what is left to do."""
+        started_ns = time.monotonic_ns()
+        copied: list[_Load] = []
+        good: list[int] = []
+        bad: list[int] = []
+        left: list[_Load] = []
+        for item in queue[:BATCH_PAGES]:
+            load = item.load
+            if item.arena.is_ready(load.arena_page, load.generation):
+                self._copier.load(item.arena, load.arena_page, load.pool_page)
+                copied.append(item)
+            elif started_ns < item.deadline_ns and item.arena.is_pending(
+                load.arena_page, load.generation
+            ):
+                left.append(item)
+            else:
+                bad.append(load.pool_page)
+        self._copier.finish_loads()
+        for item in copied:
+            load = item.load
+            is_same = item.arena.is_ready(load.arena_page, load.generation)
+            (good if is_same else bad).append(load.pool_page)
+        if good or bad:
+            self.gate.settle(good, bad)
+            num_bytes = sum(item.arena.page_bytes for item in copied)
+            self._on_loaded(good, bad, num_bytes, time.monotonic_ns() - started_ns)
+        else:
+            time.sleep(POLL_S)
+        return left + queue[BATCH_PAGES:]
+
+    def _store_loop(self) -> None:
+        while (item := self._outgoing.get()) is not None:
+            step, index, layer, mark = item
+            write = step.writes[index]
+            target = step.arena.pages[write.arena_pages[layer]]
+            self._copier.store(mark, write.pool_pages[layer], target)
+            step.checksums[index][layer] = checksum(target)
+            step.num_left -= 1
+            if step.num_left == 0:
+                step.done.set()

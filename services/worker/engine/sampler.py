@@ -1,0 +1,133 @@
+"""From logits to tokens, reproducibly.
+
+The random number behind a choice is a function of the turn's seed and the position alone, so a turn
+that is preempted, or goes on after its worker died, draws the same tokens in any batch.
+"""
+
+import torch
+
+from services.worker.core.effects import Sampled
+from services.worker.core.turn import Turn
+from shared.messages import SamplingParams, TokenLogprobs
+
+_MASK = (1 << 64) - 1
+FIRST_CANDIDATES = 1024
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from a seed and a position (splitmix64).
+
+    >>> uniform(1, 2) == uniform(1, 2) != uniform(1, 3)
+    True
+    """
+    state = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((state ^ (state >> 31)) >> 11) / (1 << 53)
+
+
+def sample(logits: torch.Tensor, turns: list[Turn], end_token_ids: frozenset[int]) -> list[Sampled]:
+    """One token for each turn.
+
+    Args:
+        logits: ``[num_turns, vocab]``, any float dtype; not changed.
+        end_token_ids: masked while a turn has fewer than its ``min_tokens``.
+    """
+    greedy = logits.argmax(-1).tolist()
+    chosen: list[Sampled] = []
+    for index, turn in enumerate(turns):
+        params = turn.sampling
+        token = greedy[index]
+        if not is_plain_greedy(params):
+            token = _choose(logits[index].float(), turn, end_token_ids)
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = token_logprobs(logits[index : index + 1], [token], params.logprobs)[0]
+        chosen.append(Sampled(token, logprobs))
+    return chosen
+
+
+def is_plain_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token is the answer, as it stands."""
+    return (
+        params.temperature == 0.0
+        and params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and not params.logit_bias
+        and params.min_tokens == 0
+    )
+
+
+def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities, under the model itself, of `tokens` and of the `num_top` likeliest.
+
+    Args:
+        logits: ``[len(tokens), vocab]``.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    values, indices = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
+    return [
+        TokenLogprobs(token=token, logprob=logprob, top=list(zip(top, at, strict=True)))
+        for token, logprob, top, at in zip(
+            tokens, own, indices.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
+def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> int:
+    params = turn.sampling
+    logits = _penalized(logits, turn)
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    if turn.num_generated < params.min_tokens:
+        logits[[*end_token_ids, *params.stop_token_ids]] = float("-inf")
+    if params.temperature == 0.0:
+        return int(logits.argmax())
+    probabilities = (logits / params.temperature).softmax(-1)
+    draw = uniform(params.seed or 0, turn.num_generated)
+    if params.top_k or params.top_p < 1.0 or params.min_p:
+        return _draw_truncated(probabilities, params, draw)
+    # Float64: a float32 running sum over a large vocabulary may end visibly below one.
+    cumulative = probabilities.double().cumsum(-1)
+    return _draw(cumulative, draw)
+
+
+def _penalized(logits: torch.Tensor, turn: Turn) -> torch.Tensor:
+    params = turn.sampling
+    logits = logits.clone()
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(turn.tokens)), device=logits.device)
+        scores = logits[seen]
+        factor = params.repetition_penalty
+        logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
+    if params.presence_penalty or params.frequency_penalty:
+        generated = torch.tensor(turn.tokens[turn.num_prompt :], device=logits.device)
+        counts = generated.long().bincount(minlength=logits.shape[0]).float()
+        logits -= params.frequency_penalty * counts
+        logits -= params.presence_penalty * (counts > 0)
+    return logits
+
+
+def _draw_truncated(probabilities: torch.Tensor, params: SamplingParams, draw: float) -> int:
+    """Draw among the likeliest tokens that top-k, top-p and min-p leave."""
+    vocab = probabilities.shape[0]
+    count = min(params.top_k or FIRST_CANDIDATES, vocab)
+    while True:
+        values, tokens = probabilities.topk(count)
+        before = values.double().cumsum(0) - values
+        is_kept = before < params.top_p  # the token that crosses the threshold stays
+        is_kept &= values >= params.min_p * values[0]
+        # Candidates are sorted: if the last one is out, all further ones are out too.
+        if params.top_k or count == vocab or not is_kept[-1]:
+            break
+        count = min(count * 8, vocab)
+    kept = values[is_kept].double().cumsum(0)
+    return int(tokens[_draw(kept, draw)])
+
+
+def _draw(cumulative: torch.Tensor, draw: float) -> int:
+    target = torch.tensor(draw, dtype=cumulative.dtype, device=cumulative.device) * cumulative[-1]
+    index = int(torch.searchsorted(cumulative, target, right=True))
+    return min(index, cumulative.shape[0] - 1)

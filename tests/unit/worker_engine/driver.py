@@ -1,0 +1,73 @@
+"""Runs turns through the production core and a real executor, without a network."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.worker.core.effects import Effect, Emit
+from services.worker.core.engine import EngineCore
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import PagePool
+from services.worker.core.turn import Turn
+from services.worker.engine.torch_executor import TorchExecutor
+from shared.blocks import root_key
+from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
+from shared.messages import SamplingParams, TurnDelta
+
+
+def make_core(executor: TorchExecutor, **limits: int) -> EngineCore:
+    info = executor.info
+    limits.setdefault("prefill_tokens_max", 512)
+    return EngineCore(
+        EngineLimits(max_model_len=info.max_model_len, **limits),
+        PagePool(info.num_pages, info.num_layers),
+        info.page_bytes,
+        info.end_token_ids,
+        info.block_tokens,
+    )
+
+
+@dataclass
+class Driver:
+    core: EngineCore
+    executor: TorchExecutor
+    deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
+
+    def submit(self, name: str, tokens: list[int], **sampling: object) -> Turn:
+        params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        turn = Turn(
+            TurnId(name),
+            1,
+            FrontendId("fe"),
+            DEFAULT_TENANT,
+            None,
+            root_key(self.executor.info.fingerprint, "default"),
+            list(tokens),
+            0,
+            params,
+            time.monotonic_ns(),
+            self.executor.info.num_layers,
+            self.executor.info.block_tokens,
+        )
+        self.perform(self.core.on_turn(turn, time.monotonic_ns()))
+        return turn
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self.deltas.setdefault(effect.delta.turn_id, []).append(effect.delta)
+
+    def run(self, on_step: Callable[[], None] | None = None) -> None:
+        """Step until nothing is left to run."""
+        while True:
+            plan, effects = self.core.plan_step(time.monotonic_ns())
+            self.perform(effects)
+            if plan is None:
+                return
+            result = self.executor.execute(plan)
+            self.perform(self.core.on_step(result, time.monotonic_ns()))
+            if on_step is not None:
+                on_step()
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for delta in self.deltas[name] for token in delta.tokens]
