@@ -39,9 +39,10 @@ class PageLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadPages:
-    """Start these loads, in this order."""
+    """Start these loads; those of waiting turns go before prefetches, low layers first."""
 
     loads: list[PageLoad]
+    is_prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Stager:
             heapq.heappop(self._wishes)
             effects += self.let_go(wish.staged.ticket)
         if loads:
-            effects.append(LoadPages(loads))
+            effects.append(LoadPages(loads, is_prefetch=True))
         return effects
 
     def _start(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.core.effects import StepPlan, StepResult
+from services.worker.engine.mover import KvMover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +35,12 @@ class Executor(Protocol):
     Attributes:
         info: the model it runs.
         prefill_tokens_max: prompt tokens it likes to take in one step.
+        mover: moves KV between its pool and the arena.
     """
 
     info: ModelInfo
     prefill_tokens_max: int
+    mover: KvMover
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows and copy its writes; returns when both are done."""

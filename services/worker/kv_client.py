@@ -1,0 +1,216 @@
+"""The worker's side of the kvstore: opens, leases, stages, commits; comes back by itself."""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from services.worker.core.effects import BlockWrite
+from services.worker.core.staged import Staged
+from services.worker.engine.executor import ModelInfo
+from shared.arena import Arena
+from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.bus import Bus
+from shared.errors import NoCapacity, SymphonyError
+from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId, new_id
+from shared.messages import (
+    KvBlock,
+    KvCommit,
+    KvLease,
+    KvOpen,
+    KvRelease,
+    KvStage,
+    KvStaged,
+    pack_ints,
+    unpack_ints,
+)
+from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_STAGE
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S = 0.5
+CALL_TIMEOUT_S = 5.0
+DEMAND_PRIORITY = 100  # above every advisory's
+
+
+class KvClient:
+    """One model's connection to the kvstore of this host.
+
+    Args:
+        on_connected: called with the arena each time a kvstore knows us (anew).
+        on_disconnected: called when it stops answering or has forgotten us.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        host_id: HostId,
+        worker_id: WorkerId,
+        info: ModelInfo,
+        on_connected: Callable[[Arena], None],
+        on_disconnected: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._host_id = host_id
+        self._worker_id = worker_id
+        self._incarnation = new_id("inc")
+        self._info = info
+        self._on_connected = on_connected
+        self._on_disconnected = on_disconnected
+        self._lease_lock: int | None = None
+        self._lost = asyncio.Event()
+        self._lost.set()
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._lost.is_set()
+
+    async def maintain(self) -> None:
+        """Keep the connection: open, and open again whenever it is lost. Runs for ever."""
+        has_warned = False
+        while True:
+            await self._lost.wait()
+            try:
+                await self._open()
+                has_warned = False
+            except (SymphonyError, OSError) as error:
+                if not has_warned:
+                    log.warning("no kvstore: KV stays on this worker", extra={"error": str(error)})
+                    has_warned = True
+                await asyncio.sleep(RETRY_S)
+
+    async def lease(self, num_pages: int) -> list[int]:
+        """Arena pages to write into; few or none when the arena is full or the kvstore away."""
+        request = KvLease(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            page_bytes=self._info.page_bytes,
+            num_pages=num_pages,
+        )
+        reply = await self._call(self._bus.request(KV_LEASE, request, self._host_id))
+        return [] if reply is None else unpack_ints(reply.pages)
+
+    async def stage(self, keys: list[BlockKey]) -> Staged | None:
+        """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
+        reply = await self._call(
+            self._bus.request(KV_STAGE, self._stage_request(pack_keys(keys)), self._host_id)
+        )
+        return None if reply is None else self._staged(reply, keys)
+
+    async def stage_session(
+        self, tenant: TenantId, session_id: SessionId, priority: int
+    ) -> Staged | None:
+        """Bring an expected session's blocks into the arena."""
+        request = self._stage_request("", tenant, session_id, priority)
+        reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
+        return None if reply is None else self._staged(reply, unpack_keys(reply.keys))
+
+    async def release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
+        """Unpin a stage, give leased pages back."""
+        request = KvRelease(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            ticket=ticket,
+            page_bytes=self._info.page_bytes,
+            pages=pack_ints(pages or []),
+        )
+        await self._call(self._bus.publish(KV_RELEASE, request, self._host_id))
+
+    async def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> bool:
+        """Hand new blocks over; whether the kvstore has them now."""
+        blocks = [
+            KvBlock(
+                key=write.key.hex(),
+                parent=write.parent.hex(),
+                tokens=pack_ints(write.tokens),
+                pages=pack_ints(write.arena_pages),
+                checksums=pack_ints(sums, "Q"),
+            )
+            for write, sums in zip(writes, checksums, strict=True)
+        ]
+        request = KvCommit(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            fingerprint=self._info.fingerprint,
+            page_bytes=self._info.page_bytes,
+            blocks=blocks,
+        )
+        return await self._call(self._bus.request(KV_COMMIT, request, self._host_id)) is not None
+
+    def close(self) -> None:
+        """Let the lease go: the kvstore may take back what we hold."""
+        if self._lease_lock is not None:
+            os.close(self._lease_lock)
+            self._lease_lock = None
+
+    async def _open(self) -> None:
+        request = KvOpen(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            fingerprint=self._info.fingerprint,
+            num_layers=self._info.num_layers,
+            page_bytes=self._info.page_bytes,
+        )
+        opened = await self._bus.request(KV_OPEN, request, self._host_id, timeout_s=CALL_TIMEOUT_S)
+        arena = Arena.attach(Path(opened.arena_path))
+        self.close()
+        lock = os.open(opened.lease_path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self._lease_lock = lock
+        self._lost.clear()
+        log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
+        self._on_connected(arena)
+
+    async def _call(self, call: Awaitable[T]) -> T | None:
+        """Await a call to the kvstore. None, and a new connection, if it is not to be reached."""
+        try:
+            return await call
+        except NoCapacity as error:
+            if error.code == NoCapacity.code:  # it answered: it has no room now
+                return None
+            self._lose(error)
+        except SymphonyError as error:
+            self._lose(error)
+        return None
+
+    def _lose(self, error: SymphonyError) -> None:
+        if not self._lost.is_set():
+            log.warning("kvstore lost", extra={"error": error.message, "code": error.code})
+            self._lost.set()
+            self._on_disconnected()
+
+    def _stage_request(
+        self,
+        keys: str,
+        tenant: TenantId = DEFAULT_TENANT,
+        session_id: SessionId | None = None,
+        priority: int = DEMAND_PRIORITY,
+    ) -> KvStage:
+        return KvStage(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            fingerprint=self._info.fingerprint,
+            num_layers=self._info.num_layers,
+            page_bytes=self._info.page_bytes,
+            keys=keys,
+            session_id=session_id,
+            tenant=tenant,
+            priority=priority,
+        )
+
+    def _staged(self, reply: KvStaged, keys: list[BlockKey]) -> Staged:
+        pages, generations = unpack_ints(reply.pages), unpack_ints(reply.generations)
+        count = reply.num_blocks
+        rows = [slice(layer * count, (layer + 1) * count) for layer in range(self._info.num_layers)]
+        return Staged(
+            reply.ticket,
+            keys[:count],
+            [pages[row] for row in rows],
+            [generations[row] for row in rows],
+            reply.num_from_disk,
+        )

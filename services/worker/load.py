@@ -1,0 +1,89 @@
+"""From settings to executors: what this worker serves."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from services.worker.config import WorkerConfig
+from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
+from services.worker.engine.emulated import EmulatedExecutor
+from services.worker.engine.executor import Executor
+from shared.errors import ConfigError
+from shared.profiles import load_profile
+
+OnLoaded = Callable[[list[int], list[int], int, int], None]
+
+CPU_KV_BYTES = 1 << 30
+GPU_KV_SHARE = 0.85  # of what is free after the weights are there
+
+
+def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:
+    """(id, folder or hub id) of every real model to serve.
+
+    A local folder is served under its name, a hub model under its hub id.
+    """
+    if not config.models:
+        return [(DEMO_MODEL_ID, str(demo_folder(config.data_dir)))]
+    ids = [(Path(s).name if Path(s).is_dir() else s, s) for s in config.models]
+    names = [model_id for model_id, _ in ids]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two models would have the same id: {', '.join(names)}")
+    return ids
+
+
+def demo_folder(data_dir: Path) -> Path:
+    """Where the bundled demo model is, or will be."""
+    return data_dir / "models" / DEMO_MODEL_ID
+
+
+def make_emulated(config: WorkerConfig, on_loaded: OnLoaded) -> Executor:
+    """The emulated executor that the settings name."""
+    folder = make_demo_model(demo_folder(config.data_dir))
+    return EmulatedExecutor(load_profile(config.emulate), str(folder), on_loaded)
+
+
+def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoaded) -> Executor:
+    """Load a model (slow: reads all its weights) and make its page pool."""
+    import torch
+
+    from services.worker.engine.model import load_model
+    from services.worker.engine.torch_executor import TorchExecutor
+
+    if model_id == DEMO_MODEL_ID and not config.models:
+        make_demo_model(Path(source))
+    device = _device(config)
+    if device == "cpu":
+        num_threads = config.num_threads or os.cpu_count() or 1
+        torch.set_num_threads(num_threads)
+        _limit_kernel_threads(num_threads)
+    model = load_model(source, device, config.dtype)
+    kv_bytes = config.kv_bytes or CPU_KV_BYTES
+    if device == "cuda" and not config.kv_bytes:
+        kv_bytes = int(torch.cuda.mem_get_info()[0] * GPU_KV_SHARE)
+    num_pages = kv_bytes // model.page_bytes
+    if num_pages < 2 * model.num_layers:
+        raise ConfigError(
+            f"SYMPHONY_KV_BYTES={kv_bytes} holds not even two blocks of {model_id}: "
+            f"one takes {model.page_bytes * model.num_layers} bytes"
+        )
+    executor = TorchExecutor(model, model_id, num_pages, on_loaded)
+    executor.warm_up()
+    return executor
+
+
+def _limit_kernel_threads(num_threads: int) -> None:
+    try:
+        from kernels.paged_attention.cpu import set_num_threads
+    except ImportError:
+        return  # without numba its threads need no limit
+    set_num_threads(num_threads)
+
+
+def _device(config: WorkerConfig) -> str:
+    import torch
+
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("SYMPHONY_DEVICE='cuda': no CUDA device is available")
+    return config.device

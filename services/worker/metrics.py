@@ -1,0 +1,43 @@
+"""What a worker tells Prometheus."""
+
+from services.worker.core.effects import StepPlan, StepResult
+from services.worker.core.engine import EngineCore
+from shared.metrics import counter, gauge
+
+RUNNING = gauge("num_requests_running", "Turns in the batch", ["model"])
+WAITING = gauge("num_requests_waiting", "Turns that wait for pages or a place", ["model"])
+KV_USAGE = gauge("kv_cache_usage_perc", "Share of pool pages that hold KV", ["model"])
+KV_PAGES = gauge("kv_pages", "Pool pages by state", ["model", "state"])
+PREFIX_QUERIES = gauge("prefix_cache_queries_total", "Prompt blocks looked up", ["model"])
+PREFIX_HITS = gauge("prefix_cache_hits_total", "Prompt blocks that were not computed", ["model"])
+PREEMPTIONS = gauge("num_preemptions_total", "Turns that gave their pages up", ["model"])
+LOAD_FAILURES = gauge("kv_load_failures_total", "Pages that did not come up", ["model"])
+STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
+STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
+
+
+def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
+    """Add one step to the counters."""
+    num_decodes = sum(row.end - row.start == 1 for row in plan.rows)
+    STEP_TOKENS.labels(model_id, "decode").inc(num_decodes)
+    STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_tokens - num_decodes)
+    for layer, stall_ns in enumerate(result.stall_ns):
+        if stall_ns:
+            STALL_SECONDS.labels(model_id, str(layer)).inc(stall_ns / 1e9)
+
+
+def report(model_id: str, core: EngineCore) -> None:
+    """Set the gauges from the core's state."""
+    pool = core.pool
+    RUNNING.labels(model_id).set(len(core.running))
+    WAITING.labels(model_id).set(len(core.waiting))
+    KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
+    KV_PAGES.labels(model_id, "free").set(pool.num_free)
+    KV_PAGES.labels(model_id, "clean").set(pool.num_clean)
+    KV_PAGES.labels(model_id, "active_or_dirty").set(
+        pool.num_pages - pool.num_free - pool.num_clean
+    )
+    PREFIX_QUERIES.labels(model_id).set(core.num_prefix_queries)
+    PREFIX_HITS.labels(model_id).set(core.num_prefix_hits)
+    PREEMPTIONS.labels(model_id).set(core.num_preemptions)
+    LOAD_FAILURES.labels(model_id).set(core.num_load_failures)

@@ -1,0 +1,237 @@
+"""One model's engine: feeds the core, runs its steps, performs its effects."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+
+from services.worker import metrics
+from services.worker.core.effects import (
+    CommitBlocks,
+    Effect,
+    Emit,
+    Ended,
+    LeasePages,
+    LoadPages,
+    ReleaseTicket,
+    ReturnPages,
+    StageSession,
+    StageTurn,
+)
+from services.worker.core.engine import EngineCore
+from services.worker.core.turn import Turn
+from services.worker.engine.executor import Executor
+from services.worker.kv_client import KvClient
+from shared.arena import Arena
+from shared.blocks import root_key
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.ids import FrontendId, TurnId, WorkerId
+from shared.messages import (
+    Prefetch,
+    Prompt,
+    StepOutput,
+    TurnDelta,
+    TurnEnd,
+    TurnsEnded,
+    TurnStart,
+    unpack_ints,
+)
+from shared.subjects import STEP_OUTPUT, TURNS_ENDED
+
+log = logging.getLogger(__name__)
+
+
+class EngineRunner:
+    """Drives one `EngineCore` from the event loop; the forward pass runs in `thread`.
+
+    The core is only touched here, in the event loop, by calls that do not await.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        worker_id: WorkerId,
+        core: EngineCore,
+        executor: Executor,
+        kv: KvClient,
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        self.core = core
+        self.executor = executor
+        self._bus = bus
+        self._clock = clock
+        self._worker_id = worker_id
+        self._kv = kv
+        self._thread = thread
+        self._wake = asyncio.Event()
+        self._went_idle = asyncio.Event()
+        self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
+        self._ends: list[TurnEnd] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Events.
+
+    def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
+        """A turn's prompt has come, or will not come."""
+        if prompt is None or prompt.gone:
+            end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
+            self._perform([Ended(end)])
+            return
+        now_ns = self._clock.now_ns()
+        info = self.executor.info
+        turn = Turn(
+            turn_id=start.turn_id,
+            attempt=start.attempt,
+            frontend_id=start.frontend_id,
+            tenant=start.tenant,
+            session_id=start.session_id,
+            root=root_key(info.fingerprint, start.tenant, "", prompt.cache_salt),
+            tokens=unpack_ints(prompt.tokens),
+            num_generated_before=prompt.num_generated,
+            sampling=prompt.sampling,
+            arrived_at_ns=now_ns,
+            num_layers=info.num_layers,
+            block_tokens=info.block_tokens,
+            priority=start.priority,
+        )
+        self._perform(self.core.on_turn(turn, now_ns))
+
+    def on_cancel(self, turn_id: TurnId) -> None:
+        """The turn is not wanted any more."""
+        self._perform(self.core.on_cancel(turn_id))
+
+    def on_prefetch(self, prefetch: Prefetch) -> None:
+        """A session's turn is expected here."""
+        expires_at_ns = self._clock.now_ns() + prefetch.expires_in_ns
+        for effect in self.core.on_prefetch(
+            prefetch.tenant, prefetch.session_id, prefetch.priority
+        ):
+            assert isinstance(effect, StageSession)
+            self._spawn(self._stage_session(effect, expires_at_ns))
+
+    def on_loaded(self, good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
+        """The mover's report (called in the event loop)."""
+        self.core.estimates.on_load(num_bytes, duration_ns)
+        self._perform(self.core.on_loaded(good, bad, self._clock.now_ns()))
+
+    def on_kv_connected(self, arena: Arena) -> None:
+        """A kvstore knows us."""
+        self.executor.mover.attach(arena)
+        self.core.writeback.connect()
+        self._wake.set()
+
+    def on_kv_disconnected(self) -> None:
+        """The kvstore is away: nothing waits for it."""
+        self.core.writeback.disconnect()
+        self._wake.set()
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Plan, execute, account, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            plan, effects = self.core.plan_step(self._clock.now_ns())
+            self._perform(effects)
+            if plan is None:
+                await self._flush()
+                self._went_idle.set()
+                await self._sleep()
+                continue
+            result = await loop.run_in_executor(self._thread, self.executor.execute, plan)
+            metrics.count_step(self.executor.info.model_id, plan, result)
+            self._perform(self.core.on_step(result, self._clock.now_ns()))
+            await self._flush()
+
+    async def drain(self) -> None:
+        """Wait until no turn is left and everything written is below."""
+        while self.core.turns or (self._kv.is_connected and self.core.writeback.num_unwritten):
+            self._went_idle.clear()
+            await self._went_idle.wait()
+
+    async def _sleep(self) -> None:
+        deadline_ns = self.core.next_deadline_ns()
+        if deadline_ns is None:
+            await self._wake.wait()
+            return
+        left_s = max(deadline_ns - self._clock.now_ns(), 0) / 1e9
+        try:
+            await asyncio.wait_for(self._wake.wait(), left_s)
+        except TimeoutError:
+            return  # an answer is overdue: plan without it
+
+    async def _flush(self) -> None:
+        """Send what turns have said, one message a frontend, and which of them ended."""
+        if self._deltas:
+            deltas, self._deltas = self._deltas, defaultdict(list)
+            for frontend_id, said in deltas.items():
+                output = StepOutput(worker_id=self._worker_id, deltas=said)
+                await self._bus.publish(STEP_OUTPUT, output, frontend_id)
+        if self._ends:
+            ends, self._ends = self._ends, []
+            await self._bus.publish(TURNS_ENDED, TurnsEnded(worker_id=self._worker_id, turns=ends))
+
+    # Effects.
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Emit():
+                    self._deltas[effect.frontend_id].append(effect.delta)
+                case Ended():
+                    self._ends.append(effect.end)
+                case LoadPages():
+                    self.executor.mover.submit_loads(effect.loads, is_prefetch=effect.is_prefetch)
+                case StageTurn():
+                    self._spawn(self._stage_turn(effect))
+                case CommitBlocks():
+                    self._spawn(self._commit(effect))
+                case LeasePages():
+                    self._spawn(self._lease(effect.num_pages))
+                case ReleaseTicket():
+                    self._spawn(self._kv.release(ticket=effect.ticket))
+                case ReturnPages():
+                    self._spawn(self._kv.release(pages=effect.arena_pages))
+                case StageSession():
+                    raise AssertionError("performed where its expiry is known")
+        self._wake.set()
+
+    async def _stage_turn(self, effect: StageTurn) -> None:
+        staged = await self._kv.stage(effect.keys)
+        now_ns = self._clock.now_ns()
+        self._perform(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
+
+    async def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
+        staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)
+        if staged is not None:
+            now_ns = self._clock.now_ns()
+            self._perform(
+                self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns)
+            )
+
+    async def _commit(self, effect: CommitBlocks) -> None:
+        if await self._kv.commit(effect.writes, effect.checksums):
+            self.core.on_committed([write.key for write in effect.writes])
+            self._wake.set()
+
+    async def _lease(self, num_pages: int) -> None:
+        pages = await self._kv.lease(num_pages)
+        self.core.on_leased(pages)
+        if pages:
+            self._wake.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "performing an effect failed", "exception": error}
+            )

@@ -1,0 +1,236 @@
+"""The worker's shell: loads models, listens for turns, reports what it has."""
+
+import asyncio
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Literal
+
+from services.worker import metrics
+from services.worker.config import WorkerConfig
+from services.worker.core.engine import EngineCore
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import PagePool
+from services.worker.engine.executor import Executor
+from services.worker.kv_client import KvClient
+from services.worker.load import OnLoaded, make_emulated, make_real, model_ids
+from services.worker.prompts import PromptPuller
+from services.worker.runner import EngineRunner
+from shared.arena import Arena
+from shared.ids import ModelId, TurnId, WorkerId, new_id
+from shared.messages import (
+    Empty,
+    ModelCard,
+    Prefetch,
+    Prompt,
+    TurnCancel,
+    TurnRef,
+    TurnStart,
+    WorkerReport,
+)
+from shared.service import Runtime
+from shared.subjects import (
+    WORKER_CANCEL,
+    WORKER_PING,
+    WORKER_PREFETCH,
+    WORKER_REPORT,
+    WORKER_START,
+)
+
+log = logging.getLogger(__name__)
+
+STATES: dict[str, Literal["loading", "ready", "draining"]] = {
+    "starting": "loading",
+    "ready": "ready",
+    "draining": "draining",
+}
+
+
+class Worker:
+    """Everything one worker process does between the bus and its engines."""
+
+    def __init__(self, runtime: Runtime, config: WorkerConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._worker_id = WorkerId(f"{config.host_id}-w{config.instance}"[-64:])
+        self._incarnation = new_id("inc")
+        self._thread = ThreadPoolExecutor(1, "forward")
+        self._runners: dict[str, EngineRunner] = {}
+        self._puller = PromptPuller(runtime.bus, self._worker_id, self._on_prompt)
+        self._num_reports = 0
+        self._created = int(time.time())
+        self._report_now = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Load, listen, and work until the process is told to stop."""
+        runtime = self._runtime
+        runtime.stack.callback(self._thread.shutdown)
+        runtime.spawn(self._report(), "report")
+        await self._load()
+        bus, me = runtime.bus, self._worker_id
+        await bus.subscribe(WORKER_START, self._on_start, me)
+        await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
+        await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
+        await bus.serve(WORKER_PING, self._on_ping, me)
+        await runtime.ready()
+        self._report_now.set()
+        await runtime.stopping.wait()
+        runtime.state = "draining"
+        self._report_now.set()
+        await self._drain()
+
+    async def _load(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._config.emulate:
+            on_loaded = self._loaded_callback(loop, 0)
+            self._add(make_emulated(self._config, on_loaded), 0)
+            return
+        for number, (model_id, source) in enumerate(model_ids(self._config)):
+            make = partial(
+                make_real, self._config, model_id, source, self._loaded_callback(loop, number)
+            )
+            self._add(await loop.run_in_executor(self._thread, make), number)
+
+    def _loaded_callback(self, loop: asyncio.AbstractEventLoop, number: int) -> OnLoaded:
+        """The mover's callback, carried from its thread into the event loop."""
+
+        def report(good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
+            runner = list(self._runners.values())[number]
+            loop.call_soon_threadsafe(runner.on_loaded, good, bad, num_bytes, duration_ns)
+
+        return report
+
+    def _add(self, executor: Executor, number: int) -> None:
+        runtime, config, info = self._runtime, self._config, executor.info
+        limits = EngineLimits(
+            max_model_len=info.max_model_len,
+            prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
+            turns_running_max=config.turns_running_max,
+        )
+        core = EngineCore(
+            limits,
+            PagePool(info.num_pages, info.num_layers),
+            info.page_bytes,
+            info.end_token_ids,
+            info.block_tokens,
+        )
+        kv = KvClient(
+            runtime.bus,
+            config.host_id,
+            WorkerId(f"{self._worker_id}-m{number}"[-64:]),
+            info,
+            on_connected=partial(self._on_kv_connected, info.model_id),
+            on_disconnected=partial(self._on_kv_disconnected, info.model_id),
+        )
+        runner = EngineRunner(
+            runtime.bus, runtime.clock, self._worker_id, core, executor, kv, self._thread
+        )
+        self._runners[info.model_id] = runner
+        runtime.stack.callback(executor.close)
+        runtime.stack.callback(kv.close)
+        runtime.spawn(runner.run(), f"engine {info.model_id}")
+        if config.write_behind:
+            runtime.spawn(kv.maintain(), f"kvstore of {info.model_id}")
+        log.info("model loaded", extra={"model": info.model_id, "pages": info.num_pages})
+
+    def _on_kv_connected(self, model_id: str, arena: Arena) -> None:
+        self._runners[model_id].on_kv_connected(arena)
+
+    def _on_kv_disconnected(self, model_id: str) -> None:
+        self._runners[model_id].on_kv_disconnected()
+
+    def _on_start(self, start: TurnStart) -> None:
+        if start.model_id not in self._runners:
+            log.warning("turn for a model not served here", extra={"model": start.model_id})
+            return  # missing from the next reports, it is placed again
+        self._puller.start(start)
+
+    def _on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
+        self._runners[start.model_id].on_prompt(start, prompt)
+
+    def _on_cancel(self, cancel: TurnCancel) -> None:
+        if self._puller.cancel(cancel.turn_id):
+            return
+        for runner in self._runners.values():
+            if TurnId(cancel.turn_id) in runner.core.turns:
+                runner.on_cancel(cancel.turn_id)
+
+    def _on_prefetch(self, prefetch: Prefetch) -> None:
+        if (runner := self._runners.get(prefetch.model_id)) is not None:
+            runner.on_prefetch(prefetch)
+
+    async def _on_ping(self, _: Empty) -> Empty:
+        return Empty()
+
+    async def _report(self) -> None:
+        while True:
+            self._report_now.clear()
+            await self._runtime.bus.publish(WORKER_REPORT, self._make_report())
+            for model_id, runner in self._runners.items():
+                metrics.report(model_id, runner.core)
+            try:
+                await asyncio.wait_for(
+                    self._report_now.wait(), self._config.report_interval_ms / 1e3
+                )
+            except TimeoutError:
+                continue
+
+    def _make_report(self) -> WorkerReport:
+        self._num_reports += 1
+        cores = [runner.core for runner in self._runners.values()]
+        turns: list[TurnRef] = self._puller.refs()
+        for core in cores:
+            turns += core.refs()
+        pools = [core.pool for core in cores]
+        num_free = sum(pool.num_free for pool in pools)
+        num_clean = sum(pool.num_clean for pool in pools)
+        num_pages = sum(pool.num_pages for pool in pools)
+        return WorkerReport(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            seq=self._num_reports,
+            host_id=self._config.host_id,
+            state=STATES[self._runtime.state],
+            models=[self._card(runner) for runner in self._runners.values()],
+            turns=turns,
+            num_running=sum(len(core.running) for core in cores),
+            num_waiting=sum(len(core.waiting) for core in cores),
+            num_waiting_tokens=sum(core.num_waiting_tokens for core in cores),
+            num_pages=num_pages,
+            num_pages_free=num_free,
+            num_pages_clean=num_clean,
+            num_pages_dirty=num_pages - num_free - num_clean,
+            prefill_tokens_per_s=max((c.estimates.prefill_tokens_per_s for c in cores), default=0),
+            decode_step_ms=max((c.estimates.decode_step_ns for c in cores), default=0) / 1e6,
+            interval_ns=self._config.report_interval_ms * 1_000_000,
+            pid=os.getpid(),
+        )
+
+    def _card(self, runner: EngineRunner) -> ModelCard:
+        info = runner.executor.info
+        return ModelCard(
+            model_id=ModelId(info.model_id),
+            source=info.source,
+            fingerprint=info.fingerprint,
+            max_model_len=runner.core.tokens_max,
+            num_layers=info.num_layers,
+            page_bytes=info.page_bytes,
+            block_tokens=info.block_tokens,
+            created=self._created,
+            emulated=info.is_emulated,
+        )
+
+    async def _drain(self) -> None:
+        """Let running turns end; what is left after that is placed elsewhere."""
+        drains = [runner.drain() for runner in self._runners.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*drains), self._config.drain_ms / 1e3)
+        except TimeoutError:
+            log.warning("stopping with turns unfinished: they are placed again")
+
+
+async def main(runtime: Runtime, config: WorkerConfig) -> None:
+    """Entry for `shared.service.run` and for tests."""
+    await Worker(runtime, config).serve()
