@@ -47,9 +47,11 @@ class PromptPuller:
             asyncio.get_running_loop().call_soon(self._flush)
         self._starts[start.frontend_id].append(start)
 
-    def cancel(self, turn_id: TurnId) -> bool:
-        """Forget a turn whose prompt has not come; whether there was one."""
-        return self._pulling.pop(turn_id, None) is not None
+    def cancel(self, turn_id: TurnId, attempt: int) -> None:
+        """Forget a turn whose prompt has not come, unless it is of a later attempt (0: any)."""
+        start = self._pulling.get(turn_id)
+        if start is not None and not (attempt and start.attempt > attempt):
+            del self._pulling[turn_id]
 
     def _flush(self) -> None:
         starts, self._starts = self._starts, defaultdict(list)

@@ -78,7 +78,7 @@ class EngineRunner:
         """A turn's prompt has come, or will not come."""
         if prompt is None or prompt.gone:
             end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
-            self._perform([Ended(end)])
+            self._react([Ended(end)])
             return
         now_ns = self._clock.now_ns()
         info = self.executor.info
@@ -97,11 +97,11 @@ class EngineRunner:
             block_tokens=info.block_tokens,
             priority=start.priority,
         )
-        self._perform(self.core.on_turn(turn, now_ns))
+        self._react(self.core.on_turn(turn, now_ns))
 
-    def on_cancel(self, turn_id: TurnId) -> None:
-        """The turn is not wanted any more."""
-        self._perform(self.core.on_cancel(turn_id))
+    def on_cancel(self, turn_id: TurnId, attempt: int) -> None:
+        """The turn is not wanted any more, or this attempt at it."""
+        self._react(self.core.on_cancel(turn_id, attempt))
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
         """A session's turn is expected here."""
@@ -115,7 +115,7 @@ class EngineRunner:
     def on_loaded(self, good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
         """The mover's report (called in the event loop)."""
         self.core.estimates.on_load(num_bytes, duration_ns)
-        self._perform(self.core.on_loaded(good, bad, self._clock.now_ns()))
+        self._react(self.core.on_loaded(good, bad, self._clock.now_ns()))
 
     def on_kv_connected(self, arena: Arena) -> None:
         """A kvstore knows us."""
@@ -177,6 +177,11 @@ class EngineRunner:
 
     # Effects.
 
+    def _react(self, effects: list[Effect]) -> None:
+        """Perform what an event led to; the loop is to look again."""
+        self._perform(effects)
+        self._wake.set()
+
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
@@ -198,20 +203,17 @@ class EngineRunner:
                     self._spawn(self._kv.release(pages=effect.arena_pages))
                 case StageSession():
                     raise AssertionError("performed where its expiry is known")
-        self._wake.set()
 
     async def _stage_turn(self, effect: StageTurn) -> None:
         staged = await self._kv.stage(effect.keys)
         now_ns = self._clock.now_ns()
-        self._perform(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
+        self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
 
     async def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
         staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)
         if staged is not None:
             now_ns = self._clock.now_ns()
-            self._perform(
-                self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns)
-            )
+            self._react(self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns))
 
     async def _commit(self, effect: CommitBlocks) -> None:
         if await self._kv.commit(effect.writes, effect.checksums):

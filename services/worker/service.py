@@ -19,7 +19,7 @@ from services.worker.load import OnLoaded, make_emulated, make_real, model_ids
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
 from shared.arena import Arena
-from shared.ids import ModelId, TurnId, WorkerId, new_id
+from shared.ids import ModelId, WorkerId, new_id
 from shared.messages import (
     Empty,
     ModelCard,
@@ -151,11 +151,9 @@ class Worker:
         self._runners[start.model_id].on_prompt(start, prompt)
 
     def _on_cancel(self, cancel: TurnCancel) -> None:
-        if self._puller.cancel(cancel.turn_id):
-            return
+        self._puller.cancel(cancel.turn_id, cancel.attempt)
         for runner in self._runners.values():
-            if TurnId(cancel.turn_id) in runner.core.turns:
-                runner.on_cancel(cancel.turn_id)
+            runner.on_cancel(cancel.turn_id, cancel.attempt)
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
         if (runner := self._runners.get(prefetch.model_id)) is not None:

@@ -1,0 +1,107 @@
+"""Which blocks are on disk, in order of last use."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, KeysView
+from dataclasses import dataclass
+
+from shared.blocks import BlockKey
+
+
+@dataclass(slots=True)
+class StoredBlock:
+    """A block whose every layer is on disk.
+
+    Attributes:
+        num_bytes: what it occupies there, all layers.
+        noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
+    """
+
+    key: BlockKey
+    num_layers: int
+    page_bytes: int
+    num_bytes: int
+    used_at_ns: int
+    noted_at_ns: int
+
+
+class DiskTier:
+    """Blocks on disk, least recently used first.
+
+    Attributes:
+        num_bytes: of all blocks together.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._blocks: OrderedDict[BlockKey, StoredBlock] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._blocks
+
+    @property
+    def keys(self) -> KeysView[BlockKey]:
+        """Of every block here, least recently used first; a view."""
+        return self._blocks.keys()
+
+    def get(self, key: BlockKey) -> StoredBlock | None:
+        return self._blocks.get(key)
+
+    def add(self, block: StoredBlock) -> None:
+        """Take in a block that was used later than every block here."""
+        assert block.key not in self._blocks, "a block is stored once"
+        self._blocks[block.key] = block
+        self.num_bytes += block.num_bytes
+
+    def remove(self, key: BlockKey) -> StoredBlock | None:
+        """Forget a block, if it is here."""
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.num_bytes -= block.num_bytes
+        return block
+
+    def use(self, keys: Iterable[BlockKey], now_ns: int, stale_ns: int) -> list[BlockKey]:
+        """Mark blocks as used, the one to give up first first.
+
+        Returns:
+            Those whose last use as written down is more than `stale_ns` behind.
+        """
+        stale = []
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is None:
+                continue
+            self._blocks.move_to_end(key)
+            block.used_at_ns = now_ns
+            if now_ns - block.noted_at_ns > stale_ns:
+                block.noted_at_ns = now_ns
+                stale.append(key)
+        return stale
+
+    def surplus(self, used_before_ns: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
+        """Blocks to give up, oldest first: those last used before `used_before_ns`, and as many as
+        bring the rest under the size limit. Busy ones stay.
+        """
+        excess = self.num_bytes - self._bytes_max
+        out = []
+        for block in self._blocks.values():
+            if excess <= 0 and block.used_at_ns >= used_before_ns:
+                break
+            if not is_busy(block.key):
+                out.append(block.key)
+                excess -= block.num_bytes
+        return out
+
+    def oldest(self, num_bytes: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
+        """The least recently used blocks that together occupy at least `num_bytes`."""
+        out = []
+        for block in self._blocks.values():
+            if num_bytes <= 0:
+                break
+            if not is_busy(block.key):
+                out.append(block.key)
+                num_bytes -= block.num_bytes
+        return out

@@ -1,0 +1,107 @@
+"""What the kvstore's core asks its shell to do, to be performed in the order given."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from shared.arena import PageState
+from shared.blocks import BlockKey
+
+
+class LoadOutcome(Enum):
+    """How the copy of one page from disk to the arena ended."""
+
+    READY = "ready"
+    MISSING = "missing"  # the disk no longer has it
+    CORRUPT = "corrupt"  # its bytes are not those that were stored
+
+
+class WriteOutcome(Enum):
+    """How the write of one block ended."""
+
+    STORED = "stored"
+    FAILED = "failed"  # the disk is full or broken
+    CORRUPT = "corrupt"  # the arena's bytes are not those the worker announced
+
+
+@dataclass(frozen=True, slots=True)
+class SetWords:
+    """Publish the state of these pages. The loader publishes READY and BAD of its pages itself."""
+
+    page_bytes: int
+    pages: list[int]
+    generations: list[int]
+    state: PageState
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """One page to copy from disk into arena page `page`, promised under `generation`."""
+
+    block_id: int
+    key: BlockKey
+    layer: int
+    page_bytes: int
+    page: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPages:
+    """A batch for the loader, in this order; answer with `on_loaded`."""
+
+    loads: list[PageLoad]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    """One block to store. `pages` and `checksums` (xxh3-64) hold one entry a layer."""
+
+    block_id: int
+    key: BlockKey
+    parent: BlockKey
+    tokens: list[int]
+    fingerprint: str
+    page_bytes: int
+    pages: list[int]
+    checksums: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """Store these blocks, after everything asked of the disk before; answer with `on_written`."""
+
+    writes: list[BlockWrite]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBlocks:
+    """Remove these blocks (key, number of layers) from the disk, after everything asked before."""
+
+    blocks: list[tuple[BlockKey, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchBlocks:
+    """Remember on disk that these blocks were used now."""
+
+    keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexAdd:
+    """Tell Redis that this host holds these blocks, and renew their time to live."""
+
+    keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRemove:
+    """Tell Redis that this host no longer holds these blocks."""
+
+    keys: list[BlockKey]
+
+
+Effect: TypeAlias = (
+    SetWords | LoadPages | WriteBlocks | DeleteBlocks | TouchBlocks | IndexAdd | IndexRemove
+)

@@ -1,0 +1,77 @@
+"""What happens to the kvstore's core: the calls of workers, unpacked."""
+
+from dataclasses import dataclass, field
+
+from shared.blocks import BlockKey
+from shared.ids import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A worker serves a model whose KV has this shape."""
+
+    worker_id: WorkerId
+    incarnation: str
+    fingerprint: str
+    num_layers: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """A block whose every layer is in a leased page. Lists hold one entry a layer."""
+
+    key: BlockKey
+    parent: BlockKey
+    tokens: list[int]
+    pages: list[int]
+    checksums: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """New blocks of one model."""
+
+    worker_id: WorkerId
+    incarnation: str
+    fingerprint: str
+    page_bytes: int
+    blocks: list[NewBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Bring up and pin the longest stored prefix of `keys`."""
+
+    worker_id: WorkerId
+    incarnation: str
+    num_layers: int
+    page_bytes: int
+    keys: list[BlockKey]
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a stage pinned. `pages` and `generations` are laid out ``[layer][block]``.
+
+    Attributes:
+        num_from_disk: pages that this stage asked the disk for.
+    """
+
+    ticket: int = 0
+    num_blocks: int = 0
+    pages: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    num_from_disk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Unpin a ticket (0: none), and give leased pages back."""
+
+    worker_id: WorkerId
+    incarnation: str
+    ticket: int = 0
+    page_bytes: int = 0
+    pages: list[int] = field(default_factory=list)

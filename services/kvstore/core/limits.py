@@ -1,0 +1,31 @@
+"""Limits that the kvstore keeps, and counts of what it did."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Attributes:
+    disk_bytes_max: blocks on disk occupy at most about this.
+    expiry_ns: blocks unused for this long are deleted.
+    noted_ns: how far a block's last use, as written to disk and Redis, may lag behind.
+    load_bytes_max: of one batch for the loader: what a more urgent page may have to wait for.
+    load_batches_max: batches with the loader at once; two keep it busy.
+    """
+
+    disk_bytes_max: int
+    expiry_ns: int
+    noted_ns: int
+    load_bytes_max: int = 8 * 1024 * 1024
+    load_batches_max: int = 2
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the start."""
+
+    num_pages_loaded: int = 0
+    num_pages_corrupt: int = 0
+    num_blocks_committed: int = 0
+    num_blocks_unwritten: int = 0  # given up: the disk did not take them
+    num_blocks_dropped: int = 0  # left the disk for age or size

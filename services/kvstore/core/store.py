@@ -1,0 +1,291 @@
+"""The kvstore's decisions: leases, commits, stages, evictions, in every tier of one host.
+
+A block is stored once per host. Its life: leased pages that a worker fills, then a commit (the
+arena holds the only copy, which cannot be evicted until written), then on disk too, where it
+outlives the arena's copy, until it is deleted, expires, or makes room. Pages come up again by
+stages, which pin.
+"""
+
+from collections.abc import Iterable
+from itertools import count
+
+from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.checks import check_commit
+from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.effects import (
+    BlockWrite,
+    DeleteBlocks,
+    Effect,
+    IndexAdd,
+    IndexRemove,
+    LoadOutcome,
+    LoadPages,
+    PageLoad,
+    TouchBlocks,
+    WriteBlocks,
+    WriteOutcome,
+)
+from services.kvstore.core.events import Commit, Open, Release, Stage, Staged
+from services.kvstore.core.limits import Counts, Limits
+from services.kvstore.core.load_queue import LoadQueue
+from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
+from services.kvstore.core.workers import Ticket, Workers
+from services.kvstore.core.writes import Writes
+from shared.blocks import BlockKey
+from shared.errors import InvalidRequest
+from shared.ids import WorkerId
+
+
+class KvCore:
+    """See the module. Events return effects; those that answer a caller return the answer first.
+
+    Args:
+        limits: sizes and ages.
+        first_ticket: tickets count up from here, so that those of an earlier life match none.
+
+    Attributes:
+        arenas: by page size in bytes.
+    """
+
+    def __init__(self, limits: Limits, first_ticket: int = 1) -> None:
+        self._limits = limits
+        self.arenas: dict[int, ArenaTier] = {}
+        self.disk = DiskTier(limits.disk_bytes_max)
+        self.workers = Workers(first_ticket)
+        self.counts = Counts()
+        self._loads = LoadQueue()
+        self._num_batches = 0
+        self._block_ids = count(1)
+        self._writes = Writes()
+
+    def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
+        """What the disk held at the start."""
+        for block in sorted(blocks, key=lambda block: block.used_at_ns):
+            self.disk.add(block)
+        return self.on_tick(now_ns)
+
+    def on_arena(self, page_bytes: int, num_pages: int) -> None:
+        """An arena was made; every word in it says FREE."""
+        assert page_bytes not in self.arenas, "one arena a page size"
+        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes)
+
+    def on_open(self, event: Open, now_ns: int) -> list[Effect]:
+        """A worker introduces itself, which gives back what an earlier incarnation of it held. One
+        that opens the same model again lost touch and forgot what it held: that goes back too.
+        """
+        effects: list[Effect] = []
+        old = self.workers.find(event.worker_id)
+        if old is not None and (
+            old.incarnation != event.incarnation or event.fingerprint in old.shapes
+        ):
+            effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)
+        self.workers.open(event)
+        return effects
+
+    def on_worker_gone(self, worker_id: WorkerId, incarnation: str, now_ns: int) -> list[Effect]:
+        """A worker's process ended: reclaim its leases and tickets."""
+        effects: list[Effect] = []
+        if (worker := self.workers.close(worker_id, incarnation)) is not None:
+            for ticket in worker.tickets.values():
+                self._unpin(ticket, now_ns, effects)
+            for page_bytes, pages in worker.leased.items():
+                self.arenas[page_bytes].give(sorted(pages), effects)
+        return effects
+
+    def on_lease(
+        self, worker_id: WorkerId, incarnation: str, page_bytes: int, num_pages: int, now_ns: int
+    ) -> tuple[list[int], list[Effect]]:
+        """Pages to write new KV into, as many as there are, at most `num_pages`.
+
+        Raises:
+            NotFound: `unknown_worker`.
+            InvalidRequest: no arena of such pages.
+        """
+        worker = self.workers.get(worker_id, incarnation)
+        effects: list[Effect] = []
+        pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
+        worker.leased.setdefault(page_bytes, set()).update(pages)
+        return pages, effects
+
+    def on_release(self, event: Release, now_ns: int) -> list[Effect]:
+        """Unpin and give back. What the worker does not hold is ignored: it was reclaimed."""
+        worker = self.workers.find(event.worker_id)
+        effects: list[Effect] = []
+        if worker is None or worker.incarnation != event.incarnation:
+            return effects
+        if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
+            self._unpin(ticket, now_ns, effects)
+        leased = worker.leased.get(event.page_bytes, set())
+        if pages := sorted(leased.intersection(event.pages)):
+            leased.difference_update(pages)
+            self.arenas[event.page_bytes].give(pages, effects)
+        return effects
+
+    def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:
+        """Take new blocks over; a block that is here already gives its pages back.
+
+        Raises:
+            NotFound: `unknown_worker`.
+            InvalidRequest: of another shape than announced, or pages that are not leased; nothing
+                was taken over.
+        """
+        worker = self.workers.get(event.worker_id, event.incarnation)
+        arena = self._arena(event.page_bytes)
+        check_commit(event, worker)
+        effects: list[Effect] = []
+        writes: list[BlockWrite] = []
+        for new in event.blocks:
+            worker.leased[event.page_bytes].difference_update(new.pages)
+            if new.key in arena.blocks or new.key in self.disk:
+                arena.give(new.pages, effects)
+            else:
+                block, write = self._writes.begin(
+                    arena, next(self._block_ids), new, event.fingerprint, now_ns
+                )
+                arena.insert(block)
+                arena.publish_ready(block, effects)
+                writes.append(write)
+        if writes:
+            effects.append(WriteBlocks(writes))
+        self.counts.num_blocks_committed += len(event.blocks)
+        return len(event.blocks), effects
+
+    def on_stage(self, event: Stage, now_ns: int) -> tuple[Staged, list[Effect]]:
+        """Pin the longest stored prefix that fits the arena, and queue what is only on disk.
+
+        Raises:
+            NotFound: `unknown_worker`.
+            InvalidRequest: no arena of such pages.
+        """
+        worker = self.workers.get(event.worker_id, event.incarnation)
+        arena = self._arena(event.page_bytes)
+        effects: list[Effect] = []
+        blocks = pin_prefix(arena, self.disk, event, self._block_ids)
+        missing = fill_prefix(arena, self.disk, blocks, effects)
+        if not blocks:
+            return Staged(), effects
+        ticket = self.workers.add_ticket(worker, event.page_bytes, blocks)
+        num_from_disk = queue_loads(self._loads, blocks, missing, event.priority)
+        # The first block last: a prefix is worth more than what follows it.
+        if stale := self.disk.use(
+            [block.key for block in reversed(blocks)], now_ns, self._limits.noted_ns
+        ):
+            effects += [TouchBlocks(stale), IndexAdd(stale)]
+        self._send_loads(effects)
+        layers = range(event.num_layers)
+        staged = Staged(
+            ticket=ticket,
+            num_blocks=len(blocks),
+            pages=[block.pages[layer] for layer in layers for block in blocks],
+            generations=[block.generations[layer] for layer in layers for block in blocks],
+            num_from_disk=num_from_disk,
+        )
+        return staged, effects
+
+    def on_loaded(self, results: list[tuple[PageLoad, LoadOutcome]], now_ns: int) -> list[Effect]:
+        """The loader finished a batch, and published its words. A block with a page that did not
+        come is deleted everywhere.
+        """
+        effects: list[Effect] = []
+        self._num_batches -= 1
+        for load, outcome in results:
+            arena = self.arenas[load.page_bytes]
+            block = arena.holding[load.block_id]
+            block.in_flight.remove(load.layer)
+            if outcome is LoadOutcome.READY:
+                self.counts.num_pages_loaded += 1
+            else:
+                self.counts.num_pages_corrupt += outcome is LoadOutcome.CORRUPT
+                if block.is_alive:
+                    self._forget(block.key, effects)
+            arena.settle(block, effects)
+        self._send_loads(effects)
+        return effects
+
+    def on_written(self, results: list[tuple[int, WriteOutcome, int]], now_ns: int) -> list[Effect]:
+        """The writer finished blocks: (block id, outcome, bytes on disk). A full disk makes room
+        once a block, then the block stays in the arena only.
+        """
+        effects: list[Effect] = []
+        retries: list[BlockWrite] = []
+        for block_id, outcome, num_bytes in results:
+            if outcome is WriteOutcome.FAILED and (write := self._writes.retry(block_id)):
+                retries.append(write)
+                continue
+            block = self._writes.end(block_id)
+            if outcome is WriteOutcome.STORED and block.is_alive:
+                self.disk.add(
+                    StoredBlock(
+                        block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns
+                    )
+                )
+                effects.append(IndexAdd([block.key]))
+            elif outcome is WriteOutcome.FAILED:
+                self.counts.num_blocks_unwritten += 1
+            elif outcome is WriteOutcome.CORRUPT:
+                self.counts.num_pages_corrupt += 1
+                self.arenas[block.page_bytes].publish_bad(block, effects)
+                self._forget(block.key, effects)
+            self.arenas[block.page_bytes].settle(block, effects)
+        if retries:
+            num_bytes = sum(len(write.pages) * write.page_bytes for write in retries)
+            self._drop(self.disk.oldest(2 * num_bytes, self._is_busy), effects)
+            effects.append(WriteBlocks(retries))
+        self._shrink_disk(now_ns, effects)
+        return effects
+
+    def on_delete(self, keys: list[BlockKey], now_ns: int) -> tuple[int, list[Effect]]:
+        """Forget blocks in every tier. Pages that somebody reads go when they are released."""
+        effects: list[Effect] = []
+        num_blocks = sum(self._forget(key, effects) for key in dict.fromkeys(keys))
+        return num_blocks, effects
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        """Now and then: let go of what is expired or too much."""
+        effects: list[Effect] = []
+        self._shrink_disk(now_ns, effects)
+        return effects
+
+    def _arena(self, page_bytes: int) -> ArenaTier:
+        if (arena := self.arenas.get(page_bytes)) is None:
+            raise InvalidRequest(f"no arena of {page_bytes}-byte pages is open", "page_bytes")
+        return arena
+
+    def _unpin(self, ticket: Ticket, now_ns: int, effects: list[Effect]) -> None:
+        arena = self.arenas[ticket.page_bytes]
+        for block in ticket.blocks:
+            block.used_at_ns = now_ns
+            arena.unpin(block, effects)
+
+    def _send_loads(self, effects: list[Effect]) -> None:
+        while self._num_batches < self._limits.load_batches_max:
+            loads = self._loads.pop_batch(self._limits.load_bytes_max)
+            if not loads:
+                break
+            self._num_batches += 1
+            effects.append(LoadPages(loads))
+
+    def _is_busy(self, key: BlockKey) -> bool:
+        return any(
+            (block := arena.blocks.get(key)) is not None and not block.is_idle
+            for arena in self.arenas.values()
+        )
+
+    def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
+        self._drop(self.disk.surplus(now_ns - self._limits.expiry_ns, self._is_busy), effects)
+
+    def _drop(self, keys: list[BlockKey], effects: list[Effect]) -> None:
+        for key in keys:
+            self._forget(key, effects)
+        self.counts.num_blocks_dropped += len(keys)
+
+    def _forget(self, key: BlockKey, effects: list[Effect]) -> bool:
+        stored = self.disk.remove(key)
+        blocks = [arena.blocks[key] for arena in self.arenas.values() if key in arena.blocks]
+        if stored is not None:
+            effects += [DeleteBlocks([(key, stored.num_layers)]), IndexRemove([key])]
+        for block in blocks:
+            if block.is_writing:  # undone by the writer right after it is done
+                effects.append(DeleteBlocks([(key, block.num_layers)]))
+            self.arenas[block.page_bytes].forget(block, effects)
+        return stored is not None or bool(blocks)

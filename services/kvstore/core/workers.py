@@ -1,0 +1,78 @@
+"""Who may ask: open workers, the pages they lease, the tickets they hold."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from services.kvstore.core.arena_tier import Block
+from services.kvstore.core.events import Open
+from shared.errors import NotFound
+from shared.ids import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Blocks pinned by one stage."""
+
+    page_bytes: int
+    blocks: list[Block]
+
+
+@dataclass(slots=True)
+class Worker:
+    """One open incarnation of a worker.
+
+    Attributes:
+        shapes: number of layers and page size in bytes, by model fingerprint.
+        leased: pages it may write to, by page size.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    leased: dict[int, set[int]] = field(default_factory=dict)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+
+
+class Workers:
+    """Open workers by id; at most one incarnation of each."""
+
+    def __init__(self, first_ticket: int) -> None:
+        self._workers: dict[WorkerId, Worker] = {}
+        self._ticket_numbers = count(first_ticket)
+
+    def find(self, worker_id: WorkerId) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def get(self, worker_id: WorkerId, incarnation: str) -> Worker:
+        """Raises:
+        NotFound: `unknown_worker`: it must open first, and hold nothing of what it held.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            raise NotFound(f"worker {worker_id} is not open here", "worker_id", "unknown_worker")
+        return worker
+
+    def open(self, event: Open) -> None:
+        """Register a worker, or one more model of it."""
+        worker = self._workers.setdefault(
+            event.worker_id, Worker(event.worker_id, event.incarnation)
+        )
+        assert worker.incarnation == event.incarnation, "the earlier incarnation was closed"
+        worker.shapes[event.fingerprint] = (event.num_layers, event.page_bytes)
+
+    def close(self, worker_id: WorkerId, incarnation: str) -> Worker | None:
+        """Take a worker out, with everything it holds; None if this incarnation is not open."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return None
+        return self._workers.pop(worker_id)
+
+    def add_ticket(self, worker: Worker, page_bytes: int, blocks: list[Block]) -> int:
+        """Number of a new ticket that holds `blocks`."""
+        number = next(self._ticket_numbers)
+        worker.tickets[number] = Ticket(page_bytes, blocks)
+        return number
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())

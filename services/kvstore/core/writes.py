@@ -1,0 +1,63 @@
+"""Blocks of which the arena holds the only copy, until the writer has stored or given them up."""
+
+from dataclasses import dataclass
+
+from services.kvstore.core.arena_tier import ArenaTier, Block
+from services.kvstore.core.effects import BlockWrite
+from services.kvstore.core.events import NewBlock
+
+
+@dataclass(slots=True)
+class _Writing:
+    block: Block
+    write: BlockWrite
+    is_retry: bool = False
+
+
+class Writes:
+    """What is with the writer, by block id."""
+
+    def __init__(self) -> None:
+        self._writing: dict[int, _Writing] = {}
+
+    def begin(
+        self, arena: ArenaTier, block_id: int, new: NewBlock, fingerprint: str, now_ns: int
+    ) -> tuple[Block, BlockWrite]:
+        """A committed block as the arena's own, and what the writer is to store."""
+        parent = arena.blocks.get(new.parent)
+        block = Block(
+            block_id=block_id,
+            key=new.key,
+            page_bytes=arena.page_bytes,
+            pages=list(new.pages),
+            generations=[arena.generation(page) for page in new.pages],
+            depth=parent.depth + 1 if parent is not None else 0,
+            used_at_ns=now_ns,
+            is_writing=True,
+        )
+        write = BlockWrite(
+            block_id=block_id,
+            key=new.key,
+            parent=new.parent,
+            tokens=new.tokens,
+            fingerprint=fingerprint,
+            page_bytes=arena.page_bytes,
+            pages=list(new.pages),
+            checksums=new.checksums,
+        )
+        self._writing[block_id] = _Writing(block, write)
+        return block, write
+
+    def retry(self, block_id: int) -> BlockWrite | None:
+        """The same write once more; None if it was tried again already, or nobody wants it."""
+        writing = self._writing[block_id]
+        if writing.is_retry or not writing.block.is_alive:
+            return None
+        writing.is_retry = True
+        return writing.write
+
+    def end(self, block_id: int) -> Block:
+        """The writer is done with the block: its pages are like any other's."""
+        block = self._writing.pop(block_id).block
+        block.is_writing = False
+        return block

@@ -1,0 +1,357 @@
+"""The kvstore's shell: decodes calls, feeds the core, performs its effects."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
+
+import lmdb
+from nats.aio.subscription import Subscription
+
+from services.kvstore.arenas import Arenas
+from services.kvstore.config import KvstoreConfig
+from services.kvstore.core import (
+    Commit,
+    DeleteBlocks,
+    Effect,
+    IndexAdd,
+    IndexRemove,
+    KvCore,
+    Limits,
+    LoadPages,
+    NewBlock,
+    Open,
+    Release,
+    SetWords,
+    Stage,
+    StoredBlock,
+    TouchBlocks,
+    WriteBlocks,
+)
+from services.kvstore.disk import Disk, stored_bytes
+from services.kvstore.index import RedisIndex
+from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
+from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
+from services.kvstore.values import LAYERS_MAX
+from shared import messages as m
+from shared import subjects
+from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
+from shared.ids import subject_token
+from shared.messages.codec import pack_ints, unpack_ints
+from shared.service import Runtime
+
+P = ParamSpec("P")
+
+NS_PER_S = 1_000_000_000
+TICK_S = 1.0
+NOTED_SHARE = 24  # a block's last use is written down once in this part of its expiry
+PAGE_BYTES_MAX = 1024**3
+
+
+async def main(runtime: Runtime, config: KvstoreConfig) -> None:
+    """Run the kvstore of this host until the runtime stops."""
+    service = await KvService.open(runtime, config)
+    await service.serve()
+    await runtime.ready()
+    await runtime.stopping.wait()
+
+
+class KvService:
+    """One running kvstore. Everything but the two threads' loops runs on the event loop, and every
+    call of the core is a plain call there, so the core is never re-entered.
+    """
+
+    def __init__(
+        self, runtime: Runtime, config: KvstoreConfig, core: KvCore, disk: Disk, index: RedisIndex
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._core = core
+        self._index = index
+        self._arenas = Arenas(config.arena_path, config.arena_bytes)
+        self._leases = LeaseFiles(config.arena_path)
+        self._telemetry = Telemetry(core)
+        self._is_closed = False
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        arenas = self._arenas.by_page_bytes
+        self._loader = LoaderThread(
+            disk, arenas, self._from_thread(self._on_loaded), self._from_thread(self._on_failure)
+        )
+        self._writer = WriterThread(
+            disk, arenas, runtime.clock, self._from_thread(self._on_written),
+            self._from_thread(self._on_failure),
+        )  # fmt: skip
+
+    @classmethod
+    async def open(cls, runtime: Runtime, config: KvstoreConfig) -> "KvService":
+        """Take the folders, open the disk, and learn what is on it. Closed with the runtime.
+
+        Raises:
+            ConfigError: a folder is taken, cannot be written to, or has no room.
+        """
+        expiry_ns = int(config.expiry_s * NS_PER_S)
+        limits = Limits(
+            disk_bytes_max=config.disk_bytes_max,
+            expiry_ns=expiry_ns,
+            noted_ns=expiry_ns // NOTED_SHARE,
+        )
+        for folder, variable in (
+            (config.arena_path, "SYMPHONY_ARENA_DIR"),
+            (config.disk_path, "SYMPHONY_DATA_DIR"),
+        ):
+            runtime.stack.callback(os.close, lock_directory(folder, variable))
+        disk = await asyncio.to_thread(open_disk, config)
+        runtime.stack.callback(disk.close)
+        core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000)
+        ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
+        index = RedisIndex(config.redis_url, config.host_id, ttl_s, lambda: core.disk.keys)
+        runtime.stack.push_async_callback(index.close)
+        service = cls(runtime, config, core, disk, index)
+        runtime.stack.push_async_callback(service.close)
+        service._arenas.clean()
+        now_s = runtime.clock.wall_ns() // NS_PER_S
+        found = await asyncio.to_thread(disk.scan, now_s)
+        now_ns = runtime.clock.now_ns()
+        blocks = []
+        for block in found:
+            used_at_ns = now_ns - max(now_s - block.used_s, 0) * NS_PER_S
+            num_bytes = stored_bytes(block.num_layers, block.page_bytes)
+            blocks.append(
+                StoredBlock(
+                    block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns
+                )
+            )
+        service._perform(core.on_disk_found(blocks, now_ns))
+        return service
+
+    async def serve(self) -> None:
+        """Subscribe, and start what runs beside the calls."""
+        bus, host_id = self._runtime.bus, self._config.host_id
+        self._subscriptions = [
+            await bus.serve(subjects.KV_OPEN, self._open, host_id),
+            await bus.serve(subjects.KV_LEASE, self._lease, host_id),
+            await bus.serve(subjects.KV_STAGE, self._stage, host_id),
+            await bus.serve(subjects.KV_COMMIT, self._commit, host_id),
+            await bus.subscribe(subjects.KV_RELEASE, self._release, host_id),
+            await bus.serve(subjects.SESSION_DELETE, self._delete),
+            await bus.serve(subjects.KV_STATS, self._stats),
+        ]
+        self._tasks = [
+            self._runtime.spawn(self._index.run(), "kv-index"),
+            self._runtime.spawn(self._tick(), "kv-tick"),
+        ]
+
+    async def close(self) -> None:
+        """Answer no more calls, write everything down, remove the arenas."""
+        self._is_closed = True
+        if self._runtime.bus.connected:
+            for subscription in self._subscriptions:
+                await subscription.unsubscribe()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._loader.stop)
+        await asyncio.to_thread(self._writer.stop)
+        await asyncio.sleep(0)  # the threads' last reports are heard
+        self._telemetry.export()
+        self._leases.close()
+        self._arenas.close()
+
+    async def _open(self, message: m.KvOpen) -> m.KvOpened:
+        incarnation = _path_token(message.incarnation, "incarnation")
+        _path_token(message.worker_id, "worker_id")
+        if not 0 < message.num_layers <= LAYERS_MAX:
+            raise InvalidRequest(f"num_layers must be 1 to {LAYERS_MAX}", "num_layers")
+        if not 0 < message.page_bytes <= PAGE_BYTES_MAX:
+            raise InvalidRequest(f"page_bytes must be 1 to {PAGE_BYTES_MAX}", "page_bytes")
+        arena = await self._arenas.get(message.page_bytes, message.num_layers)
+        self._refuse_if_closed()
+        now_ns = self._runtime.clock.now_ns()
+        if message.page_bytes not in self._core.arenas:
+            self._core.on_arena(message.page_bytes, arena.num_pages)
+        old = self._core.workers.find(message.worker_id)
+        if old is not None and old.incarnation != message.incarnation:
+            self._leases.drop(old.worker_id, old.incarnation)
+        lease_path = self._leases.add(message.worker_id, message.incarnation)
+        event = Open(
+            message.worker_id, incarnation, message.fingerprint, message.num_layers,
+            message.page_bytes,
+        )  # fmt: skip
+        self._perform(self._core.on_open(event, now_ns))
+        return m.KvOpened(
+            arena_path=str(arena.path),
+            num_pages=arena.num_pages,
+            page_bytes=arena.page_bytes,
+            lease_path=str(lease_path),
+        )
+
+    async def _lease(self, message: m.KvLease) -> m.KvLeased:
+        self._refuse_if_closed()
+        pages, effects = self._core.on_lease(
+            message.worker_id, message.incarnation, message.page_bytes, message.num_pages,
+            self._runtime.clock.now_ns(),
+        )  # fmt: skip
+        self._perform(effects)
+        return m.KvLeased(pages=pack_ints(pages))
+
+    async def _stage(self, message: m.KvStage) -> m.KvStaged:
+        self._refuse_if_closed()
+        keys = _unpack_keys(message.keys, "keys")
+        if not keys and message.session_id is not None:
+            record = await self._index.record(message.tenant, message.session_id)
+            if record is not None and record.fingerprint == message.fingerprint:
+                keys = _unpack_keys(record.block_keys, "session_id")
+            self._refuse_if_closed()
+        event = Stage(
+            message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
+            message.priority,
+        )  # fmt: skip
+        staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
+        self._perform(effects)
+        return m.KvStaged(
+            ticket=staged.ticket,
+            num_blocks=staged.num_blocks,
+            keys="" if message.keys else pack_keys(keys[: staged.num_blocks]),
+            pages=pack_ints(staged.pages),
+            generations=pack_ints(staged.generations),
+            num_from_disk=staged.num_from_disk,
+        )
+
+    async def _commit(self, message: m.KvCommit) -> m.KvCommitted:
+        self._refuse_if_closed()
+        event = Commit(
+            message.worker_id,
+            message.incarnation,
+            message.fingerprint,
+            message.page_bytes,
+            [_new_block(block) for block in message.blocks],
+        )
+        num_blocks, effects = self._core.on_commit(event, self._runtime.clock.now_ns())
+        self._perform(effects)
+        return m.KvCommitted(num_blocks=num_blocks)
+
+    def _release(self, message: m.KvRelease) -> None:
+        if self._is_closed:
+            return
+        event = Release(
+            message.worker_id, message.incarnation, message.ticket, message.page_bytes,
+            unpack_ints(message.pages),
+        )  # fmt: skip
+        self._perform(self._core.on_release(event, self._runtime.clock.now_ns()))
+
+    async def _delete(self, message: m.KvDelete) -> m.KvDeleted:
+        self._refuse_if_closed()
+        found, record = await self._index.delete_record(message.tenant, message.session_id)
+        if record is None:
+            return m.KvDeleted(found=found)
+        keys = _unpack_keys(record.block_keys, "session_id")
+        self._refuse_if_closed()
+        num_blocks, effects = self._core.on_delete(keys, self._runtime.clock.now_ns())
+        self._perform(effects)
+        return m.KvDeleted(found=found, num_blocks=num_blocks)
+
+    async def _stats(self, _: m.Empty) -> m.KvStats:
+        arenas = self._core.arenas.values()
+        return m.KvStats(
+            host_id=self._config.host_id,
+            num_sessions=await self._index.count_sessions(),
+            arena_pages=sum(arena.num_pages for arena in arenas),
+            arena_pages_used=sum(arena.num_pages - arena.num_free for arena in arenas),
+            arena_bytes=sum(arena.num_pages * arena.page_bytes for arena in arenas),
+            arena_bytes_used=sum(
+                (arena.num_pages - arena.num_free) * arena.page_bytes for arena in arenas
+            ),
+            disk_blocks=len(self._core.disk),
+            disk_bytes=self._core.disk.num_bytes,
+            num_corrupt=self._core.counts.num_pages_corrupt,
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ns = self._runtime.clock.now_ns()
+            for worker_id, incarnation in self._leases.poll():
+                self._leases.drop(worker_id, incarnation)
+                self._perform(self._core.on_worker_gone(worker_id, incarnation, now_ns))
+            self._perform(self._core.on_tick(now_ns))
+            self._telemetry.export()
+
+    def _on_loaded(self, results: LoadResults, seconds: float) -> None:
+        LOAD_SECONDS.observe(seconds)
+        self._perform(self._core.on_loaded(results, self._runtime.clock.now_ns()))
+
+    def _on_written(self, results: WriteResults) -> None:
+        self._perform(self._core.on_written(results, self._runtime.clock.now_ns()))
+
+    def _on_failure(self, error: BaseException) -> None:
+        self._runtime.fail("a thread failed", error)
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SetWords(page_bytes, pages, generations, state):
+                    arena = self._arenas.by_page_bytes[page_bytes]
+                    for page, generation in zip(pages, generations, strict=True):
+                        arena.set_word(page, generation, state)
+                case LoadPages():
+                    self._loader.submit(effect)
+                case WriteBlocks() | DeleteBlocks() | TouchBlocks():
+                    self._writer.submit(effect)
+                case IndexAdd(keys):
+                    self._index.add(keys)
+                case IndexRemove(keys):
+                    self._index.remove(keys)
+
+    def _from_thread(self, handler: Callable[P, None]) -> Callable[P, None]:
+        loop = asyncio.get_running_loop()
+
+        def hand_over(*args: P.args, **kwargs: P.kwargs) -> None:
+            loop.call_soon_threadsafe(lambda: handler(*args, **kwargs))
+
+        return hand_over
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise PeerUnavailable("the kvstore is stopping")
+
+
+def open_disk(config: KvstoreConfig) -> Disk:
+    """The disk in the data folder.
+
+    Raises:
+        ConfigError: it cannot be made or opened there.
+    """
+    try:
+        return Disk.open(config.disk_path, config.disk_bytes_max)
+    except (OSError, lmdb.Error) as error:
+        raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
+
+
+def _path_token(text: str, param: str) -> str:
+    try:
+        return subject_token(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param) from None
+
+
+def _unpack_keys(packed: str, param: str) -> list[BlockKey]:
+    try:
+        return unpack_keys(packed)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param) from None
+
+
+def _new_block(block: m.KvBlock) -> NewBlock:
+    keys = _unpack_keys(block.key + block.parent, "key")
+    if len(keys) != 2:
+        raise InvalidRequest("a block has one key and one parent", "key")
+    return NewBlock(
+        key=keys[0],
+        parent=keys[1],
+        tokens=unpack_ints(block.tokens),
+        pages=unpack_ints(block.pages),
+        checksums=unpack_ints(block.checksums, "Q"),
+    )

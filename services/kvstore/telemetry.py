@@ -1,0 +1,44 @@
+"""The kvstore's metrics, taken from the core's own counts."""
+
+from dataclasses import asdict
+
+from services.kvstore.core import KvCore
+from shared.metrics import counter, gauge, histogram
+
+BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])
+LOAD_SECONDS = histogram("kv_load_seconds", "Time to copy one batch of pages from disk")
+REDIS_FAILURES = counter("kv_redis_failures_total", "Calls to Redis that failed")
+_EVICTED = counter("kv_evicted_pages_total", "Pages that left the arena to make room")
+_COUNTERS = {
+    "num_pages_loaded": counter("kv_loaded_pages_total", "Pages copied from disk to the arena"),
+    "num_pages_corrupt": counter("kv_corrupt_total", "Pages whose checksum was wrong"),
+    "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
+    "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
+    "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
+}
+
+
+class Telemetry:
+    """Carries a core's counts over to Prometheus."""
+
+    def __init__(self, core: KvCore) -> None:
+        self._core = core
+        self._seen = asdict(core.counts)
+        self._num_evicted = 0
+
+    def export(self) -> None:
+        """Bring every metric up to date."""
+        counts = asdict(self._core.counts)
+        for name, metric in _COUNTERS.items():
+            metric.inc(counts[name] - self._seen[name])
+        self._seen = counts
+        num_evicted = sum(arena.num_evicted for arena in self._core.arenas.values())
+        _EVICTED.inc(num_evicted - self._num_evicted)
+        self._num_evicted = num_evicted
+        BYTES.labels("disk").set(self._core.disk.num_bytes)
+        BYTES.labels("arena").set(
+            sum(
+                (arena.num_pages - arena.num_free) * arena.page_bytes
+                for arena in self._core.arenas.values()
+            )
+        )

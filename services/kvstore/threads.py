@@ -1,0 +1,243 @@
+"""The two threads beside the event loop: the loader (disk to arena) and the writer (arena to disk).
+
+Both are fed by an unbounded queue whose content the core bounds (two batches of loads; never more
+writes than the arena has pages), and report to the event loop in batches.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import lmdb
+
+from services.kvstore.core import (
+    BlockWrite,
+    DeleteBlocks,
+    LoadOutcome,
+    LoadPages,
+    PageLoad,
+    TouchBlocks,
+    WriteBlocks,
+    WriteOutcome,
+)
+from services.kvstore.disk import CorruptPage, Disk, Writer, stored_bytes
+from shared.arena import Arena, PageState
+from shared.blocks import BlockKey
+from shared.clock import Clock
+
+log = logging.getLogger(__name__)
+
+LoadResults: TypeAlias = list[tuple[PageLoad, LoadOutcome]]
+WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
+DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks
+
+WRITE_BATCH_BYTES = 64 * 1024 * 1024
+SYNC_INTERVAL_S = 1.0
+
+
+class LoaderThread:
+    """Copies pages from disk into the arena and publishes each page's word as soon as it is there.
+
+    Args:
+        arenas: by page size in bytes.
+        report: called in this thread with a batch's results and how long it took, seconds.
+        fail: called in this thread with what ended it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        arenas: Mapping[int, Arena],
+        report: Callable[[LoadResults, float], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._arenas = arenas
+        self._report = report
+        self._fail = fail
+        self._orders: queue.SimpleQueue[LoadPages | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: LoadPages) -> None:
+        self._orders.put(order)
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end."""
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                start = time.perf_counter()
+                results = self._load(order.loads)
+                self._report(results, time.perf_counter() - start)
+        except Exception as error:
+            self._fail(error)
+
+    def _load(self, loads: Sequence[PageLoad]) -> LoadResults:
+        results: LoadResults = []
+        try:
+            with self._disk.read() as reader:
+                for load in loads:
+                    arena = self._arenas[load.page_bytes]
+                    outcome = reader.copy(load, arena.pages[load.page])
+                    state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+                    arena.set_word(load.page, load.generation, state)
+                    results.append((load, outcome))
+        except lmdb.Error as error:  # the tree itself is damaged: no page of this batch will come
+            log.error("reading the KV database failed", extra={"error": str(error)})
+            for load in loads[len(results) :]:
+                self._arenas[load.page_bytes].set_word(load.page, load.generation, PageState.BAD)
+                results.append((load, LoadOutcome.CORRUPT))
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Delete:
+    key: BlockKey
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    keys: list[BlockKey]
+
+
+_Step: TypeAlias = BlockWrite | _Delete | _Touch
+
+
+class WriterThread:
+    """The single writer of the disk: takes what is waiting as one transaction, in order.
+
+    Args:
+        arenas: by page size in bytes.
+        report: called in this thread with the outcome of every block written.
+        fail: called in this thread with what ended it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        arenas: Mapping[int, Arena],
+        clock: Clock,
+        report: Callable[[WriteResults], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._arenas = arenas
+        self._clock = clock
+        self._report = report
+        self._fail = fail
+        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._undeleted: dict[BlockKey, _Delete] = {}
+        self._thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: DiskOrder) -> None:
+        match order:
+            case WriteBlocks(writes):
+                for write in writes:
+                    self._steps.put(write)
+            case DeleteBlocks(blocks):
+                for key, num_layers in blocks:
+                    self._steps.put(_Delete(key, num_layers))
+            case TouchBlocks(keys):
+                self._steps.put(_Touch(keys))
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end."""
+        self._steps.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        is_dirty = False
+        synced_at = time.monotonic()
+        try:
+            while True:
+                steps, is_last = self._take(SYNC_INTERVAL_S if is_dirty else None)
+                if steps:
+                    if results := self._store(steps):
+                        self._report(results)
+                    is_dirty = True
+                if is_last:
+                    return
+                if is_dirty and time.monotonic() - synced_at >= SYNC_INTERVAL_S:
+                    self._sync()
+                    is_dirty = False
+                    synced_at = time.monotonic()
+        except Exception as error:
+            self._fail(error)
+
+    def _take(self, timeout_s: float | None) -> tuple[list[_Step], bool]:
+        """What waits, as one batch, and whether it is the last."""
+        steps: list[_Step] = []
+        num_bytes = 0
+        try:
+            step = self._steps.get(timeout=timeout_s)
+            while step is not None:
+                steps.append(step)
+                if isinstance(step, BlockWrite):
+                    num_bytes += stored_bytes(len(step.pages), step.page_bytes)
+                if num_bytes >= WRITE_BATCH_BYTES:
+                    return steps, False
+                step = self._steps.get_nowait()
+        except queue.Empty:
+            return steps, False
+        return steps, True
+
+    def _store(self, steps: Sequence[_Step]) -> WriteResults:
+        again = [*self._undeleted.values(), *steps]
+        if self._transact(again) is WriteOutcome.STORED:
+            self._undeleted.clear()
+            return [_stored(step) for step in steps if isinstance(step, BlockWrite)]
+        results: WriteResults = []
+        for step in again:  # one by one, so that only what fails is lost
+            outcome = self._transact([step])
+            if isinstance(step, BlockWrite):
+                results.append(
+                    _stored(step) if outcome is WriteOutcome.STORED else (step.block_id, outcome, 0)
+                )
+            if isinstance(step, _Delete) and outcome is not WriteOutcome.STORED:
+                self._undeleted[step.key] = step
+            elif isinstance(step, _Delete | BlockWrite):
+                self._undeleted.pop(step.key, None)
+        return results
+
+    def _transact(self, steps: Sequence[_Step]) -> WriteOutcome:
+        try:
+            with self._disk.write(self._clock.wall_ns() // 1_000_000_000) as writer:
+                for step in steps:
+                    self._apply(writer, step)
+        except CorruptPage as error:
+            log.error("a committed page is not what was announced", extra={"error": str(error)})
+            return WriteOutcome.CORRUPT
+        except lmdb.Error as error:
+            log.warning("writing the KV database failed", extra={"error": str(error)})
+            return WriteOutcome.FAILED
+        return WriteOutcome.STORED
+
+    def _apply(self, writer: Writer, step: _Step) -> None:
+        match step:
+            case BlockWrite():
+                writer.put(step, self._arenas[step.page_bytes].pages)
+            case _Delete(key, num_layers):
+                writer.delete(key, num_layers)
+            case _Touch(keys):
+                writer.touch(keys)
+
+    def _sync(self) -> None:
+        try:
+            self._disk.sync()
+        except lmdb.Error as error:  # what is not durable after a power failure is recomputed
+            log.warning("syncing the KV database failed", extra={"error": str(error)})
+
+
+def _stored(write: BlockWrite) -> tuple[int, WriteOutcome, int]:
+    num_bytes = stored_bytes(len(write.pages), write.page_bytes)
+    return write.block_id, WriteOutcome.STORED, num_bytes

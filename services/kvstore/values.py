@@ -1,0 +1,124 @@
+"""A value in LMDB: one page behind a fixed header that describes it, so that the index can be
+rebuilt from the values alone.
+
+Equal pages make equal values, which keeps LMDB's list of free runs healthy.
+"""
+
+import struct
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import xxhash
+from typing_extensions import Buffer
+
+from shared.blocks import BLOCK_TOKENS, KEY_BYTES, BlockKey
+
+HEADER_BYTES = 512
+_MAGIC = b"SYMKVPG1"
+# magic; key, parent, fingerprint; layer, layers, tokens; page bytes; created; payload's checksum
+_FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES}s16sHHHIqQ")
+_CHECKSUM = struct.Struct("<Q")
+_CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
+_LAYER = struct.Struct(">H")
+LAYERS_MAX = 0xFFFF
+
+assert _FIELDS.size + 4 * BLOCK_TOKENS <= _CHECKSUM_AT, "the header has room for a block's tokens"
+
+
+class BadValue(Exception):
+    """Bytes that are no value of this release, or not the value that should be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueHeader:
+    """What a value says of itself.
+
+    Attributes:
+        fingerprint: digest of the model's, see `fingerprint_digest`.
+        created_s: wall clock, seconds.
+        checksum: xxh3-64 of the page.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    fingerprint: bytes
+    layer: int
+    num_layers: int
+    page_bytes: int
+    created_s: int
+    tokens: list[int]
+    checksum: int
+
+
+def fingerprint_digest(fingerprint: str) -> bytes:
+    """A model's fingerprint in 16 bytes."""
+    return blake2b(fingerprint.encode(), digest_size=16).digest()
+
+
+def value_key(key: BlockKey, layer: int) -> bytes:
+    """Key in LMDB: a block's layers lie side by side, in order.
+
+    >>> value_key(BlockKey(bytes(16)), 258)[-2:]
+    b'\\x01\\x02'
+    """
+    return key + _LAYER.pack(layer)
+
+
+def split_value_key(raw: bytes) -> tuple[BlockKey, int]:
+    """Inverse of `value_key`.
+
+    Raises:
+        BadValue: it has another length.
+    """
+    if len(raw) != KEY_BYTES + _LAYER.size:
+        raise BadValue(f"a key of {len(raw)} bytes")
+    return BlockKey(raw[:KEY_BYTES]), _LAYER.unpack_from(raw, KEY_BYTES)[0]
+
+
+def write_header(header: ValueHeader, out: bytearray) -> None:
+    """Header into the first `HEADER_BYTES` of `out`."""
+    out[:HEADER_BYTES] = bytes(HEADER_BYTES)
+    _FIELDS.pack_into(
+        out, 0, _MAGIC, header.key, header.parent, header.fingerprint, header.layer,
+        header.num_layers, len(header.tokens), header.page_bytes, header.created_s, header.checksum,
+    )  # fmt: skip
+    tokens = array("i", header.tokens).tobytes()
+    out[_FIELDS.size : _FIELDS.size + len(tokens)] = tokens
+    digest = xxhash.xxh3_64_intdigest(memoryview(out)[:_CHECKSUM_AT])
+    _CHECKSUM.pack_into(out, _CHECKSUM_AT, digest)
+
+
+def read_header(value: Buffer) -> ValueHeader:
+    """Header of a value.
+
+    Raises:
+        BadValue: not a value of this release, damaged, or cut short.
+    """
+    view = memoryview(value)
+    if len(view) < HEADER_BYTES:
+        raise BadValue(f"a value of {len(view)} bytes")
+    if (
+        xxhash.xxh3_64_intdigest(view[:_CHECKSUM_AT])
+        != _CHECKSUM.unpack_from(view, _CHECKSUM_AT)[0]
+    ):
+        raise BadValue("damaged header")
+    (
+        magic,
+        key,
+        parent,
+        fingerprint,
+        layer,
+        num_layers,
+        num_tokens,
+        page_bytes,
+        created,
+        checksum,
+    ) = _FIELDS.unpack_from(view)
+    if magic != _MAGIC or len(view) != HEADER_BYTES + page_bytes:
+        raise BadValue("another release's value, or of another size")
+    tokens = array("i", bytes(view[_FIELDS.size : _FIELDS.size + 4 * num_tokens])).tolist()
+    return ValueHeader(
+        BlockKey(key), BlockKey(parent), fingerprint, layer, num_layers, page_bytes, created,
+        tokens, checksum,
+    )  # fmt: skip

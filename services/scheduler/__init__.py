@@ -1,0 +1,1 @@
+"""The batch scheduler: places turns on workers, keeps places for expected sessions."""

@@ -1,0 +1,34 @@
+"""Decisions of the scheduler: pure, synchronous, told the time."""
+
+from services.scheduler.core.effects import (
+    CancelTurn,
+    CountTurn,
+    Effect,
+    FailTurn,
+    NotifyArrival,
+    PlacementReason,
+    ProbeWorker,
+    SendPrefetch,
+    StartTurn,
+    WakeAt,
+)
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.placement import POLICIES, PlacementPolicy
+from services.scheduler.core.scheduler import SchedulerCore
+
+__all__ = [
+    "POLICIES",
+    "CancelTurn",
+    "CountTurn",
+    "Effect",
+    "FailTurn",
+    "Limits",
+    "NotifyArrival",
+    "PlacementPolicy",
+    "PlacementReason",
+    "ProbeWorker",
+    "SchedulerCore",
+    "SendPrefetch",
+    "StartTurn",
+    "WakeAt",
+]

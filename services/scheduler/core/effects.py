@@ -1,0 +1,83 @@
+"""What the scheduler core asks its shell to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.ids import FrontendId, WorkerId
+from shared.messages import Prefetch, TurnArrived, TurnCancel, TurnFailed, TurnStart
+
+PlacementReason = Literal["reserved", "affinity", "balance", "replaced"]
+Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartTurn:
+    """Send this attempt to the worker. `reason` says what decided the place."""
+
+    worker_id: WorkerId
+    start: TurnStart
+    reason: PlacementReason
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTurn:
+    """Tell the worker to stop these attempts."""
+
+    worker_id: WorkerId
+    cancel: TurnCancel
+
+
+@dataclass(frozen=True, slots=True)
+class FailTurn:
+    """Tell the frontend that the turn cannot be served."""
+
+    frontend_id: FrontendId
+    failed: TurnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrefetch:
+    """Tell the worker that a session's turn is coming."""
+
+    worker_id: WorkerId
+    prefetch: Prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyArrival:
+    """Tell the tracker that a session's turn was placed."""
+
+    arrived: TurnArrived
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWorker:
+    """Ask whether anybody listens at the worker; if not, call `on_worker_gone`."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class CountTurn:
+    """A turn is over."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call `on_wake` at this instant; replaces any later one asked for before."""
+
+    at_ns: int
+
+
+Effect = (
+    StartTurn
+    | CancelTurn
+    | FailTurn
+    | SendPrefetch
+    | NotifyArrival
+    | ProbeWorker
+    | CountTurn
+    | WakeAt
+)

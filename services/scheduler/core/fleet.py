@@ -1,0 +1,110 @@
+"""The workers: who is there, who can take turns of which model, who has fallen silent."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.records import NO_MODELS, Worker
+from shared.ids import ModelId, WorkerId
+from shared.messages import WorkerReport
+
+MISSED_REPORTS_BEFORE_PROBE = 2
+MISSED_REPORTS_BEFORE_DEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a report changed.
+
+    Attributes:
+        is_new: not known before, or dead until now: nobody watches its silence yet.
+        restarted: another process under the same id; what the old one held is lost.
+        opened: models that new turns can now be placed for here, and could not before.
+        closed: models that they could be placed for, and cannot any more.
+    """
+
+    worker: Worker
+    is_new: bool
+    restarted: bool
+    opened: frozenset[ModelId]
+    closed: frozenset[ModelId]
+
+
+class Fleet:
+    """Every worker heard of, by id and by model."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._workers: dict[WorkerId, Worker] = {}
+        self._serving: dict[ModelId, dict[WorkerId, Worker]] = {}
+        self._models_known: set[ModelId] = set()
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, worker_id: WorkerId) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def serving(self, model_id: ModelId) -> Collection[Worker]:
+        """Workers that a turn of this model can be placed on now."""
+        return self._serving.get(model_id, {}).values()
+
+    def knows(self, model_id: ModelId) -> bool:
+        """Whether any worker ever named this model: if so, one may come back."""
+        return model_id in self._models_known
+
+    def only_model(self) -> ModelId | None:
+        """The model served, when there is just one."""
+        return next(iter(self._models_known)) if len(self._models_known) == 1 else None
+
+    def hear(self, report: WorkerReport, now_ns: int) -> Heard | None:
+        """Take a report in; None if it is older than what is known."""
+        worker = self._workers.get(report.worker_id)
+        is_new, restarted = worker is None or not worker.alive, False
+        if worker is None:
+            worker = self._workers[report.worker_id] = Worker(report, now_ns)
+        elif report.incarnation != worker.report.incarnation:
+            if report.incarnation in worker.retired:
+                return None
+            worker.retired.append(worker.report.incarnation)
+            restarted = True
+        elif report.seq <= worker.report.seq:
+            return None
+        worker.report = report
+        worker.heard_at_ns = now_ns
+        worker.alive = True
+        worker.is_probed = False
+        worker.num_tokens_dispatched = 0
+        named = frozenset(card.model_id for card in report.models)
+        self._models_known |= named
+        before = worker.models
+        after = named if report.state == "ready" else NO_MODELS
+        if after != before:
+            self._set_models(worker, after)
+        return Heard(worker, is_new, restarted, after - before, before - after)
+
+    def bury(self, worker: Worker) -> None:
+        """Nothing is placed there until it is heard of again."""
+        worker.alive = False
+        self._set_models(worker, NO_MODELS)
+
+    def forget(self, worker: Worker) -> None:
+        """Drop a dead worker that stayed silent."""
+        assert not worker.alive and not worker.turns and not worker.reservations
+        del self._workers[worker.worker_id]
+
+    def probe_at_ns(self, worker: Worker) -> int:
+        """When its silence asks for a question."""
+        return worker.heard_at_ns + MISSED_REPORTS_BEFORE_PROBE * worker.report.interval_ns
+
+    def dead_at_ns(self, worker: Worker) -> int:
+        """When its silence makes it count as dead."""
+        patience_ns = MISSED_REPORTS_BEFORE_DEAD * worker.report.interval_ns
+        return worker.heard_at_ns + max(self._limits.dead_after_ns, patience_ns)
+
+    def _set_models(self, worker: Worker, models: frozenset[ModelId]) -> None:
+        for model_id in worker.models - models:
+            del self._serving[model_id][worker.worker_id]
+        for model_id in models - worker.models:
+            self._serving.setdefault(model_id, {})[worker.worker_id] = worker
+        worker.models = models

@@ -1,0 +1,37 @@
+"""Numbers that bound and time the scheduler's decisions."""
+
+from dataclasses import dataclass
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Durations in ns, bounds in entries.
+
+    Attributes:
+        learning_ns: after its start the scheduler places nothing for this long, so that it first
+            hears from the workers what they already run, and does not give the first worker heard
+            of everything.
+        dead_after_ns: silence after which a worker counts as dead; never less than three of its
+            report intervals.
+        forget_after_ns: silence after which nothing of a dead worker is kept.
+        placement_wait_ns: how long a turn waits for a worker that serves its model.
+        affinity_ns: how long after a session's last turn its worker is worth preferring.
+        affinity_margin: turns more than the least loaded worker that a session's last worker may
+            have and still be preferred: its pages hold the session's KV.
+        placements_max: workers one turn may be lost on before it is given up, so that a turn that
+            kills its worker cannot kill them all.
+    """
+
+    learning_ns: int = 750_000_000
+    dead_after_ns: int = 5 * SECOND_NS // 2
+    forget_after_ns: int = 60 * SECOND_NS
+    placement_wait_ns: int = 15 * SECOND_NS
+    affinity_ns: int = 600 * SECOND_NS
+    affinity_margin: int = 1
+    placements_max: int = 8
+    turns_max: int = 100_000
+    ended_max: int = 100_000
+    reservations_max: int = 100_000
+    sessions_max: int = 100_000

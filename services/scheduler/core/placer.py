@@ -1,0 +1,61 @@
+"""Where a session's turn goes: the policy, told where the session was last."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from services.scheduler.core.effects import PlacementReason
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.placement import PlacementPolicy
+from services.scheduler.core.records import SessionKey, Worker
+from shared.ids import ModelId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class _LastTurn:
+    worker_id: WorkerId
+    model_id: ModelId
+    at_ns: int
+
+
+class Placer:
+    """Applies the policy to the workers of a model, and remembers recent sessions' workers."""
+
+    def __init__(self, fleet: Fleet, policy: PlacementPolicy, limits: Limits) -> None:
+        self._fleet = fleet
+        self._policy = policy
+        self._limits = limits
+        self._last_turns: OrderedDict[SessionKey, _LastTurn] = OrderedDict()
+
+    def choose(
+        self, model_id: ModelId, key: SessionKey | None, now_ns: int, avoid: Worker | None = None
+    ) -> tuple[Worker, PlacementReason] | None:
+        """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
+        workers = self._fleet.serving(model_id)
+        if avoid is not None:
+            workers = [worker for worker in workers if worker is not avoid] or workers
+        if not workers:
+            return None
+        home = self._home(key, model_id, now_ns)
+        return self._policy.choose(workers, None if home is avoid else home)
+
+    def remember(
+        self, key: SessionKey, worker_id: WorkerId, model_id: ModelId, now_ns: int
+    ) -> None:
+        """The session's latest turn runs there."""
+        self._last_turns[key] = _LastTurn(worker_id, model_id, now_ns)
+        self._last_turns.move_to_end(key)
+        if len(self._last_turns) > self._limits.sessions_max:
+            self._last_turns.popitem(last=False)
+
+    def model_of(self, key: SessionKey) -> ModelId | None:
+        """The model of the session's last turn; of an unknown session, the only one there is."""
+        last = self._last_turns.get(key)
+        return last.model_id if last is not None else self._fleet.only_model()
+
+    def _home(self, key: SessionKey | None, model_id: ModelId, now_ns: int) -> Worker | None:
+        last = self._last_turns.get(key) if key is not None else None
+        if last is None or now_ns - last.at_ns > self._limits.affinity_ns:
+            return None
+        worker = self._fleet.get(last.worker_id)
+        return worker if worker is not None and model_id in worker.models else None

@@ -1,0 +1,90 @@
+"""What the scheduler remembers of workers, turns and reservations."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.messages import TurnSubmit, WorkerReport
+
+SessionKey = tuple[TenantId, SessionId]
+
+NO_MODELS: frozenset[ModelId] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker as of its last report, and what was given to it since.
+
+    Attributes:
+        report: the last one heard.
+        models: what new turns can be placed here for; empty unless ready and alive.
+        is_probed: it was asked, in this silence, whether it is there.
+        watch_at_ns: when its silence is next looked at.
+        num_tokens_dispatched: prompt tokens sent since the last report.
+        retired: incarnations that ended; their late reports are void.
+    """
+
+    report: WorkerReport
+    heard_at_ns: int
+    alive: bool = True
+    models: frozenset[ModelId] = NO_MODELS
+    is_probed: bool = False
+    watch_at_ns: int = -1
+    num_tokens_dispatched: int = 0
+    turns: dict[TurnId, "Turn"] = field(default_factory=dict)
+    reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
+    retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.report.worker_id
+
+    @property
+    def num_expected(self) -> int:
+        """Requests held and expected: what the paper's default policy evens out."""
+        return len(self.turns) + len(self.reservations)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens before a new turn's, as far as is known."""
+        return self.report.num_waiting_tokens + self.num_tokens_dispatched
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A turn that is placed on a worker or waits for one.
+
+    Attributes:
+        submit: None for a turn that only a worker's report has told of.
+        attempt: highest attempt known to exist; 0 before the first.
+        worker: where that attempt is; None while waiting.
+        seen_seq: the worker's report that last listed it, or the last one before it was sent.
+    """
+
+    turn_id: TurnId
+    submit: TurnSubmit | None
+    attempt: int = 0
+    worker: Worker | None = None
+    seen_seq: int = 0
+    placed_at_ns: int = 0
+    wait_until_ns: int = 0
+    num_placements: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A place kept for a session's next turn."""
+
+    key: SessionKey
+    model_id: ModelId
+    worker: Worker
+    priority: int
+    expires_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of a turn that is over: its attempts are void."""
+
+    attempt: int
+    cancelled: bool

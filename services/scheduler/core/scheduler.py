@@ -1,0 +1,184 @@
+"""The scheduler's decisions: told events and the time, returns what to do."""
+
+from services.scheduler.core.effects import Effect, ProbeWorker, WakeAt
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.placement import PlacementPolicy
+from services.scheduler.core.placer import Placer
+from services.scheduler.core.records import Worker
+from services.scheduler.core.reservations import Reservations
+from services.scheduler.core.timers import Timers
+from services.scheduler.core.turns import Turns
+from shared.ids import WorkerId
+from shared.messages import (
+    AdvisoryKey,
+    ExpectSession,
+    SchedulerStatus,
+    SessionPlacement,
+    TurnCancel,
+    TurnsEnded,
+    TurnSubmit,
+    WorkerReport,
+    WorkerStatus,
+)
+
+
+class SchedulerCore:
+    """Places turns of generative models on workers and keeps them placed until they are over.
+
+    Every ``on_...`` returns the effects to perform, in order. The state can be lost at any moment:
+    a new core learns what runs from the workers' reports and what waits from the frontends, who
+    submit again what they hear nothing of.
+
+    Args:
+        started_at_ns: now; the time of learning starts here.
+        attempt_floor: see `Turns`; must grow from one scheduler process to the next.
+    """
+
+    def __init__(
+        self, policy: PlacementPolicy, limits: Limits, started_at_ns: int, attempt_floor: int = 1
+    ) -> None:
+        self._out: list[Effect] = []
+        self._timers = Timers()
+        self._wake_at_ns: int | None = None
+        self._fleet = Fleet(limits)
+        placer = Placer(self._fleet, policy, limits)
+        self._reservations = Reservations(placer, self._timers, limits, self._out)
+        learning_until_ns = started_at_ns + limits.learning_ns
+        self._turns = Turns(
+            fleet=self._fleet,
+            placer=placer,
+            reservations=self._reservations,
+            timers=self._timers,
+            limits=limits,
+            out=self._out,
+            learning_until_ns=learning_until_ns,
+            attempt_floor=attempt_floor,
+        )
+        self._timers.at(learning_until_ns, self._turns.admit_all)
+        self._limits = limits
+
+    def on_turn_submit(self, message: TurnSubmit, now_ns: int) -> list[Effect]:
+        """A frontend wants a turn run, or has heard nothing of it for a while."""
+        self._turns.submit(message, now_ns)
+        return self._take_effects()
+
+    def on_turn_cancel(self, message: TurnCancel, now_ns: int) -> list[Effect]:
+        """A frontend does not want a turn any more."""
+        self._turns.cancel(message)
+        return self._take_effects()
+
+    def on_turns_ended(self, message: TurnsEnded, now_ns: int) -> list[Effect]:
+        """A worker is done with some attempts."""
+        for end in message.turns:
+            self._turns.ended(end)
+        return self._take_effects()
+
+    def on_report(self, report: WorkerReport, now_ns: int) -> list[Effect]:
+        """A worker tells its state."""
+        heard = self._fleet.hear(report, now_ns)
+        if heard is not None:
+            worker = heard.worker
+            if heard.restarted:
+                self._turns.take_off(worker, now_ns)
+            if heard.closed:
+                self._reservations.move_off(worker, now_ns)
+            if heard.restarted:
+                self._reservations.prefetch_again(worker, now_ns)
+            self._turns.reconcile(worker, report, now_ns)
+            self._turns.admit(heard.opened, now_ns)
+            if heard.is_new:
+                self._watch(worker, now_ns)
+        return self._take_effects()
+
+    def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[Effect]:
+        """Nobody listens at a worker that `ProbeWorker` asked about."""
+        worker = self._fleet.get(worker_id)
+        if worker is not None and worker.alive and worker.is_probed:
+            self._bury(worker, now_ns)
+        return self._take_effects()
+
+    def on_expect(
+        self, message: ExpectSession, now_ns: int
+    ) -> tuple[SessionPlacement, list[Effect]]:
+        """The tracker expects a session's turn: where shall it go?"""
+        placement = self._reservations.expect(message, now_ns)
+        return placement, self._take_effects()
+
+    def on_drop(self, message: AdvisoryKey, now_ns: int) -> list[Effect]:
+        """The tracker does not expect this session's turn any more."""
+        self._reservations.drop(message)
+        return self._take_effects()
+
+    def on_wake(self, now_ns: int) -> list[Effect]:
+        """The instant asked for with `WakeAt` has come."""
+        self._wake_at_ns = None
+        self._timers.run_due(now_ns)
+        return self._take_effects()
+
+    def status(self, now_ns: int) -> SchedulerStatus:
+        """What this scheduler believes."""
+        return SchedulerStatus(
+            workers=[_worker_status(worker, now_ns) for worker in self._fleet],
+            num_turns_placed=self._turns.num_placed,
+            num_turns_waiting=self._turns.num_waiting,
+            num_reservations=len(self._reservations),
+        )
+
+    def _watch(self, worker: Worker, now_ns: int) -> None:
+        """Look at the worker's silence when it next could mean something; voids earlier watches."""
+        if not worker.alive:
+            look_at_ns = worker.heard_at_ns + self._limits.forget_after_ns
+        elif worker.is_probed:
+            look_at_ns = self._fleet.dead_at_ns(worker)
+        else:
+            look_at_ns = self._fleet.probe_at_ns(worker)
+        worker.watch_at_ns = look_at_ns = max(look_at_ns, now_ns + 1)
+        self._timers.at(look_at_ns, lambda at_ns: self._look_at(worker, look_at_ns, at_ns))
+
+    def _look_at(self, worker: Worker, look_at_ns: int, now_ns: int) -> None:
+        if worker.watch_at_ns != look_at_ns:
+            return
+        if not worker.alive and now_ns >= worker.heard_at_ns + self._limits.forget_after_ns:
+            self._fleet.forget(worker)
+            return
+        if worker.alive and now_ns >= self._fleet.dead_at_ns(worker):
+            self._bury(worker, now_ns)
+            return
+        is_silent = worker.alive and now_ns >= self._fleet.probe_at_ns(worker)
+        if is_silent and not worker.is_probed:
+            worker.is_probed = True
+            self._out.append(ProbeWorker(worker.worker_id))
+        self._watch(worker, now_ns)
+
+    def _bury(self, worker: Worker, now_ns: int) -> None:
+        self._fleet.bury(worker)
+        self._turns.take_off(worker, now_ns)
+        self._reservations.move_off(worker, now_ns)
+        self._watch(worker, now_ns)
+
+    def _take_effects(self) -> list[Effect]:
+        next_at_ns = self._timers.next_at_ns
+        if next_at_ns is not None and (self._wake_at_ns is None or next_at_ns < self._wake_at_ns):
+            self._wake_at_ns = next_at_ns
+            self._out.append(WakeAt(next_at_ns))
+        effects = self._out.copy()
+        self._out.clear()
+        return effects
+
+
+def _worker_status(worker: Worker, now_ns: int) -> WorkerStatus:
+    report = worker.report
+    return WorkerStatus(
+        worker_id=report.worker_id,
+        host_id=report.host_id,
+        state=report.state if worker.alive else "dead",
+        models=[card.model_id for card in report.models],
+        num_turns=len(worker.turns),
+        num_reservations=len(worker.reservations),
+        num_pages=report.num_pages,
+        num_pages_free=report.num_pages_free,
+        num_pages_clean=report.num_pages_clean,
+        num_pages_dirty=report.num_pages_dirty,
+        report_age_ms=(now_ns - worker.heard_at_ns) / 1e6,
+    )

@@ -1,0 +1,209 @@
+"""The scheduler's shell: messages to the core through one queue, its effects back onto the bus."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core import (
+    POLICIES,
+    CancelTurn,
+    CountTurn,
+    Effect,
+    FailTurn,
+    NotifyArrival,
+    ProbeWorker,
+    SchedulerCore,
+    SendPrefetch,
+    StartTurn,
+    WakeAt,
+)
+from shared.errors import NoCapacity, PeerUnavailable
+from shared.ids import WorkerId
+from shared.messages import AdvisoryKey, Empty, ExpectSession, SchedulerStatus, SessionPlacement
+from shared.metrics import counter, gauge
+from shared.service import Runtime
+from shared.subjects import (
+    SCHEDULER_STATUS,
+    SESSION_DROP,
+    SESSION_EXPECT,
+    TURN_ARRIVED,
+    TURN_CANCEL,
+    TURN_FAILED,
+    TURN_SUBMIT,
+    TURNS_ENDED,
+    WORKER_CANCEL,
+    WORKER_PING,
+    WORKER_PREFETCH,
+    WORKER_REPORT,
+    WORKER_START,
+)
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+Event = Callable[[int], list[Effect]]
+"""One thing that happened, to be told to the core with the time."""
+
+EVENTS_PER_TURN_OF_LOOP = 64
+GAUGES_EVERY_S = 1.0
+WAKE_RETRY_S = 0.05
+
+TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
+PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
+PREFETCHES = counter("scheduler_prefetches_total", "Prefetches asked of workers")
+PROBES = counter(
+    "scheduler_probes_total", "Silent workers asked whether they are there", ["answer"]
+)
+DROPPED = counter("scheduler_events_dropped_total", "Messages dropped because the queue was full")
+UNSENT = counter("scheduler_effects_unsent_total", "Effects that the bus did not take")
+WORKERS = gauge("scheduler_workers", "Workers by state", ["state"])
+TURNS_NOW = gauge("scheduler_turns_held", "Turns by state", ["state"])
+RESERVATIONS = gauge("scheduler_reservations", "Places kept for expected sessions")
+
+
+class SchedulerService:
+    """Feeds one core. Whatever is dropped or unsent here is made good by the protocol: reports
+    repeat, frontends submit again, lost turns are found missing.
+    """
+
+    def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._clock = runtime.clock
+        limits = config.limits()
+        self._core = SchedulerCore(
+            POLICIES[config.scheduler_policy](limits),
+            limits,
+            started_at_ns=self._clock.now_ns(),
+            attempt_floor=self._clock.wall_ns() // 1_000_000,
+        )
+        self._events: asyncio.Queue[Event] = asyncio.Queue(config.scheduler_queue_max)
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Subscribe to everything and begin to consume."""
+        core = self._core
+        self._events.put_nowait(core.on_wake)
+        self._runtime.spawn(self._consume(), "scheduler events")
+        self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
+        await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
+        await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
+        await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel))
+        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turn_submit))
+        await self._bus.serve(SESSION_EXPECT, self._expect)
+        await self._bus.serve(SESSION_DROP, self._drop)
+        await self._bus.serve(SCHEDULER_STATUS, self._status)
+
+    def stop(self) -> None:
+        """No more alarms."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    async def _expect(self, message: ExpectSession) -> SessionPlacement:
+        answer: asyncio.Future[SessionPlacement] = asyncio.get_running_loop().create_future()
+
+        def event(now_ns: int) -> list[Effect]:
+            placement, effects = self._core.on_expect(message, now_ns)
+            answer.set_result(placement)
+            return effects
+
+        if not self._put(event):
+            raise NoCapacity("the scheduler has too much to do")
+        return await answer
+
+    async def _drop(self, message: AdvisoryKey) -> Empty:
+        if not self._put(partial(self._core.on_drop, message)):
+            raise NoCapacity("the scheduler has too much to do")
+        return Empty()
+
+    async def _status(self, _: Empty) -> SchedulerStatus:
+        return self._core.status(self._clock.now_ns())
+
+    def _feed(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], None]:
+        def on_message(message: M) -> None:
+            self._put(partial(handler, message))
+
+        return on_message
+
+    def _put(self, event: Event) -> bool:
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            DROPPED.inc()
+            return False
+        return True
+
+    async def _consume(self) -> None:
+        num_handled = 0
+        while True:
+            event = await self._events.get()
+            for effect in event(self._clock.now_ns()):
+                try:
+                    await self._perform(effect)
+                except PeerUnavailable as error:
+                    UNSENT.inc()
+                    log.warning("effect not sent", extra={"error": error.message})
+            num_handled += 1
+            if num_handled % EVENTS_PER_TURN_OF_LOOP == 0:
+                await asyncio.sleep(0)  # a full queue must not keep the socket from being read
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case StartTurn(worker_id, start, reason):
+                PLACEMENTS.labels(reason).inc()
+                await self._bus.publish(WORKER_START, start, worker_id)
+            case CancelTurn(worker_id, cancel):
+                await self._bus.publish(WORKER_CANCEL, cancel, worker_id)
+            case FailTurn(frontend_id, failed):
+                await self._bus.publish(TURN_FAILED, failed, frontend_id)
+            case SendPrefetch(worker_id, prefetch):
+                PREFETCHES.inc()
+                await self._bus.publish(WORKER_PREFETCH, prefetch, worker_id)
+            case NotifyArrival(arrived):
+                await self._bus.publish(TURN_ARRIVED, arrived)
+            case ProbeWorker(worker_id):
+                self._runtime.spawn(self._probe(worker_id), f"probe {worker_id}")
+            case CountTurn(outcome):
+                TURNS.labels(outcome).inc()
+            case WakeAt(at_ns):
+                self._set_alarm(at_ns)
+
+    async def _probe(self, worker_id: WorkerId) -> None:
+        is_there = await self._bus.has_responder(WORKER_PING, Empty(), worker_id)
+        PROBES.labels("yes" if is_there else "no").inc()
+        # While the bus itself is away nobody can answer, and that tells nothing.
+        if not is_there and self._bus.connected:
+            log.warning("worker does not answer", extra={"worker_id": worker_id})
+            self._put(partial(self._core.on_worker_gone, worker_id))
+
+    def _set_alarm(self, at_ns: int) -> None:
+        self.stop()
+        delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9
+        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        if not self._put(self._core.on_wake):  # the core waits for this one: it must not be lost
+            self._alarm = asyncio.get_running_loop().call_later(WAKE_RETRY_S, self._wake)
+
+    async def _refresh_gauges(self) -> None:
+        while True:
+            status = self._core.status(self._clock.now_ns())
+            for state in ("loading", "ready", "draining", "dead"):
+                WORKERS.labels(state).set(sum(w.state == state for w in status.workers))
+            TURNS_NOW.labels("placed").set(status.num_turns_placed)
+            TURNS_NOW.labels("waiting").set(status.num_turns_waiting)
+            RESERVATIONS.set(status.num_reservations)
+            await asyncio.sleep(GAUGES_EVERY_S)
+
+
+async def main(runtime: Runtime, config: SchedulerConfig) -> None:
+    """Run the scheduler until told to stop."""
+    service = SchedulerService(runtime, config)
+    runtime.stack.callback(service.stop)
+    await service.start()
+    await runtime.ready()
+    await runtime.stopping.wait()

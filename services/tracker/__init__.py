@@ -1,0 +1,1 @@
+"""The advisory tracker: the life of every advisory."""

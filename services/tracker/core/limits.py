@@ -1,0 +1,24 @@
+"""Numbers that bound and time the tracker's decisions."""
+
+from dataclasses import dataclass
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Durations in ns, bounds in entries.
+
+    Attributes:
+        ttl_ns: how long a turn of unknown arrival is expected.
+        slack_ns: how long after its expected arrival a turn is still expected.
+        retry_ns: when to ask again for a place that the scheduler did not give.
+        keep_ns: how long an advisory that is over can still be read.
+        advisories_max: advisories remembered; the oldest that are over go first.
+    """
+
+    ttl_ns: int = 60 * SECOND_NS
+    slack_ns: int = 30 * SECOND_NS
+    retry_ns: int = SECOND_NS
+    keep_ns: int = 600 * SECOND_NS
+    advisories_max: int = 100_000

@@ -1,0 +1,230 @@
+"""The life of advisories (SYMPHONY, section 3.3): told events and the time, returns what to do."""
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from typing import Literal
+
+from services.tracker.core.checks import check_advisory
+from services.tracker.core.effects import Count, Drop, Effect, Expect, WakeAt
+from services.tracker.core.limits import SECOND_NS, Limits
+from services.tracker.core.records import Record, SessionKey
+from shared.errors import NoCapacity, NotFound
+from shared.ids import WorkerId
+from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived
+
+
+class TrackerCore:
+    """At most one live advisory a session.
+
+    ``on_...`` return the effects to perform, in order; the two that answer somebody return the
+    record too. Every `Expect` must be followed by an `on_placed`, with no worker if the scheduler
+    did not answer.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._live: dict[SessionKey, Record] = {}
+        self._over: OrderedDict[SessionKey, Record] = OrderedDict()
+        self._due: list[tuple[int, int, Record]] = []
+        self._num_due = 0
+        self._wake_at_ns: int | None = None
+        self._out: list[Effect] = []
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def get(self, key: AdvisoryKey) -> Record:
+        """The session's advisory, live or recently over.
+
+        Raises:
+            NotFound: none, or over for long.
+        """
+        name = (key.tenant, key.session_id)
+        record = self._live.get(name) or self._over.get(name)
+        if record is None:
+            raise NotFound(
+                f"no advisory for session {key.session_id!r}",
+                param="session_id",
+                code="advisory_not_found",
+            )
+        return record
+
+    def on_submit(self, advisory: Advisory, now_ns: int) -> tuple[Record, list[Effect]]:
+        """A session's turn is announced, perhaps again.
+
+        Raises:
+            InvalidRequest: a field is out of bounds.
+            NoCapacity: too many advisories live.
+        """
+        check_advisory(advisory)
+        key = (advisory.tenant, advisory.session_id)
+        arrival_at_ns = _arrival_at_ns(advisory, now_ns)
+        if arrival_at_ns is None:
+            expires_at_ns = now_ns + self._limits.ttl_ns
+        else:
+            expires_at_ns = arrival_at_ns + self._limits.slack_ns
+        record = self._live.get(key)
+        if record is None:
+            if len(self._live) >= self._limits.advisories_max:
+                raise NoCapacity("too many advisories are live")
+            record = Record(
+                key, now_ns, expires_at_ns, advisory.model_id, advisory.priority, arrival_at_ns
+            )
+            self._live[key] = record
+            self._over.pop(key, None)
+            self._out.append(Count("submitted"))
+        else:
+            self._merge(record, advisory, arrival_at_ns, expires_at_ns)
+        is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
+        if not record.is_asking and (is_unplaced or not record.is_told):
+            self._ask(record, now_ns)
+        self._schedule(record)
+        return record, self._take_effects()
+
+    def on_placed(self, key: AdvisoryKey, worker_id: WorkerId | None, now_ns: int) -> list[Effect]:
+        """The scheduler answered an `Expect`, or (no worker) could not."""
+        record = self._live.get((key.tenant, key.session_id))
+        if record is None:
+            if worker_id is not None:  # the place came too late to be wanted
+                self._out.append(Drop(key))
+            return self._take_effects()
+        record.is_asking = False
+        record.worker_id = worker_id
+        record.state = "placed" if worker_id is not None else "expected"
+        if worker_id is None:
+            record.ask_at_ns = now_ns + self._limits.retry_ns
+        elif not record.is_told:
+            self._ask(record, now_ns)
+        else:
+            record.ask_at_ns = record.told_expires_at_ns - self._limits.retry_ns
+        self._schedule(record)
+        return self._take_effects()
+
+    def on_invalidate(self, key: AdvisoryKey, now_ns: int) -> tuple[Record, list[Effect]]:
+        """The announced turn is not coming. An advisory that is over stays what it is.
+
+        Raises:
+            NotFound: nothing known of it.
+        """
+        record = self.get(key)
+        if record.over_at_ns is None:
+            self._out.append(Drop(key))
+            self._finish(record, "invalidated", now_ns)
+        return record, self._take_effects()
+
+    def on_turn_arrived(self, arrived: TurnArrived, now_ns: int) -> list[Effect]:
+        """A session's turn was placed. `reserved` proves a place even when the scheduler's answer
+        is still on its way.
+        """
+        record = self._live.get((arrived.tenant, arrived.session_id))
+        if record is None:
+            self._out.append(Count("missed"))
+            return self._take_effects()
+        if not arrived.reserved:  # whatever is reserved still, is of no use any more
+            self._out.append(Drop(record.wire_key))
+        in_time = arrived.reserved or record.state == "placed"
+        record.worker_id = arrived.worker_id
+        self._finish(record, "used" if in_time else "late", now_ns)
+        return self._take_effects()
+
+    def on_wake(self, now_ns: int) -> list[Effect]:
+        """The instant asked for with `WakeAt` has come."""
+        self._wake_at_ns = None
+        while self._due and self._due[0][0] <= now_ns:
+            at_ns, _, record = heappop(self._due)
+            if record.due_at_ns == at_ns:
+                record.due_at_ns = None
+                self._look_at(record, now_ns)
+        return self._take_effects()
+
+    def _merge(
+        self, record: Record, advisory: Advisory, arrival_at_ns: int | None, expires_at_ns: int
+    ) -> None:
+        record.num_merged += 1
+        record.priority = max(record.priority, advisory.priority)
+        record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
+        record.model_id = advisory.model_id or record.model_id
+        if arrival_at_ns is not None:
+            earlier = record.arrival_at_ns
+            record.arrival_at_ns = arrival_at_ns if earlier is None else min(arrival_at_ns, earlier)
+        self._out.append(Count("merged"))
+
+    def _ask(self, record: Record, now_ns: int) -> None:
+        tenant, session_id = record.key
+        arrival_at_ns = record.arrival_at_ns
+        message = ExpectSession(
+            session_id=session_id,
+            tenant=tenant,
+            model_id=record.model_id,
+            priority=record.priority,
+            expected_in_ns=None if arrival_at_ns is None else max(arrival_at_ns - now_ns, 0),
+            expires_in_ns=record.expires_at_ns - now_ns,
+        )
+        record.is_asking = True
+        record.told_model_id = record.model_id
+        record.told_priority = record.priority
+        record.told_expires_at_ns = record.expires_at_ns
+        self._out.append(Expect(message))
+
+    def _look_at(self, record: Record, now_ns: int) -> None:
+        if record.over_at_ns is not None:
+            if self._over.get(record.key) is record:
+                del self._over[record.key]
+            return
+        if now_ns >= record.expires_at_ns:
+            self._finish(record, "expired", now_ns)
+            return
+        if self._wants_to_ask(record) and now_ns >= record.ask_at_ns:
+            self._ask(record, now_ns)
+        self._schedule(record)
+
+    def _wants_to_ask(self, record: Record) -> bool:
+        """Whether it has no place, or one that ends before its expiry."""
+        if record.is_asking:
+            return False
+        return record.state == "expected" or record.told_expires_at_ns < record.expires_at_ns
+
+    def _finish(
+        self,
+        record: Record,
+        state: Literal["used", "late", "expired", "invalidated"],
+        now_ns: int,
+    ) -> None:
+        del self._live[record.key]
+        record.state = state
+        record.over_at_ns = now_ns
+        self._over[record.key] = record
+        if len(self._over) > self._limits.advisories_max:
+            self._over.popitem(last=False)
+        self._out.append(Count(state))
+        self._schedule(record)
+
+    def _schedule(self, record: Record) -> None:
+        """Look at the record when something is next due; a look that comes early does no harm."""
+        if record.over_at_ns is not None:
+            due_at_ns = record.over_at_ns + self._limits.keep_ns
+        elif self._wants_to_ask(record):
+            due_at_ns = min(record.expires_at_ns, record.ask_at_ns)
+        else:
+            due_at_ns = record.expires_at_ns
+        is_over = record.over_at_ns is not None
+        if is_over or record.due_at_ns is None or due_at_ns < record.due_at_ns:
+            self._num_due += 1
+            record.due_at_ns = due_at_ns
+            heappush(self._due, (due_at_ns, self._num_due, record))
+
+    def _take_effects(self) -> list[Effect]:
+        next_at_ns = self._due[0][0] if self._due else None
+        if next_at_ns is not None and (self._wake_at_ns is None or next_at_ns < self._wake_at_ns):
+            self._wake_at_ns = next_at_ns
+            self._out.append(WakeAt(next_at_ns))
+        effects = self._out.copy()
+        self._out.clear()
+        return effects
+
+
+def _arrival_at_ns(advisory: Advisory, now_ns: int) -> int | None:
+    if advisory.expected_arrival is None:
+        return None
+    return now_ns + int(advisory.expected_arrival * SECOND_NS)

@@ -1,0 +1,215 @@
+"""A kvstore to test, and a worker that talks to it."""
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.kvstore.config import KvstoreConfig
+from services.kvstore.service import main
+from shared import messages as m
+from shared import subjects
+from shared.arena import Arena, Bytes, checksum
+from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
+from shared.bus import Bus
+from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
+from shared.messages.codec import pack_ints, unpack_ints
+from shared.sessions import SessionRecord, encode_record, session_redis_key
+from tests.conftest import Server
+from tests.integration.harness import InProcessRuntime, eventually, running
+
+FINGERPRINT = "model-a"
+NUM_LAYERS = 3
+PAGE_BYTES = 8192
+TENANT = TenantId("t")
+
+
+@dataclass
+class Place:
+    """Where a kvstore finds everything, life after life."""
+
+    nats: Server
+    redis: Server
+    directory: Path
+
+    @property
+    def config(self) -> KvstoreConfig:
+        return KvstoreConfig(
+            nats_url=self.nats.url,
+            redis_url=self.redis.url,
+            host_id=HostId("h1"),
+            data_dir=self.directory / "data",
+            arena_dir=self.directory / "arena",
+            arena_bytes=64 * NUM_LAYERS * PAGE_BYTES,
+            disk_bytes_max=64 * 1024**2,
+        )
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The same settings for a process of its own."""
+        config = self.config
+        return {
+            **os.environ,
+            "SYMPHONY_NATS_URL": config.nats_url,
+            "SYMPHONY_REDIS_URL": config.redis_url,
+            "SYMPHONY_HOST_ID": config.host_id,
+            "SYMPHONY_DATA_DIR": str(config.data_dir),
+            "SYMPHONY_ARENA_DIR": str(config.arena_path),
+            "SYMPHONY_ARENA_BYTES": str(config.arena_bytes),
+            "SYMPHONY_DISK_BYTES_MAX": str(config.disk_bytes_max),
+        }
+
+    @property
+    def database(self) -> Path:
+        return self.config.disk_path / "data.mdb"
+
+
+def kvstore(place: Place) -> AbstractAsyncContextManager[InProcessRuntime]:
+    """One life of a kvstore, in this process."""
+    return running(main, place.config, "kvstore")
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:
+    """Wait until ``await holds()``."""
+    deadline = time.monotonic() + timeout_s
+    while not await holds():
+        assert time.monotonic() < deadline, "the awaited event never came"
+        await asyncio.sleep(0.01)
+
+
+def sequence(num_blocks: int, seed: int = 0) -> tuple[list[int], list[BlockKey]]:
+    """Tokens of whole blocks, and their keys."""
+    rng = np.random.default_rng(seed)
+    tokens: list[int] = rng.integers(0, 1000, num_blocks * BLOCK_TOKENS).tolist()
+    return tokens, chain_keys(root_key(FINGERPRINT, TENANT), tokens)
+
+
+def page_of(key: BlockKey, layer: int) -> Bytes:
+    """The bytes that the fake worker computes for a layer of a block."""
+    seed = int.from_bytes(key, "little") + layer
+    return np.random.default_rng(seed).integers(0, 256, PAGE_BYTES, np.uint8)
+
+
+async def save_session(redis: Any, session_id: SessionId, keys: Sequence[BlockKey]) -> None:
+    """What the frontend writes when a turn ends."""
+    record = SessionRecord(
+        session_id=session_id, tenant=TENANT, model_id=ModelId("m"), fingerprint=FINGERPRINT,
+        tokens="", block_keys=pack_keys(keys), prompt_text="", reply_text="", num_tokens=0,
+        num_turns=1, last_used=0.0, expires=0.0,
+    )  # fmt: skip
+    await redis.set(session_redis_key(TENANT, session_id), encode_record(record))
+
+
+class FakeWorker:
+    """Computes blocks, commits them, stages them again."""
+
+    def __init__(self, bus: Bus, worker_id: str = "w1") -> None:
+        self.bus = bus
+        self.worker_id = WorkerId(worker_id)
+        self.incarnation = new_id("i")
+        self._lock: int | None = None
+
+    async def open(self) -> m.KvOpened:
+        self.opened = await self.bus.request(
+            subjects.KV_OPEN,
+            m.KvOpen(
+                worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
+                num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES,
+            ),
+            "h1",
+        )  # fmt: skip
+        self.close()
+        self.arena = Arena.attach(Path(self.opened.arena_path))
+        self._lock = os.open(self.opened.lease_path, os.O_RDWR)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        return self.opened
+
+    def close(self) -> None:
+        """Die, as far as the kvstore can tell."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            self.arena.close()
+
+    async def lease(self, num_pages: int) -> list[int]:
+        message = m.KvLease(
+            worker_id=self.worker_id, incarnation=self.incarnation, page_bytes=PAGE_BYTES,
+            num_pages=num_pages,
+        )  # fmt: skip
+        return unpack_ints((await self.bus.request(subjects.KV_LEASE, message, "h1")).pages)
+
+    async def commit(
+        self, tokens: Sequence[int], keys: Sequence[BlockKey], pages: Sequence[int]
+    ) -> int:
+        """Compute blocks into leased pages and commit them."""
+        blocks = []
+        parents = [root_key(FINGERPRINT, TENANT), *keys]
+        for index, key in enumerate(keys):
+            own = list(pages[index * NUM_LAYERS : (index + 1) * NUM_LAYERS])
+            for layer, page in enumerate(own):
+                self.arena.pages[page] = page_of(key, layer)
+            blocks.append(
+                m.KvBlock(
+                    key=key.hex(),
+                    parent=parents[index].hex(),
+                    tokens=pack_ints(tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]),
+                    pages=pack_ints(own),
+                    checksums=pack_ints([checksum(self.arena.pages[p].data) for p in own], "Q"),
+                )
+            )
+        message = m.KvCommit(
+            worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
+            page_bytes=PAGE_BYTES, blocks=blocks,
+        )  # fmt: skip
+        return (await self.bus.request(subjects.KV_COMMIT, message, "h1")).num_blocks
+
+    async def store(self, num_blocks: int, seed: int = 0) -> list[BlockKey]:
+        """Compute and commit a sequence, and wait until it is on disk."""
+        tokens, keys = sequence(num_blocks, seed)
+        before = (await self.stats()).disk_blocks
+        assert await self.commit(tokens, keys, await self.lease(num_blocks * NUM_LAYERS)) > 0
+
+        async def is_stored() -> bool:
+            return (await self.stats()).disk_blocks == before + num_blocks
+
+        await until(is_stored)
+        return keys
+
+    async def stage(
+        self, keys: Sequence[BlockKey] = (), session_id: SessionId | None = None
+    ) -> m.KvStaged:
+        message = m.KvStage(
+            worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
+            num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES, keys=pack_keys(keys),
+            session_id=session_id, tenant=TENANT,
+        )  # fmt: skip
+        return await self.bus.request(subjects.KV_STAGE, message, "h1")
+
+    async def release(self, ticket: int) -> None:
+        message = m.KvRelease(worker_id=self.worker_id, incarnation=self.incarnation, ticket=ticket)
+        await self.bus.publish(subjects.KV_RELEASE, message, "h1")
+
+    async def stats(self) -> m.KvStats:
+        return await self.bus.request(subjects.KV_STATS, m.Empty())
+
+    async def assert_holds(self, staged: m.KvStaged, keys: Sequence[BlockKey]) -> None:
+        """Every staged page comes, and holds what was computed."""
+        for slot, (page, generation) in enumerate(await self.arrived(staged)):
+            assert self.arena.is_ready(page, generation)
+            layer, index = divmod(slot, staged.num_blocks)
+            assert np.array_equal(self.arena.pages[page], page_of(keys[index], layer))
+
+    async def arrived(self, staged: m.KvStaged) -> list[tuple[int, int]]:
+        """Page and generation of every staged page, once none of them is pending."""
+        pages, generations = unpack_ints(staged.pages), unpack_ints(staged.generations)
+        assert len(pages) == NUM_LAYERS * staged.num_blocks
+        promised = list(zip(pages, generations, strict=True))
+        await eventually(lambda: not any(self.arena.is_pending(p, g) for p, g in promised))
+        return promised

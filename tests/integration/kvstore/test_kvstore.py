@@ -1,0 +1,328 @@
+"""The kvstore over real NATS, Redis and LMDB."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from cli.children import start_child, stop_child
+from services.kvstore import service
+from services.kvstore.leases import LeaseFiles
+from shared import messages as m
+from shared import subjects
+from shared.blocks import BlockKey
+from shared.errors import ConfigError, InvalidRequest, NoCapacity, NotFound
+from shared.ids import SessionId, WorkerId
+from shared.sessions import block_redis_key, host_blocks_redis_key
+from tests.conftest import Server
+from tests.integration.harness import connected, eventually
+from tests.integration.kvstore.house import (
+    NUM_LAYERS,
+    TENANT,
+    FakeWorker,
+    Place,
+    kvstore,
+    page_of,
+    save_session,
+    sequence,
+    until,
+)
+
+
+@pytest.fixture
+def place(nats_server: Server, redis_server: Server, tmp_path: Path) -> Place:
+    return Place(nats_server, redis_server, tmp_path)
+
+
+@asynccontextmanager
+async def worker_at(place: Place, worker_id: str = "w1") -> AsyncIterator[FakeWorker]:
+    async with connected(place.nats.url, worker_id) as bus:
+        worker = FakeWorker(bus, worker_id)
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+@asynccontextmanager
+async def redis_at(place: Place) -> AsyncIterator[Any]:
+    redis: Any = Redis.from_url(place.redis.url)
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+def lists(redis: Any, keys: list[BlockKey]) -> Callable[[], Awaitable[bool]]:
+    """Whether Redis says that the host holds exactly `keys`."""
+
+    async def holds() -> bool:
+        members = await redis.smembers(host_blocks_redis_key("h1"))
+        by_key = [await redis.smembers(block_redis_key(key.hex())) for key in keys]
+        return members == {key.hex().encode() for key in keys} and all(
+            hosts == {b"h1"} for hosts in by_key
+        )
+
+    return holds
+
+
+def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
+    """Damage one stored page in the database file."""
+    data = bytearray(place.database.read_bytes())
+    at = data.index(page_of(key, layer).tobytes())
+    data[at + 100] ^= 1
+    place.database.write_bytes(data)
+
+
+def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_disk(
+    place: Place,
+) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis:
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(4)
+                staged = await worker.stage([*keys, BlockKey(bytes(16))])
+                assert (staged.num_blocks, staged.num_from_disk) == (4, 0)
+                await worker.assert_holds(staged, keys)
+                await until(lists(redis, keys))
+            assert not place.config.arena_path.exists()
+            async with kvstore(place):
+                with pytest.raises(NotFound) as caught:
+                    await worker.stage(keys)
+                assert caught.value.code == "unknown_worker"
+                await worker.open()
+                staged = await worker.stage(keys)
+                assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+                await worker.assert_holds(staged, keys)
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def kvstore_process(
+    place: Place, worker: FakeWorker
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """One life of a kvstore as a process of its own."""
+    log_path = place.directory / "kvstore.log"
+    command = [sys.executable, "-m", "services.kvstore"]
+    child = start_child(command, log_path=log_path, env=place.env)
+
+    async def answers() -> bool:
+        assert child.poll() is None, log_path.read_text()
+        return await worker.bus.has_responder(subjects.KV_STATS, m.Empty())
+
+    try:
+        await until(answers)
+        yield child
+    finally:
+        stop_child(child)
+
+
+def test_a_killed_process_loses_nothing_that_was_on_disk(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker:
+            async with kvstore_process(place, worker) as child:
+                await worker.open()
+                keys = await worker.store(3)
+                child.kill()
+                child.wait()
+            assert place.config.arena_path.exists()
+            async with kvstore_process(place, worker) as child:
+                await worker.open()
+                staged = await worker.stage(keys)
+                assert staged.num_blocks == 3
+                await worker.assert_holds(staged, keys)
+            assert child.returncode == 0
+        assert not place.config.arena_path.exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_flipped_byte_on_disk_is_found_and_its_block_deleted_everywhere(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis:
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(3)
+            flip_byte(place, keys[1], layer=2)
+            async with kvstore(place):
+                await worker.open()
+                staged = await worker.stage(keys)
+                ready = [worker.arena.is_ready(*page) for page in await worker.arrived(staged)]
+                assert ready[2 * 3 + 1] is False and sum(ready) == 3 * NUM_LAYERS - 1
+                await until(lists(redis, [keys[0], keys[2]]))
+                stats = await worker.stats()
+                assert (stats.num_corrupt, stats.disk_blocks) == (1, 2)
+                await worker.release(staged.ticket)
+                assert (await worker.stage(keys)).num_blocks == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_truncated_database_begins_anew(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker:
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(3)
+            os.truncate(place.database, place.database.stat().st_size // 2)
+            async with kvstore(place):
+                await worker.open()
+                assert (await worker.stage(keys)).num_blocks == 0
+                await worker.store(2)
+
+    asyncio.run(scenario())
+
+
+def test_a_wiped_redis_is_filled_again_while_running(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
+            await worker.open()
+            keys = await worker.store(3)
+            await until(lists(redis, keys))
+            await redis.flushall()
+            await until(lists(redis, keys))
+
+    asyncio.run(scenario())
+
+
+def test_without_redis_everything_but_deletion_works_and_it_is_filled_later(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
+            await worker.open()
+            place.redis.kill()
+            keys = await worker.store(3)
+            assert (await worker.stage(keys)).num_blocks == 3
+            assert (await worker.stage(session_id=SessionId("s"))).num_blocks == 0
+            with pytest.raises(NoCapacity, match="was not deleted"):
+                await worker.bus.request(
+                    subjects.SESSION_DELETE, m.KvDelete(session_id=SessionId("s"))
+                )
+            place.redis.start()
+            await until(lists(redis, keys))
+
+    asyncio.run(scenario())
+
+
+def test_a_wiped_disk_is_struck_from_redis(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis:
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(3)
+            assert await lists(redis, keys)()
+            place.database.unlink()
+            async with kvstore(place):
+                await until(lists(redis, []))
+                assert not await redis.exists(*(block_redis_key(key.hex()) for key in keys))
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_worker_gives_back_its_leases_and_tickets(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[object] = []
+    poll = LeaseFiles.poll
+
+    def counted(leases: LeaseFiles) -> list[tuple[WorkerId, str]]:
+        dead = poll(leases)
+        polls.append(dead)
+        return dead
+
+    monkeypatch.setattr(LeaseFiles, "poll", counted)
+    monkeypatch.setattr(service, "TICK_S", 0.05)
+
+    async def scenario() -> None:
+        async with worker_at(place) as alive, worker_at(place, "w2") as dying, kvstore(place):
+            await alive.open()
+            opened = await dying.open()
+            keys = await dying.store(2)
+            await dying.stage(keys)
+            leased = await dying.lease(opened.num_pages)
+            assert len(leased) == opened.num_pages - 2 * NUM_LAYERS
+            assert await alive.lease(1) == []
+
+            num_polls = len(polls)
+            await eventually(lambda: len(polls) >= num_polls + 2)  # the lock was seen held
+            dying.close()
+
+            async def is_reclaimed() -> bool:
+                return (await alive.stats()).arena_pages_used == 2 * NUM_LAYERS
+
+            await until(is_reclaimed)
+            assert len(await alive.lease(opened.num_pages)) == opened.num_pages  # evicted too
+
+    asyncio.run(scenario())
+
+
+def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis:
+            session = SessionId("s1")
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(3)
+                await save_session(redis, session, keys)
+                staged = await worker.stage(session_id=session)
+                assert staged.num_blocks == 3 and staged.keys == b"".join(keys).hex()
+
+                async def is_counted() -> bool:
+                    return (await worker.stats()).num_sessions == 1
+
+                await until(is_counted)
+                replies = await worker.bus.gather(
+                    subjects.SESSION_DELETE,
+                    m.KvDelete(session_id=session, tenant=TENANT),
+                    timeout_s=5,
+                    num_max=1,
+                )
+                assert replies == [m.KvDeleted(found=True, num_blocks=3)]
+                assert (await worker.stage(keys)).num_blocks == 0
+                await worker.assert_holds(staged, keys)  # a reader's pages stay until it lets go
+                await worker.release(staged.ticket)
+
+                async def is_empty() -> bool:
+                    return (await worker.stats()).arena_pages_used == 0
+
+                await until(is_empty)
+                await until(lists(redis, []))
+            async with kvstore(place):
+                assert (await worker.stats()).disk_blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_wrong_commits_are_refused(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, kvstore(place):
+            await worker.open()
+            tokens, keys = sequence(1)
+            pages = await worker.lease(NUM_LAYERS)
+            with pytest.raises(InvalidRequest, match="not leased"):
+                await worker.commit(tokens, keys, [page + NUM_LAYERS for page in pages])
+            with pytest.raises(InvalidRequest, match="3 pages"):
+                await worker.commit(tokens, keys, pages[:2])
+            with pytest.raises(InvalidRequest, match="key is not that"):
+                await worker.commit([0] * len(tokens), keys, pages)
+            assert await worker.commit(tokens, keys, pages) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_second_kvstore_on_the_same_folders_does_not_start(place: Place) -> None:
+    async def scenario() -> None:
+        async with kvstore(place):
+            with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR.*another kvstore"):
+                async with kvstore(place):
+                    pass
+
+    asyncio.run(scenario())

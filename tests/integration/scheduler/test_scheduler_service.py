@@ -1,0 +1,177 @@
+"""The scheduler on a real bus, with fake workers and a fake frontend."""
+
+import asyncio
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import main
+from shared.bus import Bus
+from shared.ids import FrontendId, ModelId, SessionId, TurnId
+from shared.messages import (
+    AdvisoryKey,
+    Empty,
+    ExpectSession,
+    SchedulerStatus,
+    TurnArrived,
+    TurnCancel,
+    TurnFailed,
+    TurnSubmit,
+)
+from shared.subjects import (
+    SCHEDULER_STATUS,
+    SESSION_DROP,
+    SESSION_EXPECT,
+    TURN_ARRIVED,
+    TURN_CANCEL,
+    TURN_FAILED,
+    TURN_SUBMIT,
+)
+from tests.conftest import Server
+from tests.integration.harness import connected, eventually, eventually_answers, running
+from tests.integration.scheduler.peers import FakeWorker, fake_worker
+
+
+def config(server: Server) -> SchedulerConfig:
+    return SchedulerConfig(
+        nats_url=server.url,
+        scheduler_learning_s=0.15,
+        scheduler_dead_after_s=5.0,
+        scheduler_placement_wait_s=0.2,
+    )
+
+
+def turn(turn_id: str, *, model: str = "m", attempt: int = 1) -> TurnSubmit:
+    return TurnSubmit(
+        turn_id=TurnId(turn_id),
+        frontend_id=FrontendId("f"),
+        model_id=ModelId(model),
+        num_prompt_tokens=10,
+        max_new_tokens=10,
+        attempt=attempt,
+        session_id=SessionId("s"),
+    )
+
+
+async def status(bus: Bus) -> SchedulerStatus:
+    return await bus.request(SCHEDULER_STATUS, Empty())
+
+
+async def until_known(bus: Bus, *workers: FakeWorker) -> None:
+    """Wait until the scheduler has heard from all of these."""
+    wanted = {worker.worker_id for worker in workers}
+    await eventually_answers(
+        lambda: status(bus), lambda state: wanted <= {w.worker_id for w in state.workers}
+    )
+
+
+def test_place_end_cancel_and_fail(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server)),
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            failed: list[TurnFailed] = []
+            arrived: list[TurnArrived] = []
+            await bus.subscribe(TURN_FAILED, failed.append, "f")
+            await bus.subscribe(TURN_ARRIVED, arrived.append)
+            await until_known(bus, worker)
+            await bus.publish(TURN_SUBMIT, turn("t1"))
+            await bus.publish(TURN_SUBMIT, turn("t1"))
+            await bus.publish(TURN_SUBMIT, turn("t2"))
+            await eventually(lambda: len(worker.held) == 2 and len(arrived) == 2)
+            assert [start.turn_id for start in worker.started] == ["t1", "t2"]
+            await worker.end("t1")
+            await bus.publish(TURN_CANCEL, TurnCancel(turn_id=TurnId("t2")))
+            await eventually(lambda: "t2" in {c.turn_id for c in worker.cancelled})
+            await bus.publish(TURN_SUBMIT, turn("t3", model="none"))
+            await eventually(lambda: bool(failed))
+            assert (failed[0].turn_id, failed[0].http_status) == ("t3", 404)
+            state = await status(bus)
+            assert state.num_turns_placed == state.num_turns_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_worker_s_turns_move_at_once(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server)),
+            fake_worker(nats_server.url, "w1") as first,
+            fake_worker(nats_server.url, "w2") as second,
+        ):
+            await until_known(bus, first, second)
+            await bus.publish(TURN_SUBMIT, turn("t"))
+            await eventually(lambda: bool(first.held or second.held))
+            holder, other = (first, second) if first.held else (second, first)
+            killed_at = asyncio.get_running_loop().time()
+            await holder.die()
+            await eventually(lambda: bool(other.held))
+            took_s = asyncio.get_running_loop().time() - killed_at
+            assert took_s < 5.0, "the probe finds out long before the silence tells"
+            assert other.started[0].attempt == holder.started[0].attempt + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_scheduler_adopts_what_runs(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            async with running(main, config(nats_server)):
+                await until_known(bus, worker)
+                await bus.publish(TURN_SUBMIT, turn("t"))
+                await eventually(lambda: bool(worker.held))
+            attempt = worker.started[0].attempt
+            async with running(main, config(nats_server)):
+                await bus.publish(TURN_SUBMIT, turn("t", attempt=attempt))
+                await until_known(bus, worker)
+                assert (await status(bus)).num_turns_placed == 1
+                await bus.publish(TURN_SUBMIT, turn("t2"))
+                await eventually(lambda: "t2" in worker.held)
+                assert [start.turn_id for start in worker.started] == ["t", "t2"]
+                assert worker.started[1].attempt > attempt
+
+    asyncio.run(scenario())
+
+
+def test_an_expected_session_is_prefetched_and_dropped(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server)),
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            await until_known(bus, worker)
+            expect = ExpectSession(session_id=SessionId("s"), model_id=ModelId("m"))
+            assert (await bus.request(SESSION_EXPECT, expect)).worker_id == "w1"
+            await eventually(lambda: [p.session_id for p in worker.prefetched] == ["s"])
+            assert (await status(bus)).num_reservations == 1
+            await bus.request(SESSION_DROP, AdvisoryKey(session_id=SessionId("s")))
+            await eventually_answers(lambda: status(bus), lambda state: not state.num_reservations)
+
+    asyncio.run(scenario())
+
+
+def test_nats_may_go_and_come_back(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server)) as runtime,
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            await until_known(bus, worker)
+            back = [asyncio.Event() for _ in range(3)]
+            for event, each in zip(back, (bus, runtime.bus, worker.bus), strict=True):
+                each.on_reconnect(event.set)
+            nats_server.kill()
+            nats_server.start()
+            await asyncio.gather(*(event.wait() for event in back))
+            await bus.flush()
+            await runtime.bus.flush()
+            await bus.publish(TURN_SUBMIT, turn("t"))
+            await eventually(lambda: "t" in worker.held)
+
+    asyncio.run(scenario())

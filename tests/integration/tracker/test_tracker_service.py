@@ -1,0 +1,109 @@
+"""The tracker on a real bus, alone and with the real scheduler."""
+
+import asyncio
+
+import pytest
+
+from services.scheduler import service as scheduler
+from services.scheduler.config import SchedulerConfig
+from services.tracker.config import TrackerConfig
+from services.tracker.service import main
+from shared.bus import Bus
+from shared.errors import InvalidRequest, NotFound
+from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId
+from shared.messages import (
+    Advisory,
+    AdvisoryKey,
+    AdvisoryState,
+    ExpectSession,
+    SessionPlacement,
+    TurnSubmit,
+)
+from shared.subjects import (
+    ADVISORY_GET,
+    ADVISORY_INVALIDATE,
+    ADVISORY_SUBMIT,
+    SESSION_EXPECT,
+    TURN_SUBMIT,
+)
+from tests.conftest import Server
+from tests.integration.harness import connected, eventually, eventually_answers, running
+from tests.integration.scheduler.peers import fake_worker
+
+SESSION = SessionId("s")
+KEY = AdvisoryKey(session_id=SESSION)
+ADVISORY = Advisory(session_id=SESSION, model_id=ModelId("m"))
+
+
+def config(server: Server) -> TrackerConfig:
+    return TrackerConfig(nats_url=server.url, tracker_retry_s=0.05)
+
+
+async def until_state(bus: Bus, wanted: str) -> AdvisoryState:
+    """Ask until the advisory has this state."""
+    return await eventually_answers(
+        lambda: bus.request(ADVISORY_GET, KEY), lambda state: state.state == wanted
+    )
+
+
+def test_from_advisory_to_turn_with_the_scheduler(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(
+                scheduler.main,
+                SchedulerConfig(nats_url=nats_server.url, scheduler_learning_s=0.1),
+                "scheduler",
+            ),
+            running(main, config(nats_server), "tracker"),
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            await bus.request(ADVISORY_SUBMIT, ADVISORY)
+            state = await until_state(bus, "placed")
+            assert state.worker_id == "w1"
+            assert state.expires - state.created == pytest.approx(60)
+            await eventually(lambda: bool(worker.prefetched))
+            submit = TurnSubmit(
+                turn_id=TurnId("t"),
+                frontend_id=FrontendId("f"),
+                model_id=ModelId("m"),
+                num_prompt_tokens=10,
+                max_new_tokens=10,
+                session_id=SESSION,
+            )
+            await bus.publish(TURN_SUBMIT, submit)
+            await until_state(bus, "used")
+            again = await bus.request(ADVISORY_SUBMIT, ADVISORY)
+            assert (again.state, again.worker_id) == ("placed", "w1")
+            assert (await bus.request(ADVISORY_INVALIDATE, KEY)).state == "invalidated"
+
+    asyncio.run(scenario())
+
+
+def test_without_a_scheduler_the_advisory_is_held_and_placed_later(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server.url) as bus, running(main, config(nats_server)):
+            state = await bus.request(ADVISORY_SUBMIT, ADVISORY)
+            assert state.state == "expected"
+
+            async def place(_: ExpectSession) -> SessionPlacement:
+                return SessionPlacement(worker_id=WorkerId("w9"))
+
+            await bus.serve(SESSION_EXPECT, place)
+            assert (await until_state(bus, "placed")).worker_id == "w9"
+
+    asyncio.run(scenario())
+
+
+def test_errors_reach_the_caller(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server.url) as bus, running(main, config(nats_server)):
+            with pytest.raises(InvalidRequest) as wrong:
+                await bus.request(ADVISORY_SUBMIT, Advisory(session_id=SESSION, priority=11))
+            assert wrong.value.param == "priority"
+            for subject in (ADVISORY_GET, ADVISORY_INVALIDATE):
+                with pytest.raises(NotFound) as unknown:
+                    await bus.request(subject, KEY)
+                assert unknown.value.code == "advisory_not_found"
+
+    asyncio.run(scenario())

@@ -1,0 +1,169 @@
+"""A core with its effects held back, so that a test decides when the threads answer."""
+
+from collections import deque
+
+from services.kvstore.core import (
+    BlockWrite,
+    Commit,
+    Effect,
+    KvCore,
+    Limits,
+    LoadOutcome,
+    LoadPages,
+    NewBlock,
+    Open,
+    PageLoad,
+    Release,
+    SetWords,
+    Stage,
+    Staged,
+    WriteBlocks,
+    WriteOutcome,
+)
+from shared.arena import PageState
+from shared.blocks import BlockKey, child_key, root_key
+from shared.ids import WorkerId
+
+LAYERS = 2
+PAGE_BYTES = 100
+NUM_PAGES = 12
+BLOCK_BYTES = LAYERS * PAGE_BYTES
+WORKERS = [WorkerId("w1"), WorkerId("w2")]
+
+
+class Host:
+    """Performs a core's effects on a model of the arena's words.
+
+    Attributes:
+        words: generation and state of each page.
+        effects: everything the core asked for, in order.
+        loads: batches with the loader.
+        writes: blocks with the writer.
+    """
+
+    def __init__(self, num_pages: int = NUM_PAGES, disk_bytes_max: int = 10**9) -> None:
+        self.core = KvCore(
+            Limits(
+                disk_bytes_max=disk_bytes_max,
+                expiry_ns=1000,
+                noted_ns=100,
+                load_bytes_max=3 * PAGE_BYTES,
+            )
+        )
+        self.core.on_arena(PAGE_BYTES, num_pages)
+        self.arena = self.core.arenas[PAGE_BYTES]
+        self.now_ns = 0
+        self.words = [(0, PageState.FREE)] * num_pages
+        self.effects: list[Effect] = []
+        self.loads: deque[list[PageLoad]] = deque()
+        self.writes: deque[BlockWrite] = deque()
+
+    def perform(self, effects: list[Effect]) -> None:
+        self.effects += effects
+        for effect in effects:
+            match effect:
+                case SetWords(_, pages, generations, state):
+                    for page, generation in zip(pages, generations, strict=True):
+                        old, _ = self.words[page]
+                        assert generation > old if state is PageState.FILLING else generation == old
+                        self.words[page] = (generation, state)
+                case LoadPages(loads):
+                    self.loads.append(loads)
+                case WriteBlocks(writes):
+                    self.writes += writes
+
+    def open(self, worker: WorkerId = WORKERS[0], incarnation: str = "i") -> None:
+        event = Open(worker, incarnation, "f", LAYERS, PAGE_BYTES)
+        self.perform(self.core.on_open(event, self.now_ns))
+
+    def lease(self, num_pages: int, worker: WorkerId = WORKERS[0]) -> list[int]:
+        pages, effects = self.core.on_lease(worker, "i", PAGE_BYTES, num_pages, self.now_ns)
+        self.perform(effects)
+        return pages
+
+    def commit(
+        self, names: list[tuple[int, int]], pages: list[int], worker: WorkerId = WORKERS[0]
+    ) -> None:
+        """Blocks (sequence, index) in these pages, in order."""
+        blocks = [
+            NewBlock(
+                key=key_of(*name),
+                parent=key_of(name[0], name[1] - 1),
+                tokens=[name[0]],
+                pages=pages[LAYERS * at : LAYERS * (at + 1)],
+                checksums=[0] * LAYERS,
+            )
+            for at, name in enumerate(names)
+        ]
+        event = Commit(worker, "i", "f", PAGE_BYTES, blocks)
+        _, effects = self.core.on_commit(event, self.now_ns)
+        self.perform(effects)
+
+    def store(self, names: list[tuple[int, int]]) -> None:
+        """Commit blocks and write them to disk."""
+        self.commit(names, self.lease(LAYERS * len(names)))
+        while self.writes:
+            self.finish_write()
+
+    def stage(
+        self, sequence: int, num_blocks: int, priority: int = 0, worker: WorkerId = WORKERS[0]
+    ) -> Staged:
+        keys = [key_of(sequence, index) for index in range(num_blocks)]
+        event = Stage(worker, "i", LAYERS, PAGE_BYTES, keys, priority)
+        staged, effects = self.core.on_stage(event, self.now_ns)
+        self.perform(effects)
+        return staged
+
+    def release(
+        self, ticket: int = 0, pages: list[int] | None = None, worker: WorkerId = WORKERS[0]
+    ) -> None:
+        event = Release(worker, "i", ticket, PAGE_BYTES, pages or [])
+        self.perform(self.core.on_release(event, self.now_ns))
+
+    def finish_load(self, outcome: LoadOutcome = LoadOutcome.READY) -> list[PageLoad]:
+        """The loader's oldest batch ends, its first page so, the others well."""
+        loads = self.loads.popleft()
+        outcomes = [outcome] + [LoadOutcome.READY] * (len(loads) - 1)
+        for load, each in zip(loads, outcomes, strict=True):
+            assert self.words[load.page] == (load.generation, PageState.FILLING) or (
+                load.block_id in self.arena.holding
+            ), "a page in flight was given away"
+            state = PageState.READY if each is LoadOutcome.READY else PageState.BAD
+            self.words[load.page] = (load.generation, state)
+        self.perform(self.core.on_loaded(list(zip(loads, outcomes, strict=True)), self.now_ns))
+        return loads
+
+    def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:
+        """The writer's oldest block ends so."""
+        write = self.writes.popleft()
+        self.perform(self.core.on_written([(write.block_id, outcome, BLOCK_BYTES)], self.now_ns))
+
+    def delete(self, names: list[tuple[int, int]]) -> int:
+        num_blocks, effects = self.core.on_delete([key_of(*n) for n in names], self.now_ns)
+        self.perform(effects)
+        return num_blocks
+
+    def evict_all(self) -> None:
+        """Drive everything that may go out of the arena."""
+        self.release(pages=self.lease(NUM_PAGES))
+
+    def check_pages_conserved(self) -> None:
+        """Every page is in exactly one place."""
+        places = [
+            *self.arena.free_pages,
+            *(page for worker in self.core.workers for page in worker.leased.get(PAGE_BYTES, ())),
+            *(page for block in self.arena.holding.values() for page in block.pages if page >= 0),
+        ]
+        assert sorted(places) == list(range(self.arena.num_pages))
+        for page in self.arena.free_pages:
+            assert self.words[page][1] is PageState.FREE
+        for key, block in self.arena.blocks.items():
+            assert block.is_alive and block.key == key and block.block_id in self.arena.holding
+
+
+def key_of(sequence: int, index: int) -> BlockKey:
+    """Key of a block by its place; index -1 is the root."""
+    key = root_key("f", str(sequence))
+    for _ in range(index + 1):
+        key = child_key(key, [sequence])
+    return key

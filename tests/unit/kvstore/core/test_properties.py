@@ -1,0 +1,134 @@
+"""Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.kvstore.core import LoadOutcome, Staged, WriteOutcome
+from shared.ids import WorkerId
+from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host
+
+workers = st.sampled_from(WORKERS)
+sequences = st.integers(0, 2)
+lengths = st.integers(1, 4)
+
+
+class KvMachine(RuleBasedStateMachine):
+    """Two workers, three sequences of up to four blocks, twelve pages for twenty-four."""
+
+    @initialize()
+    def start(self) -> None:
+        self.host = Host(disk_bytes_max=1500)
+        self.leased: dict[WorkerId, list[int]] = {}
+        self.held: dict[WorkerId, list[Staged]] = {}
+        for worker in WORKERS:
+            self._open(worker)
+
+    def _open(self, worker: WorkerId) -> None:
+        self.host.open(worker)
+        self.leased[worker] = []
+        self.held[worker] = []
+
+    @rule(worker=workers, num_pages=st.integers(1, 5))
+    def lease(self, worker: WorkerId, num_pages: int) -> None:
+        pages = self.host.lease(num_pages, worker)
+        assert len(pages) <= num_pages
+        self.leased[worker] += pages
+
+    @rule(worker=workers, sequence=sequences, start=st.integers(0, 3))
+    def commit(self, worker: WorkerId, sequence: int, start: int) -> None:
+        own = self.leased[worker]
+        num_blocks = min(len(own) // LAYERS, 4 - start)
+        pages = [own.pop() for _ in range(num_blocks * LAYERS)]
+        names = [(sequence, start + at) for at in range(num_blocks)]
+        self.host.commit(names, pages, worker)
+
+    @rule(worker=workers, sequence=sequences, num_blocks=lengths)
+    def store(self, worker: WorkerId, sequence: int, num_blocks: int) -> None:
+        self.lease(worker, num_blocks * LAYERS)
+        self.commit(worker, sequence, 0)
+        while self.host.writes:
+            self.host.finish_write()
+
+    @rule()
+    def evict_all(self) -> None:
+        self.host.evict_all()
+
+    @rule()
+    def finish_loads(self) -> None:
+        while self.host.loads:
+            self.host.finish_load()
+
+    @rule(worker=workers, sequence=sequences, num_blocks=lengths, priority=st.integers(0, 2))
+    def stage(self, worker: WorkerId, sequence: int, num_blocks: int, priority: int) -> None:
+        staged = self.host.stage(sequence, num_blocks, priority, worker)
+        if staged.num_blocks:
+            self.held[worker].append(staged)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([w for w in WORKERS if self.held[w]]))
+        staged = self.held[worker].pop(data.draw(st.integers(0, len(self.held[worker]) - 1)))
+        self.host.release(staged.ticket, worker=worker)
+
+    @rule(worker=workers)
+    def give_back(self, worker: WorkerId) -> None:
+        self.host.release(pages=self.leased[worker], worker=worker)
+        self.leased[worker] = []
+
+    @precondition(lambda self: self.host.loads)
+    @rule(outcome=st.sampled_from(LoadOutcome))
+    def finish_load(self, outcome: LoadOutcome) -> None:
+        self.host.finish_load(outcome)
+
+    @precondition(lambda self: self.host.writes)
+    @rule(outcome=st.sampled_from(WriteOutcome))
+    def finish_write(self, outcome: WriteOutcome) -> None:
+        self.host.finish_write(outcome)
+
+    @rule(sequence=sequences, num_blocks=lengths)
+    def delete(self, sequence: int, num_blocks: int) -> None:
+        self.host.delete([(sequence, index) for index in range(num_blocks)])
+
+    @rule(worker=workers)
+    def die(self, worker: WorkerId) -> None:
+        self.host.perform(self.host.core.on_worker_gone(worker, "i", self.host.now_ns))
+        self._open(worker)
+
+    @rule(duration_ns=st.integers(0, 400))
+    def pass_time(self, duration_ns: int) -> None:
+        self.host.now_ns += duration_ns
+        self.host.perform(self.host.core.on_tick(self.host.now_ns))
+
+    @invariant()
+    def pages_are_conserved(self) -> None:
+        self.host.check_pages_conserved()
+
+    @invariant()
+    def what_is_held_stays(self) -> None:
+        for staged in (s for tickets in self.held.values() for s in tickets):
+            for page, generation in zip(staged.pages, staged.generations, strict=True):
+                assert self.host.words[page][0] == generation, "a pinned page was given away"
+        for write in self.host.writes:
+            block = self.host.arena.holding[write.block_id]
+            assert block.pages == write.pages, "the only copy of a block was evicted"
+        for load in (load for batch in self.host.loads for load in batch):
+            assert self.host.words[load.page][0] == load.generation, "a page in flight was taken"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "host"):
+            return
+        for worker in WORKERS:
+            self.host.perform(self.host.core.on_worker_gone(worker, "i", self.host.now_ns))
+        while self.host.loads:
+            self.host.finish_load()
+        while self.host.writes:
+            self.host.finish_write()
+        self.host.check_pages_conserved()
+        self.host.open()
+        assert len(self.host.lease(NUM_PAGES)) == NUM_PAGES, "a page is lost for ever"
+
+
+TestKvMachine = KvMachine.TestCase
+TestKvMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

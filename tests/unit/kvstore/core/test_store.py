@@ -1,0 +1,232 @@
+"""The kvstore's decisions, one by one."""
+
+import pytest
+
+from services.kvstore.core import (
+    DeleteBlocks,
+    IndexAdd,
+    IndexRemove,
+    LoadOutcome,
+    TouchBlocks,
+    WriteOutcome,
+)
+from shared.arena import PageState
+from shared.errors import InvalidRequest, NotFound
+from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, NUM_PAGES, WORKERS, Host, key_of
+
+
+@pytest.fixture
+def host() -> Host:
+    host = Host()
+    host.open(WORKERS[0])
+    host.open(WORKERS[1])
+    return host
+
+
+def chain(sequence: int, num_blocks: int) -> list[tuple[int, int]]:
+    return [(sequence, index) for index in range(num_blocks)]
+
+
+def test_who_is_not_open_must_open() -> None:
+    with pytest.raises(NotFound) as caught:
+        Host().lease(1)
+    assert caught.value.code == "unknown_worker"
+
+
+def test_a_committed_block_is_ready_at_once_and_indexed_once_durable(host: Host) -> None:
+    pages = host.lease(LAYERS)
+    host.commit([(0, 0)], pages)
+    assert all(host.words[page][1] is PageState.READY for page in pages)
+    assert IndexAdd([key_of(0, 0)]) not in host.effects
+    host.finish_write()
+    assert IndexAdd([key_of(0, 0)]) in host.effects
+    assert host.core.disk.num_bytes == BLOCK_BYTES
+
+
+def test_a_block_that_is_stored_gives_its_pages_back(host: Host) -> None:
+    host.store([(0, 0)])
+    pages = host.lease(LAYERS)
+    host.commit([(0, 0)], pages)
+    assert not host.writes
+    assert set(pages) <= set(host.arena.free_pages)
+
+
+def test_two_stages_share_the_pages_in_flight(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.evict_all()
+    first = host.stage(0, 2)
+    second = host.stage(0, 2, worker=WORKERS[1])
+    assert (first.pages, first.generations) == (second.pages, second.generations)
+    num_pages = 0
+    while host.loads:
+        num_pages += len(host.finish_load())
+    assert num_pages == 2 * LAYERS
+    host.release(first.ticket)
+    assert host.stage(0, 2).num_from_disk == 0
+
+
+def test_layer_0_of_every_session_comes_before_layer_1_of_any_and_turns_before_advisories(
+    host: Host,
+) -> None:
+    for sequence in range(3):
+        host.store(chain(sequence, 2))
+    host.evict_all()
+    host.stage(0, 1)  # goes to the loader at once
+    host.stage(1, 2, priority=0)
+    host.stage(2, 1, priority=1)
+    host.finish_load()
+    order = []
+    while host.loads:
+        order += [(load.key, load.layer) for load in host.finish_load()]
+    assert order == [
+        (key_of(1, 0), 0), (key_of(1, 1), 0), (key_of(1, 0), 1),
+        (key_of(2, 0), 0), (key_of(2, 0), 1),
+        (key_of(1, 1), 1),
+    ]  # fmt: skip
+
+
+def test_an_advisory_that_becomes_a_turn_moves_forward(host: Host) -> None:
+    for sequence in range(3):
+        host.store(chain(sequence, 2))
+    host.evict_all()
+    host.stage(0, 2)
+    host.stage(1, 1)
+    host.stage(2, 1)
+    host.stage(2, 1, priority=5, worker=WORKERS[1])
+    host.finish_load()
+    host.finish_load()
+    assert [load.key for load in host.finish_load()][:2] == [key_of(2, 0)] * 2
+
+
+def test_the_highest_layers_of_the_least_recently_used_go_first(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.now_ns = 1
+    host.store(chain(1, 2))
+    host.lease(NUM_PAGES - 8 + 3)
+    held = {
+        (sequence, index): [page >= 0 for page in block.pages]
+        for sequence in range(2)
+        for index in range(2)
+        if (block := host.arena.blocks.get(key_of(sequence, index))) is not None
+    }
+    assert held == {(0, 0): [True, False], (1, 0): [True, True], (1, 1): [True, True]}
+
+
+def test_a_stage_that_does_not_fit_is_shortened(host: Host) -> None:
+    host.store(chain(0, 5))
+    host.evict_all()
+    host.lease(NUM_PAGES - 5)
+    staged = host.stage(0, 5)
+    assert staged.num_blocks == 2
+    host.check_pages_conserved()
+
+
+def test_a_stage_does_not_evict_its_own_blocks(host: Host) -> None:
+    host.store(chain(0, 4))
+    host.lease(NUM_PAGES - 4)  # of each block only layer 0 is left
+    kept = [host.arena.blocks[key_of(0, index)].pages[0] for index in range(2)]
+    staged = host.stage(0, 4)
+    assert staged.pages[:2] == kept
+    assert staged.num_from_disk == 2
+
+
+def test_a_release_gives_up_loads_that_have_not_begun(host: Host) -> None:
+    host.store(chain(0, 5))
+    host.evict_all()
+    staged = host.stage(0, 5)
+    assert sum(map(len, host.loads)) == 6
+    host.release(staged.ticket)
+    assert host.arena.num_free == NUM_PAGES - 6
+    host.finish_load()
+    host.finish_load()
+    assert not host.loads
+
+
+@pytest.mark.parametrize("outcome", [LoadOutcome.CORRUPT, LoadOutcome.MISSING])
+def test_a_page_that_does_not_come_deletes_its_block_everywhere(
+    host: Host, outcome: LoadOutcome
+) -> None:
+    host.store(chain(0, 2))
+    host.evict_all()
+    staged = host.stage(0, 2)
+    host.finish_load(outcome)
+    assert DeleteBlocks([(key_of(0, 0), LAYERS)]) in host.effects
+    assert IndexRemove([key_of(0, 0)]) in host.effects
+    assert host.core.counts.num_pages_corrupt == (outcome is LoadOutcome.CORRUPT)
+    host.finish_load()
+    host.release(staged.ticket)
+    assert host.stage(0, 2).num_blocks == 0
+
+
+def test_a_block_deleted_while_it_is_written_is_deleted_after(host: Host) -> None:
+    host.commit([(0, 0)], host.lease(LAYERS))
+    assert host.delete([(0, 0)]) == 1
+    assert host.effects[-1] == DeleteBlocks([(key_of(0, 0), LAYERS)])
+    assert host.arena.num_free == NUM_PAGES - LAYERS, "the writer still reads its pages"
+    host.finish_write()
+    assert host.arena.num_free == NUM_PAGES
+    assert key_of(0, 0) not in host.core.disk
+
+
+def test_a_full_disk_drops_the_oldest_once_then_keeps_the_block_in_the_arena(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.commit([(1, 0)], host.lease(LAYERS))
+    host.finish_write(WriteOutcome.FAILED)
+    assert len(host.core.disk) == 0
+    host.finish_write(WriteOutcome.FAILED)
+    assert host.core.counts.num_blocks_unwritten == 1
+    staged = host.stage(1, 1)
+    assert staged.num_blocks == 1
+    host.release(staged.ticket)
+    host.evict_all()
+    assert host.stage(1, 1).num_blocks == 0
+
+
+def test_a_page_that_is_not_what_was_announced_is_not_kept(host: Host) -> None:
+    pages = host.lease(LAYERS)
+    host.commit([(0, 0)], pages)
+    host.finish_write(WriteOutcome.CORRUPT)
+    assert host.stage(0, 1).num_blocks == 0
+    assert host.core.counts.num_pages_corrupt == 1
+
+
+def test_the_disk_keeps_its_size_and_age() -> None:
+    host = Host(disk_bytes_max=3 * BLOCK_BYTES)
+    host.open()
+    host.store(chain(0, 3))
+    host.now_ns = 600
+    staged = host.stage(0, 1)
+    host.release(staged.ticket)
+    assert TouchBlocks([key_of(0, 0)]) in host.effects
+    host.store([(1, 0)])
+    assert set(host.core.disk.keys) == {key_of(0, 0), key_of(0, 2), key_of(1, 0)}
+    host.now_ns = 1100
+    host.perform(host.core.on_tick(host.now_ns))
+    assert set(host.core.disk.keys) == {key_of(0, 0), key_of(1, 0)}
+
+
+def test_a_new_incarnation_takes_back_what_the_old_one_held(host: Host) -> None:
+    host.lease(5)
+    host.open(WORKERS[0], "j")
+    assert host.arena.num_free == NUM_PAGES
+    with pytest.raises(NotFound):
+        host.lease(1)
+
+
+def test_a_refused_commit_takes_nothing(host: Host) -> None:
+    pages = host.lease(2 * LAYERS)
+    with pytest.raises(InvalidRequest):
+        host.commit([(0, 0), (0, 1)], pages[:LAYERS] * 2)
+    host.commit([(0, 0), (0, 1)], pages)
+    assert len(host.writes) == 2
+
+
+def test_a_worker_that_opens_again_holds_nothing(host: Host) -> None:
+    host.store(chain(0, 1))
+    staged = host.stage(0, 1)
+    pages = host.lease(5)
+    host.open(WORKERS[0])
+    assert host.arena.num_free == NUM_PAGES - LAYERS
+    host.release(staged.ticket, pages)
+    host.check_pages_conserved()
+    assert len(host.lease(NUM_PAGES)) == NUM_PAGES

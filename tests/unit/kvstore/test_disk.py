@@ -1,0 +1,227 @@
+"""LMDB: what is stored comes back, and what is damaged is found."""
+
+import queue
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from services.kvstore import threads
+from services.kvstore.core import (
+    BlockWrite,
+    DeleteBlocks,
+    LoadOutcome,
+    LoadPages,
+    PageLoad,
+    TouchBlocks,
+    WriteBlocks,
+    WriteOutcome,
+)
+from services.kvstore.disk import CorruptPage, Disk, FoundBlock, Writer
+from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
+from services.kvstore.values import BadValue, ValueHeader, read_header, write_header
+from shared.arena import Arena, PageState, checksum
+from shared.blocks import BlockKey
+from shared.clock import ManualClock
+
+PAGE_BYTES = 5000
+NUM_LAYERS = 2
+MIB = 1024**2
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    arena = Arena.create(tmp_path / "arena", 8, PAGE_BYTES)
+    arena.pages[:] = np.random.default_rng(7).integers(0, 256, arena.pages.shape, np.uint8)
+    return arena
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(bytes([number]) * 16)
+
+
+def write_of(arena: Arena, number: int, pages: list[int]) -> BlockWrite:
+    return BlockWrite(
+        block_id=number,
+        key=key(number),
+        parent=key(0),
+        tokens=[number] * 64,
+        fingerprint="f",
+        page_bytes=PAGE_BYTES,
+        pages=pages,
+        checksums=[checksum(arena.pages[page].data) for page in pages],
+    )
+
+
+def load_of(number: int, layer: int, page: int = 7) -> PageLoad:
+    return PageLoad(number, key(number), layer, PAGE_BYTES, page, 3)
+
+
+def read(disk: Disk, arena: Arena, number: int, layer: int) -> LoadOutcome:
+    """Into page 7."""
+    arena.pages[7] = 0
+    with disk.read() as reader:
+        return reader.copy(load_of(number, layer), arena.pages[7])
+
+
+def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
+    header = ValueHeader(key(1), key(2), bytes(16), 3, 12, 100, 1_700_000_000, [5, 6], 2**64 - 1)
+    value = bytearray(512 + 100)
+    write_header(header, value)
+    assert read_header(value) == header
+    for at in (0, 20, 200, 511):
+        value[at] ^= 4
+        with pytest.raises(BadValue):
+            read_header(value)
+        value[at] ^= 4
+    with pytest.raises(BadValue):
+        read_header(value[:-1])
+
+
+def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    with disk.write(now_s=100) as writer:
+        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
+        writer.put(write_of(arena, 2, [2, 3]), arena.pages)
+        writer.touch([key(2)])
+    disk.close()
+    disk = Disk.open(tmp_path / "kv", MIB)
+    assert disk.scan(200) == [
+        FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100) for number in (1, 2)
+    ]
+    with disk.write(now_s=150) as writer:
+        writer.touch([key(1)])
+    assert [block.used_s for block in disk.scan(200)] == [150, 100]
+    assert read(disk, arena, 2, 1) is LoadOutcome.READY
+    assert np.array_equal(arena.pages[7], arena.pages[3])
+    with disk.write(now_s=300) as writer:
+        writer.delete(key(2), NUM_LAYERS)
+    assert read(disk, arena, 2, 1) is LoadOutcome.MISSING
+    disk.close()
+
+
+@pytest.mark.parametrize("at", [100, 512 + 4999])
+def test_a_flipped_byte_is_found(tmp_path: Path, arena: Arena, at: int) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    with disk.write(now_s=1) as writer:
+        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
+    _flip(tmp_path / "kv" / "data.mdb", number=1, layer=1, at=at)
+    assert read(disk, arena, 1, 1) is LoadOutcome.CORRUPT
+    assert read(disk, arena, 1, 0) is LoadOutcome.READY
+    disk.close()
+
+
+def _flip(path: Path, number: int, layer: int, at: int) -> None:
+    """Flip a bit of a stored value in its file, as damage would."""
+    data = path.read_bytes()
+    start = data.index(b"SYMKVPG1" + key(number))
+    while read_header(data[start : start + 512 + PAGE_BYTES]).layer != layer:
+        start = data.index(b"SYMKVPG1" + key(number), start + 1)
+    with path.open("r+b") as file:
+        file.seek(start + at)
+        file.write(bytes([data[start + at] ^ 1]))
+
+
+def test_a_block_without_one_of_its_layers_is_deleted_at_the_start(
+    tmp_path: Path, arena: Arena
+) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    with disk.write(now_s=1) as writer:
+        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
+        writer.put(write_of(arena, 2, [2, 3]), arena.pages)
+        writer.delete(key(1), num_layers=1)
+    assert [block.key for block in disk.scan(2)] == [key(2)]
+    assert read(disk, arena, 1, 1) is LoadOutcome.MISSING
+    disk.close()
+
+
+def test_a_page_that_is_not_what_was_announced_is_not_stored(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    write = write_of(arena, 1, [0, 1])
+    arena.pages[1, 17] ^= 1
+    with pytest.raises(CorruptPage), disk.write(now_s=1) as writer:
+        writer.put(write, arena.pages)
+    assert disk.scan(2) == []
+    disk.close()
+
+
+def test_a_database_that_is_none_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / "data.mdb").write_bytes(b"\1" * 16384)
+    disk = Disk.open(tmp_path / "kv", MIB)
+    assert disk.scan(1) == []
+    disk.close()
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_the_writer_loses_only_what_fails(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Writer.put
+
+    def full(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+        if write.block_id == 2:
+            raise lmdb.MapFullError("full")
+        put(self, write, pages)
+
+    monkeypatch.setattr(Writer, "put", full)
+    disk = Disk.open(tmp_path / "kv", MIB)
+    reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
+    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail)
+    bad = write_of(arena, 3, [4, 5])
+    bad.checksums[0] += 1
+    writes = [write_of(arena, 1, [0, 1]), write_of(arena, 2, [2, 3]), bad]
+    writer.submit(WriteBlocks(writes))
+    writer.submit(TouchBlocks([key(1)]))
+    writer.stop()
+    outcomes = {}
+    while not reports.empty():
+        outcomes.update({block_id: outcome for block_id, outcome, _ in reports.get()})
+    assert outcomes == {1: WriteOutcome.STORED, 2: WriteOutcome.FAILED, 3: WriteOutcome.CORRUPT}
+    assert [block.key for block in disk.scan(1)] == [key(1)]
+    disk.close()
+
+
+def test_a_deletion_that_fails_is_made_up_for(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    delete = Writer.delete
+    failures = [lmdb.MapFullError("full"), lmdb.MapFullError("full")]
+
+    def failing(self: Writer, block: BlockKey, num_layers: int) -> None:
+        if failures:
+            raise failures.pop()
+        delete(self, block, num_layers)
+
+    monkeypatch.setattr(Writer, "delete", failing)
+    monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
+    reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
+    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail)
+    writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
+    writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
+    writer.submit(WriteBlocks([write_of(arena, 2, [2, 3])]))
+    writer.submit(WriteBlocks([write_of(arena, 3, [4, 5])]))
+    writer.stop()
+    assert [block.key for block in disk.scan(1)] == [key(2), key(3)]
+    disk.close()
+
+
+def test_the_loader_publishes_every_page_it_was_given(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk.open(tmp_path / "kv", MIB)
+    with disk.write(now_s=1) as writer:
+        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
+    reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
+    loader = LoaderThread(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail)
+    loads = [load_of(1, 0, page=6), load_of(2, 0, page=7)]
+    loader.submit(LoadPages(loads))
+    loader.stop()
+    assert reports.get() == list(zip(loads, [LoadOutcome.READY, LoadOutcome.MISSING], strict=True))
+    assert arena.word(6) == (3, PageState.READY)
+    assert arena.word(7) == (3, PageState.BAD)
+    assert np.array_equal(arena.pages[6], arena.pages[0])
+    disk.close()

@@ -1,0 +1,80 @@
+"""Lease files, locks and arenas."""
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from services.kvstore import leases as leases_module
+from services.kvstore.arenas import Arenas
+from services.kvstore.config import KvstoreConfig
+from services.kvstore.index import session_redis_pattern
+from services.kvstore.leases import LeaseFiles, lock_directory
+from shared.errors import ConfigError, NoCapacity
+from shared.ids import HostId, WorkerId
+
+WORKER = WorkerId("w")
+MIB = 1024**2
+
+
+def test_a_worker_is_dead_when_its_lock_is_gone(tmp_path: Path) -> None:
+    leases = LeaseFiles(tmp_path)
+    path = leases.add(WORKER, "i")
+    assert leases.poll() == []
+    lock = os.open(path, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert leases.poll() == []
+    os.close(lock)
+    assert leases.poll() == [(WORKER, "i")]
+    leases.drop(WORKER, "i")
+    assert leases.poll() == [] and not path.exists()
+
+
+def test_a_worker_that_never_locks_is_dead_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "NEVER_LOCKED_POLLS_MAX", 3)
+    leases = LeaseFiles(tmp_path)
+    leases.add(WORKER, "i")
+    assert [leases.poll() for _ in range(3)] == [[], [], [(WORKER, "i")]]
+    leases.close()
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    lock = lock_directory(tmp_path / "a", "SYMPHONY_X")
+    with pytest.raises(ConfigError, match=r"SYMPHONY_X=.*another kvstore"):
+        lock_directory(tmp_path / "a", "SYMPHONY_X")
+    os.close(lock)
+    os.close(lock_directory(tmp_path / "a", "SYMPHONY_X"))
+
+
+def test_an_arena_is_capped_and_refused_when_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arenas = Arenas(tmp_path, arena_bytes=MIB)
+    stale = tmp_path / "kv-1.arena"
+    stale.touch()
+    arenas.clean()
+    assert not stale.exists()
+    arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=4))
+    assert arena.num_pages == 256
+    monkeypatch.setattr(Arenas, "_free_bytes", lambda self: 100_000)
+    assert asyncio.run(arenas.get(page_bytes=8192, num_layers=4)).num_pages == 10
+    with pytest.raises(NoCapacity, match="room for 5 arena pages"):
+        asyncio.run(arenas.get(page_bytes=16384, num_layers=4))
+    with pytest.raises(ConfigError, match="SYMPHONY_ARENA_DIR"):
+        arenas.clean()
+    arenas.close()
+    assert not tmp_path.exists()
+
+
+def test_defaults_follow_the_host_and_the_data_folder(tmp_path: Path) -> None:
+    config = KvstoreConfig(host_id=HostId("h7"), data_dir=tmp_path)
+    assert config.arena_path == Path("/dev/shm/symphony-h7")
+    assert config.disk_path == tmp_path / "kv"
+
+
+def test_the_pattern_of_session_records() -> None:
+    assert session_redis_pattern() == "symphony:session:*"

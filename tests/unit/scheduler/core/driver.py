@@ -1,0 +1,135 @@
+"""A scheduler core and short words for what happens to it."""
+
+from typing import TypeVar
+
+from services.scheduler.core import POLICIES, Effect, Limits, SchedulerCore
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
+from shared.messages import (
+    AdvisoryKey,
+    ExpectSession,
+    ModelCard,
+    SessionPlacement,
+    TurnCancel,
+    TurnEnd,
+    TurnRef,
+    TurnsEnded,
+    TurnSubmit,
+    WorkerReport,
+)
+
+E = TypeVar("E")
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+INTERVAL = 500 * MS
+
+
+def card(model: str) -> ModelCard:
+    return ModelCard(
+        model_id=ModelId(model),
+        source=model,
+        fingerprint=model,
+        max_model_len=4096,
+        num_layers=2,
+        page_bytes=64,
+    )
+
+
+class Driver:
+    """Moves time by hand; every call returns the effects of one kind or all of them."""
+
+    def __init__(self, limits: Limits | None = None, attempt_floor: int = 1) -> None:
+        self.limits = limits or Limits(learning_ns=0)
+        self.now_ns = SECOND
+        policy = POLICIES["balance"](self.limits)
+        self.core = SchedulerCore(policy, self.limits, self.now_ns, attempt_floor)
+        self.seqs: dict[str, int] = {}
+        self.wake()
+
+    def report(
+        self,
+        worker: str,
+        *turns: tuple[str, int],
+        incarnation: str = "a",
+        models: tuple[str, ...] = ("m",),
+        state: str = "ready",
+        seq: int | None = None,
+        waiting_tokens: int = 0,
+        pages_free: int = 0,
+    ) -> list[Effect]:
+        key = f"{worker}/{incarnation}"
+        self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
+        report = WorkerReport(
+            worker_id=WorkerId(worker),
+            incarnation=incarnation,
+            seq=self.seqs[key],
+            host_id=HostId("h"),
+            state=state,  # type: ignore[arg-type]
+            models=[card(model) for model in models],
+            turns=[TurnRef(turn_id=TurnId(t), attempt=a) for t, a in turns],
+            num_waiting_tokens=waiting_tokens,
+            num_pages_free=pages_free,
+            interval_ns=INTERVAL,
+        )
+        return self.core.on_report(report, self.now_ns)
+
+    def submit(
+        self,
+        turn: str,
+        session: str | None = None,
+        *,
+        model: str = "m",
+        attempt: int = 1,
+        priority: int = 0,
+    ) -> list[Effect]:
+        message = TurnSubmit(
+            turn_id=TurnId(turn),
+            frontend_id=FrontendId("f"),
+            model_id=ModelId(model),
+            num_prompt_tokens=100,
+            max_new_tokens=10,
+            attempt=attempt,
+            session_id=SessionId(session) if session else None,
+            priority=priority,
+        )
+        return self.core.on_turn_submit(message, self.now_ns)
+
+    def cancel(self, turn: str) -> list[Effect]:
+        return self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns)
+
+    def end(self, worker: str, turn: str, attempt: int = 1) -> list[Effect]:
+        end = TurnEnd(turn_id=TurnId(turn), attempt=attempt, reason="stop")
+        message = TurnsEnded(worker_id=WorkerId(worker), turns=[end])
+        return self.core.on_turns_ended(message, self.now_ns)
+
+    def expect(
+        self, session: str, *, model: str | None = "m", expires_s: float = 60, priority: int = 1
+    ) -> tuple[SessionPlacement, list[Effect]]:
+        message = ExpectSession(
+            session_id=SessionId(session),
+            model_id=ModelId(model) if model else None,
+            priority=priority,
+            expires_in_ns=int(expires_s * SECOND),
+        )
+        return self.core.on_expect(message, self.now_ns)
+
+    def drop(self, session: str) -> list[Effect]:
+        return self.core.on_drop(AdvisoryKey(session_id=SessionId(session)), self.now_ns)
+
+    def gone(self, worker: str) -> list[Effect]:
+        return self.core.on_worker_gone(WorkerId(worker), self.now_ns)
+
+    def wake(self, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
+        return self.core.on_wake(self.now_ns)
+
+    def load(self, worker: str) -> int:
+        for status in self.core.status(self.now_ns).workers:
+            if status.worker_id == worker:
+                return status.num_turns + status.num_reservations
+        raise AssertionError(f"no worker {worker}")
+
+
+def only(kind: type[E], effects: list[Effect]) -> list[E]:
+    """The effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]

@@ -1,0 +1,158 @@
+"""Where turns and reservations go."""
+
+from services.scheduler.core import (
+    Effect,
+    Limits,
+    NotifyArrival,
+    PlacementReason,
+    SendPrefetch,
+    StartTurn,
+)
+from tests.unit.scheduler.core.driver import SECOND, Driver, only
+
+
+def place(effects: list[Effect]) -> tuple[str, PlacementReason]:
+    (start,) = only(StartTurn, effects)
+    return start.worker_id, start.reason
+
+
+def prefetched(effects: list[Effect]) -> list[tuple[str, str]]:
+    return [(e.worker_id, e.prefetch.session_id) for e in only(SendPrefetch, effects)]
+
+
+def test_the_paper_s_example_goes_to_the_node_with_fewer_requests() -> None:
+    """Section 3.4: two requests on one node, four on the other."""
+    d = Driver()
+    d.report("w1", ("a", 1), ("b", 1))
+    d.report("w2", ("c", 1), ("d", 1), ("e", 1), ("f", 1))
+    assert d.expect("s")[0].worker_id == "w1"
+
+
+def test_turns_and_reservations_count_alike() -> None:
+    d = Driver()
+    d.report("w1")
+    d.report("w2")
+    d.expect("s1")
+    assert place(d.submit("t")) == ("w2", "balance")
+    assert d.load("w1") == d.load("w2") == 1
+
+
+def test_ties_go_by_waiting_tokens_then_free_pages_then_id() -> None:
+    d = Driver()
+    d.report("w1", waiting_tokens=10, pages_free=9)
+    d.report("w2", pages_free=1)
+    d.report("w3", pages_free=5)
+    d.report("w4", pages_free=5)
+    assert place(d.submit("t")) == ("w3", "balance")
+
+
+def test_a_turn_goes_where_its_place_is_kept_and_uses_it_up() -> None:
+    d = Driver()
+    d.report("w1")
+    placement, effects = d.expect("s")
+    assert placement.worker_id == "w1"
+    assert prefetched(effects) == [("w1", "s")]
+    d.report("w2")
+    effects = d.submit("t", "s")
+    assert place(effects) == ("w1", "reserved")
+    assert only(NotifyArrival, effects)[0].arrived.reserved
+    assert d.load("w1") == 1
+
+
+def test_a_place_kept_for_another_model_is_given_up() -> None:
+    d = Driver()
+    d.report("w1", models=("m", "n"))
+    d.expect("s", model="n")
+    assert place(d.submit("t", "s")) == ("w1", "balance")
+    assert d.load("w1") == 1
+
+
+def test_a_place_moves_when_its_worker_drains_or_dies() -> None:
+    d = Driver()
+    d.report("w1")
+    d.expect("s")
+    d.report("w2")
+    assert prefetched(d.report("w1", state="draining")) == [("w2", "s")]
+    d.report("w3")
+    assert prefetched(d.report("w2", state="draining")) == [("w3", "s")]
+    d.wake(SECOND)
+    assert prefetched(d.gone("w3")) == [], "nobody is left"
+    assert d.core.status(d.now_ns).num_reservations == 0
+
+
+def test_a_restarted_worker_is_asked_to_prefetch_again() -> None:
+    d = Driver()
+    d.report("w1")
+    d.expect("s")
+    assert prefetched(d.report("w1", incarnation="b")) == [("w1", "s")]
+
+
+def test_a_place_ends_with_its_expiry_or_when_dropped() -> None:
+    d = Driver(Limits(learning_ns=0, dead_after_ns=100 * SECOND))
+    d.report("w1")
+    d.expect("s1", expires_s=5)
+    d.expect("s2", expires_s=5)
+    d.expect("s2", expires_s=20)
+    d.expect("s3")
+    d.drop("s3")
+    assert d.load("w1") == 2
+    d.wake(5 * SECOND)
+    assert d.core.status(d.now_ns).num_reservations == 1
+    d.report("w1")
+    d.wake(15 * SECOND)
+    assert d.core.status(d.now_ns).num_reservations == 0
+
+
+def test_expecting_again_keeps_the_place() -> None:
+    d = Driver()
+    d.report("w1")
+    d.expect("s")
+    d.report("w2")
+    placement, effects = d.expect("s", priority=7)
+    assert placement.worker_id == "w1"
+    assert only(SendPrefetch, effects)[0].prefetch.priority == 7
+    assert d.load("w1") == 1
+
+
+def test_a_session_stays_near_its_cache_while_that_costs_one_turn_at_most() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("t1", "s")
+    d.report("w2")
+    assert place(d.submit("t2", "s")) == ("w1", "affinity")
+    assert place(d.submit("t3", "s")) == ("w2", "balance")
+
+
+def test_affinity_fades() -> None:
+    d = Driver(Limits(learning_ns=0, affinity_ns=SECOND))
+    d.report("w2")
+    d.submit("t1", "s")
+    d.end("w2", "t1")
+    d.report("w1")
+    d.now_ns += 2 * SECOND
+    d.report("w1")
+    d.report("w2")
+    assert place(d.submit("t2", "s"))[0] == "w1"
+
+
+def test_a_session_without_model_is_expected_on_its_last_one() -> None:
+    d = Driver()
+    d.report("w1", models=("m",))
+    d.report("w2", models=("n",))
+    assert d.expect("s", model=None)[0].worker_id is None
+    d.submit("t", "s", model="n")
+    assert d.expect("s", model=None)[0].worker_id == "w2"
+
+
+def test_nothing_is_kept_where_nobody_serves() -> None:
+    d = Driver()
+    placement, effects = d.expect("s")
+    assert placement.worker_id is None
+    assert prefetched(effects) == []
+
+
+def test_reservations_are_bounded() -> None:
+    d = Driver(Limits(learning_ns=0, reservations_max=1))
+    d.report("w1")
+    assert d.expect("s1")[0].worker_id == "w1"
+    assert d.expect("s2")[0].worker_id is None

@@ -1,0 +1,79 @@
+"""Silence, probes, death and return of workers."""
+
+from services.scheduler.core import ProbeWorker, StartTurn, WakeAt
+from shared.ids import WorkerId
+from tests.unit.scheduler.core.driver import INTERVAL, SECOND, Driver, only
+
+
+def state_of(d: Driver, worker: str) -> str:
+    return next(w.state for w in d.core.status(d.now_ns).workers if w.worker_id == worker)
+
+
+def test_a_silent_worker_is_probed_once_and_then_counts_as_dead() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("t")
+    assert only(ProbeWorker, d.wake(2 * INTERVAL)) == [ProbeWorker(WorkerId("w1"))]
+    assert only(ProbeWorker, d.wake(INTERVAL)) == []
+    assert state_of(d, "w1") == "ready"
+    d.wake(2 * INTERVAL)
+    assert state_of(d, "w1") == "dead"
+    assert d.core.status(d.now_ns).num_turns_waiting == 1
+
+
+def test_nobody_listening_means_dead_at_once() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("t")
+    d.wake(INTERVAL)
+    d.report("w2")
+    d.wake(INTERVAL)
+    assert only(StartTurn, d.gone("w1"))[0].worker_id == "w2"
+    assert state_of(d, "w1") == "dead"
+
+
+def test_a_worker_that_reported_since_the_probe_lives() -> None:
+    d = Driver()
+    d.report("w1")
+    d.wake(2 * INTERVAL)
+    d.now_ns += 1
+    d.report("w1")
+    d.gone("w1")
+    assert state_of(d, "w1") == "ready"
+
+
+def test_a_worker_back_from_the_dead_is_watched_again_once() -> None:
+    d = Driver()
+    d.report("w1")
+    for _ in range(3):
+        d.wake(2 * INTERVAL)
+        d.gone("w1")
+        assert state_of(d, "w1") == "dead"
+        d.report("w1")
+        assert state_of(d, "w1") == "ready"
+    assert len(only(ProbeWorker, d.wake(2 * INTERVAL))) == 1
+
+
+def test_a_worker_dead_for_long_is_forgotten() -> None:
+    d = Driver()
+    d.report("w1")
+    for _ in range(70):
+        d.wake(SECOND)
+    assert d.core.status(d.now_ns).workers == []
+
+
+def test_an_old_report_is_ignored() -> None:
+    d = Driver()
+    d.report("w1", seq=5)
+    d.report("w1", seq=4, state="draining")
+    assert state_of(d, "w1") == "ready"
+
+
+def test_following_the_wakes_alone_finds_the_death() -> None:
+    d = Driver()
+    wakes = only(WakeAt, d.report("w1"))
+    died_at_ns = d.now_ns + d.limits.dead_after_ns
+    while wakes and state_of(d, "w1") != "dead":
+        d.now_ns = wakes[-1].at_ns
+        wakes = only(WakeAt, d.wake()) or wakes
+    assert d.now_ns == died_at_ns

@@ -1,0 +1,265 @@
+"""The life of advisories in the tracker core."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore, WakeAt
+from shared.errors import InvalidRequest, NoCapacity, NotFound
+from shared.ids import ModelId, SessionId, TurnId, WorkerId
+from shared.messages import Advisory, AdvisoryKey, TurnArrived
+
+SECOND = 1_000_000_000
+
+
+class Driver:
+    """A core, the time, and short words."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.core = TrackerCore(limits or Limits())
+        self.now_ns = SECOND
+
+    def submit(
+        self,
+        session: str = "s",
+        *,
+        arrival: float | None = None,
+        priority: int = 1,
+        model: str | None = None,
+    ) -> list[Effect]:
+        advisory = Advisory(
+            session_id=SessionId(session),
+            model_id=ModelId(model) if model else None,
+            expected_arrival=arrival,
+            priority=priority,
+        )
+        return self.core.on_submit(advisory, self.now_ns)[1]
+
+    def placed(self, session: str = "s", worker: str | None = "w1") -> list[Effect]:
+        key = AdvisoryKey(session_id=SessionId(session))
+        return self.core.on_placed(key, WorkerId(worker) if worker else None, self.now_ns)
+
+    def arrive(self, session: str = "s", *, reserved: bool = False) -> list[Effect]:
+        arrived = TurnArrived(session_id=SessionId(session), turn_id=TurnId("t"), reserved=reserved)
+        return self.core.on_turn_arrived(arrived, self.now_ns)
+
+    def invalidate(self, session: str = "s") -> list[Effect]:
+        return self.core.on_invalidate(AdvisoryKey(session_id=SessionId(session)), self.now_ns)[1]
+
+    def wake(self, after_s: float = 0) -> list[Effect]:
+        self.now_ns += int(after_s * SECOND)
+        return self.core.on_wake(self.now_ns)
+
+    def get(self, session: str = "s") -> Record:
+        return self.core.get(AdvisoryKey(session_id=SessionId(session)))
+
+
+def counts(effects: list[Effect]) -> list[str]:
+    return [effect.outcome for effect in effects if isinstance(effect, Count)]
+
+
+def asks(effects: list[Effect]) -> list[tuple[int, float]]:
+    """Priority and expiry in seconds of every question to the scheduler."""
+    return [
+        (e.message.priority, e.message.expires_in_ns / SECOND)
+        for e in effects
+        if isinstance(e, Expect)
+    ]
+
+
+def drops(effects: list[Effect]) -> int:
+    return sum(isinstance(effect, Drop) for effect in effects)
+
+
+def test_an_advisory_is_placed_and_used() -> None:
+    d = Driver()
+    effects = d.submit()
+    assert counts(effects) == ["submitted"]
+    assert asks(effects) == [(1, 60.0)]
+    assert d.get().state == "expected"
+    d.placed()
+    assert (d.get().state, d.get().worker_id) == ("placed", "w1")
+    effects = d.arrive(reserved=True)
+    assert counts(effects) == ["used"]
+    assert drops(effects) == 0
+    assert d.get().state == "used"
+
+
+def test_a_turn_before_the_answer_makes_it_late_and_gives_the_place_back() -> None:
+    d = Driver()
+    d.submit()
+    assert counts(d.arrive()) == ["late"]
+    assert drops(d.placed()) == 1
+    assert d.get().state == "late"
+
+
+def test_a_turn_on_its_reservation_was_in_time_though_the_answer_is_on_its_way() -> None:
+    d = Driver()
+    d.submit()
+    assert counts(d.arrive(reserved=True)) == ["used"]
+
+
+def test_a_turn_without_advisory_is_missed() -> None:
+    d = Driver()
+    assert counts(d.arrive()) == ["missed"]
+    d.submit()
+    d.placed()
+    d.arrive(reserved=True)
+    assert counts(d.arrive()) == ["missed"], "one advisory, one turn"
+
+
+def test_duplicates_merge() -> None:
+    d = Driver()
+    d.submit(arrival=50, priority=2)
+    d.placed()
+    d.now_ns += SECOND
+    assert counts(d.submit(arrival=9, priority=1)) == ["merged"]
+    record = d.get()
+    assert (record.num_merged, record.priority) == (1, 2)
+    assert record.arrival_at_ns == 11 * SECOND
+    assert record.expires_at_ns == 81 * SECOND
+
+
+def test_a_raised_priority_is_told_at_once_a_later_expiry_in_good_time() -> None:
+    d = Driver()
+    d.submit()
+    d.placed()
+    d.now_ns += 10 * SECOND
+    assert asks(d.submit()) == []
+    assert asks(d.submit(priority=5)) == [(5, 60.0)]
+    d.placed()
+    d.now_ns += 10 * SECOND
+    assert asks(d.submit()) == []
+    assert asks(d.wake(48)) == []
+    assert asks(d.wake(1)) == [(5, 11.0)]
+
+
+def test_a_priority_raised_while_asking_is_told_after_the_answer() -> None:
+    d = Driver()
+    d.submit()
+    assert asks(d.submit(priority=9)) == []
+    assert asks(d.placed()) == [(9, 60.0)]
+
+
+@pytest.mark.parametrize(("arrival", "lives_s"), [(None, 60), (100.0, 130), (0.0, 30)])
+def test_an_advisory_expires(arrival: float | None, lives_s: int) -> None:
+    d = Driver()
+    d.submit(arrival=arrival)
+    d.placed()
+    assert counts(d.wake(lives_s - 1)) == []
+    assert counts(d.wake(1)) == ["expired"]
+    assert d.get().state == "expired"
+    assert d.core.num_live == 0
+
+
+def test_without_an_answer_the_place_is_asked_for_again() -> None:
+    d = Driver()
+    d.submit()
+    d.placed(worker=None)
+    assert d.get().state == "expected"
+    assert asks(d.submit()) == [], "the next try is due in a second"
+    assert asks(d.wake(1)) == [(1, 59.0)]
+    assert asks(d.wake(5)) == [], "one question at a time"
+    d.placed()
+    assert d.get().state == "placed"
+
+
+def test_invalidation_gives_the_place_back_once() -> None:
+    d = Driver()
+    d.submit()
+    d.placed()
+    effects = d.invalidate()
+    assert (counts(effects), drops(effects)) == (["invalidated"], 1)
+    effects = d.invalidate()
+    assert (counts(effects), drops(effects)) == ([], 0)
+    with pytest.raises(NotFound) as caught:
+        d.invalidate("other")
+    assert caught.value.code == "advisory_not_found"
+
+
+def test_after_its_end_a_session_s_advisory_starts_afresh() -> None:
+    d = Driver()
+    d.submit(priority=9)
+    d.invalidate()
+    assert counts(d.submit()) == ["submitted"]
+    assert (d.get().state, d.get().priority, d.get().num_merged) == ("expected", 1, 0)
+
+
+def test_what_is_over_can_be_read_for_a_while() -> None:
+    d = Driver(Limits(keep_ns=10 * SECOND, advisories_max=2))
+    for session in "abc":
+        d.submit(session, arrival=0)
+        d.invalidate(session)
+    with pytest.raises(NotFound):
+        d.get("a")
+    d.wake(9)
+    assert d.get("b").state == "invalidated"
+    d.wake(1)
+    with pytest.raises(NotFound):
+        d.get("b")
+
+
+def test_live_advisories_are_bounded() -> None:
+    d = Driver(Limits(advisories_max=1))
+    d.submit("a")
+    with pytest.raises(NoCapacity):
+        d.submit("b")
+    assert counts(d.submit("a")) == ["merged"]
+
+
+@pytest.mark.parametrize(
+    ("advisory", "param"),
+    [
+        (Advisory(session_id=SessionId("")), "session_id"),
+        (Advisory(session_id=SessionId("x" * 257)), "session_id"),
+        (Advisory(session_id=SessionId("s"), priority=10), "priority"),
+        (Advisory(session_id=SessionId("s"), priority=-1), "priority"),
+        (Advisory(session_id=SessionId("s"), expected_arrival=-0.1), "expected_arrival"),
+        (Advisory(session_id=SessionId("s"), expected_arrival=float("nan")), "expected_arrival"),
+        (Advisory(session_id=SessionId("s"), expected_arrival=86_401.0), "expected_arrival"),
+    ],
+)
+def test_a_wrong_field_is_named(advisory: Advisory, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=param) as caught:
+        TrackerCore(Limits()).on_submit(advisory, 0)
+    assert caught.value.param == param
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["submit", "placed", "unplaced", "arrive", "invalidate", "wake"]),
+            st.integers(0, 2),
+        ),
+        max_size=60,
+    )
+)
+def test_every_life_ends_once_and_nothing_stays(script: list[tuple[str, int]]) -> None:
+    d = Driver()
+    effects: list[Effect] = []
+    for what, number in script:
+        session = f"s{number}"
+        if what == "submit":
+            effects += d.submit(session, priority=number)
+        elif what in ("placed", "unplaced"):
+            effects += d.placed(session, "w1" if what == "placed" else None)
+        elif what == "arrive":
+            effects += d.arrive(session)
+        elif what == "invalidate":
+            try:
+                effects += d.invalidate(session)
+            except NotFound:
+                continue
+        else:
+            effects += d.wake(number * 20)
+    while wakes := [e for e in d.wake() if isinstance(e, WakeAt)]:
+        d.now_ns = max(d.now_ns, wakes[-1].at_ns)
+        late = d.core.on_wake(d.now_ns)
+        for expect in [e for e in late if isinstance(e, Expect)]:
+            late += d.placed(expect.message.session_id, None)
+        effects += late
+    outcomes = counts(effects)
+    ended = [o for o in outcomes if o in ("used", "late", "expired", "invalidated")]
+    assert len(ended) == outcomes.count("submitted")
+    assert d.core.num_live == 0
