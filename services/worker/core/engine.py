@@ -106,10 +106,12 @@ class EngineCore:
         self.waiting.insert(position, turn)
         return effects + look_up(self, turn, now_ns)
 
-    def on_cancel(self, turn_id: TurnId) -> list[Effect]:
-        """The client is gone, or has enough."""
+    def on_cancel(self, turn_id: TurnId, attempt: int = 0) -> list[Effect]:
+        """The client is gone, or has enough. `attempt` spares later ones; 0 spares none."""
         turn = self.turns.get(turn_id)
-        return [] if turn is None else self._end_or_defer(turn)
+        if turn is None or (attempt and turn.attempt > attempt):
+            return []
+        return self._end_or_defer(turn)
 
     def on_staged(
         self, turn_id: TurnId, attempt: int, staged: Staged | None, now_ns: int
@@ -118,6 +120,8 @@ class EngineCore:
         turn = self.turns.get(turn_id)
         if turn is None or turn.attempt != attempt or turn.state is not TurnState.STAGING:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
+        if staged is not None and not turn.is_staged_from(staged):
+            return [ReleaseTicket(staged.ticket)]  # of an earlier question; the answer is to come
         turn.state = TurnState.WAITING
         if staged is None:
             return []
@@ -171,7 +175,7 @@ class EngineCore:
         for turn in self.waiting:
             if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
                 turn.state = TurnState.WAITING  # the answer, should it come, is let go
-        effects = self.writeback.refill()
+        effects = self.writeback.refill(now_ns)
         plan, more = plan_rows(self, now_ns)
         effects += more
         effects += self.stager.pump(now_ns)
@@ -187,7 +191,7 @@ class EngineCore:
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "no step was planned"
         measure(self, plan, result)
-        written, effects = settle_writes(plan, result)
+        written, effects = settle_writes(self, plan, result)
         for index, row in enumerate(plan.rows):
             turn = row.turn
             if index in result.failed:
@@ -217,8 +221,12 @@ class EngineCore:
         return self._restart(turn, now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When to plan again although nothing happens: a stage's answer is overdue."""
+        """When to plan again although nothing happens: a stage's answer is overdue, an expected
+        session did not come, arena pages may be there again."""
         deadlines = [t.stage_deadline_ns for t in self.waiting if t.state is TurnState.STAGING]
+        for at_ns in (self.stager.next_expiry_ns, self.writeback.next_ask_at_ns):
+            if at_ns is not None:
+                deadlines.append(at_ns)
         return min(deadlines, default=None)
 
     def _end_or_defer(self, turn: Turn) -> list[Effect]:
@@ -238,5 +246,6 @@ class EngineCore:
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
         self.running.remove(turn)
         effects = release_holds(self, turn)
+        turn.prompt_logprobs = []
         self.waiting.appendleft(turn)
         return effects + look_up(self, turn, now_ns)

@@ -24,8 +24,17 @@ def look_up(core: "EngineCore", turn: Turn, now_ns: int) -> list[Effect]:
         return []
     turn.state = TurnState.STAGING
     turn.staged_from = len(turn.blocks)
-    turn.stage_deadline_ns = now_ns + core.limits.stage_timeout_ns
+    turn.stage_deadline_ns = now_ns + _patience_ns(core, len(keys))
     return [StageTurn(turn.turn_id, turn.attempt, keys)]
+
+
+def _patience_ns(core: "EngineCore", num_blocks: int) -> int:
+    """How long the kvstore's answer is worth waiting for: half of what computing would take."""
+    limits, speed = core.limits, core.estimates.prefill_tokens_per_s
+    if speed == 0.0:
+        return limits.stage_timeout_max_ns
+    worth_ns = int(0.5e9 * num_blocks * core.block_tokens / speed)
+    return min(max(worth_ns, limits.stage_timeout_min_ns), limits.stage_timeout_max_ns)
 
 
 def acquire_resident(core: "EngineCore", turn: Turn) -> None:
@@ -54,12 +63,15 @@ def num_pages_wanted(core: "EngineCore", turn: Turn) -> int:
 
 def load_staged(core: "EngineCore", turn: Turn, loads: list[PageLoad]) -> list[Effect]:
     """Adopt the staged blocks that continue what is resident, with a load for each page they
-    lack, and let the stage go. Stops early when pages run out: the rest is computed."""
+    lack, and let the stage go. Stops early when pages run out: the rest is computed.
+
+    What stood before `staged_from` may have been let go since, to make room; then it is no use.
+    """
     staged, turn.staged = turn.staged, None
     if staged is None:
         return []
     end = turn.staged_from + staged.num_blocks
-    while len(turn.blocks) < end:
+    while turn.staged_from <= len(turn.blocks) < end:
         index = len(turn.blocks) - turn.staged_from
         block = _acquire_for_load(core, staged.keys[index])
         if block is None:

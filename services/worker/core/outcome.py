@@ -15,7 +15,6 @@ from services.worker.core.effects import (
     StepResult,
 )
 from services.worker.core.history import release_holds
-from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import NO_PAGE, CachedBlock
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey
@@ -26,13 +25,18 @@ if TYPE_CHECKING:
 
 
 def settle_writes(
-    plan: StepPlan, result: StepResult
+    core: "EngineCore", plan: StepPlan, result: StepResult
 ) -> tuple[dict[BlockKey, BlockWrite], list[Effect]]:
-    """The writes whose bytes are right, by key, and what to tell the kvstore of all of them."""
+    """The writes whose bytes are right, by key, and what to tell the kvstore of all of them.
+
+    Writes into pages whose lease ended during the step (the kvstore was lost) count for nothing.
+    """
     good: dict[BlockKey, BlockWrite] = {}
     checksums: list[list[int]] = []
     unused: list[int] = []
     for write, sums in zip(plan.writes, result.checksums, strict=True):
+        if not core.writeback.take_back(write.arena_pages):
+            continue
         if write.row != LATE and write.row in result.failed:
             unused += write.arena_pages
         else:
@@ -53,6 +57,9 @@ def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, Bloc
         key = turn.key(index)
         pages: list[int] = turn.table[:, index].tolist()
         twin = core.pool.blocks.get(key)
+        if twin is not None and NO_PAGE in twin.pages and not twin.refs and not twin.loading:
+            core.pool.drop(twin)  # a remnant: the whole block takes its place
+            twin = None
         if twin is None:
             block = CachedBlock(key, pages, refs=1)
             core.pool.add(block)
@@ -73,7 +80,7 @@ def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, Bloc
 def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
     """Append a sampled token, tell the frontend, and end the turn if it was the last."""
     turn.tokens.append(sampled.token)
-    finish = _finish(turn, sampled.token, core.end_token_ids, core.limits)
+    finish = _finish(turn, sampled.token, core.end_token_ids, core.tokens_max)
     is_first = turn.first_token_at_ns is None
     started_at_ns = turn.first_step_at_ns or now_ns
     if is_first:
@@ -130,12 +137,12 @@ def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:
 
 
 def _finish(
-    turn: Turn, token: int, end_token_ids: frozenset[int], limits: EngineLimits
+    turn: Turn, token: int, end_token_ids: frozenset[int], tokens_max: int
 ) -> FinishReason | None:
     sampling = turn.sampling
     if turn.num_generated > sampling.min_tokens or not sampling.min_tokens:
         is_end = token in end_token_ids and not sampling.ignore_eos
         if is_end or token in sampling.stop_token_ids:
             return "stop"
-    is_full = len(turn.tokens) >= limits.max_model_len
+    is_full = len(turn.tokens) >= tokens_max
     return "length" if is_full or turn.num_generated >= sampling.max_tokens else None

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from shared.blocks import BlockKey
 
 NO_PAGE = -1
+CANDIDATES_MAX = 4  # times the pool's pages, before those that left their groups are swept out
 GroupId: TypeAlias = int
 
 
@@ -44,10 +45,11 @@ class CachedBlock:
 
 @dataclass(slots=True)
 class _Group:
-    """Idle blocks last used together; a stack of candidates for each layer."""
+    """Idle blocks last used together; a stack of candidates for each layer. Until
+    `expected_until_ns`, prefetches for other sessions spare it."""
 
     layers: list[list[CachedBlock]]
-    expected: bool = False
+    expected_until_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class PagePool:
     _free: list[int] = field(init=False)
     _groups: "OrderedDict[GroupId, _Group]" = field(default_factory=OrderedDict)
     _next_group: GroupId = 1
+    _num_candidates: int = 0  # in all groups, those that left them since included
 
     def __post_init__(self) -> None:
         assert self.num_pages >= self.num_layers, "the pool holds not even one block"
@@ -85,12 +88,12 @@ class PagePool:
         if count > self.num_available:
             return None
         while len(self._free) < count:
-            self._evict_one(spare_expected=False)
+            self._evict_one(None)
         return [self._free.pop() for _ in range(count)]
 
-    def allocate_for_prefetch(self) -> int | None:
+    def allocate_for_prefetch(self, now_ns: int) -> int | None:
         """One page that nobody needs: free, or clean and of a session that is not expected."""
-        if not self._free and not self._evict_one(spare_expected=True):
+        if not self._free and not self._evict_one(now_ns):
             return None
         return self._free.pop()
 
@@ -110,7 +113,7 @@ class PagePool:
             block.group = 0
         block.refs += 1
 
-    def release(self, blocks: list[CachedBlock], *, expected: bool = False) -> None:
+    def release(self, blocks: list[CachedBlock]) -> None:
         """A turn leaves `blocks` (in sequence order); those nobody else runs on become the most
         recently used group."""
         idle = []
@@ -119,18 +122,19 @@ class PagePool:
             block.refs -= 1
             if block.refs == 0:
                 idle.append(block)
-        self.rest(idle, expected=expected)
+        self.rest(idle)
 
-    def set_backed(self, block: CachedBlock) -> None:
-        """A copy of `block` exists below, or is given up on: its pages may be taken when idle."""
-        if not block.backed:
+    def set_backed(self, blocks: list[CachedBlock]) -> None:
+        """Copies of `blocks` exist below, or are given up on: their pages may be taken when
+        idle."""
+        fresh = [block for block in blocks if not block.backed]
+        for block in fresh:
             block.backed = True
-            if block.refs == 0 and block.key in self.blocks:
-                self.rest([block])
+        self.rest(fresh)
 
-    def rest(self, blocks: list[CachedBlock], *, expected: bool = False) -> None:
+    def rest(self, blocks: list[CachedBlock], expected_until_ns: int = 0) -> None:
         """Make idle blocks takeable, as one group, the most recently used."""
-        group = _Group([[] for _ in range(self.num_layers)], expected)
+        group = _Group([[] for _ in range(self.num_layers)], expected_until_ns)
         for block in blocks:
             if block.refs or not block.backed or block.loading:
                 continue  # comes again when its last turn, its write or its load ends
@@ -146,6 +150,9 @@ class PagePool:
         if any(group.layers):
             self._groups[self._next_group] = group
             self._next_group += 1
+            self._num_candidates += sum(map(len, group.layers))
+            if self._num_candidates > CANDIDATES_MAX * self.num_pages:
+                self._sweep()
 
     def add_page(self, block: CachedBlock, layer: int, page: int) -> None:
         """A page for a layer that `block` lacked."""
@@ -169,12 +176,13 @@ class PagePool:
         self.give_back([page for page in block.pages if page != NO_PAGE])
         block.pages = [NO_PAGE] * self.num_layers
 
-    def _evict_one(self, *, spare_expected: bool) -> bool:
-        """Free the next page in order of worth; False if none may be taken."""
+    def _evict_one(self, spare_at_ns: int | None) -> bool:
+        """Free the next page in order of worth, sparing what is expected at `spare_at_ns`; False
+        if none may be taken."""
         spent = []
         taken = False
         for group_id, group in self._groups.items():
-            if spare_expected and group.expected:
+            if spare_at_ns is not None and spare_at_ns < group.expected_until_ns:
                 continue
             if taken := self._take_from(group_id, group):
                 break
@@ -188,6 +196,7 @@ class PagePool:
             stack = group.layers[layer]
             while stack:
                 block = stack.pop()
+                self._num_candidates -= 1
                 if block.group == group_id and block.pages[layer] != NO_PAGE:
                     self._take(block, layer)
                     return True
@@ -201,3 +210,16 @@ class PagePool:
         if block.num_present == 0:
             block.group = 0
             del self.blocks[block.key]
+
+    def _sweep(self) -> None:
+        """Forget the candidates that left their groups."""
+        for group_id, group in list(self._groups.items()):
+            group.layers = [
+                [b for b in stack if b.group == group_id and b.pages[layer] != NO_PAGE]
+                for layer, stack in enumerate(group.layers)
+            ]
+            if not any(group.layers):
+                del self._groups[group_id]
+        self._num_candidates = sum(
+            len(stack) for group in self._groups.values() for stack in group.layers
+        )

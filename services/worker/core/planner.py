@@ -51,12 +51,10 @@ def plan_rows(core: "EngineCore", now_ns: int) -> tuple[StepPlan | None, list[Ef
         if not _admit(core, turn, plan.effects):
             break
         _plan_prefill(core, turn, plan)
-    # A turn preempted after its row was planned is not running any more.
-    rows = [row for row in plan.rows if row.turn.state is TurnState.RUNNING]
-    writes = core.writeback.late_writes() + _plan_writes(core, rows)
-    if not rows and not writes:
+    writes = core.writeback.late_writes() + _plan_writes(core, plan.rows)
+    if not plan.rows and not writes:
         return None, plan.effects
-    return StepPlan(rows, _page_tables(core, rows), writes), plan.effects
+    return StepPlan(plan.rows, _page_tables(core, plan.rows), writes), plan.effects
 
 
 def _is_decoding(turn: Turn) -> bool:
@@ -83,6 +81,7 @@ def _plan_row(core: "EngineCore", turn: Turn, num_tokens: int, plan: _Draft) -> 
         if pages is None:
             victim = _victim(core)
             plan.effects += core.preempt(victim, plan.now_ns)
+            plan.rows = [row for row in plan.rows if row.turn is not victim]
             if victim is turn:
                 return False
             continue
@@ -101,6 +100,8 @@ def _victim(core: "EngineCore") -> Turn:
 
 def _admit(core: "EngineCore", turn: Turn, effects: list[Effect]) -> bool:
     """Move a waiting turn into the batch if there are pages for its whole prompt."""
+    if any(block.lost for block in turn.blocks):
+        effects += release_holds(core, turn)
     acquire_resident(core, turn)
     reserve = len(core.running) * core.pool.num_layers
     is_short = core.pool.num_available < num_pages_wanted(core, turn) + reserve
@@ -120,10 +121,13 @@ def _admit(core: "EngineCore", turn: Turn, effects: list[Effect]) -> bool:
 
 
 def _make_room(core: "EngineCore", turn: Turn, effects: list[Effect]) -> bool:
-    """Nothing runs, so only what waiting turns hold can stand in the way of `turn`."""
+    """Nothing runs, so only what waiting turns hold, and blocks for which the kvstore has no room,
+    can stand in the way of `turn`."""
     for other in core.waiting:
         if other is not turn:
             effects += release_holds(core, other)
+    if core.pool.num_available < num_pages_wanted(core, turn):
+        core.writeback.give_up_unwritten()
     return core.pool.num_available >= num_pages_wanted(core, turn)
 
 

@@ -7,6 +7,7 @@ from itertools import count
 from services.worker.core.effects import Effect, LoadPages, PageLoad, ReleaseTicket
 from services.worker.core.pages import NO_PAGE, CachedBlock, PagePool
 from services.worker.core.staged import Staged
+from shared.blocks import BlockKey
 
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
@@ -17,6 +18,12 @@ class _Flight:
     layer: int
     ticket: int
     is_prefetch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    keys: list[BlockKey]
+    expires_at_ns: int
 
 
 @dataclass(order=True, slots=True)
@@ -36,13 +43,20 @@ class Stager:
     pool: PagePool
     _flights: dict[int, _Flight] = field(default_factory=dict)
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
+    _expected: dict[int, _Expectation] = field(default_factory=dict)  # by ticket
     _wishes: list[_Wish] = field(default_factory=list)
     _num_prefetching: int = 0
     _order: "count[int]" = field(default_factory=count)
+    _next_expiry_ns: int = 0  # no wish expires before
 
     @property
     def num_loading(self) -> int:
         return len(self._flights)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When to look whether a wish has expired."""
+        return self._next_expiry_ns if self._wishes else None
 
     def is_loading(self, pages: list[int]) -> bool:
         """Whether bytes are on their way into any of these pool pages."""
@@ -60,6 +74,8 @@ class Stager:
         if self._tickets[ticket]:
             return []
         del self._tickets[ticket]
+        if (expectation := self._expected.pop(ticket, None)) is not None:
+            self._spare(expectation)
         return [ReleaseTicket(ticket)]
 
     def load(
@@ -78,13 +94,17 @@ class Stager:
         if not is_good:
             block.lost = True
         if block.loading == 0 and block.refs == 0:
-            self.pool.rest([block], expected=flight.is_prefetch)
+            expectation = self._expected.get(flight.ticket)
+            self.pool.rest([block], expectation.expires_at_ns if expectation else 0)
         return self.let_go(flight.ticket)
 
     def expect(self, staged: Staged, priority: int, expires_at_ns: int) -> None:
         """Wish for every page of an expected session's staged blocks, and spare what is here."""
-        here = [self.pool.blocks[key] for key in staged.keys if key in self.pool.blocks]
-        self.pool.rest(here, expected=True)
+        expectation = _Expectation(staged.keys, expires_at_ns)
+        self._expected[staged.ticket] = expectation
+        self._spare(expectation)
+        if not self._wishes or expires_at_ns < self._next_expiry_ns:
+            self._next_expiry_ns = expires_at_ns
         for layer in range(self.pool.num_layers):
             for index in range(staged.num_blocks):
                 order = (layer, -priority, next(self._order))
@@ -93,18 +113,16 @@ class Stager:
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
-        effects: list[Effect] = []
+        effects = self._expire(now_ns)
         loads: list[PageLoad] = []
         while self._wishes and self._num_prefetching < PREFETCH_LOADS_MAX:
             wish = self._wishes[0]
             layer = wish.order[0]
             key = wish.staged.keys[wish.block_index]
             block = self.pool.blocks.get(key)
-            is_moot = now_ns >= wish.expires_at_ns or (
-                block is not None and (block.lost or block.pages[layer] != NO_PAGE)
-            )
+            is_moot = block is not None and (block.lost or block.pages[layer] != NO_PAGE)
             if not is_moot:
-                page = self.pool.allocate_for_prefetch()
+                page = self.pool.allocate_for_prefetch(now_ns)
                 if page is None:
                     break  # running turns come first; the wish waits for room or its expiry
                 block = self.pool.blocks.get(key)  # making room may have taken its last page
@@ -119,6 +137,25 @@ class Stager:
             effects += self.let_go(wish.staged.ticket)
         if loads:
             effects.append(LoadPages(loads, is_prefetch=True))
+        return effects
+
+    def _spare(self, expectation: _Expectation) -> None:
+        """Make one group of what is here of an expected session."""
+        keys = expectation.keys
+        here = [self.pool.blocks[key] for key in keys if key in self.pool.blocks]
+        self.pool.rest(here, expectation.expires_at_ns)
+
+    def _expire(self, now_ns: int) -> list[Effect]:
+        """Let go of the wishes for sessions that did not come in time."""
+        if not self._wishes or now_ns < self._next_expiry_ns:
+            return []
+        effects: list[Effect] = []
+        for wish in self._wishes:
+            if wish.expires_at_ns <= now_ns:
+                effects += self.let_go(wish.staged.ticket)
+        self._wishes = [wish for wish in self._wishes if wish.expires_at_ns > now_ns]
+        heapq.heapify(self._wishes)
+        self._next_expiry_ns = min((wish.expires_at_ns for wish in self._wishes), default=0)
         return effects
 
     def _start(

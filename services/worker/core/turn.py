@@ -98,6 +98,10 @@ class Turn:
             self.keys.append(child_key(parent, self.block(len(self.keys))))
         return self.keys[index]
 
+    def is_staged_from(self, staged: Staged) -> bool:
+        """Whether `staged` answers what was asked last: blocks from `staged_from` on."""
+        return not staged.keys or staged.keys[0] == self.key(self.staged_from)
+
     def parent_key(self, index: int) -> BlockKey:
         return self.key(index - 1) if index else self.root
 

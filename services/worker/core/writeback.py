@@ -8,6 +8,7 @@ from services.worker.core.pages import CachedBlock, PagePool
 from shared.blocks import BlockKey
 
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the oldest blocks stay without a copy below
+LEASE_PAUSE_NS = 50_000_000  # between two questions for pages while the kvstore has too few
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class WriteBehind:
     is_connected: bool = False
     num_given_up: int = 0
     _stock: list[int] = field(default_factory=list)
+    _lent: set[int] = field(default_factory=set)  # to the step in flight
     _is_asking: bool = False
+    _ask_at_ns: int = 0
     _unwritten: "deque[Unwritten]" = field(default_factory=deque)
     _committing: dict[BlockKey, CachedBlock] = field(default_factory=dict)
 
@@ -38,52 +41,74 @@ class WriteBehind:
     def num_unwritten(self) -> int:
         return len(self._unwritten) + len(self._committing)
 
+    @property
+    def next_ask_at_ns(self) -> int | None:
+        """When to ask again for pages that blocks wait for."""
+        return self._ask_at_ns if self._unwritten and not self._is_asking else None
+
     def connect(self) -> None:
-        """A kvstore (perhaps a new one) knows us: old leases mean nothing."""
+        """A kvstore (perhaps a new one) knows us: old leases and commits mean nothing."""
+        self.disconnect()
         self.is_connected = True
-        self._stock.clear()
-        self._is_asking = False
 
     def disconnect(self) -> None:
         """No kvstore: nothing waits for a copy below any more."""
         self.is_connected = False
         self._stock.clear()
+        self._lent.clear()
         self._is_asking = False
-        for unwritten in self._unwritten:
-            self._give_up(unwritten.block)
-        self._unwritten.clear()
-        for block in self._committing.values():
-            self._give_up(block)
+        self._ask_at_ns = 0
+        self.give_up_unwritten()
+        self._give_up(list(self._committing.values()))
         self._committing.clear()
 
     def on_leased(self, pages: list[int]) -> None:
         """The kvstore's answer to `LeasePages`."""
+        if not self._is_asking:
+            return  # of a connection that was lost since
         self._is_asking = False
         self._stock.extend(pages)
+        if self._is_stocked:
+            self._ask_at_ns = 0
 
-    def refill(self) -> list[Effect]:
+    def refill(self, now_ns: int) -> list[Effect]:
         """Ask for more pages when less than half of the wanted stock is left."""
-        target = self.lease_target_blocks * self.pool.num_layers
-        if not self.is_connected or self._is_asking or len(self._stock) * 2 > target:
+        if not self.is_connected or self._is_asking or self._is_stocked or now_ns < self._ask_at_ns:
             return []
         self._is_asking = True
-        return [LeasePages(target - len(self._stock))]
+        self._ask_at_ns = now_ns + LEASE_PAUSE_NS
+        return [LeasePages(self.lease_target_blocks * self.pool.num_layers - len(self._stock))]
+
+    @property
+    def _is_stocked(self) -> bool:
+        num_pages = len(self._stock)
+        num_layers = self.pool.num_layers
+        return num_pages >= num_layers and num_pages * 2 > self.lease_target_blocks * num_layers
 
     def take_pages(self) -> list[int] | None:
         """Arena pages for one block, one a layer, or None when the stock is too small."""
         if len(self._stock) < self.pool.num_layers:
             return None
-        return [self._stock.pop() for _ in range(self.pool.num_layers)]
+        pages = [self._stock.pop() for _ in range(self.pool.num_layers)]
+        self._lent.update(pages)
+        return pages
+
+    def take_back(self, pages: list[int]) -> bool:
+        """After the step that wrote them: whether the lease of these pages held until now."""
+        if not self._lent.issuperset(pages):
+            return False
+        self._lent.difference_update(pages)
+        return True
 
     def on_computed(self, block: CachedBlock, parent: BlockKey, tokens: list[int]) -> None:
         """A block was computed without being written: later, if a kvstore is there."""
         if not self.is_connected:
-            self._give_up(block)
+            self._give_up([block])
             return
         self._unwritten.append(Unwritten(block, parent, tokens))
         pages_max = UNWRITTEN_SHARE_MAX * self.pool.num_pages
         while len(self._unwritten) * self.pool.num_layers > pages_max:
-            self._give_up(self._unwritten.popleft().block)
+            self._give_up([self._unwritten.popleft().block])
 
     def late_writes(self) -> list[BlockWrite]:
         """Writes of earlier blocks for which there are pages now."""
@@ -103,10 +128,14 @@ class WriteBehind:
 
     def on_committed(self, keys: list[BlockKey]) -> None:
         """These blocks have a copy below."""
-        for key in keys:
-            if (block := self._committing.pop(key, None)) is not None:
-                self.pool.set_backed(block)
+        blocks = [self._committing.pop(key) for key in keys if key in self._committing]
+        self.pool.set_backed(blocks)
 
-    def _give_up(self, block: CachedBlock) -> None:
-        self.num_given_up += 1
-        self.pool.set_backed(block)
+    def give_up_unwritten(self) -> None:
+        """Blocks that wait for arena pages stay without a copy below."""
+        self._give_up([unwritten.block for unwritten in self._unwritten])
+        self._unwritten.clear()
+
+    def _give_up(self, blocks: list[CachedBlock]) -> None:
+        self.num_given_up += len(blocks)
+        self.pool.set_backed(blocks)

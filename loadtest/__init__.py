@@ -1,0 +1,1 @@
+"""Loads, measurements and figures."""

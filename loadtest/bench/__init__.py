@@ -1,0 +1,1 @@
+"""``symphony bench NAME``: each module has ``run(argv) -> dict``, the figures it measured."""

@@ -1,0 +1,195 @@
+"""``symphony bench engine``: the engine beside transformers' own generation, on one model.
+
+Decode: milliseconds a step at each batch size, every sequence `--context` tokens long. Prefill:
+prompt tokens a second. Both sides run in turns in one process, so that a noisy machine is noisy for
+both; transformers runs with its eager and its SDPA attention, and the faster one counts.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from loadtest.models import make_llama_125m
+from services.worker.core.engine import EngineCore
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import PagePool
+from services.worker.core.turn import Turn
+from services.worker.engine.model import load_model
+from services.worker.engine.torch_executor import TorchExecutor
+from shared.blocks import root_key
+from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
+from shared.messages import SamplingParams
+
+VOCAB = 32000
+ROUNDS = 3
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure and return ``{"ours": {...}, "transformers": {...}, "ratio": {...}}``."""
+    parser = argparse.ArgumentParser(prog="symphony bench engine", description=__doc__)
+    parser.add_argument("--batch", default="1,8,32")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    args = parser.parse_args(argv)
+    source = args.model or str(make_llama_125m(args.models_dir, args.dtype))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ours = _Ours(source, device, args)
+    theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
+    figures: dict[str, Any] = {"ours": {}, "transformers": {}, "ratio": {}}
+    sides: dict[str, Any] = {"ours": ours, **theirs}
+    for batch in (int(size) for size in args.batch.split(",")):
+        key = f"decode_ms_batch_{batch}"
+        decode = partial(_decode_ms, batch=batch, context=args.context, steps=args.steps)
+        samples = _interleave(sides, decode)
+        _enter(figures, key, samples, min)
+    samples = _interleave(sides, lambda side: side.prefill_tokens_per_s(args.prompt))
+    _enter(figures, "prefill_tokens_per_s", samples, max)
+    ours.close()
+    return figures
+
+
+def _decode_ms(side: Any, *, batch: int, context: int, steps: int) -> float:
+    ms: float = side.decode_ms(batch, context, steps)
+    return ms
+
+
+def _interleave(sides: dict[str, Any], measure: Callable[[Any], float]) -> dict[str, float]:
+    """Medians of `ROUNDS` rounds in which every side takes its turn."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(ROUNDS):
+        for name, side in sides.items():
+            samples[name].append(measure(side))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _enter(
+    figures: dict[str, Any], key: str, samples: dict[str, float], best: Callable[..., float]
+) -> None:
+    theirs = best(samples["eager"], samples["sdpa"])
+    figures["ours"][key] = round(samples["ours"], 2)
+    figures["transformers"][key] = round(theirs, 2)
+    speedup = theirs / samples["ours"] if best is min else samples["ours"] / theirs
+    figures["ratio"][key] = round(speedup, 2)
+    print(key, {k: round(v, 2) for k, v in samples.items()}, file=sys.stderr, flush=True)
+
+
+class _Ours:
+    """The production core and executor, without a network."""
+
+    def __init__(self, source: str, device: str, args: argparse.Namespace) -> None:
+        model = load_model(source, device, "auto")
+        tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
+        num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
+        self._executor = TorchExecutor(model, "bench", num_pages, lambda *_: None)
+        self._executor.warm_up()
+        self._num_turns = 0
+
+    def decode_ms(self, batch: int, context: int, steps: int) -> float:
+        core = self._core(64 * 1024)
+        for _ in range(batch):
+            self._submit(core, context, steps + 3)
+        while any(turn.num_generated < 1 for turn in core.turns.values()):
+            self._step(core)
+        self._step(core)
+        started = time.perf_counter()
+        for _ in range(steps):
+            self._step(core)
+        return (time.perf_counter() - started) / steps * 1e3
+
+    def prefill_tokens_per_s(self, length: int) -> float:
+        core = self._core(self._executor.prefill_tokens_max)
+        self._submit(core, length, 1)
+        started = time.perf_counter()
+        while core.turns:
+            self._step(core)
+        return length / (time.perf_counter() - started)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _core(self, prefill_tokens_max: int) -> EngineCore:
+        info = self._executor.info
+        limits = EngineLimits(
+            max_model_len=info.max_model_len, prefill_tokens_max=prefill_tokens_max
+        )
+        pool = PagePool(info.num_pages, info.num_layers)
+        return EngineCore(limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens)
+
+    def _submit(self, core: EngineCore, length: int, max_tokens: int) -> None:
+        self._num_turns += 1
+        info = self._executor.info
+        turn = Turn(
+            turn_id=TurnId(str(self._num_turns)),
+            attempt=1,
+            frontend_id=FrontendId("bench"),
+            tenant=DEFAULT_TENANT,
+            session_id=None,
+            root=root_key(info.fingerprint, "bench"),
+            tokens=_prompt(self._num_turns, length),
+            num_generated_before=0,
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            arrived_at_ns=0,
+            num_layers=info.num_layers,
+            block_tokens=info.block_tokens,
+        )
+        core.on_turn(turn, time.monotonic_ns())
+
+    def _step(self, core: EngineCore) -> None:
+        plan, _ = core.plan_step(time.monotonic_ns())
+        assert plan is not None, "turns are left"
+        core.on_step(self._executor.execute(plan), time.monotonic_ns())
+
+
+class _Transformers:
+    """transformers' own forward pass with its own cache."""
+
+    def __init__(self, source: str, device: str, attention: str) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            source, dtype="auto", attn_implementation=attention
+        ).to(device)  # type: ignore[arg-type]
+
+    @torch.inference_mode()
+    def decode_ms(self, batch: int, context: int, steps: int) -> float:
+        cache = DynamicCache()
+        ids = torch.tensor([_prompt(n, context) for n in range(batch)])
+        ids = ids.to(self._model.device)
+        chunk = 128  # a whole batched prefill at once would need gigabytes for its scores
+        for start in range(0, context, chunk):
+            self._forward(ids[:, start : start + chunk], cache)
+        token = ids[:, -1:]
+        token = self._forward(token, cache)
+        started = time.perf_counter()
+        for _ in range(steps):
+            token = self._forward(token, cache)
+            token.tolist()
+        return (time.perf_counter() - started) / steps * 1e3
+
+    @torch.inference_mode()
+    def prefill_tokens_per_s(self, length: int) -> float:
+        ids = torch.tensor([_prompt(1, length)]).to(self._model.device)
+        started = time.perf_counter()
+        self._forward(ids, DynamicCache()).tolist()
+        return length / (time.perf_counter() - started)
+
+    def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        token: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
+        return token
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]

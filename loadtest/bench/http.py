@@ -1,0 +1,103 @@
+"""``symphony bench http``: what the house adds to a request, beside a bare FastAPI route.
+
+The house runs with an emulated worker whose forward pass takes no time; every request is a
+streamed chat turn of one token. A closed loop keeps `--concurrency` requests in flight; the load,
+NATS and every service share this machine.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+
+from cli.children import free_port, start_child, stop_child
+from loadtest.http_load import LoadResult, closed_loop
+from shared.errors import PeerUnavailable
+
+PATH = "/v1/chat/completions"
+ROUNDS = 3
+START_TIMEOUT_S = 120.0
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure and return requests per second and time to the first byte of both sides."""
+    parser = argparse.ArgumentParser(prog="symphony bench http", description=__doc__)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
+        directory = Path(name)
+        bare_port, house_port = free_port(), free_port()
+        command = [sys.executable, "-m", "loadtest.bench.bare_app", str(bare_port)]
+        bare = start_child(command, log_path=directory / "bare.log")
+        _cli("up", "--emulate", "zero", "--port", str(house_port), "--data-dir", name, "--detach")
+        try:
+            _wait(bare_port)
+            return _measure(args, bare_port, house_port)
+        finally:
+            _cli("down", "--data-dir", name)
+            stop_child(bare)
+
+
+def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[str, Any]:
+    message = {"role": "user", "content": "How are you today?"}
+    body = orjson.dumps({"model": "zero", "messages": [message], "max_tokens": 1, "stream": True})
+    rounds: dict[str, list[LoadResult]] = {"bare": [], "house": []}
+    for number in range(ROUNDS + 1):
+        for side, port in (("bare", bare_port), ("house", house_port)):
+            load = closed_loop(port, PATH, body, concurrency=args.concurrency, seconds=args.seconds)
+            result = uvloop.run(load)
+            print(f"{side}: {result.requests_per_s:.0f} req/s", file=sys.stderr, flush=True)
+            if number:  # the first round warms up
+                rounds[side].append(result)
+    bare, house = (_best(rounds[side]) for side in ("bare", "house"))
+    return {
+        "requests_per_s": round(house.requests_per_s),
+        "first_byte_p50_ms": round(house.percentile_ms(50), 2),
+        "first_byte_p99_ms": round(house.percentile_ms(99), 2),
+        "num_errors": sum(result.num_errors for result in rounds["house"]),
+        "bare_requests_per_s": round(bare.requests_per_s),
+        "bare_first_byte_p50_ms": round(bare.percentile_ms(50), 2),
+        "bare_first_byte_p99_ms": round(bare.percentile_ms(99), 2),
+        "added_p50_ms": round(house.percentile_ms(50) - bare.percentile_ms(50), 2),
+        "added_p99_ms": round(house.percentile_ms(99) - bare.percentile_ms(99), 2),
+        "unloaded": _unloaded(bare_port, house_port, body),
+    }
+
+
+def _unloaded(bare_port: int, house_port: int, body: bytes) -> dict[str, float]:
+    """The same with one request in flight: latency without queueing."""
+    found = {}
+    for side, port in (("bare", bare_port), ("house", house_port)):
+        result = uvloop.run(closed_loop(port, PATH, body, concurrency=1, seconds=2.0))
+        found[f"{side}_p50_ms"] = round(result.percentile_ms(50), 2)
+        found[f"{side}_p99_ms"] = round(result.percentile_ms(99), 2)
+    return found
+
+
+def _best(results: list[LoadResult]) -> LoadResult:
+    """The median round by throughput."""
+    return sorted(results, key=lambda r: r.requests_per_s)[len(results) // 2]
+
+
+def _cli(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "cli.main", *arguments], check=True, stdout=sys.stderr)
+
+
+def _wait(port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.05)
+    raise PeerUnavailable(f"no server on port {port} within {START_TIMEOUT_S:g} s")

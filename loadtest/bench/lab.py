@@ -1,0 +1,258 @@
+"""A worker and its kvstore as real processes, with this process as their scheduler and frontend.
+
+For measurements of the worker alone: what is timed goes over the real wires, from the message that
+starts a turn to the message with its first token.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.children import (
+    free_port,
+    start_child,
+    start_nats,
+    start_redis,
+    stop_child,
+    wait_for_port,
+)
+from shared.bus import Bus
+from shared.errors import PeerUnavailable
+from shared.ids import FrontendId, ModelId, TurnId, WorkerId, new_id
+from shared.messages import (
+    Empty,
+    KvStats,
+    Prompt,
+    PromptPull,
+    PromptReply,
+    SamplingParams,
+    StepOutput,
+    TurnStart,
+    WorkerReport,
+    pack_ints,
+)
+from shared.subjects import KV_STATS, PROMPT_PULL, STEP_OUTPUT, WORKER_REPORT, WORKER_START
+
+START_TIMEOUT_S = 120.0
+HOST_ID = "lab"
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was seen of one turn; instants are seconds of this process's monotonic clock."""
+
+    started_at: float
+    tokens: list[int]
+    max_tokens: int
+    token_at: list[float] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str = ""
+
+    @property
+    def ttft_ms(self) -> float:
+        """From the message that starts the turn to the message with its first token."""
+        return (self.token_at[0] - self.started_at) * 1e3
+
+
+class Lab:
+    """The processes and the wires to them. Make with `open_lab`."""
+
+    def __init__(self, directory: Path, bus: Bus, env: dict[str, str]) -> None:
+        self.directory = directory
+        self._bus = bus
+        self._env = env
+        self._frontend = FrontendId(new_id("fe"))
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._traces: dict[TurnId, Trace] = {}
+        self._report: WorkerReport | None = None
+        self._reported = asyncio.Event()
+        self.metrics_port = free_port()
+        self._log_from = 0
+
+    async def listen(self) -> None:
+        """Be the frontend and hear the worker."""
+        await self._bus.serve(PROMPT_PULL, self._on_pull, self._frontend)
+        await self._bus.subscribe(STEP_OUTPUT, self._on_output, self._frontend)
+        await self._bus.subscribe(WORKER_REPORT, self._on_report)
+        await self._bus.flush()
+
+    async def start(self, service: str, **settings: str) -> None:
+        """Start a service (again) and wait until it works."""
+        self.stop(service)
+        env = {**self._env, **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()}}
+        log_path = self.directory / f"{service}.log"
+        command = [sys.executable, "-m", f"services.{service}"]
+        if service == "worker":
+            self._report = None
+            env["SYMPHONY_METRICS_PORT"] = str(self.metrics_port)
+        self._children[service] = start_child(command, log_path=log_path, env=env)
+        await self._wait(service)
+
+    def stop(self, service: str) -> None:
+        """Stop a service if it runs."""
+        if (child := self._children.pop(service, None)) is not None:
+            stop_child(child, grace_s=15.0)
+
+    def close(self) -> None:
+        """Stop everything."""
+        for service in list(self._children):
+            self.stop(service)
+
+    async def turn(self, tokens: list[int], max_tokens: int = 1) -> Trace:
+        """Run one turn (greedy, to its length) and return what was seen of it."""
+        trace = self.begin(tokens, max_tokens)
+        await trace[1]
+        return trace[0]
+
+    def begin(self, tokens: list[int], max_tokens: int) -> tuple[Trace, "asyncio.Task[None]"]:
+        """Start one turn; await the second value for its end."""
+        assert self._report is not None, "no worker"
+        turn_id = TurnId(new_id("turn"))
+        trace = Trace(time.monotonic(), tokens, max_tokens)
+        self._traces[turn_id] = trace
+        start = TurnStart(
+            turn_id=turn_id,
+            frontend_id=self._frontend,
+            model_id=ModelId(self._report.models[0].model_id),
+            num_prompt_tokens=len(tokens),
+        )
+
+        async def run() -> None:
+            assert self._report is not None
+            await self._bus.publish(WORKER_START, start, WorkerId(self._report.worker_id))
+            await trace.ended.wait()
+            if trace.error:
+                raise PeerUnavailable(f"the worker refused a turn: {trace.error}")
+
+        return trace, asyncio.create_task(run())
+
+    async def kv_stats(self) -> KvStats:
+        """What the kvstore holds."""
+        stats = await self._bus.gather(KV_STATS, Empty(), num_max=1)
+        if not stats:
+            raise PeerUnavailable("no kvstore answers")
+        return stats[0]
+
+    async def wait_durable(self, num_blocks: int) -> None:
+        """Wait until the kvstore has so many blocks on disk."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (await self.kv_stats()).disk_blocks < num_blocks:
+            if time.monotonic() > deadline:
+                raise PeerUnavailable(f"{num_blocks} blocks did not reach the disk")
+            await asyncio.sleep(0.05)
+
+    async def wait_connected(self) -> None:
+        """Wait until the worker's write-behind and stages reach the kvstore (again)."""
+        await self._wait_for_log("worker", "kvstore connected")
+
+    def mark_log(self, service: str) -> None:
+        """Later waits look only at what is logged from now on."""
+        path = self.directory / f"{service}.log"
+        self._log_from = path.stat().st_size if path.exists() else 0
+
+    def stall_ms_by_layer(self) -> list[float]:
+        """The worker's total waiting for history so far, for each layer."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url) as response:
+            lines = response.read().decode().splitlines()
+        stalls: dict[int, float] = {}
+        for line in lines:
+            if line.startswith("symphony_kv_stall_seconds_total{"):
+                layer = int(line.split('layer="')[1].split('"')[0])
+                stalls[layer] = float(line.rsplit(" ", 1)[1]) * 1e3
+        return [stalls[layer] for layer in sorted(stalls)]
+
+    async def _wait(self, service: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if (code := self._children[service].poll()) is not None:
+                last = self._logged(service).strip().splitlines()[-1:]
+                raise PeerUnavailable(f"{service} ended with status {code}: {last}")
+            if service == "worker":
+                if self._report is not None and self._report.state == "ready":
+                    return
+            elif service == "kvstore" and await self._bus.gather(KV_STATS, Empty(), num_max=1):
+                return
+            await asyncio.sleep(0.05)
+        raise PeerUnavailable(f"{service} was not ready within {START_TIMEOUT_S:g} s")
+
+    async def _wait_for_log(self, service: str, text: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while text not in self._logged(service):
+            if time.monotonic() > deadline:
+                raise PeerUnavailable(f"{service} did not say {text!r}")
+            await asyncio.sleep(0.05)
+
+    def _logged(self, service: str) -> str:
+        return (self.directory / f"{service}.log").read_text()[self._log_from :]
+
+    async def _on_pull(self, pull: PromptPull) -> PromptReply:
+        prompts = []
+        for ref in pull.turns:
+            trace = self._traces[ref.turn_id]
+            sampling = SamplingParams(max_tokens=trace.max_tokens, temperature=0.0, ignore_eos=True)
+            prompts.append(
+                Prompt(
+                    turn_id=ref.turn_id,
+                    attempt=ref.attempt,
+                    tokens=pack_ints(trace.tokens),
+                    sampling=sampling,
+                )
+            )
+        return PromptReply(prompts=prompts)
+
+    def _on_output(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        for delta in output.deltas:
+            trace = self._traces[delta.turn_id]
+            trace.generated += delta.tokens
+            trace.token_at += [now] * len(delta.tokens)
+            if delta.cached_tokens is not None:
+                trace.cached_tokens = delta.cached_tokens
+            if delta.finish is not None:
+                trace.error = delta.message if delta.finish == "error" else ""
+                trace.ended.set()
+
+    def _on_report(self, report: WorkerReport) -> None:
+        self._report = report
+
+
+@asynccontextmanager
+async def open_lab(**settings: str) -> AsyncIterator[Lab]:
+    """NATS and Redis of its own, a directory of its own; services are started by the caller."""
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="symphony-lab-")
+        directory = Path(stack.enter_context(temporary))
+        nats_port, redis_port = free_port(), free_port()
+        nats = start_nats(nats_port, directory / "nats")
+        stack.callback(stop_child, nats)
+        redis = start_redis(redis_port, directory / "redis")
+        stack.callback(stop_child, redis)
+        wait_for_port(nats, nats_port, "nats")
+        wait_for_port(redis, redis_port, "redis")
+        env = {
+            **os.environ,
+            "SYMPHONY_NATS_URL": f"nats://127.0.0.1:{nats_port}",
+            "SYMPHONY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+            "SYMPHONY_DATA_DIR": str(directory),
+            "SYMPHONY_ARENA_DIR": f"/dev/shm/{directory.name}",
+            "SYMPHONY_HOST_ID": HOST_ID,
+            "SYMPHONY_LOG_LEVEL": "info",
+            **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()},
+        }
+        bus = await Bus.connect(env["SYMPHONY_NATS_URL"], "lab")
+        lab = Lab(directory, bus, env)
+        stack.callback(lab.close)
+        await lab.listen()
+        yield lab
+        await bus.drain()

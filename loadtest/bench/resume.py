@@ -1,0 +1,149 @@
+"""``symphony bench resume``: time to first token of a returning turn, by where its history is.
+
+Several sessions with a history each are made; then each comes back with a few new tokens while its
+history is (a) nowhere, (b) on disk, (c) in the host's arena, (d) in the worker's own pages. The
+pool holds little more than one session, so that a session's pages are gone when it comes back,
+unless it comes back at once. For (b) the kvstore is restarted, so that its arena is empty; for
+`disk_cold_ms` the kernel's page cache of its file is dropped as well.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.lab import Lab, open_lab
+from loadtest.models import make_llama_125m
+
+VOCAB = 32000
+BLOCK_TOKENS = 64
+NUM_LAYERS = 12
+HIDDEN = 768
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure and return ``{dtype: {"recompute_ms", "disk_ms", "arena_ms", "resident_ms", ...}}``
+    merged with the first dtype's figures at top level."""
+    parser = argparse.ArgumentParser(prog="symphony bench resume", description=__doc__)
+    parser.add_argument("--history-tokens", type=int, default=2000)
+    parser.add_argument("--new-tokens", type=int, default=20)
+    parser.add_argument("--sessions", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16,float32")
+    parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    args = parser.parse_args(argv)
+    figures: dict[str, Any] = {}
+    for dtype in args.dtype.split(","):
+        model = make_llama_125m(args.models_dir, dtype)
+        figures[dtype] = asyncio.run(_measure(args, model, dtype))
+    return {**next(iter(figures.values())), "by_dtype": figures}
+
+
+async def _measure(args: argparse.Namespace, model: Path, dtype: str) -> dict[str, Any]:
+    element_bytes = 2 if dtype == "bfloat16" else 4
+    page_bytes = 2 * BLOCK_TOKENS * HIDDEN * element_bytes
+    blocks = (args.history_tokens + args.new_tokens) // BLOCK_TOKENS + 4
+    session_bytes = blocks * NUM_LAYERS * page_bytes
+    settings = {
+        "models": f'["{model}"]',
+        "kv_bytes": str(int(1.4 * session_bytes)),
+        "arena_bytes": str((args.sessions + 3) * session_bytes),
+    }
+    rng = random.Random(1)
+    histories = [
+        [rng.randrange(VOCAB) for _ in range(args.history_tokens)] for _ in range(args.sessions)
+    ]
+    async with open_lab(**settings) as lab:
+        await lab.start("kvstore")
+        await lab.start("worker")
+        await lab.wait_connected()
+        _say(f"{dtype}: warming up")
+        await lab.turn([rng.randrange(VOCAB) for _ in range(args.history_tokens)])
+        bench = _Resume(lab, args, histories, rng)
+        figures = await bench.measure()
+    figures["history_mb"] = round(
+        args.history_tokens * NUM_LAYERS * 2 * HIDDEN * element_bytes / 1e6, 1
+    )
+    return figures
+
+
+class _Resume:
+    def __init__(
+        self, lab: Lab, args: argparse.Namespace, histories: list[list[int]], rng: random.Random
+    ) -> None:
+        self._lab = lab
+        self._args = args
+        self._histories = histories
+        self._rng = rng
+
+    async def measure(self) -> dict[str, Any]:
+        recompute, resident = [], []
+        num_blocks = self._args.history_tokens // BLOCK_TOKENS
+        for number, history in enumerate(self._histories, start=1):
+            recompute.append((await self._lab.turn(history + self._new())).ttft_ms)
+            # Until it is on disk, writing it down would slow the return.
+            await self._lab.wait_durable(num_blocks * number)
+            resident.append(await self._return(history))
+        _say("arena")
+        before = self._lab.stall_ms_by_layer()
+        arena = [await self._return(history) for history in self._histories]
+        stall_arena = self._stall(before)
+        _say("disk")
+        await self._restart_kvstore(drop_cache=False)
+        before = self._lab.stall_ms_by_layer()
+        disk = [await self._return(history) for history in self._histories]
+        stall_disk = self._stall(before)
+        await self._restart_kvstore(drop_cache=True)
+        cold = [await self._return(history) for history in self._histories]
+        return {
+            "recompute_ms": _median(recompute),
+            "disk_ms": _median(disk),
+            "disk_cold_ms": _median(cold),
+            "arena_ms": _median(arena),
+            "resident_ms": _median(resident),
+            "stall_ms_by_layer": stall_disk,
+            "stall_ms_by_layer_arena": stall_arena,
+            "disk_over_resident": round(_median(disk) / _median(resident), 2),
+            "recompute_over_disk": round(_median(recompute) / _median(disk), 1),
+        }
+
+    async def _return(self, history: list[int]) -> float:
+        """A turn that continues `history`; checks that the history was not computed again."""
+        trace = await self._lab.turn(history + self._new())
+        expected = len(history) // BLOCK_TOKENS * BLOCK_TOKENS
+        assert trace.cached_tokens >= expected, f"{trace.cached_tokens} of {expected} were cached"
+        return trace.ttft_ms
+
+    async def _restart_kvstore(self, *, drop_cache: bool) -> None:
+        self._lab.stop("kvstore")
+        if drop_cache:
+            os.sync()
+            for path in self._lab.directory.rglob("data.mdb"):
+                file_number = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(file_number)
+        self._lab.mark_log("worker")
+        await self._lab.start("kvstore")
+        # The worker learns of the new kvstore at its next call; a turn of its own is one.
+        await self._lab.turn([self._rng.randrange(VOCAB) for _ in range(4 * BLOCK_TOKENS)])
+        await self._lab.wait_connected()
+
+    def _stall(self, before: list[float]) -> list[float]:
+        after = self._lab.stall_ms_by_layer()
+        start = before or [0.0] * len(after)
+        count = len(self._histories)
+        return [round((b - a) / count, 2) for a, b in zip(start, after, strict=True)]
+
+    def _new(self) -> list[int]:
+        return [self._rng.randrange(VOCAB) for _ in range(self._args.new_tokens)]
+
+
+def _median(values: list[float]) -> float:
+    return round(statistics.median(values), 1)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,154 @@
+"""A small engine core, driven by hand: two layers, blocks of four tokens."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from services.worker.core.effects import (
+    Effect,
+    Emit,
+    Ended,
+    LoadPages,
+    Row,
+    Sampled,
+    StageTurn,
+    StepPlan,
+    StepResult,
+)
+from services.worker.core.engine import EngineCore
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import PagePool
+from services.worker.core.staged import Staged
+from services.worker.core.turn import Turn
+from shared.blocks import BlockKey, chain_keys, root_key
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
+from shared.messages import SamplingParams, TurnDelta, TurnEnd
+
+NUM_LAYERS = 2
+BLOCK_TOKENS = 4
+END_TOKEN = 0
+PLAIN_TOKEN = 9
+MS = 1_000_000
+ROOT = root_key("model", "tenant")
+
+E = TypeVar("E")
+
+
+def of_kind(effects: list[Effect], kind: type[E]) -> list[E]:
+    """The effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def deltas(effects: list[Effect]) -> list[TurnDelta]:
+    return [effect.delta for effect in of_kind(effects, Emit)]
+
+
+def ends(effects: list[Effect]) -> list[TurnEnd]:
+    return [effect.end for effect in of_kind(effects, Ended)]
+
+
+def keys_of(tokens: list[int]) -> list[BlockKey]:
+    return chain_keys(ROOT, tokens, BLOCK_TOKENS)
+
+
+def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> Staged:
+    """An answer with made-up arena pages."""
+    pages = [[100 * layer + n for n in range(len(keys))] for layer in range(NUM_LAYERS)]
+    generations = [[1] * len(keys) for _ in range(NUM_LAYERS)]
+    return Staged(ticket, keys, pages, generations, num_from_disk)
+
+
+def new_core(num_blocks: int = 16, **limits: int) -> EngineCore:
+    """A core whose pool holds `num_blocks` whole blocks."""
+    limits = {"max_model_len": 1000, **limits}
+    pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS)
+    return EngineCore(EngineLimits(**limits), pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
+
+
+def new_turn(
+    name: str,
+    tokens: list[int],
+    *,
+    attempt: int = 1,
+    priority: int = 0,
+    sampling: SamplingParams | None = None,
+    num_generated_before: int = 0,
+) -> Turn:
+    return Turn(
+        turn_id=TurnId(name),
+        attempt=attempt,
+        frontend_id=FrontendId("f"),
+        tenant=DEFAULT_TENANT,
+        session_id=SessionId("s"),
+        root=ROOT,
+        tokens=list(tokens),
+        num_generated_before=num_generated_before,
+        sampling=sampling or SamplingParams(max_tokens=100),
+        arrived_at_ns=0,
+        num_layers=NUM_LAYERS,
+        block_tokens=BLOCK_TOKENS,
+        priority=priority,
+    )
+
+
+@dataclass
+class Engine:
+    """A core with a clock and an executor that samples what it is told.
+
+    Attributes:
+        effects: of everything since the start.
+    """
+
+    core: EngineCore = field(default_factory=new_core)
+    now_ns: int = MS
+    effects: list[Effect] = field(default_factory=list)
+
+    def submit(self, turn: Turn) -> list[Effect]:
+        return self._keep(self.core.on_turn(turn, self.now_ns))
+
+    def plan(self) -> StepPlan | None:
+        plan, effects = self.core.plan_step(self.now_ns)
+        self._keep(effects)
+        return plan
+
+    def finish(
+        self, plan: StepPlan, token: int = PLAIN_TOKEN, failed: set[int] | None = None
+    ) -> list[Effect]:
+        """Let a planned step end."""
+        self.now_ns += MS
+        failed = failed or set()
+        sampled = [
+            Sampled(token) if row.sample and index not in failed else None
+            for index, row in enumerate(plan.rows)
+        ]
+        checksums = [[0] * NUM_LAYERS for _ in plan.writes]
+        result = StepResult(sampled, failed, checksums=checksums, duration_ns=MS)
+        return self._keep(self.core.on_step(result, self.now_ns))
+
+    def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[Row]:
+        """Plan and run a step that must be possible."""
+        plan = self.plan()
+        assert plan is not None, "nothing can run"
+        self.finish(plan, token, failed)
+        return plan.rows
+
+    def run(self, turn: Turn, token: int = PLAIN_TOKEN) -> list[TurnDelta]:
+        """One turn from its arrival to its end, on its own."""
+        effects = self.submit(turn)
+        while turn.turn_id in self.core.turns:
+            before = len(self.effects)
+            self.step(token)
+            effects = effects + self.effects[before:]
+        return deltas(effects)
+
+    def stages(self) -> list[StageTurn]:
+        return of_kind(self.effects, StageTurn)
+
+    def load_all(self, effects: list[Effect], *, is_good: bool = True) -> list[Effect]:
+        """End every load that these effects started."""
+        pages = [load.pool_page for each in of_kind(effects, LoadPages) for load in each.loads]
+        good, bad = (pages, []) if is_good else ([], pages)
+        return self._keep(self.core.on_loaded(good, bad, self.now_ns))
+
+    def _keep(self, effects: list[Effect]) -> list[Effect]:
+        self.effects += effects
+        return effects

@@ -1,0 +1,147 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.core.pages import CANDIDATES_MAX, NO_PAGE, CachedBlock, PagePool
+from shared.blocks import BlockKey
+
+LAYERS = 2
+
+
+def cached(pool: PagePool, name: str) -> CachedBlock:
+    """A backed block with all its pages, held by one turn."""
+    pages = pool.allocate(pool.num_layers)
+    assert pages is not None
+    block = CachedBlock(BlockKey(name.encode()), pages, refs=1, backed=True)
+    pool.add(block)
+    return block
+
+
+def layers_left(block: CachedBlock) -> list[int]:
+    return [layer for layer, page in enumerate(block.pages) if page != NO_PAGE]
+
+
+def test_the_highest_layers_of_the_least_recently_used_session_go_first() -> None:
+    pool = PagePool(8, LAYERS)
+    old = [cached(pool, "a0"), cached(pool, "a1")]
+    new = [cached(pool, "b0"), cached(pool, "b1")]
+    pool.release(old)
+    pool.release(new)
+    seen = []
+    for _ in range(5):
+        pool.allocate(1)
+        seen.append([layers_left(block) for block in (*old, *new)])
+    both, low, none = [0, 1], [0], list[int]()
+    assert seen == [
+        [both, low, both, both],  # within a layer, the session's last block first
+        [low, low, both, both],
+        [low, none, both, both],
+        [none, none, both, both],
+        [none, none, both, low],
+    ]
+
+
+def test_a_used_block_is_the_youngest_again() -> None:
+    pool = PagePool(4, LAYERS)
+    first, second = cached(pool, "a"), cached(pool, "b")
+    pool.release([first])
+    pool.release([second])
+    pool.acquire(first)
+    pool.release([first])
+    pool.allocate(2)
+    assert layers_left(first) == [0, 1]
+    assert second.key not in pool.blocks
+
+
+def test_pages_in_use_or_dirty_or_under_way_are_never_taken() -> None:
+    pool = PagePool(6, LAYERS)
+    cached(pool, "used")
+    dirty, loading = cached(pool, "dirty"), cached(pool, "loading")
+    dirty.backed = False
+    loading.loading = 1
+    pool.release([dirty, loading])
+    assert pool.num_available == 0
+    assert pool.allocate(1) is None
+    assert pool.allocate_for_prefetch(0) is None
+
+
+def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
+    pool = PagePool(2, LAYERS)
+    block = cached(pool, "a")
+    block.backed = False
+    pool.release([block])
+    assert pool.allocate(2) is None
+    pool.set_backed([block])
+    assert pool.allocate(2) is not None
+
+
+def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
+    pool = PagePool(4, LAYERS)
+    blocks = [cached(pool, "a0"), cached(pool, "a1")]
+    for block in blocks:
+        block.backed = False
+    pool.release(blocks)
+    pool.set_backed(blocks)
+    pool.allocate(2)
+    assert [layers_left(block) for block in blocks] == [[0], [0]]
+
+
+def test_prefetch_spares_expected_sessions_until_they_are_overdue() -> None:
+    pool = PagePool(2, LAYERS)
+    block = cached(pool, "a")
+    pool.release([block])
+    pool.rest([block], expected_until_ns=10)
+    assert pool.allocate_for_prefetch(9) is None
+    assert pool.allocate_for_prefetch(10) is not None
+    assert pool.allocate(1) is not None, "a running turn may always"
+
+
+def test_a_lost_block_is_dropped_when_its_last_turn_leaves() -> None:
+    pool = PagePool(2, LAYERS)
+    block = cached(pool, "a")
+    pool.acquire(block)
+    block.lost = True
+    pool.release([block])
+    assert block.key in pool.blocks
+    pool.release([block])
+    assert not pool.blocks
+    assert pool.num_free == 2
+
+
+def test_sessions_that_come_and_go_leave_no_trace_behind() -> None:
+    pool = PagePool(8, LAYERS)
+    block = cached(pool, "a")
+    pool.release([block])
+    for _ in range(1000):
+        pool.acquire(block)
+        pool.release([block])
+    num_candidates = sum(len(stack) for g in pool._groups.values() for stack in g.layers)
+    assert num_candidates <= CANDIDATES_MAX * pool.num_pages + LAYERS
+    assert pool.allocate(8) is not None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=60))
+def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
+    pool = PagePool(9, LAYERS)
+    private: list[int] = []
+    for number, (action, choice) in enumerate(actions):
+        blocks = list(pool.blocks.values())
+        block = blocks[choice % len(blocks)] if blocks else None
+        if action == 0 and pool.num_available >= LAYERS:
+            cached(pool, str(number)).backed = bool(choice % 2)
+        elif action == 1:
+            private += pool.allocate(choice) or []
+        elif action == 2:
+            page = pool.allocate_for_prefetch(0)
+            private += [] if page is None else [page]
+        elif block is not None and block.refs:
+            pool.release([block])
+        elif block is not None and action == 3:
+            pool.set_backed([block])
+        elif block is not None and not block.num_present < LAYERS:
+            pool.acquire(block)
+        in_blocks = [p for b in pool.blocks.values() for p in b.pages if p != NO_PAGE]
+        assert sorted(private + in_blocks + pool._free) == list(range(9))
+        idle = [b for b in pool.blocks.values() if not b.refs and b.backed]
+        assert pool.num_clean == sum(b.num_present for b in idle)
+        assert all(b.num_present == LAYERS for b in pool.blocks.values() if b not in idle)

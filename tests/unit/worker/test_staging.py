@@ -1,0 +1,214 @@
+import pytest
+
+from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
+from services.worker.core.turn import TurnState
+from shared.blocks import BlockKey
+from shared.ids import DEFAULT_TENANT, SessionId, TurnId
+from tests.unit.worker.driver import (
+    MS,
+    NUM_LAYERS,
+    Engine,
+    deltas,
+    keys_of,
+    new_core,
+    new_turn,
+    of_kind,
+    staged_blocks,
+)
+
+PROMPT = list(range(100, 113))  # three blocks and a token
+KEYS = keys_of(PROMPT)
+T = TurnId("t")
+LATER_NS = 10**12
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = Engine()
+    engine.core.writeback.connect()
+    return engine
+
+
+def started(effects: list[Effect]) -> list[tuple[int, int]]:
+    """Layer and arena page of each load, in order."""
+    loads = [load for effect in of_kind(effects, LoadPages) for load in effect.loads]
+    return [(load.layer, load.arena_page) for load in loads]
+
+
+def expect(engine: Engine, ticket: int, keys: list[BlockKey], until_ns: int = LATER_NS) -> None:
+    staged = staged_blocks(ticket, keys)
+    engine.effects += engine.core.on_session_staged(staged, 1, until_ns, engine.now_ns)
+
+
+class TestAsking:
+    def test_the_kvstore_is_asked_for_what_is_not_resident(self, engine: Engine) -> None:
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        assert [stage.keys for stage in engine.stages()] == [KEYS]
+        assert turn.state is TurnState.STAGING
+        assert engine.plan() is None
+        assert engine.core.next_deadline_ns() == turn.stage_deadline_ns > engine.now_ns
+
+    def test_without_a_kvstore_nothing_is_asked(self) -> None:
+        engine = Engine()
+        engine.submit(new_turn("t", PROMPT))
+        assert not engine.stages()
+        assert engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 1) == []
+
+    def test_a_kvstore_that_could_not_be_asked_means_computing(self, engine: Engine) -> None:
+        engine.submit(new_turn("t", PROMPT))
+        assert engine.core.on_staged(T, 1, None, engine.now_ns) == []
+        assert engine.step()[0].start == 0
+
+    def test_an_empty_answer_is_released(self, engine: Engine) -> None:
+        engine.submit(new_turn("t", PROMPT))
+        assert engine.core.on_staged(T, 1, staged_blocks(3, []), 0) == [ReleaseTicket(3)]
+        assert engine.step()[0].start == 0
+
+    def test_a_fetch_slower_than_computing_is_let_go(self, engine: Engine) -> None:
+        engine.core.estimates.prefill_tokens_per_s = 1e9
+        engine.submit(new_turn("t", PROMPT))
+        staged = staged_blocks(3, KEYS)
+        assert engine.core.on_staged(T, 1, staged, engine.now_ns) == [ReleaseTicket(3)]
+        assert engine.step()[0].start == 0
+
+
+class TestLateAnswers:
+    def test_after_the_deadline_the_turn_computes_and_the_answer_is_released(
+        self, engine: Engine
+    ) -> None:
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        engine.now_ns = turn.stage_deadline_ns
+        assert engine.step()[0].start == 0
+        staged = staged_blocks(3, KEYS)
+        assert engine.core.on_staged(T, 1, staged, engine.now_ns) == [ReleaseTicket(3)]
+
+    def test_for_a_turn_that_ended_or_was_replaced(self, engine: Engine) -> None:
+        assert engine.core.on_staged(T, 1, staged_blocks(3, KEYS), 0) == [ReleaseTicket(3)]
+        engine.submit(new_turn("t", PROMPT, attempt=2))
+        assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS), 0) == [ReleaseTicket(4)]
+
+    def test_to_a_question_asked_before_a_preemption(self, engine: Engine) -> None:
+        engine.core.limits = new_core(prefill_tokens_max=4).limits
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        engine.now_ns = turn.stage_deadline_ns
+        engine.step()
+        engine.core.preempt(turn, engine.now_ns)  # one block stays: the next is asked for
+        assert turn.state is TurnState.STAGING and turn.staged_from == 1
+        stale = staged_blocks(3, KEYS)
+        assert engine.core.on_staged(T, 1, stale, engine.now_ns) == [ReleaseTicket(3)]
+        assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS[1:]), engine.now_ns) == []
+        engine.plan()
+        assert [block.key for block in turn.blocks] == KEYS
+
+    def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
+        engine.core = new_core(num_blocks=6)
+        engine.run(new_turn("old", PROMPT[:9]))
+        engine.core.writeback.connect()
+        waiting = new_turn("t", PROMPT)
+        engine.submit(waiting)
+        assert waiting.staged_from == 2
+        engine.core.writeback.is_connected = False
+        large = new_turn("large", list(range(200, 220)), priority=1)
+        engine.submit(large)
+        engine.step()
+        assert large in engine.core.running and not waiting.blocks
+        engine.core.on_staged(T, 1, staged_blocks(3, KEYS[2:]), engine.now_ns)
+        engine.core.on_cancel(TurnId("large"))
+        engine.plan()
+        assert waiting in engine.core.running
+        assert waiting.num_computed == 0 and not waiting.blocks
+
+
+class TestPrefetch:
+    def test_layer_0_of_every_session_comes_before_layer_1_of_any(self, engine: Engine) -> None:
+        other = keys_of(list(range(300, 304)))
+        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), 1, LATER_NS)
+        engine.core.stager.expect(staged_blocks(2, other), 2, LATER_NS)
+        effects = engine.core.stager.pump(engine.now_ns)
+        assert [layer for layer, _ in started(effects)] == [0, 0, 0, 1, 1, 1]
+        keys = [block.key for block in engine.core.pool.blocks.values()]
+        assert keys == [*other, *KEYS[:2]], "the higher priority first"
+
+    def test_an_expected_session_computes_only_what_is_new(self, engine: Engine) -> None:
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects)
+        assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
+        engine.submit(new_turn("t", PROMPT))
+        (row,) = engine.step()
+        assert (row.start, row.awaits) == (12, 0)
+        assert deltas(engine.effects)[-1].cached_tokens == 12
+        assert not engine.stages()
+
+    def test_a_turn_runs_on_blocks_that_are_still_coming(self, engine: Engine) -> None:
+        expect(engine, 1, KEYS)
+        engine.submit(new_turn("t", PROMPT))
+        (row,) = engine.step()
+        assert (row.start, row.awaits) == (12, 3)
+
+    def test_pages_of_running_turns_are_never_taken(self) -> None:
+        engine = Engine(new_core(num_blocks=4))
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        engine.step()
+        engine.core.writeback.connect()
+        pages = turn.table[:, :4].tolist()
+        expect(engine, 1, keys_of(list(range(300, 308))))
+        assert not started(engine.effects)
+        assert turn.table[:, :4].tolist() == pages
+
+    def test_it_takes_clean_pages_that_nobody_expects(self) -> None:
+        engine = Engine(new_core(num_blocks=4))
+        engine.run(new_turn("t", PROMPT))
+        engine.core.writeback.connect()
+        expect(engine, 1, keys_of(list(range(300, 308))))
+        assert len(started(engine.effects)) == 2 * NUM_LAYERS
+
+    def test_expected_sessions_do_not_take_from_one_another(self, engine: Engine) -> None:
+        engine.core = new_core(num_blocks=3)
+        engine.core.writeback.connect()
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects)
+        num_started = len(started(engine.effects))
+        expect(engine, 2, keys_of(list(range(300, 308))))
+        assert len(started(engine.effects)) == num_started
+
+    def test_wishes_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
+        engine.core = new_core(num_blocks=4)
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        engine.step()
+        engine.core.writeback.connect()
+        for ticket, until_ns in ((1, 500 * MS), (2, 300 * MS)):
+            expect(engine, ticket, keys_of([ticket, *PROMPT]), until_ns)
+        assert engine.core.next_deadline_ns() == 300 * MS
+        assert engine.core.stager.pump(300 * MS) == [ReleaseTicket(2)]
+        assert engine.core.next_deadline_ns() == 500 * MS
+        assert engine.core.stager.pump(500 * MS) == [ReleaseTicket(1)]
+        assert engine.core.next_deadline_ns() is None
+
+    def test_a_prefetched_session_gives_its_high_layers_first(self, engine: Engine) -> None:
+        engine.core = new_core(num_blocks=3)
+        engine.core.writeback.connect()
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects)
+        engine.core.pool.allocate(3)
+        blocks = [engine.core.pool.blocks[key] for key in KEYS]
+        assert [[page >= 0 for page in block.pages] for block in blocks] == [[True, False]] * 3
+
+    def test_a_load_that_fails_leaves_no_block_behind(self, engine: Engine) -> None:
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects, is_good=False)
+        assert not engine.core.pool.blocks
+        assert engine.core.pool.num_free == engine.core.pool.num_pages
+        assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
+
+    def test_an_advisory_asks_for_the_session(self, engine: Engine) -> None:
+        effects = engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 2)
+        assert effects == [StageSession(DEFAULT_TENANT, SessionId("s"), 2)]
+
+    def test_a_session_of_which_nothing_is_stored_is_released(self, engine: Engine) -> None:
+        expect(engine, 1, [])
+        assert engine.effects == [ReleaseTicket(1)]

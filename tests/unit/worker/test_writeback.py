@@ -1,0 +1,177 @@
+import pytest
+
+from services.worker.core.effects import (
+    LATE,
+    BlockWrite,
+    CommitBlocks,
+    LeasePages,
+    ReturnPages,
+    StepPlan,
+)
+from services.worker.core.writeback import LEASE_PAUSE_NS
+from shared.messages import SamplingParams
+from tests.unit.worker.driver import NUM_LAYERS, Engine, keys_of, new_core, new_turn, of_kind
+
+PROMPT = list(range(100, 109))  # two blocks and a token
+KEYS = keys_of(PROMPT)
+ONCE = SamplingParams(max_tokens=1)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """Connected, but every turn computes: stages time out at once."""
+    engine = Engine(new_core(lease_target_blocks=4, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+    engine.core.writeback.connect()
+    return engine
+
+
+def lease(engine: Engine, num_blocks: int) -> None:
+    engine.core.writeback.refill(engine.now_ns)
+    engine.core.on_leased(list(range(num_blocks * NUM_LAYERS)))
+
+
+def planned(engine: Engine) -> StepPlan:
+    plan = engine.plan()
+    assert plan is not None
+    return plan
+
+
+def pages_of(writes: list[BlockWrite]) -> set[int]:
+    return {page for write in writes for page in write.arena_pages}
+
+
+class TestWriting:
+    def test_new_blocks_are_written_by_the_step_that_fills_them(self, engine: Engine) -> None:
+        lease(engine, 4)
+        turn = new_turn("t", PROMPT)
+        engine.submit(turn)
+        plan = planned(engine)
+        assert [(write.key, write.row) for write in plan.writes] == [(key, 0) for key in KEYS]
+        assert [write.parent for write in plan.writes] == [turn.root, KEYS[0]]
+        assert [write.tokens for write in plan.writes] == [PROMPT[:4], PROMPT[4:8]]
+        assert len(pages_of(plan.writes)) == 2 * NUM_LAYERS
+        (commit,) = of_kind(engine.finish(plan), CommitBlocks)
+        assert commit.writes == plan.writes and len(commit.checksums) == 2
+
+    def test_a_committed_block_is_clean(self, engine: Engine) -> None:
+        lease(engine, 4)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert engine.core.pool.num_clean == 0
+        engine.core.on_committed(KEYS)
+        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.writeback.num_unwritten == 0
+
+    def test_without_pages_a_block_is_written_later(self, engine: Engine) -> None:
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert not of_kind(engine.effects, CommitBlocks)
+        assert engine.core.writeback.num_unwritten == 2
+        engine.core.on_leased(list(range(NUM_LAYERS)))  # one block's
+        plan = planned(engine)
+        assert not plan.rows
+        assert [(write.key, write.row) for write in plan.writes] == [(KEYS[0], LATE)]
+        assert len(of_kind(engine.finish(plan), CommitBlocks)) == 1
+
+    def test_pages_of_a_failed_row_go_back(self, engine: Engine) -> None:
+        lease(engine, 4)
+        engine.submit(new_turn("t", PROMPT))
+        plan = planned(engine)
+        effects = engine.finish(plan, failed={0})
+        assert not of_kind(effects, CommitBlocks)
+        (returned,) = of_kind(effects, ReturnPages)
+        assert set(returned.arena_pages) == pages_of(plan.writes)
+
+    def test_a_block_two_rows_compute_is_written_once(self, engine: Engine) -> None:
+        lease(engine, 4)
+        for name in ("a", "b"):
+            engine.submit(new_turn(name, PROMPT))
+        plan = planned(engine)
+        assert [write.key for write in plan.writes] == KEYS
+        engine.finish(plan)
+        assert len(of_kind(engine.effects, CommitBlocks)) == 1
+        assert engine.core.writeback.num_unwritten == 2
+
+    def test_too_many_unwritten_blocks_are_given_up_oldest_first(self) -> None:
+        engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect()
+        engine.run(new_turn("t", list(range(100, 113)), sampling=ONCE))
+        assert engine.core.writeback.num_given_up == 1
+        blocks = engine.core.pool.blocks.values()
+        assert [block.backed for block in blocks] == [True, False, False]
+
+    def test_unwritten_blocks_cannot_starve_a_turn(self) -> None:
+        engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect()
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert engine.core.pool.num_clean == 0
+        engine.submit(new_turn("large", list(range(200, 231))))
+        assert [row.turn.turn_id for row in planned(engine).rows] == ["large"]
+        assert engine.core.writeback.num_given_up == 2
+
+
+class TestLeases:
+    def test_the_stock_is_kept_near_its_target(self, engine: Engine) -> None:
+        writeback = engine.core.writeback
+        assert writeback.refill(0) == [LeasePages(4 * NUM_LAYERS)]
+        assert writeback.refill(0) == [], "asked already"
+        engine.core.on_leased(list(range(8)))
+        assert writeback.refill(0) == []
+        writeback.take_pages()
+        writeback.take_pages()
+        assert writeback.refill(0) == [LeasePages(4)]
+
+    def test_a_kvstore_without_room_is_asked_again_after_a_pause(self, engine: Engine) -> None:
+        writeback = engine.core.writeback
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        asked_at_ns = writeback.next_ask_at_ns
+        assert asked_at_ns is None, "an answer is to come"
+        engine.core.on_leased([])
+        start_ns = writeback.next_ask_at_ns
+        assert start_ns is not None and start_ns == engine.core.next_deadline_ns()
+        assert writeback.refill(start_ns - 1) == []
+        assert len(writeback.refill(start_ns)) == 1
+        engine.core.on_leased([])
+        assert writeback.next_ask_at_ns == start_ns + LEASE_PAUSE_NS
+
+    def test_without_a_kvstore_nobody_is_asked(self) -> None:
+        assert Engine().core.writeback.refill(0) == []
+
+
+class TestLosingTheKvstore:
+    def test_dirty_blocks_become_clean(self, engine: Engine) -> None:
+        lease(engine, 1)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert engine.core.writeback.num_unwritten == 2  # one committing, one without pages
+        engine.core.writeback.disconnect()
+        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.writeback.num_unwritten == 0
+
+    def test_a_new_kvstore_knows_nothing_of_commits_to_the_old(self, engine: Engine) -> None:
+        lease(engine, 4)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        engine.core.writeback.connect()
+        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        engine.core.on_committed(KEYS)
+        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+
+    def test_without_one_blocks_are_clean_at_once(self) -> None:
+        engine = Engine()
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+
+    def test_what_is_written_into_an_old_lease_counts_for_nothing(self, engine: Engine) -> None:
+        lease(engine, 4)
+        engine.submit(new_turn("t", PROMPT))
+        plan = planned(engine)
+        engine.core.writeback.connect()
+        lease(engine, 4)  # the same pages, by chance
+        effects = engine.finish(plan)
+        assert not of_kind(effects, CommitBlocks) and not of_kind(effects, ReturnPages)
+        late = planned(engine).writes
+        assert [write.key for write in late] == KEYS, "written anew, under the new lease"
+
+    def test_pages_of_a_lost_connection_are_not_used(self, engine: Engine) -> None:
+        writeback = engine.core.writeback
+        writeback.refill(0)
+        writeback.disconnect()
+        engine.core.on_leased([1, 2, 3])
+        assert writeback.take_pages() is None
