@@ -41,8 +41,11 @@ DEMAND_PRIORITY = 100  # above every advisory's
 class KvClient:
     """One model's connection to the kvstore of this host.
 
+    Attributes:
+        epoch: counts connections; pages and tickets of an earlier one mean nothing any more.
+
     Args:
-        on_connected: called with the arena each time a kvstore knows us (anew).
+        on_connected: called with the arena and the epoch each time a kvstore knows us (anew).
         on_disconnected: called when it stops answering or has forgotten us.
     """
 
@@ -52,7 +55,7 @@ class KvClient:
         host_id: HostId,
         worker_id: WorkerId,
         info: ModelInfo,
-        on_connected: Callable[[Arena], None],
+        on_connected: Callable[[Arena, int], None],
         on_disconnected: Callable[[], None],
     ) -> None:
         self._bus = bus
@@ -63,6 +66,7 @@ class KvClient:
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._lease_lock: int | None = None
+        self.epoch = 0
         self._lost = asyncio.Event()
         self._lost.set()
 
@@ -97,18 +101,19 @@ class KvClient:
 
     async def stage(self, keys: list[BlockKey]) -> Staged | None:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
-        reply = await self._call(
-            self._bus.request(KV_STAGE, self._stage_request(pack_keys(keys)), self._host_id)
-        )
-        return None if reply is None else self._staged(reply, keys)
+        epoch = self.epoch
+        request = self._stage_request(pack_keys(keys))
+        reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
+        return None if reply is None else self._staged(reply, keys, epoch)
 
     async def stage_session(
         self, tenant: TenantId, session_id: SessionId, priority: int
     ) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
+        epoch = self.epoch
         request = self._stage_request("", tenant, session_id, priority)
         reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
-        return None if reply is None else self._staged(reply, unpack_keys(reply.keys))
+        return None if reply is None else self._staged(reply, unpack_keys(reply.keys), epoch)
 
     async def release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
         """Unpin a stage, give leased pages back."""
@@ -164,22 +169,24 @@ class KvClient:
         self._lease_lock = lock
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
-        self._on_connected(arena)
+        self.epoch += 1
+        self._on_connected(arena, self.epoch)
 
     async def _call(self, call: Awaitable[T]) -> T | None:
         """Await a call to the kvstore. None, and a new connection, if it is not to be reached."""
+        epoch = self.epoch
         try:
             return await call
         except NoCapacity as error:
             if error.code == NoCapacity.code:  # it answered: it has no room now
                 return None
-            self._lose(error)
+            self._lose(error, epoch)
         except SymphonyError as error:
-            self._lose(error)
+            self._lose(error, epoch)
         return None
 
-    def _lose(self, error: SymphonyError) -> None:
-        if not self._lost.is_set():
+    def _lose(self, error: SymphonyError, epoch: int) -> None:
+        if epoch == self.epoch and not self._lost.is_set():
             log.warning("kvstore lost", extra={"error": error.message, "code": error.code})
             self._lost.set()
             self._on_disconnected()
@@ -203,7 +210,7 @@ class KvClient:
             priority=priority,
         )
 
-    def _staged(self, reply: KvStaged, keys: list[BlockKey]) -> Staged:
+    def _staged(self, reply: KvStaged, keys: list[BlockKey], epoch: int) -> Staged:
         pages, generations = unpack_ints(reply.pages), unpack_ints(reply.generations)
         count = reply.num_blocks
         rows = [slice(layer * count, (layer + 1) * count) for layer in range(self._info.num_layers)]
@@ -213,4 +220,5 @@ class KvClient:
             [pages[row] for row in rows],
             [generations[row] for row in rows],
             reply.num_from_disk,
+            epoch,
         )

@@ -117,10 +117,10 @@ class EngineRunner:
         self.core.estimates.on_load(num_bytes, duration_ns)
         self._react(self.core.on_loaded(good, bad, self._clock.now_ns()))
 
-    def on_kv_connected(self, arena: Arena) -> None:
+    def on_kv_connected(self, arena: Arena, epoch: int) -> None:
         """A kvstore knows us."""
-        self.executor.mover.attach(arena)
-        self.core.writeback.connect()
+        self.executor.mover.attach(arena, epoch)
+        self.core.writeback.connect(epoch)
         self._wake.set()
 
     def on_kv_disconnected(self) -> None:
@@ -216,12 +216,18 @@ class EngineRunner:
             self._react(self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns))
 
     async def _commit(self, effect: CommitBlocks) -> None:
+        keys = [write.key for write in effect.writes]
         if await self._kv.commit(effect.writes, effect.checksums):
-            self.core.on_committed([write.key for write in effect.writes])
-            self._wake.set()
+            self.core.on_committed(keys)
+        else:
+            self.core.writeback.on_refused(keys)
+        self._wake.set()
 
     async def _lease(self, num_pages: int) -> None:
+        epoch = self._kv.epoch
         pages = await self._kv.lease(num_pages)
+        if epoch != self._kv.epoch:
+            return  # the core has forgotten that it asked
         self.core.on_leased(pages)
         if pages:
             self._wake.set()

@@ -135,8 +135,8 @@ class Worker:
             runtime.spawn(kv.maintain(), f"kvstore of {info.model_id}")
         log.info("model loaded", extra={"model": info.model_id, "pages": info.num_pages})
 
-    def _on_kv_connected(self, model_id: str, arena: Arena) -> None:
-        self._runners[model_id].on_kv_connected(arena)
+    def _on_kv_connected(self, model_id: str, arena: Arena, epoch: int) -> None:
+        self._runners[model_id].on_kv_connected(arena, epoch)
 
     def _on_kv_disconnected(self, model_id: str) -> None:
         self._runners[model_id].on_kv_disconnected()

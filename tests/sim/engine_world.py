@@ -93,7 +93,7 @@ class EngineWorld(World):
         self.num_steps = 0
         self._wake_at_ns: int | None = None
         if rng.random() < 0.9:
-            self.core.writeback.connect()
+            self.core.writeback.connect(1)
 
     def run(self) -> None:
         """Until nothing is left to happen; then nothing may be left over."""
@@ -160,7 +160,7 @@ class EngineWorld(World):
     def connect(self) -> None:
         """The kvstore knows the worker, perhaps again."""
         self.note("connect")
-        self.core.writeback.connect()
+        self.core.writeback.connect(1)
         self.feed([])
 
     def feed(self, effects: list[Effect]) -> None:

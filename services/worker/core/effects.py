@@ -29,12 +29,16 @@ class StageSession:
 
 @dataclass(frozen=True, slots=True)
 class PageLoad:
-    """Copy an arena page to a pool page once it is ready; answer with `on_loaded`."""
+    """Copy an arena page to a pool page once it is ready; answer with `on_loaded`.
+
+    `epoch` is the connection to a kvstore that the arena page was promised on.
+    """
 
     layer: int
     arena_page: int
     generation: int
     pool_page: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Row:
     end: int
     sample: bool
     awaits: int = 0  # leading blocks whose pages may still be loading
+    awaited: list[list[int]] = field(default_factory=list)  # those pages, for each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +146,13 @@ class StepPlan:
         rows: decodes first, then prefill chunks.
         page_tables: int32 [num_layers, num_rows, max_blocks].
         writes: blocks to copy below while the pass runs.
+        epoch: connection to a kvstore that the writes' arena pages were leased on.
     """
 
     rows: list[Row]
     page_tables: Table
     writes: list[BlockWrite]
+    epoch: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -168,7 +175,8 @@ class StepResult:
         sampled: for each row, its token; None where none was asked for or the row failed.
         failed: rows whose history did not arrive; their results are void.
         prompt_logprobs: for rows that asked, of this chunk's positions.
-        checksums: for each of the plan's writes, xxh3-64 of each layer's page.
+        checksums: for each of the plan's writes, xxh3-64 of each layer's page; empty when nothing
+            was written.
         stall_ns: waiting for history, for each layer.
         duration_ns: of the whole step.
     """

@@ -34,8 +34,9 @@ def settle_writes(
     good: dict[BlockKey, BlockWrite] = {}
     checksums: list[list[int]] = []
     unused: list[int] = []
-    for write, sums in zip(plan.writes, result.checksums, strict=True):
-        if not core.writeback.take_back(write.arena_pages):
+    held = [core.writeback.take_back(write.arena_pages) for write in plan.writes]
+    for write, sums, is_held in zip(plan.writes, result.checksums, held, strict=False):
+        if not is_held:
             continue
         if write.row != LATE and write.row in result.failed:
             unused += write.arena_pages

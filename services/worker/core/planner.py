@@ -54,7 +54,8 @@ def plan_rows(core: "EngineCore", now_ns: int) -> tuple[StepPlan | None, list[Ef
     writes = core.writeback.late_writes() + _plan_writes(core, plan.rows)
     if not plan.rows and not writes:
         return None, plan.effects
-    return StepPlan(plan.rows, _page_tables(core, plan.rows), writes), plan.effects
+    tables = _page_tables(core, plan.rows)
+    return StepPlan(plan.rows, tables, writes, core.writeback.epoch), plan.effects
 
 
 def _is_decoding(turn: Turn) -> bool:
@@ -87,8 +88,11 @@ def _plan_row(core: "EngineCore", turn: Turn, num_tokens: int, plan: _Draft) -> 
             continue
         turn.set_pages(turn.num_blocks, pages)
         turn.num_blocks += 1
-    awaits = len(turn.blocks) if any(block.loading for block in turn.blocks) else 0
-    plan.rows.append(Row(turn, turn.num_computed, end, end == len(turn.tokens), awaits))
+    is_loading = any(block.loading for block in turn.blocks)
+    awaits = len(turn.blocks) if is_loading else 0
+    awaited = core.stager.loading_pages(turn.blocks) if is_loading else []
+    is_last = end == len(turn.tokens)
+    plan.rows.append(Row(turn, turn.num_computed, end, is_last, awaits, awaited))
     return True
 
 

@@ -12,6 +12,7 @@ class Staged:
     Attributes:
         generations: what each page's word must hold for its bytes to be the ones promised.
         num_from_disk: pages that come from disk first.
+        epoch: connection to a kvstore that the pages belong to; another one's mean nothing.
     """
 
     ticket: int
@@ -19,6 +20,7 @@ class Staged:
     pages: list[list[int]]
     generations: list[list[int]]
     num_from_disk: int = 0
+    epoch: int = 0
 
     @property
     def num_blocks(self) -> int:

@@ -62,6 +62,14 @@ class Stager:
         """Whether bytes are on their way into any of these pool pages."""
         return bool(self._flights) and any(page in self._flights for page in pages)
 
+    def loading_pages(self, blocks: list[CachedBlock]) -> list[list[int]]:
+        """Pages of `blocks` that bytes are on their way into, for each layer."""
+        loading = [block for block in blocks if block.loading]
+        return [
+            [block.pages[layer] for block in loading if block.pages[layer] in self._flights]
+            for layer in range(self.pool.num_layers)
+        ]
+
     def hold(self, ticket: int) -> None:
         """Keep a ticket until as many `let_go`."""
         self._tickets[ticket] = self._tickets.get(ticket, 0) + 1
@@ -173,4 +181,10 @@ class Stager:
         self._flights[page] = _Flight(block, layer, staged.ticket, is_prefetch)
         self._num_prefetching += is_prefetch
         self.hold(staged.ticket)
-        return PageLoad(layer, staged.pages[layer][index], staged.generations[layer][index], page)
+        return PageLoad(
+            layer,
+            staged.pages[layer][index],
+            staged.generations[layer][index],
+            page,
+            staged.epoch,
+        )

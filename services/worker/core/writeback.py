@@ -29,6 +29,7 @@ class WriteBehind:
     pool: PagePool
     lease_target_blocks: int
     is_connected: bool = False
+    epoch: int = 0
     num_given_up: int = 0
     _stock: list[int] = field(default_factory=list)
     _lent: set[int] = field(default_factory=set)  # to the step in flight
@@ -46,10 +47,11 @@ class WriteBehind:
         """When to ask again for pages that blocks wait for."""
         return self._ask_at_ns if self._unwritten and not self._is_asking else None
 
-    def connect(self) -> None:
+    def connect(self, epoch: int) -> None:
         """A kvstore (perhaps a new one) knows us: old leases and commits mean nothing."""
         self.disconnect()
         self.is_connected = True
+        self.epoch = epoch
 
     def disconnect(self) -> None:
         """No kvstore: nothing waits for a copy below any more."""
@@ -130,6 +132,10 @@ class WriteBehind:
         """These blocks have a copy below."""
         blocks = [self._committing.pop(key) for key in keys if key in self._committing]
         self.pool.set_backed(blocks)
+
+    def on_refused(self, keys: list[BlockKey]) -> None:
+        """The kvstore did not take these blocks: they stay without a copy below."""
+        self._give_up([self._committing.pop(key) for key in keys if key in self._committing])
 
     def give_up_unwritten(self) -> None:
         """Blocks that wait for arena pages stay without a copy below."""

@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import AttentionInterface
 
@@ -45,7 +43,7 @@ class StepContext:
         keys, values: the pool's halves, ``[num_pages, num_kv_heads, block_tokens, head_dim]``.
         slot_pages: ``[num_layers, num_tokens]`` page that takes each new token.
         slot_offsets: ``[num_tokens]`` place in that page.
-        awaited: row -> int32 ``[num_layers, blocks]`` pages that may still be loading.
+        awaited: row -> for each layer, pages that may still be loading.
         failed: rows whose history did not come.
     """
 
@@ -55,7 +53,7 @@ class StepContext:
     batch: RaggedBatch
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
-    awaited: dict[int, npt.NDArray[np.int32]]
+    awaited: dict[int, list[list[int]]]
     gate: PageGate
     mover: KvMover
     writes: StepWrites | None

@@ -69,8 +69,7 @@ class EmulatedExecutor:
             if row.sample:
                 result.sampled[index] = _say(row)
         self._take_time(plan, started_ns)
-        if plan.writes:
-            result.checksums = self._write(plan)
+        result.checksums = self._write(plan)
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
 
@@ -82,7 +81,7 @@ class EmulatedExecutor:
         for layer in range(self.info.num_layers):
             pages = plan.page_tables[layer, index, : row.awaits]
             before_ns = time.monotonic_ns()
-            has_come = self.mover.gate.wait(pages, STALL_TIMEOUT_NS)
+            has_come = self.mover.gate.wait(row.awaited[layer], STALL_TIMEOUT_NS)
             result.stall_ns[layer] += time.monotonic_ns() - before_ns
             if not has_come:
                 return False
@@ -114,7 +113,9 @@ class EmulatedExecutor:
             time.sleep(left_s)
 
     def _write(self, plan: StepPlan) -> list[list[int]]:
-        writes = self.mover.begin_writes(plan.writes, self.info.num_layers)
+        writes = self.mover.begin_writes(plan, self.info.num_layers)
+        if writes is None:
+            return []
         for index in range(len(plan.writes)):
             for layer in range(self.info.num_layers):
                 self.mover.store(writes, index, layer)

@@ -4,7 +4,6 @@ import threading
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 READY, LOADING, FAILED = 0, 1, 2
 
@@ -27,7 +26,7 @@ class PageGate:
             self._state[bad] = FAILED
             self._changed.notify_all()
 
-    def wait(self, pages: npt.NDArray[np.int32], timeout_ns: int) -> bool:
+    def wait(self, pages: list[int], timeout_ns: int) -> bool:
         """Wait until every page is ready; False if a load failed or `timeout_ns` passed."""
         states = self._state[pages]
         if not states.any():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Protocol
 
-from services.worker.core.effects import BlockWrite, PageLoad
+from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
 from services.worker.engine.gate import PageGate
 from shared.arena import Arena, Bytes, checksum
 
@@ -107,6 +107,7 @@ class KvMover:
         self._copier = copier
         self._on_loaded = on_loaded
         self._arena: Arena | None = None
+        self._epoch = 0
         self._incoming: SimpleQueue[list[_Load] | None] = SimpleQueue()
         self._outgoing: SimpleQueue[tuple[StepWrites, int, int, object] | None] = SimpleQueue()
         self._num_submitted = 0
@@ -117,31 +118,43 @@ class KvMover:
         for thread in self._threads:
             thread.start()
 
-    def attach(self, arena: Arena | None) -> None:
-        """Use this arena from now on; loads under way keep the one they started with."""
+    def attach(self, arena: Arena, epoch: int) -> None:
+        """Use this arena, of connection `epoch`, from now on; what is under way keeps the old."""
         self._arena = arena
+        self._epoch = epoch
 
     def submit_loads(self, loads: list[PageLoad], *, is_prefetch: bool) -> None:
-        """Start loads; their pages count as loading from now on."""
+        """Start loads; their pages count as loading from now on. Those that were promised on
+        another connection fail at once.
+        """
         self.gate.set_loading([load.pool_page for load in loads])
-        if self._arena is None:
-            pages = [load.pool_page for load in loads]
-            self.gate.settle([], pages)
-            self._on_loaded([], pages, 0, 0)
-            return
         deadline_ns = time.monotonic_ns() + FETCH_TIMEOUT_NS
         batch = []
+        stale = []
         for load in loads:
+            if self._arena is None or load.epoch != self._epoch:
+                stale.append(load.pool_page)
+                continue
             self._num_submitted += 1
             order = (is_prefetch, load.layer, self._num_submitted)
             batch.append(_Load(order, load, self._arena, deadline_ns))
-        self._incoming.put(batch)
+        if batch:
+            self._incoming.put(batch)
+        if stale:
+            self.gate.settle([], stale)
+            self._on_loaded([], stale, 0, 0)
 
-    def begin_writes(self, writes: list[BlockWrite], num_layers: int) -> StepWrites:
-        """Prepare a step's writes; `store` their pages as layers are computed."""
-        assert self._arena is not None, "pages were leased from an arena"
-        sums = [[0] * num_layers for _ in writes]
-        return StepWrites(writes, self._arena, len(writes) * num_layers, sums)
+    def begin_writes(self, plan: StepPlan, num_layers: int) -> StepWrites | None:
+        """Prepare a plan's writes; `store` their pages as layers are computed.
+
+        None when there are none, or when their leases ended with the connection they came from:
+        other blocks may be in those pages by now.
+        """
+        arena, epoch = self._arena, self._epoch
+        if not plan.writes or arena is None or epoch != plan.epoch:
+            return None
+        sums = [[0] * num_layers for _ in plan.writes]
+        return StepWrites(plan.writes, arena, len(plan.writes) * num_layers, sums)
 
     def store(self, step: StepWrites, index: int, layer: int) -> None:
         """Copy one layer's page of write `index` behind what was computed up to now."""

@@ -51,9 +51,8 @@ class TorchExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         started_ns = time.monotonic_ns()
-        writes = None
-        if plan.writes:
-            writes = self.mover.begin_writes(plan.writes, self.info.num_layers)
+        writes = self.mover.begin_writes(plan, self.info.num_layers)
+        if writes is not None:
             for index, write in enumerate(plan.writes):
                 if write.row == LATE:
                     for layer in range(self.info.num_layers):
@@ -99,11 +98,7 @@ class TorchExecutor:
             ),
             slot_pages=torch.from_numpy(slot_pages).long().to(device),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS).to(device),
-            awaited={
-                index: plan.page_tables[:, index, : row.awaits]
-                for index, row in enumerate(plan.rows)
-                if row.awaits
-            },
+            awaited={index: row.awaited for index, row in enumerate(plan.rows) if row.awaited},
             gate=self.mover.gate,
             mover=self.mover,
             writes=None,

@@ -54,7 +54,7 @@ def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> 
     """An answer with made-up arena pages."""
     pages = [[100 * layer + n for n in range(len(keys))] for layer in range(NUM_LAYERS)]
     generations = [[1] * len(keys) for _ in range(NUM_LAYERS)]
-    return Staged(ticket, keys, pages, generations, num_from_disk)
+    return Staged(ticket, keys, pages, generations, num_from_disk, epoch=1)
 
 
 def new_core(num_blocks: int = 16, **limits: int) -> EngineCore:

@@ -329,7 +329,7 @@ class TestFailedHistory:
     def _loading(self) -> tuple[Engine, Turn]:
         """A turn whose first two blocks are being loaded for its first step."""
         engine = Engine()
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         (stage,) = engine.stages()
@@ -363,7 +363,7 @@ class TestFailedHistory:
 
     def test_a_block_lost_while_its_turn_waits_is_computed_at_once(self) -> None:
         engine = Engine(new_core(turns_running_max=1))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         engine.submit(new_turn("a", PROMPT))
         engine.core.on_staged(
             TurnId("a"), 1, staged_blocks(1, engine.stages()[0].keys), engine.now_ns
@@ -388,7 +388,7 @@ class TestReports:
 
     def test_loads_are_named_with_their_source(self) -> None:
         engine = Engine()
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         engine.submit(new_turn("t", PROMPT))
         staged = staged_blocks(7, engine.stages()[0].keys)
         engine.core.on_staged(TurnId("t"), 1, staged, engine.now_ns)

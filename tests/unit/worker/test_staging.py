@@ -25,7 +25,7 @@ LATER_NS = 10**12
 @pytest.fixture
 def engine() -> Engine:
     engine = Engine()
-    engine.core.writeback.connect()
+    engine.core.writeback.connect(1)
     return engine
 
 
@@ -106,7 +106,7 @@ class TestLateAnswers:
     def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=6)
         engine.run(new_turn("old", PROMPT[:9]))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         waiting = new_turn("t", PROMPT)
         engine.submit(waiting)
         assert waiting.staged_from == 2
@@ -153,7 +153,7 @@ class TestPrefetch:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         engine.step()
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         pages = turn.table[:, :4].tolist()
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert not started(engine.effects)
@@ -162,13 +162,13 @@ class TestPrefetch:
     def test_it_takes_clean_pages_that_nobody_expects(self) -> None:
         engine = Engine(new_core(num_blocks=4))
         engine.run(new_turn("t", PROMPT))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert len(started(engine.effects)) == 2 * NUM_LAYERS
 
     def test_expected_sessions_do_not_take_from_one_another(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=3)
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         num_started = len(started(engine.effects))
@@ -180,7 +180,7 @@ class TestPrefetch:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         engine.step()
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         for ticket, until_ns in ((1, 500 * MS), (2, 300 * MS)):
             expect(engine, ticket, keys_of([ticket, *PROMPT]), until_ns)
         assert engine.core.next_deadline_ns() == 300 * MS
@@ -191,7 +191,7 @@ class TestPrefetch:
 
     def test_a_prefetched_session_gives_its_high_layers_first(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=3)
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         engine.core.pool.allocate(3)

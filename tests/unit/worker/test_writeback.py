@@ -21,7 +21,7 @@ ONCE = SamplingParams(max_tokens=1)
 def engine() -> Engine:
     """Connected, but every turn computes: stages time out at once."""
     engine = Engine(new_core(lease_target_blocks=4, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-    engine.core.writeback.connect()
+    engine.core.writeback.connect(1)
     return engine
 
 
@@ -92,7 +92,7 @@ class TestWriting:
 
     def test_too_many_unwritten_blocks_are_given_up_oldest_first(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         engine.run(new_turn("t", list(range(100, 113)), sampling=ONCE))
         assert engine.core.writeback.num_given_up == 1
         blocks = engine.core.pool.blocks.values()
@@ -100,7 +100,7 @@ class TestWriting:
 
     def test_unwritten_blocks_cannot_starve_a_turn(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert engine.core.pool.num_clean == 0
         engine.submit(new_turn("large", list(range(200, 231))))
@@ -148,7 +148,7 @@ class TestLosingTheKvstore:
     def test_a_new_kvstore_knows_nothing_of_commits_to_the_old(self, engine: Engine) -> None:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         assert engine.core.pool.num_clean == 2 * NUM_LAYERS
         engine.core.on_committed(KEYS)
         assert engine.core.pool.num_clean == 2 * NUM_LAYERS
@@ -162,7 +162,7 @@ class TestLosingTheKvstore:
         lease(engine, 4)
         engine.submit(new_turn("t", PROMPT))
         plan = planned(engine)
-        engine.core.writeback.connect()
+        engine.core.writeback.connect(1)
         lease(engine, 4)  # the same pages, by chance
         effects = engine.finish(plan)
         assert not of_kind(effects, CommitBlocks) and not of_kind(effects, ReturnPages)

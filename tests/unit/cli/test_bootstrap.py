@@ -1,0 +1,111 @@
+"""What each command needs installed, and when nothing is missing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import bootstrap
+from cli.bootstrap import BootstrapError, Environment, missing_extras, needed_extras
+
+
+@pytest.mark.parametrize(
+    ("line", "extras"),
+    [
+        ("up", {"worker"}),
+        ("up --model x", {"worker"}),
+        ("up --emulate zero", set()),
+        ("up --emulate=zero", set()),
+        ("up --workers 0", set()),
+        ("up --workers=0", set()),
+        ("up --workers 2", {"worker"}),
+        ("up --no-worker", set()),
+        ("up --help", set()),
+        ("--help", set()),
+        ("", set()),
+        ("status --json", set()),
+        ("down", set()),
+        ("chat", set()),
+        ("doctor", set()),
+        ("test", {"worker", "test"}),
+        ("bench resume", {"worker", "loadtest"}),
+    ],
+)
+def test_extras_of_a_command(line: str, extras: set[str]) -> None:
+    assert needed_extras(line.split()) == extras
+
+
+def test_only_what_is_missing_is_installed(tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp"
+    assert missing_extras(stamp, "d", set()) == set()
+    stamp.write_text(json.dumps({"digest": "d", "extras": ["worker"]}))
+    assert missing_extras(stamp, "d", set()) is None
+    assert missing_extras(stamp, "d", {"worker"}) is None
+    assert missing_extras(stamp, "d", {"test"}) == {"test", "worker"}
+    assert missing_extras(stamp, "another", set()) == {"worker"}
+    stamp.write_text("damaged")
+    assert missing_extras(stamp, "d", set()) == set()
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("")
+    with pytest.raises(BootstrapError, match="not touched"):
+        Environment(tmp_path).ensure()
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_installs_once_and_only_after_success_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    folder = tmp_path / "venv"
+    installed: list[set[str]] = []
+
+    def ensure(environment: Environment) -> None:
+        environment.python.parent.mkdir(parents=True, exist_ok=True)
+        environment.python.touch()
+
+    def install(_: Environment, extras: set[str]) -> None:
+        installed.append(extras)
+        if fails:
+            raise BootstrapError("no network")
+
+    monkeypatch.setenv("SYMPHONY_VENV", str(folder))
+    monkeypatch.setattr(Environment, "ensure", ensure)
+    monkeypatch.setattr(Environment, "install", install)
+    for _ in range(2):
+        if fails:
+            with pytest.raises(BootstrapError):
+                bootstrap.prepare(["up"])
+        else:
+            assert bootstrap.prepare(["up"]) == folder / "bin" / "python"
+    assert installed == ([{"worker"}] * 2 if fails else [{"worker"}])
+
+
+def test_torch_without_a_gpu_is_the_small_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, ...]] = []
+
+    def pip(_: Environment, *arguments: str) -> bool:
+        tried.append(arguments)
+        return arguments == ("--no-deps", bootstrap.TORCH) or arguments[0] == "--editable"
+
+    monkeypatch.setattr(Environment, "_pip", pip)
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
+    monkeypatch.delenv("SYMPHONY_TORCH_SPEC", raising=False)
+    Environment(tmp_path).install({"worker"})
+    assert [arguments[0] for arguments in tried] == [
+        "--no-index", "--no-deps", "--no-deps", "--editable",
+    ]  # fmt: skip
+    assert bootstrap.TORCH_CPU_INDEX in tried[1]
+    assert tried[3][1].endswith("[worker]")
+
+
+def test_needs_nothing_but_the_standard_library() -> None:
+    code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; " + (
+        "import runpy; runpy.run_path(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, bootstrap.__file__], check=True)

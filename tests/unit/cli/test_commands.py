@@ -1,0 +1,164 @@
+"""The thin commands: chat's stream, benchmarks, status, doctor, checks."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cli import bench, checks
+from cli.chat import Conversation, Reply
+from cli.doctor import examine
+from cli.main import app
+from cli.runfile import RunningService, RunState
+from cli.snapshot import Snapshot, describe, is_alive
+from cli.status import render
+from shared.errors import PeerUnavailable, SymphonyError
+from shared.ids import HostId, WorkerId
+from shared.messages import KvStats, SchedulerStatus, WorkerStatus
+
+runner = CliRunner()
+
+
+def conversation(body: str, status: int = 200) -> tuple[Conversation, list[httpx.Request]]:
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(status, text=body)
+
+    client = httpx.Client(base_url="http://house", transport=httpx.MockTransport(answer))
+    return Conversation(client, "m", "s-1"), requests
+
+
+def event(text: str) -> str:
+    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]}) + "\n\n"
+
+
+def test_chat_streams_keeps_the_session_and_its_messages() -> None:
+    usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+    last = "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\n"
+    talk, requests = conversation(
+        event("Hel") + ": comment\n\n" + event("lo") + last + "data: [DONE]\n\n"
+    )
+    reply = Reply()
+    assert list(talk.say("hi", reply)) == ["Hel", "lo"]
+    assert reply.usage == usage
+    sent = json.loads(requests[0].content)
+    assert (sent["session_id"], sent["model"], sent["stream"]) == ("s-1", "m", True)
+    assert talk.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Hello"},
+    ]
+
+
+def test_chat_reports_errors_and_broken_streams() -> None:
+    failed, _ = conversation('{"error": {"message": "no such model"}}', 404)
+    with pytest.raises(SymphonyError, match="no such model"):
+        list(failed.say("hi", Reply()))
+    in_mid, _ = conversation(event("a") + 'data: {"error": {"message": "worker lost"}}\n\n')
+    with pytest.raises(SymphonyError, match="worker lost"):
+        list(in_mid.say("hi", Reply()))
+    broken, _ = conversation(event("a"))
+    with pytest.raises(PeerUnavailable, match="last event"):
+        list(broken.say("hi", Reply()))
+
+
+def test_bench_keeps_stdout_for_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = ModuleType("stub_bench")
+
+    def run(argv: list[str]) -> dict[str, Any]:
+        print("working")
+        return {"argv": argv}
+
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_bench", module)
+    monkeypatch.setitem(bench.BENCHES, "stub", "stub_bench")
+    bench.run_bench("stub", ["--history-tokens", "5"], as_json=True)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"argv": ["--history-tokens", "5"]}
+    assert captured.err == "working\n"
+
+
+def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        bench, "run_bench", lambda name, argv, as_json: seen.append((name, argv, as_json))
+    )
+    assert runner.invoke(app, ["bench", "http", "--concurrency", "64", "--json"]).exit_code == 0
+    assert seen == [("http", ["--concurrency", "64"], True)]
+
+
+def test_status_tells_of_services_workers_and_tiers() -> None:
+    run = RunState(
+        pid=1, state="ready", url="http://u", nats_url="", redis_url="", host_id="h", num_workers=1,
+        services=[
+            RunningService(name="nats", pid=1),
+            RunningService(name="worker-0", pid=1),
+            RunningService(name="frontend", pid=2**22 + 1),
+        ],
+    )  # fmt: skip
+    worker = WorkerStatus(worker_id=WorkerId("w"), host_id=HostId("h"), state="ready", models=["m"])
+    snapshot = Snapshot(
+        states={1: "ready"},
+        scheduler=SchedulerStatus(workers=[worker]),
+        stores=[KvStats(num_sessions=7, disk_blocks=3)],
+    )
+    report = describe(run, snapshot)
+    assert [service["state"] for service in report["services"]] == ["running", "ready", "dead"]
+    assert report["sessions"] == 7
+    assert report["tiers"]["disk"] == {"blocks": 3, "bytes": 0}
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(render(report))
+    assert "7 sessions" in capture.get()
+    assert describe(run, None)["services"][1]["state"] == "starting"
+
+
+def test_a_process_that_was_not_waited_for_is_not_alive() -> None:
+    import subprocess
+
+    with subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()  # end of file: it is ending
+        while is_alive(child.pid):
+            pass
+
+
+def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
+    findings = {finding.subject: finding for finding in examine(tmp_path)}
+    assert findings["nats-server"].is_fine
+    assert findings["redis-server"].is_fine
+    assert findings["data folder"].is_fine
+    assert not {f.subject for f in examine(Path("/proc/none")) if not f.is_fine} ^ {"data folder"}
+
+
+def test_checks_run_every_step_and_report_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = {"ruff": 0, "mypy": 3, "pytest": 1}
+    ran: list[str] = []
+
+    def run(command: tuple[str, ...]) -> tuple[int, float]:
+        ran.append(command[0])
+        return codes[command[0]], 0.0
+
+    monkeypatch.setattr(checks, "_run", run)
+    assert checks.run_checks([]) == 3
+    assert ran == ["ruff", "ruff", "mypy", "pytest"]
+    assert checks.run_checks(["-k", "x"]) == 1
+    assert ran[4:] == ["pytest"]
+
+
+def test_without_a_house_commands_fail_in_one_line(tmp_path: Path) -> None:
+    for name in ("status", "down", "chat"):
+        result = runner.invoke(app, [name, "--data-dir", str(tmp_path)])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("symphony: nothing runs on")

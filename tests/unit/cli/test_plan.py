@@ -1,0 +1,114 @@
+"""Options checked and turned into children."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.plan import HouseOptions, check_data_dir, check_port, plan_house, resolve_model
+from shared.errors import ConfigError
+
+
+def test_models_are_folders_or_hub_ids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)) == str(tmp_path.resolve())
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert resolve_model("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./none", "~/none-there", "a/b/c", ""])
+def test_what_is_neither_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        resolve_model(source)
+
+
+def test_a_folder_without_a_model_and_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="a file"):
+        resolve_model(str(tmp_path / "file"))
+
+
+def test_own_servers_come_first_and_given_ones_are_not_started(tmp_path: Path) -> None:
+    own = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 4001, 4002, {})
+    assert [child.name for child in own.servers] == ["nats", "redis"]
+    assert [child.name for child in own.services] == [
+        "kvstore", "scheduler", "tracker", "worker-0", "worker-1", "frontend",
+    ]  # fmt: skip
+    assert own.nats_url == "nats://127.0.0.1:4001"
+    given = plan_house(
+        HouseOptions(data_dir=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"), 1, 2, {}
+    )
+    assert given.servers == []
+    assert (given.nats_url, given.redis_url) == ("nats://n:1", "redis://r:2/0")
+
+
+def test_the_edge_stops_first_and_the_servers_last(tmp_path: Path) -> None:
+    plan = plan_house(HouseOptions(data_dir=tmp_path), 1, 2, {})
+    stages = {child.name: child.stop_stage for child in (*plan.servers, *plan.services)}
+    order = sorted(stages, key=lambda name: stages[name])
+    assert order[:5] == ["frontend", "tracker", "scheduler", "worker-0", "kvstore"]
+
+
+def test_services_learn_everything_from_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def record(command: list[str], *, log_path: Path, env: dict[str, str]) -> None:
+        started.append((command, env))
+
+    monkeypatch.setattr("cli.plan.start_child", record)
+    options = HouseOptions(
+        data_dir=tmp_path, models=("/m/a", "b/c"), num_workers=2, emulate="zero", port=99
+    )
+    for child in plan_house(options, 1, 2, {"HOME": "/h", "SYMPHONY_LOG_LEVEL": "debug"}).services:
+        child.start()
+    by_module = {(command[-1], env["SYMPHONY_INSTANCE"]): env for command, env in started}
+    worker = by_module["services.worker", "1"]
+    assert json.loads(worker["SYMPHONY_MODELS"]) == ["/m/a", "b/c"]
+    assert worker["SYMPHONY_EMULATE"] == "zero"
+    assert worker["SYMPHONY_LOG_LEVEL"] == "debug"
+    assert by_module["services.frontend", "0"]["SYMPHONY_HTTP_PORT"] == "99"
+    assert len({env["SYMPHONY_HOST_ID"] for _, env in started}) == 1
+
+
+def test_houses_on_other_folders_have_other_hosts(tmp_path: Path) -> None:
+    one, two = (HouseOptions(data_dir=tmp_path / name) for name in "ab")
+    assert one.host_id != two.host_id
+    assert one.host_id == HouseOptions(data_dir=tmp_path / "a", port=1).host_id
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("example.org", "http://example.org:80"),
+    ],
+)
+def test_url_is_reachable_from_here(tmp_path: Path, host: str, url: str) -> None:
+    assert HouseOptions(data_dir=tmp_path, host=host, port=80).url == url
+
+
+def test_a_data_folder_without_room_or_rights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_data_dir(tmp_path / "new")
+    assert not any((tmp_path / "new").iterdir())
+    monkeypatch.setattr("cli.plan.FREE_BYTES_MIN", 1 << 62)
+    with pytest.raises(ConfigError, match="disk is full"):
+        check_data_dir(tmp_path / "new")
+    with pytest.raises(ConfigError, match="/proc/none"):
+        check_data_dir(Path("/proc/none"))
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)

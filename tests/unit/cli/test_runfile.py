@@ -1,0 +1,59 @@
+"""What a running house leaves for other commands."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.runfile import (
+    RunningService,
+    RunState,
+    is_locked,
+    read_run_state,
+    remove_run_state,
+    running_house,
+    take_lock,
+    write_run_state,
+)
+from shared.errors import ConfigError, NotFound
+
+STATE = RunState(
+    pid=1,
+    state="ready",
+    url="http://127.0.0.1:1",
+    nats_url="nats://127.0.0.1:2",
+    redis_url="redis://127.0.0.1:3/0",
+    host_id="h",
+    num_workers=1,
+    services=[RunningService(name="nats", pid=4)],
+)
+
+
+def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_run_state(tmp_path, STATE)
+    assert read_run_state(tmp_path) == STATE
+    remove_run_state(tmp_path)
+    remove_run_state(tmp_path)
+    assert read_run_state(tmp_path) is None
+
+
+def test_a_damaged_state_is_none(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"pid": "x"')
+    assert read_run_state(tmp_path) is None
+
+
+def test_the_lock_tells_whether_a_house_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.runfile.LOCK_PATIENCE_S", 0.0)
+    write_run_state(tmp_path, STATE)
+    with pytest.raises(NotFound, match="nothing runs"):
+        running_house(tmp_path)  # its supervisor was killed
+    lock = take_lock(tmp_path)
+    assert is_locked(tmp_path)
+    assert running_house(tmp_path) == STATE
+    with pytest.raises(ConfigError, match=r"already runs .*127\.0\.0\.1:1"):
+        take_lock(tmp_path)
+    os.close(lock)
+    assert not is_locked(tmp_path)
+    os.close(take_lock(tmp_path))

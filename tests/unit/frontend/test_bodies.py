@@ -1,0 +1,145 @@
+"""Bodies: what is refused, and that the answer names the field."""
+
+import json
+from functools import partial
+from typing import Any
+
+import orjson
+import pytest
+
+from services.frontend.api.bodies import (
+    ChatBody,
+    CompletionBody,
+    chat_messages,
+    parse,
+    refuse_unsupported,
+    stop_strings,
+)
+from services.frontend.api.sampling import max_new_tokens, sampling_params
+from shared.errors import InvalidRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**fields: Any) -> ChatBody:
+    return parse(ChatBody, orjson.dumps(CHAT | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"model": None}, "model"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"seed": 2**70}, "seed"),
+        ({"stream_options": 3, "stream": True}, "stream_options"),
+    ],
+)
+def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(ChatBody, json.dumps(CHAT | fields).encode())
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "auto"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_object"}),
+        ("audio", {}),
+        ("modalities", ["text", "audio"]),
+        ("guided_json", {}),
+        ("best_of", 2),
+        ("stream_options", {"include_usage": True}),
+        ("echo", True),
+    ],
+)
+def test_unsupported_values_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        refuse_unsupported(chat(**{name: value}))
+    assert caught.value.param == name
+
+
+def test_unknown_and_harmless_fields_pass() -> None:
+    body = chat(
+        nobody_knows=1, tools=[], tool_choice="none", response_format={"type": "text"},
+        modalities=["text"], user="u", functions=None, best_of=1,
+    )  # fmt: skip
+    refuse_unsupported(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"\xff"}', b"null", b'"\\ud800"'])
+def test_malformed_bodies(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(CompletionBody, body)
+
+
+def test_messages_become_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat_messages(
+        [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
+    ) == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "boss", "content": ""}, "messages[0].role"),
+        ({"role": ["user"], "content": ""}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 3}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_messages_that_cannot_be_rendered(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat_messages([message])
+    assert caught.value.param == param
+
+
+def test_stop_strings() -> None:
+    assert stop_strings(None) == []
+    assert stop_strings("a") == ["a"]
+    for wrong in ("", [""], ["a"] * 17, 3, [3], "x" * 513):
+        with pytest.raises(InvalidRequest):
+            stop_strings(wrong)
+
+
+def test_sampling_draws_a_seed_and_checks_token_ids() -> None:
+    first, second = (sampling_params(chat(), max_tokens=5, vocab_size=10) for _ in range(2))
+    assert first.seed is not None and first.seed != second.seed
+    biased = sampling_params(chat(logit_bias={"9": -100, "1": 1}), max_tokens=5, vocab_size=10)
+    assert biased.logit_bias == [(9, -100.0), (1, 1.0)]
+    for key in ("10", "-1", "x", "\u0663", "9" * 5000):
+        with pytest.raises(InvalidRequest):
+            sampling_params(chat(logit_bias={key: 1}), max_tokens=5, vocab_size=10)
+    with pytest.raises(InvalidRequest):
+        sampling_params(chat(stop_token_ids=[10]), max_tokens=5, vocab_size=10)
+    with pytest.raises(InvalidRequest):
+        sampling_params(chat(top_logprobs=1), max_tokens=5, vocab_size=10)
+    with pytest.raises(InvalidRequest):
+        sampling_params(chat(min_tokens=6), max_tokens=5, vocab_size=10)
+
+
+def test_room_for_the_reply() -> None:
+    room = partial(max_new_tokens, num_prompt=90, max_model_len=100)
+    assert room(None, 0) == 10
+    assert room(None, 4) == 4
+    assert room(None, 40) == 10
+    assert room(7, 4) == 7
+    assert room(0, 4, wanted=False) == 1
+    for asked, num_prompt in ((11, 90), (None, 100)):
+        with pytest.raises(InvalidRequest) as caught:
+            max_new_tokens(asked, 0, num_prompt=num_prompt, max_model_len=100)
+        assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,69 @@
+"""Who serves what, and what of a session's tokens can be extended."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.frontend.core.fleet import Fleet, LoadTokenizer
+from services.frontend.core.reuse import extend_keys, unseen_text
+from shared.blocks import chain_keys, root_key
+from shared.ids import HostId, ModelId, WorkerId
+from shared.messages import ModelCard, WorkerReport
+
+SECOND = 1_000_000_000
+CARD = ModelCard(
+    model_id=ModelId("m"), source="/m", fingerprint="f", max_model_len=9, num_layers=1, page_bytes=1
+)
+REPORT = WorkerReport(
+    worker_id=WorkerId("w"), incarnation="a", seq=1, host_id=HostId("h"), state="ready",
+    models=[CARD],
+)  # fmt: skip
+
+
+def test_a_silent_worker_takes_its_models_away() -> None:
+    fleet = Fleet()
+    assert fleet.on_report(REPORT, 0) == [LoadTokenizer(CARD)]
+    assert fleet.on_report(replace(REPORT, seq=2), SECOND) == []
+    assert fleet.card(ModelId("m"), 3 * SECOND) == CARD
+    assert fleet.models(3 * SECOND) == {"m": CARD}
+    assert fleet.hosts(3 * SECOND) == {"h"}
+    assert fleet.card(ModelId("m"), 4 * SECOND) is None
+    assert fleet.was_seen(ModelId("m"))
+    fleet.forget_dead(4 * SECOND)
+    assert fleet.hosts(0) == set()
+
+
+def test_overtaken_reports_and_loading_workers_do_not_count() -> None:
+    fleet = Fleet()
+    fleet.on_report(replace(REPORT, seq=5, state="draining"), 0)
+    fleet.on_report(REPORT, 0)
+    assert fleet.card(ModelId("m"), 0) is None
+    fleet.on_report(replace(REPORT, incarnation="b"), 0)
+    assert fleet.card(ModelId("m"), 0) == CARD
+
+
+def test_a_tokenizer_that_failed_is_asked_for_again() -> None:
+    fleet = Fleet()
+    fleet.on_report(REPORT, 0)
+    fleet.on_load_failed(CARD)
+    assert fleet.on_report(replace(REPORT, seq=2), 0) == [LoadTokenizer(CARD)]
+
+
+def test_unseen_text() -> None:
+    assert unseen_text("ab c d", "ab", " c ") == "d"
+    assert unseen_text("abc d", "ab", " c ") == " d"
+    assert unseen_text("abX", "ab", "c") is None
+    assert unseen_text("abc", "", "abc") is None
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(0, 9), max_size=30),
+    st.integers(1, 7),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_extended_keys_are_the_chain(before: list[int], after: list[int], block: int) -> None:
+    root = root_key("m", "t")
+    known = chain_keys(root, before, block)
+    tokens = before + after
+    assert extend_keys(root, known, tokens, block) == chain_keys(root, tokens, block)

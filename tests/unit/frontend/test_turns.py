@@ -1,0 +1,192 @@
+"""The life of a turn: whatever arrives in whatever order, each token is delivered exactly once."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.frontend.core.turns import (
+    AnswerPull,
+    AskScheduler,
+    Cancel,
+    Deliver,
+    Effect,
+    Fail,
+    NewTurn,
+    Submit,
+    TurnLimits,
+    Turns,
+)
+from shared import messages as m
+from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, TurnId, WorkerId
+
+TURN = TurnId("t")
+SECOND = 1_000_000_000
+REPLY = [100 + n for n in range(12)]
+
+
+def new_turn() -> NewTurn:
+    return NewTurn(
+        turn_id=TURN,
+        model_id=ModelId("m"),
+        prompt=[1, 2, 3],
+        sampling=m.SamplingParams(max_tokens=50, seed=1),
+        tenant=DEFAULT_TENANT,
+    )
+
+
+def started(attempts_lost_max: int = 8) -> Turns:
+    turns = Turns(FrontendId("fe"), TurnLimits(attempts_lost_max=attempts_lost_max))
+    turns.on_new(new_turn(), 0)
+    return turns
+
+
+def pull(turns: Turns, attempt: int, now_ns: int = 0) -> m.Prompt:
+    ref = m.TurnRef(turn_id=TURN, attempt=attempt)
+    (effect,) = turns.on_pull(m.PromptPull(worker_id=WorkerId("w"), turns=[ref]), now_ns)
+    assert isinstance(effect, AnswerPull)
+    return effect.message.prompts[0]
+
+
+def delta(attempt: int, index: int, num: int = 1) -> m.TurnDelta:
+    tokens = REPLY[index : index + num]
+    finish: m.FinishReason | None = "stop" if index + num >= len(REPLY) else None
+    return m.TurnDelta(turn_id=TURN, attempt=attempt, index=index, tokens=tokens, finish=finish)
+
+
+def delivered(effects: list[Effect]) -> list[int]:
+    return [t for effect in effects if isinstance(effect, Deliver) for t in effect.tokens]
+
+
+def test_a_pull_voids_lower_attempts_and_carries_what_was_generated() -> None:
+    turns = started()
+    assert m.unpack_ints(pull(turns, 1).tokens) == [1, 2, 3]
+    assert delivered(turns.on_delta(delta(1, 0, 2), 0)) == REPLY[:2]
+    second = pull(turns, 2)
+    assert m.unpack_ints(second.tokens) == [1, 2, 3, *REPLY[:2]]
+    assert second.num_generated == 2
+    assert turns.on_delta(delta(1, 2), 0) == []
+    assert pull(turns, 1).gone
+    assert delivered(turns.on_delta(delta(2, 2), 0)) == REPLY[2:3]
+
+
+def test_a_gap_voids_the_attempt_and_asks_for_the_next() -> None:
+    turns = started()
+    pull(turns, 1)
+    (effect,) = turns.on_delta(delta(1, 3), 5)
+    assert isinstance(effect, Submit) and effect.message.attempt == 2
+    assert turns.on_delta(delta(1, 0), 5) == []
+    assert not pull(turns, 2).gone
+
+
+def test_attempts_lost_without_end_fail_the_turn() -> None:
+    turns = started()
+    for attempt in range(1, TurnLimits().attempts_lost_max + 1):
+        pull(turns, attempt)
+        lost = replace(delta(attempt, 0), finish="cancelled")
+        assert isinstance(turns.on_delta(lost, 0)[0], Submit)
+    last = TurnLimits().attempts_lost_max + 1
+    pull(turns, last)
+    fail, cancel = turns.on_delta(replace(delta(last, 0), finish="cancelled"), 0)
+    assert isinstance(fail, Fail) and isinstance(cancel, Cancel)
+    assert len(turns) == 0
+
+
+def test_a_partly_repeated_delta_delivers_its_new_tokens_and_logprobs() -> None:
+    turns = started()
+    pull(turns, 1)
+    turns.on_delta(delta(1, 0, 2), 0)
+    entries = [m.TokenLogprobs(token=token, logprob=-1.0) for token in REPLY[1:4]]
+    (effect,) = turns.on_delta(replace(delta(1, 1, 3), logprobs=entries), 0)
+    assert isinstance(effect, Deliver)
+    assert effect.tokens == REPLY[2:4]
+    assert effect.logprobs is not None and [e.token for e in effect.logprobs] == REPLY[2:4]
+
+
+def test_an_error_ends_the_turn() -> None:
+    turns = started()
+    pull(turns, 1)
+    (effect,) = turns.on_delta(replace(delta(1, 0), finish="error", code="x", message="y"), 0)
+    assert isinstance(effect, Fail) and effect.failure.code == "x"
+    assert turns.on_cancel(TURN, "late") == []
+    assert turns.on_failed(effect.failure) == []
+
+
+def test_silence_submits_again_and_gives_up_only_without_scheduler() -> None:
+    turns = started()
+    assert turns.on_tick(2 * SECOND) == []
+    again, ask = turns.on_tick(3 * SECOND)
+    assert isinstance(again, Submit) and isinstance(ask, AskScheduler)
+    assert turns.on_tick(4 * SECOND) == []
+    pull(turns, 1, 5 * SECOND)
+    assert turns.on_tick(14 * SECOND) == []
+    assert isinstance(turns.on_tick(15 * SECOND)[0], Submit)
+    turns.on_scheduler_seen(64 * SECOND)
+    assert isinstance(turns.on_tick(66 * SECOND)[0], Submit)
+    fail, cancel, _ = turns.on_tick(124 * SECOND)
+    assert isinstance(fail, Fail) and fail.failure.http_status == 503
+    assert isinstance(cancel, Cancel)
+
+
+def test_a_reconnect_submits_what_no_worker_has() -> None:
+    turns = started()
+    assert isinstance(turns.on_reconnect(1)[0], Submit)
+    pull(turns, 1)
+    assert turns.on_reconnect(2) == []
+
+
+def test_a_cancelled_turn_is_gone() -> None:
+    turns = started()
+    (effect,) = turns.on_cancel(TURN, "client gone")
+    assert isinstance(effect, Cancel) and effect.message.turn_id == TURN
+    assert pull(turns, 1).gone
+    assert turns.on_delta(delta(1, 0), 0) == []
+
+
+events = st.one_of(
+    st.tuples(st.just("pull"), st.integers(1, 4), st.just(0), st.just(0)),
+    st.tuples(
+        st.just("delta"), st.integers(1, 5), st.integers(0, len(REPLY) - 1), st.integers(1, 4)
+    ),
+    st.tuples(st.just("tick"), st.integers(0, 9), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(events, max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_any_interleaving_yields_exactly_the_reply(script: list[tuple[str, int, int, int]]) -> None:
+    """Duplicate, late, voided and re-attempted deltas, in any order, then one honest attempt."""
+    turns = started(attempts_lost_max=1000)
+    got: list[int] = []
+    finishes = 0
+    highest = 1
+
+    def take(effects: list[Effect]) -> None:
+        nonlocal finishes, highest
+        got.extend(delivered(effects))
+        for effect in effects:
+            assert not isinstance(effect, Fail)
+            finishes += isinstance(effect, Deliver) and effect.finish is not None
+            if isinstance(effect, Submit):
+                highest = max(highest, effect.message.attempt)
+
+    now_ns = 0
+    for kind, a, b, c in script:
+        now_ns += 1000
+        if kind == "pull":
+            pull(turns, a, now_ns)
+            highest = max(highest, a)
+        elif kind == "tick":
+            take(turns.on_tick(now_ns))
+        elif (finishes == 0 and b <= len(got)) or (finishes == 0 and highest < 8):
+            take(turns.on_delta(delta(a, b, c), now_ns))
+        assert got == REPLY[: len(got)]
+    if finishes == 0:
+        last = pull(turns, highest + 1, now_ns)
+        assert last.num_generated == len(got)
+        for index in range(last.num_generated, len(REPLY)):
+            take(turns.on_delta(delta(highest + 1, index), now_ns))
+            take(turns.on_delta(delta(highest + 1, index), now_ns))
+    assert got == REPLY
+    assert finishes == 1
+    assert len(turns) == 0

@@ -1,0 +1,91 @@
+"""The mover against a real arena file."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
+from services.worker.engine.gate import PageGate
+from services.worker.engine.mover import HostCopier, KvMover
+from shared.arena import Arena, Bytes, PageState, checksum
+from shared.blocks import BlockKey
+
+EPOCH = 3
+PAGES = 8
+PAGE_BYTES = 4096
+
+
+class Setup(NamedTuple):
+    mover: KvMover
+    arena: Arena
+    pool: Bytes
+    ended: list[tuple[list[int], list[int]]]
+    has_ended: threading.Event
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    arena = Arena.create(tmp_path / "arena", PAGES, PAGE_BYTES)
+    pool = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    ended: list[tuple[list[int], list[int]]] = []
+    has_ended = threading.Event()
+
+    def on_loaded(good: list[int], bad: list[int], *_: int) -> None:
+        ended.append((good, bad))
+        has_ended.set()
+
+    mover = KvMover(HostCopier(pool), PageGate(PAGES), on_loaded)
+    mover.attach(arena, EPOCH)
+    yield Setup(mover, arena, pool, ended, has_ended)
+    mover.close()
+
+
+def test_a_page_is_copied_once_its_word_says_ready(setup: Setup) -> None:
+    setup.arena.set_word(2, 7, PageState.FILLING)
+    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, EPOCH)], is_prefetch=False)
+    assert not setup.mover.gate.wait([5], 1_000_000)
+    setup.arena.pages[2] = 9
+    setup.arena.set_word(2, 7, PageState.READY)
+    assert setup.mover.gate.wait([5], 5_000_000_000)
+    assert (setup.pool[5] == 9).all()
+
+
+@pytest.mark.parametrize(
+    ("generation", "state", "epoch"),
+    [
+        (8, PageState.READY, EPOCH),  # reassigned meanwhile
+        (7, PageState.BAD, EPOCH),  # its checksum was wrong
+        (7, PageState.READY, EPOCH - 1),  # promised by an earlier kvstore
+    ],
+)
+def test_other_bytes_than_the_promised_ones_fail(
+    setup: Setup, generation: int, state: PageState, epoch: int
+) -> None:
+    setup.arena.set_word(2, generation, state)
+    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, epoch)], is_prefetch=False)
+    assert setup.has_ended.wait(5)
+    assert setup.ended == [([], [5])]
+    assert not setup.mover.gate.wait([5], 0)
+
+
+def plan(epoch: int) -> StepPlan:
+    write = BlockWrite(BlockKey(b"k"), BlockKey(b"p"), [1], [3, 4], [0, 1], 0)
+    return StepPlan([], np.zeros((2, 0, 0), np.int32), [write], epoch)
+
+
+def test_writes_carry_their_checksums(setup: Setup) -> None:
+    setup.pool[3], setup.pool[4] = 1, 2
+    writes = setup.mover.begin_writes(plan(EPOCH), num_layers=2)
+    assert writes is not None
+    for layer in range(2):
+        setup.mover.store(writes, 0, layer)
+    assert writes.wait() == [[checksum(setup.pool[3]), checksum(setup.pool[4])]]
+    assert (setup.arena.pages[:2, 0] == [1, 2]).all()
+
+
+def test_pages_leased_from_an_earlier_kvstore_are_not_written(setup: Setup) -> None:
+    assert setup.mover.begin_writes(plan(EPOCH - 1), num_layers=2) is None
