@@ -59,7 +59,7 @@ def start_child(
             cwd=cwd,
             # Safe here: one thread, and the function only makes two system calls.
             preexec_fn=die_with_parent,  # noqa: PLW1509
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which stops children in order
+            start_new_session=True,  # Ctrl-C reaches the parent alone: it stops them in order
         )
 
 
@@ -94,7 +94,9 @@ def _find(name: str, package: str) -> str:
     raise ConfigError(f"no {name}: install it, or the Python package {package}")
 
 
-def start_nats(port: int, directory: Path) -> subprocess.Popen[bytes]:
+def start_nats(
+    port: int, directory: Path, *, log_path: Path | None = None
+) -> subprocess.Popen[bytes]:
     """A private nats-server (JetStream on) that listens on loopback `port`."""
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "nats.conf"
@@ -102,10 +104,14 @@ def start_nats(port: int, directory: Path) -> subprocess.Popen[bytes]:
         f"listen: 127.0.0.1:{port}\nmax_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
         f'jetstream {{ store_dir: "{directory / "jetstream"}" }}\n'
     )
-    return start_child([find_nats_server(), "-c", str(config)], log_path=directory / "nats.log")
+    return start_child(
+        [find_nats_server(), "-c", str(config)], log_path=log_path or directory / "nats.log"
+    )
 
 
-def start_redis(port: int, directory: Path, *, append_only: bool = True) -> subprocess.Popen[bytes]:
+def start_redis(
+    port: int, directory: Path, *, append_only: bool = True, log_path: Path | None = None
+) -> subprocess.Popen[bytes]:
     """A private redis-server that listens on loopback `port` and keeps its data in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     return start_child(
@@ -118,7 +124,7 @@ def start_redis(port: int, directory: Path, *, append_only: bool = True) -> subp
             "--save", "",
             "--daemonize", "no",
         ],
-        log_path=directory / "redis.log",
+        log_path=log_path or directory / "redis.log",
     )  # fmt: skip
 
 
@@ -134,12 +140,19 @@ def wait_for_port(
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
             raise PeerUnavailable(f"{name} ended at once with status {code}")
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=0.5):
-                return
-        except OSError:
-            time.sleep(0.02)
+        if is_listening(port):
+            return
+        time.sleep(0.02)
     raise PeerUnavailable(f"{name} did not listen on port {port} within {timeout_s:g} s")
+
+
+def is_listening(port: int) -> bool:
+    """Whether loopback `port` accepts connections."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+            return True
+    except OSError:
+        return False
 
 
 def stop_child(child: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:

@@ -7,6 +7,7 @@ Deterministic: the same files on every machine, in plain transformers format, fr
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,25 @@ Weights = dict[str, npt.NDArray[np.float32]]
 def make_demo_model(folder: Path) -> Path:
     """Write the model into `folder` unless a whole one is there; returns `folder`.
 
-    Written beside and renamed, so that a folder that exists is complete.
+    Written beside and renamed, so that a folder that exists is complete, whoever else writes it.
     """
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    building = folder.with_name(folder.name + ".building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir()
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    building.chmod(0o755)
     _write_tokenizer(building)
     save_file(_weights(), building / "model.safetensors", metadata={"format": "pt"})
     _write_json(
         building / "generation_config.json", {"eos_token_id": [256, 258], "pad_token_id": 259}
     )
     _write_json(building / "config.json", _config())
-    building.rename(folder)
+    try:
+        building.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():
+            raise
+        shutil.rmtree(building)  # another worker was faster; its files are the same
     return folder
 
 

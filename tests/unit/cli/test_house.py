@@ -5,15 +5,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.children import start_child
-from cli.house import House, HouseFailed, Hurry, StopRequested, last_line, stop_on_signals
+from cli.house import House, HouseFailed, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
 from cli.runfile import read_run_state
+from cli.signals import StopRequested, StopSignals
 from cli.snapshot import is_alive
 
 
@@ -41,16 +42,30 @@ def stand_in(tmp_path: Path, name: str, code: str, stage: int = 0) -> ChildPlan:
     return ChildPlan(name, stage, log_path, lambda: start_child(command, log_path=log_path))
 
 
-def make_house(tmp_path: Path, *children: ChildPlan, restart: bool = True) -> tuple[House, Notes]:
+def make_house(
+    tmp_path: Path, signals: StopSignals, *children: ChildPlan, restart: bool = True
+) -> tuple[House, Notes]:
     notes = Notes()
     options = HouseOptions(data_dir=tmp_path, restart=restart, ready_timeout_s=30)
-    return House(options, HousePlan("", "", [], list(children)), notes), notes
+    return House(options, HousePlan("", "", [], list(children)), notes, signals), notes
+
+
+def live(house: House) -> None:
+    house.start()
+    house.wait_ready()
+    house.watch()
 
 
 SLEEP = "import time; time.sleep(1000)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=1)"
 )
+
+
+@pytest.fixture
+def signals() -> Iterator[StopSignals]:
+    with StopSignals() as signals:
+        yield signals
 
 
 @pytest.fixture
@@ -65,59 +80,61 @@ def pid_of(tmp_path: Path, name: str) -> int:
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
+def test_a_dead_child_is_started_again(tmp_path: Path, signals: StopSignals) -> None:
     house, notes = make_house(
-        tmp_path, stand_in(tmp_path, "a", SLEEP), stand_in(tmp_path, "b", SLEEP)
+        tmp_path, signals, stand_in(tmp_path, "a", SLEEP), stand_in(tmp_path, "b", SLEEP)
     )
-    with stop_on_signals() as hurry:
-        try:
-            house.start()
-            house.wait_ready()
-            old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
-            os.kill(old[0], signal.SIGKILL)
-            while pid_of(tmp_path, "a") == old[0]:
-                house._watch_once(5.0)
-            assert pid_of(tmp_path, "b") == old[1]
-            assert any("a was killed by SIGKILL; restarting" in text for text in notes.said)
-        finally:
-            hurry.begin()
-            house.stop(hurry)
+    try:
+        house.start()
+        house.wait_ready()
+        old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
+        os.kill(old[0], signal.SIGKILL)
+        while pid_of(tmp_path, "a") == old[0]:
+            house._watch_once(5.0)
+        assert pid_of(tmp_path, "b") == old[1]
+        assert any("a was killed by SIGKILL; restarting" in text for text in notes.said)
+    finally:
+        house.stop()
     assert not is_alive(old[1])
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_a_child_that_keeps_dying_ends_the_house_with_its_last_words(tmp_path: Path) -> None:
+def test_a_child_that_keeps_dying_ends_the_house_with_its_last_words(
+    tmp_path: Path, signals: StopSignals
+) -> None:
     line = '{"message": "cannot open", "exception": "Traceback\\\\nOSError: no"}'
     flag = tmp_path / "die"
     code = (
         f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
         f"print('{line}'); raise SystemExit(3)"
     )
-    house, _ = make_house(tmp_path, stand_in(tmp_path, "a", code))
+    house, _ = make_house(tmp_path, signals, stand_in(tmp_path, "a", code))
     house.start()
     house.wait_ready()
     flag.touch()
     with pytest.raises(HouseFailed, match=r"a ended with status 3, 5 times .*cannot open: OSError"):
         house.watch()
-    house.stop(Hurry())
+    house.stop()
 
 
 def test_a_death_before_readiness_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(House, "_is_ready", lambda _: False)
     house, _ = make_house(
-        tmp_path, stand_in(tmp_path, "a", "raise SystemExit('symphony: no such thing')")
+        tmp_path, signals, stand_in(tmp_path, "a", "raise SystemExit('symphony: no such thing')")
     )
     house.start()
     with pytest.raises(HouseFailed, match="a ended with status 1: symphony: no such thing"):
         house.wait_ready()
-    house.stop(Hurry())
+    house.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_without_restart_a_dead_child_is_only_reported(tmp_path: Path) -> None:
-    house, notes = make_house(tmp_path, stand_in(tmp_path, "a", SLEEP), restart=False)
+def test_without_restart_a_dead_child_is_only_reported(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    house, notes = make_house(tmp_path, signals, stand_in(tmp_path, "a", SLEEP), restart=False)
     house.start()
     house.wait_ready()
     os.kill(pid_of(tmp_path, "a"), signal.SIGKILL)
@@ -126,26 +143,41 @@ def test_without_restart_a_dead_child_is_only_reported(tmp_path: Path) -> None:
     state = read_run_state(tmp_path)
     assert state is not None
     assert state.services == []
-    house.stop(Hurry())
+    house.stop()
 
 
 @pytest.mark.usefixtures("_always_ready")
-def test_a_signal_interrupts_and_a_second_one_kills_the_stubborn(tmp_path: Path) -> None:
+def test_a_signal_interrupts_and_a_second_one_kills_the_stubborn(
+    tmp_path: Path, signals: StopSignals
+) -> None:
     stubborn = stand_in(tmp_path, "a", f"{STUBBORN}; time.sleep(1000)")
-    house, _ = make_house(tmp_path, stubborn)
-    with stop_on_signals() as hurry:
-        house.start()
-        house.wait_ready()
-        while not stubborn.log_path.read_text():
-            time.sleep(0.01)
-        pid = pid_of(tmp_path, "a")
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(StopRequested):
-            house.watch()
-        hurry.begin()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        house.stop(hurry)
+    house, _ = make_house(tmp_path, signals, stubborn)
+    house.start()
+    house.wait_ready()
+    while not stubborn.log_path.read_text():
+        time.sleep(0.01)
+    pid = pid_of(tmp_path, "a")
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(StopRequested):
+        house.watch()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    house.stop()
     assert not is_alive(pid)
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_a_signal_in_the_middle_of_starting_children_is_heard(tmp_path: Path) -> None:
+    """Whenever it comes: an exception thrown into a fork would be lost."""
+    for delay_ms in range(0, 20, 2):
+        with StopSignals() as fresh:
+            house, _ = make_house(
+                tmp_path, fresh, *(stand_in(tmp_path, f"c{i}", SLEEP) for i in range(5))
+            )
+            timer = threading.Timer(delay_ms / 1e3, os.kill, (os.getpid(), signal.SIGTERM))
+            timer.start()
+            with pytest.raises(StopRequested):
+                live(house)
+            house.stop()
 
 
 @pytest.mark.parametrize(

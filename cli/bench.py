@@ -1,0 +1,46 @@
+"""`symphony bench`: finds the benchmark and hands the rest of the command line to it.
+
+A benchmark is a module with ``run(argv) -> dict``: it prints what people read while it runs, and
+returns what machines read.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+import orjson
+
+from cli.reporting import out
+from shared.errors import InvalidRequest
+
+BENCHES = {
+    "resume": "loadtest.bench.resume",
+    "engine": "loadtest.bench.engine",
+    "http": "loadtest.bench.http",
+    "writeback": "loadtest.bench.writeback",
+}
+
+Run = Callable[[list[str]], dict[str, Any]]
+
+
+def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
+    """Run benchmark `name`. With `as_json` its result is the only line on stdout.
+
+    Raises:
+        InvalidRequest: there is none of this name; lists the names.
+    """
+    if name == "list":
+        for known in BENCHES:
+            print(known)
+        return
+    if name not in BENCHES:
+        raise InvalidRequest(f"no benchmark {name!r}: use one of {', '.join(BENCHES)}")
+    run: Run = importlib.import_module(BENCHES[name]).run
+    if not as_json:
+        out.print_json(data=run(list(argv)))
+        return
+    with redirect_stdout(sys.stderr):  # what people read, so that stdout is for machines
+        result = run(list(argv))
+    print(orjson.dumps(result).decode())

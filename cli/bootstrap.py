@@ -1,0 +1,275 @@
+"""Makes the environment that a command runs in, and becomes that command.
+
+Runs on a bare Python: standard library only, and nothing of ours is imported. Does nothing but two
+small reads when everything is there. ``SYMPHONY_VENV`` names the environment (default ``.venv``
+beside this checkout), ``SYMPHONY_TORCH_SPEC`` the torch to install, in pip's words.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMP = "symphony-installed.json"
+EXTRAS = {"test": {"worker", "test"}, "bench": {"worker", "loadtest"}}
+TORCH = "torch==2.13.0"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PIP_INDEX = "https://pypi.org/pypi/pip/json"
+DOWNLOAD_TIMEOUT_S = 30
+SHOWN = ("Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ")
+
+
+class BootstrapError(Exception):
+    """One line for the user."""
+
+
+def needed_extras(argv: Sequence[str]) -> set[str]:
+    """Optional dependencies of a command line.
+
+    >>> sorted(needed_extras(["test"]))
+    ['test', 'worker']
+    >>> needed_extras(["up", "--emulate", "zero"])
+    set()
+    """
+    command = next((word for word in argv if not word.startswith("-")), "")
+    if "--help" in argv:
+        return set()
+    if command == "up":
+        options = {word.partition("=")[0] for word in argv}
+        no_workers = "--no-worker" in options or _option(argv, "--workers") == "0"
+        return set() if "--emulate" in options or no_workers else {"worker"}
+    return set(EXTRAS.get(command, set()))
+
+
+def _option(argv: Sequence[str], name: str) -> str | None:
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == name:
+            return following
+        if word.startswith(name + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def missing_extras(stamp: Path, digest: str, needed: set[str]) -> set[str] | None:
+    """Extras to install beside the base, or None when nothing is missing. What was there before is
+    kept up to date too.
+    """
+    try:
+        record = json.loads(stamp.read_text())
+        installed, known = set(record["extras"]), record["digest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return needed
+    if known == digest and needed <= installed:
+        return None
+    return needed | installed
+
+
+def project_digest() -> str:
+    """Changes when what is to be installed does, or where from."""
+    text = (ROOT / "pyproject.toml").read_bytes() + str(ROOT).encode()
+    return hashlib.sha256(text).hexdigest()
+
+
+class Environment:
+    """A virtual environment and its pip."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        self.log_path = folder / "install.log"
+
+    def ensure(self) -> None:
+        """Make it, unless it is there and whole."""
+        if self._runs("import pip"):
+            return
+        is_ours = not self.folder.exists() or (self.folder / "pyvenv.cfg").exists()
+        if not is_ours and any(self.folder.iterdir()):
+            raise BootstrapError(f"{self.folder}: no environment, and not empty: not touched")
+        say(f"making {self.folder} with Python {sys.version.split()[0]}")
+        # Without pip: Debian keeps ensurepip in a package of its own (python3-venv).
+        command = [sys.executable, "-m", "venv", "--without-pip", "--clear", str(self.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not self._runs("import sys"):
+            raise BootstrapError(
+                f"cannot make {self.folder}: {_last_line(done.stdout + done.stderr)}"
+            )
+        if self._pip_from_ensurepip() or self._pip_from_outside() or self._pip_from_index():
+            return
+        raise BootstrapError(
+            "cannot get pip: install it (Debian: apt install python3-venv) and start again"
+        )
+
+    def install(self, extras: set[str]) -> None:
+        """Install the project with `extras`, showing what is happening."""
+        what = ", ".join(["control plane", *sorted(extras)])
+        say(f"installing: {what} (a minute or two, this once)")
+        self.log_path.unlink(missing_ok=True)
+        if "worker" in extras and not self._runs("import torch"):
+            self._install_torch()
+        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
+        self._pip_or_fail("--editable", target)
+
+    def _install_torch(self) -> None:
+        """A build that fits the machine: without a GPU the CPU's, which is a tenth of the size.
+
+        Its dependencies come with the project's.
+        """
+        if spec := os.environ.get("SYMPHONY_TORCH_SPEC"):
+            self._pip_or_fail(*spec.split())
+            return
+        if has_gpu() or sys.platform != "linux":
+            self._pip_or_fail("--no-deps", TORCH)
+            return
+        local = ("--no-index", "--no-deps", TORCH)  # a wheel that pip was told of (PIP_FIND_LINKS)
+        cpu = (
+            "--no-deps", "--retries", "0", "--timeout", "10",
+            "--index-url", TORCH_CPU_INDEX, f"{TORCH}+cpu",
+        )  # fmt: skip
+        if not (self._pip(*local) or self._pip(*cpu)):
+            say("no CPU build of torch is reachable: installing the default one (several GB)")
+            self._pip_or_fail("--no-deps", TORCH)
+
+    def _pip_or_fail(self, *arguments: str) -> None:
+        if not self._pip(*arguments):
+            lines = self.log_path.read_text(errors="replace").splitlines()
+            why = next((line for line in reversed(lines) if line.startswith("ERROR")), "pip failed")
+            raise BootstrapError(f"{why.removeprefix('ERROR: ')} (log: {self.log_path})")
+
+    def _pip(self, *arguments: str) -> bool:
+        command = [
+            str(self.python), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
+            "--disable-pip-version-check", *arguments,
+        ]  # fmt: skip
+        with (
+            self.log_path.open("a") as log,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            ) as pip,
+        ):
+            assert pip.stdout is not None
+            for line in pip.stdout:
+                log.write(line)
+                show_step(line.strip())
+        show_step("")
+        return pip.returncode == 0
+
+    def _pip_from_ensurepip(self) -> bool:
+        return self._run(str(self.python), "-m", "ensurepip", "--default-pip")
+
+    def _pip_from_outside(self) -> bool:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
+        return self._run(*pip, "install", "--quiet", "pip")
+
+    def _pip_from_index(self) -> bool:
+        """A pip wheel can be run as it is, to install pip."""
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                wheel = _download_pip(Path(folder))
+                return self._run(str(self.python), f"{wheel}/pip", "install", "--quiet", "pip")
+        except (OSError, ValueError, LookupError):
+            return False
+
+    def _runs(self, code: str) -> bool:
+        return self.python.exists() and self._run(str(self.python), "-c", code)
+
+    @staticmethod
+    def _run(*command: str) -> bool:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _download_pip(folder: Path) -> Path:
+    with urllib.request.urlopen(PIP_INDEX, timeout=DOWNLOAD_TIMEOUT_S) as response:
+        files = json.load(response)["urls"]
+    file = next(file for file in files if file["packagetype"] == "bdist_wheel")
+    wheel = folder / str(file["filename"])
+    address = urllib.parse.urljoin(PIP_INDEX, file["url"])  # a mirror may give a relative one
+    with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT_S) as response:
+        data = response.read()
+    if hashlib.sha256(data).hexdigest() != file["digests"]["sha256"]:
+        raise ValueError("the download is damaged")
+    wheel.write_bytes(data)
+    return wheel
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU that is of use."""
+    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+
+
+def say(text: str) -> None:
+    """One line for the user, away from what the command itself prints."""
+    print(f"symphony: {text}", file=sys.stderr, flush=True)
+
+
+def show_step(line: str) -> None:
+    """What pip is doing, on one line that is overwritten; nothing when nobody watches."""
+    if not sys.stderr.isatty() or (line and not line.startswith(SHOWN)):
+        return
+    width = shutil.get_terminal_size().columns - 1
+    print(f"\r\033[K{('  ' + line)[:width] if line else ''}", end="", file=sys.stderr, flush=True)
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no reason given")
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Two launchers at once: the second waits, and then finds everything there."""
+    with (ROOT / "pyproject.toml").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def prepare(argv: Sequence[str]) -> Path:
+    """The Python to run `argv` with, everything that it needs installed.
+
+    Raises:
+        BootstrapError: something could not be installed.
+    """
+    folder = Path(os.environ.get("SYMPHONY_VENV") or ROOT / ".venv").absolute()
+    environment = Environment(folder)
+    stamp, digest, needed = folder / STAMP, project_digest(), needed_extras(argv)
+
+    def missing() -> set[str] | None:
+        return missing_extras(stamp, digest, needed) if environment.python.exists() else needed
+
+    if missing() is None:
+        return environment.python
+    try:
+        with locked():
+            if (extras := missing()) is not None:
+                environment.ensure()
+                environment.install(extras)
+                stamp.write_text(json.dumps({"digest": digest, "extras": sorted(extras)}))
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or folder}: {error.strerror}") from None
+    return environment.python
+
+
+def main() -> None:
+    """Prepare, then become the command."""
+    try:
+        python = prepare(sys.argv[1:])
+    except BootstrapError as error:
+        say(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [str(python), "-P", "-m", "cli.main", *sys.argv[1:]]
+    os.execve(python, command, {**os.environ, "PYTHONPATH": path})
+
+
+if __name__ == "__main__":
+    main()

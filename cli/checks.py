@@ -1,0 +1,41 @@
+"""`symphony test`: style, types, behaviour; the exit code of the first that fails."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from cli.plan import ROOT
+from cli.reporting import out
+
+STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("style", ("ruff", "check", ".")),
+    ("format", ("ruff", "format", "--check", ".")),
+    ("types", ("mypy",)),
+    ("behaviour", ("pytest", "-m", "not slow", "-q")),
+)
+
+
+def run_checks(pytest_args: Sequence[str]) -> int:
+    """Run every step, or pytest alone with `pytest_args`; every step runs though one fails."""
+    steps = [("behaviour", ("pytest", *pytest_args))] if pytest_args else list(STEPS)
+    results = [(name, *_run(command)) for name, command in steps]
+    out.print()
+    for name, code, seconds in results:
+        verdict = "[green]passed[/green]" if code == 0 else f"[red]failed[/red] (status {code})"
+        out.print(f"{name:<10} {verdict} in {seconds:.1f} s")
+    return next((code for _, code, _ in results if code), 0)
+
+
+def _run(command: Sequence[str]) -> tuple[int, float]:
+    out.print(f"[bold]{' '.join(command)}[/bold]")
+    start = time.monotonic()
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    code = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    ).returncode
+    return code, time.monotonic() - start

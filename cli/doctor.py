@@ -1,0 +1,138 @@
+"""`symphony doctor`: what is installed, and what would keep the house from starting."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from cli.children import find_nats_server, find_redis_server
+from cli.plan import SHARED_MEMORY, check_data_dir, check_port
+from cli.reporting import out
+from cli.runfile import is_locked, read_run_state
+from shared.errors import ConfigError
+
+GIB = 1024**3
+SHARED_MEMORY_BYTES_MIN = 64 * 1024**2
+PACKAGES = ("fastapi", "lmdb", "nats-py", "redis", "tokenizers", "transformers", "uvloop")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        is_fine: False only for what keeps the house from starting.
+    """
+
+    subject: str
+    is_fine: bool
+    text: str
+
+
+def examine(data_dir: Path, host: str = "127.0.0.1", port: int = 8080) -> list[Finding]:
+    """Look at everything the house stands on."""
+    return [
+        Finding(
+            "python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}, {sys.executable}"
+        ),
+        *(_package(name) for name in PACKAGES),
+        _torch(),
+        _binary("nats-server", find_nats_server),
+        _binary("redis-server", find_redis_server),
+        _data_dir(data_dir),
+        _shared_memory(),
+        _port(data_dir, host, port),
+        _cpu(),
+        _gpu(),
+    ]
+
+
+def show(findings: list[Finding], *, as_json: bool) -> None:
+    """Print the findings."""
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+        return
+    for finding in findings:
+        mark = "[green]ok  [/green]" if finding.is_fine else "[red]FAIL[/red]"
+        out.print(f"{mark} {finding.subject:<14} {finding.text}")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, "not installed")
+
+
+def _torch() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("torch", True, "not installed: only emulated workers (`up` installs it)")
+    return Finding("torch", True, metadata.version("torch"))
+
+
+def _binary(name: str, find: Callable[[], str]) -> Finding:
+    try:
+        path = find()
+        version = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (ConfigError, OSError, subprocess.SubprocessError) as error:
+        return Finding(name, False, str(error))
+    return Finding(name, True, f"{version.splitlines()[0]}, {path}")
+
+
+def _data_dir(data_dir: Path) -> Finding:
+    try:
+        check_data_dir(data_dir)
+    except ConfigError as error:
+        return Finding("data folder", False, error.message)
+    return Finding("data folder", True, f"{data_dir}, {_free(data_dir)}")
+
+
+def _shared_memory() -> Finding:
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return Finding("shared memory", False, f"{SHARED_MEMORY} cannot be written to")
+    is_enough = shutil.disk_usage(SHARED_MEMORY).free >= SHARED_MEMORY_BYTES_MIN
+    hint = "" if is_enough else f"; needs {SHARED_MEMORY_BYTES_MIN // 1024**2} MiB"
+    return Finding("shared memory", is_enough, f"{SHARED_MEMORY}, {_free(SHARED_MEMORY)}{hint}")
+
+
+def _port(data_dir: Path, host: str, port: int) -> Finding:
+    if is_locked(data_dir):
+        state = read_run_state(data_dir)
+        return Finding("port", True, f"a house runs at {state.url if state else '?'}")
+    try:
+        check_port(host, port)
+    except ConfigError as error:
+        return Finding("port", True, f"{error.message}: give `up` another --port")
+    return Finding("port", True, f"{port} is free")
+
+
+def _cpu() -> Finding:
+    page_bytes, num_pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    return Finding(
+        "cpu", True, f"{os.cpu_count()} cores, {page_bytes * num_pages / GIB:.0f} GiB memory"
+    )
+
+
+def _gpu() -> Finding:
+    if (tool := shutil.which("nvidia-smi")) is None:
+        return Finding("gpu", True, "none: workers run on the CPU")
+    try:
+        listing = subprocess.run(
+            [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"],
+            capture_output=True, text=True, check=True, timeout=20,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("gpu", True, f"nvidia-smi fails: {error}")
+    return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
+
+
+def _free(path: Path) -> str:
+    return f"{shutil.disk_usage(path).free / GIB:.1f} GiB free"

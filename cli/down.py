@@ -1,0 +1,48 @@
+"""`symphony down`: stop the house of a data folder, whatever state it is in."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from cli.plan import SHARED_MEMORY
+from cli.runfile import is_locked, read_run_state, remove_run_state
+from cli.snapshot import is_alive
+from shared.errors import NotFound, SymphonyError
+
+STOP_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 5.0
+
+
+def down(data_dir: Path) -> None:
+    """Stop the supervisor, which stops its children; returns when everything is gone.
+
+    Raises:
+        NotFound: nothing runs there. What a killed house left behind is cleared away all the same.
+    """
+    state = read_run_state(data_dir)
+    if state is None or not is_locked(data_dir):
+        if state is not None:
+            shutil.rmtree(SHARED_MEMORY / f"symphony-{state.host_id}", ignore_errors=True)
+            remove_run_state(data_dir)
+        raise NotFound(f"nothing runs on {data_dir}")
+    os.kill(state.pid, signal.SIGTERM)
+    if not _gone(data_dir, STOP_TIMEOUT_S):
+        os.kill(state.pid, signal.SIGKILL)  # the kernel takes its children along
+    pids = [child.pid for child in state.services]
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while any(is_alive(pid) for pid in pids) or is_locked(data_dir):
+        if time.monotonic() >= deadline:
+            raise SymphonyError(f"some of {pids} are still running")
+        time.sleep(0.02)
+    remove_run_state(data_dir)
+
+
+def _gone(data_dir: Path, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while is_locked(data_dir):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,50 @@
+"""``python -m cli.health SERVICE``: exit 0 if this service is ready, for container health checks.
+
+Asks over NATS, as every service answers there; ``SYMPHONY_INSTANCE`` tells which instance is meant.
+"""
+
+import asyncio
+import sys
+
+from cli.reporting import complain, quiet_libraries
+from shared.bus import Bus
+from shared.config import ServiceConfig, load_config_or_exit
+from shared.errors import SymphonyError
+from shared.messages import Empty
+from shared.subjects import SERVICE_STATUS
+
+TIMEOUT_S = 2.0
+
+
+async def is_ready(config: ServiceConfig, service: str) -> bool:
+    """Whether the service of this name and `config.instance` says that it is ready.
+
+    Raises:
+        PeerUnavailable: NATS does not answer.
+    """
+    bus = await Bus.connect(config.nats_url, "health", timeout_s=TIMEOUT_S)
+    try:
+        replies = await bus.gather(SERVICE_STATUS, Empty(), timeout_s=TIMEOUT_S)
+    finally:
+        await bus.drain()
+    return any(
+        (reply.service, reply.instance, reply.state) == (service, config.instance, "ready")
+        for reply in replies
+    )
+
+
+def main() -> int:
+    """Exit status for the service named on the command line."""
+    quiet_libraries()
+    config = load_config_or_exit(ServiceConfig)
+    try:
+        if asyncio.run(is_ready(config, sys.argv[1])):
+            return 0
+        complain(f"{sys.argv[1]} is not ready")
+    except SymphonyError as error:
+        complain(error.message)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

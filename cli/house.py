@@ -1,0 +1,275 @@
+"""The supervisor: starts the children, watches them, and stops them in order, whatever happens."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+
+from cli.children import free_port, is_listening
+from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
+from cli.reporting import Reporter
+from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
+from cli.signals import StopRequested, StopSignals
+from cli.snapshot import look
+from cli.supervision import Effect, GiveUp, StartAt, Supervision
+from shared.errors import SymphonyError
+
+STOP_GRACE_S = 10.0
+STOP_POLL_S = 0.1
+READY_POLL_S = 0.1
+LISTEN_POLL_S = 0.02
+LISTEN_TIMEOUT_S = 20.0
+LOG_TAIL_BYTES = 16_384
+
+
+class HouseFailed(SymphonyError):
+    """A child does not stay alive, or the house was not ready in time."""
+
+
+def run_house(options: HouseOptions, reporter: Reporter) -> None:
+    """Run a house until a signal asks it to stop.
+
+    Raises:
+        ConfigError: it cannot start like this. Nothing is left running.
+        HouseFailed: it did not come up, or a child keeps dying. Nothing is left running.
+    """
+    check_data_dir(options.data_dir)
+    lock = take_lock(options.data_dir)
+    try:
+        check_port(options.host, options.port)
+        plan = plan_house(options, free_port(), free_port(), os.environ)
+        with StopSignals() as signals:
+            _live(House(options, plan, reporter, signals), reporter)
+    except OSError as error:  # the disk filled up, or there are no more processes
+        raise HouseFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
+    finally:
+        remove_run_state(options.data_dir)
+        os.close(lock)
+
+
+def _live(house: "House", reporter: Reporter) -> None:
+    try:
+        house.start()
+        house.wait_ready()
+        house.watch()
+    except StopRequested:
+        reporter.event("stopping")
+    finally:
+        house.stop()
+
+
+class House:
+    """The children of one house. Everything happens on the main thread, which the kernel's watch on
+    parents needs.
+    """
+
+    def __init__(
+        self, options: HouseOptions, plan: HousePlan, reporter: Reporter, signals: StopSignals
+    ) -> None:
+        self._signals = signals
+        self._options = options
+        self._plans = {child.name: child for child in (*plan.servers, *plan.services)}
+        self._plan = plan
+        self._reporter = reporter
+        self._supervision = Supervision(restart=options.restart)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._state = "starting"
+
+    def start(self) -> None:
+        """Start the servers, wait until they listen, start the services."""
+        self._write_down()
+        if self._plan.servers:
+            names = " and ".join(child.name for child in self._plan.servers)
+            self._reporter.progress(f"starting {names}")
+        for child in self._plan.servers:
+            self._start_child(child.name)
+        for child in self._plan.servers:
+            self._wait_listening(child)
+        self._reporter.progress(
+            f"starting {', '.join(child.name for child in self._plan.services)}"
+        )
+        for child in self._plan.services:
+            self._start_child(child.name)
+        self._write_down()
+
+    def wait_ready(self) -> None:
+        """Return when a turn can be served and every service stands."""
+        deadline = time.monotonic() + self._options.ready_timeout_s
+        while not self._is_ready():
+            if time.monotonic() >= deadline:
+                raise HouseFailed(
+                    f"not ready within {self._options.ready_timeout_s:g} s: "
+                    f"see {self._options.data_dir / 'logs'}"
+                )
+            self._watch_once(READY_POLL_S)
+        self._supervision.on_ready()
+        self._state = "ready"
+        self._write_down()
+        self._reporter.ready(self._options.url)
+
+    def watch(self) -> None:
+        """Restart what dies, until a signal comes or a child does not stay alive."""
+        while True:
+            self._watch_once(None)
+
+    def stop(self) -> None:
+        """Stop every child, those that depend on others first."""
+        if self._children:
+            self._state = "stopping"
+            self._write_down()
+        for stage in sorted({plan.stop_stage for plan in self._plans.values()}):
+            children = [
+                child
+                for name, child in self._children.items()
+                if self._plans[name].stop_stage == stage
+            ]
+            _stop_together(children, self._signals)
+        shutil.rmtree(self._options.arena_dir, ignore_errors=True)
+
+    def _watch_once(self, patience_s: float | None) -> None:
+        """Wait for a death, a restart that is due, or the end of `patience_s`; handle it."""
+        next_at_ns = self._supervision.next_at_ns()
+        if next_at_ns is not None:
+            due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
+            patience_s = due_s if patience_s is None else min(patience_s, due_s)
+        with _death_watch(self._children.values()) as files:
+            self._signals.wait(files, patience_s)
+        now_ns = time.monotonic_ns()
+        for name, child in list(self._children.items()):
+            if (code := child.poll()) is not None:
+                del self._children[name]
+                self._perform(name, code, self._supervision.on_exit(name, now_ns))
+        for name in self._supervision.due(now_ns):
+            self._start_child(name)
+            self._write_down()
+
+    def _perform(self, name: str, code: int, effects: list[Effect]) -> None:
+        what = f"{name} {_how_it_ended(code)}"
+        if not effects:
+            self._reporter.event(f"{what}; not restarted, as asked")
+            self._write_down()
+        for effect in effects:
+            match effect:
+                case StartAt():
+                    self._reporter.event(f"{what}; restarting it")
+                case GiveUp(_, num_deaths):
+                    times = f", {num_deaths} times in a row" if num_deaths > 1 else ""
+                    raise HouseFailed(f"{what}{times}: {self._last_words(name)}")
+
+    def _start_child(self, name: str) -> None:
+        self._signals.check()
+        self._children[name] = self._plans[name].start()
+        self._supervision.on_started(name, time.monotonic_ns())
+
+    def _wait_listening(self, child: ChildPlan) -> None:
+        assert child.port is not None
+        deadline = time.monotonic() + LISTEN_TIMEOUT_S
+        while not is_listening(child.port):
+            if time.monotonic() >= deadline:
+                raise HouseFailed(
+                    f"{child.name} does not listen on port {child.port}: "
+                    f"{self._last_words(child.name)}"
+                )
+            self._watch_once(LISTEN_POLL_S)
+
+    def _is_ready(self) -> bool:
+        if not _answers(f"{self._options.url}/{'health' if self._options.num_workers else 'ping'}"):
+            return False
+        run = self._run_state()
+        snapshot = look(run)
+        if snapshot is None or snapshot.num_ready_workers() < self._options.num_workers:
+            return False
+        services = [self._children.get(plan.name) for plan in self._plan.services]
+        return all(
+            child is not None and snapshot.states.get(child.pid) == "ready" for child in services
+        )
+
+    def _run_state(self) -> RunState:
+        return RunState(
+            pid=os.getpid(),
+            state=self._state,
+            url=self._options.url,
+            nats_url=self._plan.nats_url,
+            redis_url=self._plan.redis_url,
+            host_id=self._options.host_id,
+            num_workers=self._options.num_workers,
+            services=[
+                RunningService(name=name, pid=self._children[name].pid)
+                for name in self._plans
+                if name in self._children
+            ],
+        )
+
+    def _write_down(self) -> None:
+        write_run_state(self._options.data_dir, self._run_state())
+
+    def _last_words(self, name: str) -> str:
+        path = self._plans[name].log_path
+        return f"{last_line(path)} (log: {path})"
+
+
+def last_line(path: Path) -> str:
+    """The last thing a log says, in words: a JSON line's message, and its exception's last line."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return "it left no log"
+    text = next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
+    try:
+        record = json.loads(text)
+        message = str(record["message"])
+        exception = str(record.get("exception", "")).strip().split("\n")[-1]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text
+    return f"{message}: {exception}" if exception else message
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+@contextmanager
+def _death_watch(children: Iterable["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
+    """A file for each child, readable once that child has ended."""
+    files = []
+    try:
+        for child in children:
+            files.append(os.pidfd_open(child.pid))  # also of one that ended: not waited for yet
+        yield files
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _stop_together(children: Sequence["subprocess.Popen[bytes]"], signals: StopSignals) -> None:
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + STOP_GRACE_S
+    while living := [child for child in children if child.poll() is None]:
+        if signals.is_hurried or time.monotonic() >= deadline:
+            for child in living:
+                child.kill()
+                child.wait()
+            return
+        with _death_watch(living) as files:
+            select.select(files, [], [], STOP_POLL_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as response:
+            return bool(response.status == 200)
+    except (URLError, OSError):
+        return False

@@ -1,0 +1,191 @@
+"""The command line: arguments in, one call, exit code out."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.reporting import complain, out, quiet_libraries
+from cli.runfile import DEFAULT_DATA_DIR
+from shared.errors import SymphonyError
+
+app = typer.Typer(
+    name="symphony",
+    help="Serves many-turn chats and agents, on many fine-tuned models, from few GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir", envvar="SYMPHONY_DATA_DIR", help="Where everything that lasts is kept."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+@contextmanager
+def _errors_in_a_line() -> Iterator[None]:
+    """Expected failures as one line on stderr and exit status 1; Ctrl-C as status 130."""
+    try:
+        yield
+    except SymphonyError as error:
+        complain(error.message)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _folder(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+@app.callback()
+def _start() -> None:
+    quiet_libraries()
+
+
+@app.command()
+def up(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model folder or hub id; may be given several times."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, max=64, help="How many workers.")] = 1,
+    no_worker: Annotated[
+        bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
+    ] = False,
+    emulate: Annotated[
+        str | None, typer.Option(help="Emulate workers by this latency profile; needs no torch.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, envvar="SYMPHONY_HTTP_PORT", help="Port to listen on; 0: a free one."
+        ),
+    ] = 8080,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")] = False,
+    nats_url: Annotated[
+        str | None, typer.Option(envvar="SYMPHONY_NATS_URL", help="A NATS that runs already.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already.")
+    ] = None,
+    no_restart: Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")] = False,
+    ready_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="How long the start may take.")
+    ] = 900.0,
+) -> None:
+    """Start the whole house on this machine; Ctrl-C stops it."""
+    from cli.children import free_port
+    from cli.plan import HouseOptions, resolve_model
+    from cli.up import up as run_here
+    from cli.up import up_detached
+    from shared.profiles import load_profile
+
+    with _errors_in_a_line():
+        if emulate is not None:
+            load_profile(emulate)
+        options = HouseOptions(
+            data_dir=_folder(data_dir),
+            models=tuple(resolve_model(source) for source in model or ()),
+            num_workers=0 if no_worker else workers,
+            emulate=emulate,
+            host=host,
+            port=port or free_port(),
+            nats_url=nats_url,
+            redis_url=redis_url,
+            restart=not no_restart,
+            ready_timeout_s=ready_timeout_s,
+        )
+        (up_detached if detach else run_here)(options)
+
+
+@app.command()
+def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Stop the house."""
+    from cli.down import down as stop
+
+    with _errors_in_a_line():
+        stop(_folder(data_dir))
+        out.print("symphony: stopped")
+
+
+@app.command()
+def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+    """Say what runs, and how it is."""
+    from cli.runfile import running_house
+    from cli.snapshot import describe, look
+    from cli.status import render
+
+    with _errors_in_a_line():
+        run = running_house(_folder(data_dir))
+        report = describe(run, look(run))
+    if as_json:
+        print(json.dumps(report))
+    else:
+        out.print(render(report))
+
+
+@app.command()
+def chat(
+    model: Annotated[str | None, typer.Option(help="Model to talk to.")] = None,
+    session: Annotated[str | None, typer.Option(help="Session to go on with.")] = None,
+    url: Annotated[str | None, typer.Option(help="Frontend of a house elsewhere.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="SYMPHONY_API_KEY", help="Its API key.")] = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Chat in the terminal."""
+    from cli.chat import chat as talk
+    from cli.runfile import running_house
+
+    with _errors_in_a_line():
+        talk(url or running_house(_folder(data_dir)).url, model, session, api_key)
+
+
+@app.command()
+def doctor(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+    """Say what is installed, and what would keep the house from starting."""
+    from cli.doctor import examine, show
+
+    findings = examine(_folder(data_dir))
+    show(findings, as_json=as_json)
+    raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
+
+
+@app.command(context_settings=PASS_ON)
+def test(context: typer.Context) -> None:
+    """Check style, types and behaviour. With arguments: run pytest alone, with them."""
+    from cli.checks import run_checks
+
+    with _errors_in_a_line():
+        raise typer.Exit(run_checks(context.args))
+
+
+@app.command(context_settings=PASS_ON)
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which one; `list` lists them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure. Options after NAME go to the benchmark."""
+    from cli.bench import run_bench
+
+    with _errors_in_a_line():
+        run_bench(name, context.args, as_json=as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

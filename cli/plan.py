@@ -1,0 +1,218 @@
+"""What a house consists of: its options, checked, and the children they call for."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+
+from cli.children import start_child, start_nats, start_redis
+from shared.config import default_host_id
+from shared.errors import ConfigError
+from shared.ids import HostId
+
+ROOT = Path(__file__).resolve().parent.parent
+FREE_BYTES_MIN = 64 * 1024**2
+PROBE_BYTES = 4096
+SHARED_MEMORY = Path("/dev/shm")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HouseOptions:
+    """What `symphony up` was asked for.
+
+    Attributes:
+        models: folders (absolute) and hub ids; none: the bundled demo model.
+        emulate: latency profile of emulated workers; None: real ones.
+        nats_url, redis_url: running servers to use; None: start our own.
+        restart: whether a child that dies is started again.
+        ready_timeout_s: how long the start may take.
+    """
+
+    data_dir: Path
+    models: tuple[str, ...] = ()
+    num_workers: int = 1
+    emulate: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    nats_url: str | None = None
+    redis_url: str | None = None
+    restart: bool = True
+    ready_timeout_s: float = 900.0
+
+    @property
+    def url(self) -> str:
+        """Where to reach the frontend from this machine."""
+        address = _ANY_ADDRESS.get(self.host, self.host)
+        return (
+            f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
+        )
+
+    @property
+    def host_id(self) -> HostId:
+        """Names this house's KV; the same at every start on this data folder, and no other's."""
+        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
+        return HostId(f"{default_host_id()[:48]}-{digest}")
+
+    @property
+    def arena_dir(self) -> Path:
+        """Shared memory of this house."""
+        return SHARED_MEMORY / f"symphony-{self.host_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One process of the house.
+
+    Attributes:
+        stop_stage: children stop in the order of their stages, those of one stage together.
+        port: loopback port that it listens on once it is up, if others wait for that.
+    """
+
+    name: str
+    stop_stage: int
+    log_path: Path
+    start: Callable[[], "Popen[bytes]"] = field(repr=False)
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HousePlan:
+    """Every process of a house, in the order they start."""
+
+    nats_url: str
+    redis_url: str
+    servers: list[ChildPlan]
+    services: list[ChildPlan]
+
+
+def check_data_dir(data_dir: Path) -> None:
+    """Make the folder unless it is there, and see that there is room in it.
+
+    Raises:
+        ConfigError: it cannot be made or written to, or the disk is full.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=data_dir) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+        free_bytes = shutil.disk_usage(data_dir).free
+    except OSError as error:
+        raise ConfigError(f"--data-dir {data_dir}: {error.strerror}") from None
+    if free_bytes < FREE_BYTES_MIN:
+        raise ConfigError(
+            f"--data-dir {data_dir}: the disk is full ({free_bytes // 1024**2} MiB free, "
+            f"{FREE_BYTES_MIN // 1024**2} MiB needed)"
+        )
+
+
+def check_port(host: str, port: int) -> None:
+    """See that the frontend will be able to listen.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def resolve_model(source: str) -> str:
+    """An absolute path for a model's folder; a hub id as it is.
+
+    Raises:
+        ConfigError: neither, or a folder without a model.
+    """
+    if not source:
+        raise ConfigError("--model: no such folder: the name is empty")
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"--model {source}: the folder holds no config.json")
+        return str(folder.resolve())
+    if folder.exists():
+        raise ConfigError(f"--model {source}: a file; give the folder that holds config.json")
+    if source.startswith((".", "~")) or not _HUB_ID.fullmatch(source):
+        raise ConfigError(f"--model {source}: no such folder")
+    return source
+
+
+def plan_house(
+    options: HouseOptions, nats_port: int, redis_port: int, environment: Mapping[str, str]
+) -> HousePlan:
+    """The children that `options` call for, on these ports, in this environment."""
+    data_dir, logs = options.data_dir, options.data_dir / "logs"
+    servers = []
+    nats_url, redis_url = options.nats_url, options.redis_url
+    if nats_url is None:
+        nats_url = f"nats://127.0.0.1:{nats_port}"
+        log = logs / "nats.log"
+
+        def nats() -> "Popen[bytes]":
+            return start_nats(nats_port, data_dir / "nats", log_path=logs / "nats.log")
+
+        servers.append(ChildPlan("nats", 5, log, nats, nats_port))
+    if redis_url is None:
+        redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        log = logs / "redis.log"
+
+        def redis() -> "Popen[bytes]":
+            return start_redis(redis_port, data_dir / "redis", log_path=logs / "redis.log")
+
+        servers.append(ChildPlan("redis", 5, log, redis, redis_port))
+    common = {
+        **environment,
+        "SYMPHONY_NATS_URL": nats_url,
+        "SYMPHONY_REDIS_URL": redis_url,
+        "SYMPHONY_HOST_ID": options.host_id,
+        "SYMPHONY_INSTANCE": "0",
+        "SYMPHONY_DATA_DIR": str(data_dir),
+        "SYMPHONY_ARENA_DIR": str(options.arena_dir),
+        "SYMPHONY_METRICS_PORT": "0",  # one port cannot serve them all
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return HousePlan(nats_url, redis_url, servers, _services(options, common, logs))
+
+
+def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:
+    worker = {"SYMPHONY_EMULATE": options.emulate or ""}
+    if options.models:
+        worker["SYMPHONY_MODELS"] = json.dumps(options.models)
+    frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
+    wanted: list[tuple[str, str, int, dict[str, str]]] = [
+        ("kvstore", "kvstore", 4, {}),
+        ("scheduler", "scheduler", 2, {}),
+        ("tracker", "tracker", 1, {}),
+        *(
+            (f"worker-{i}", "worker", 3, {**worker, "SYMPHONY_INSTANCE": str(i)})
+            for i in range(options.num_workers)
+        ),
+        ("frontend", "frontend", 0, frontend),
+    ]
+    return [
+        _service(name, module, stage, {**common, **extra}, logs / f"{name}.log")
+        for name, module, stage, extra in wanted
+    ]
+
+
+def _service(
+    name: str, module: str, stage: int, env: Mapping[str, str], log_path: Path
+) -> ChildPlan:
+    # -P: the folder the user stands in is no place to import from.
+    command = [sys.executable, "-P", "-m", f"services.{module}"]
+    return ChildPlan(
+        name, stage, log_path, lambda: start_child(command, log_path=log_path, env=env)
+    )

@@ -1,0 +1,112 @@
+"""How a house tells its user what it does: on the terminal, or up a pipe to the command that
+detached it.
+"""
+
+import json
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from cli.runfile import DEFAULT_DATA_DIR
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def quiet_libraries() -> None:
+    """Keep what libraries log off the terminal: commands say in their own words what matters."""
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
+def complain(message: str) -> None:
+    """One line on stderr, in the form every command uses."""
+    print(f"symphony: {message}", file=sys.stderr)
+
+
+class Reporter(Protocol):
+    """What the supervisor has to say."""
+
+    def progress(self, text: str) -> None:
+        """A step of the start."""
+        ...
+
+    def ready(self, url: str) -> None:
+        """A turn can be served."""
+        ...
+
+    def event(self, text: str) -> None:
+        """Something happened in the running house."""
+        ...
+
+
+class TerminalReporter:
+    """To the user who waits in front of it."""
+
+    def __init__(self, data_dir: Path, goodbye: str) -> None:
+        self._data_dir = data_dir
+        self._goodbye = goodbye  # how to stop it
+
+    def progress(self, text: str) -> None:
+        out.print(f"[dim]symphony:[/dim] {text}")
+
+    def ready(self, url: str) -> None:
+        out.print(welcome(url, self._data_dir))
+        out.print(f"[dim]{self._goodbye} stops everything.[/dim]")
+
+    def event(self, text: str) -> None:
+        complain(text)
+
+
+class PipeReporter:
+    """To the `up --detach` that waits for us, one JSON object a line, and then to our own log."""
+
+    def __init__(self, file_number: int) -> None:
+        self._file_number: int | None = file_number
+
+    def progress(self, text: str) -> None:
+        self._send({"progress": text})
+
+    def ready(self, url: str) -> None:
+        self._send({"ready": url})
+        self._close()
+
+    def failed(self, message: str) -> None:
+        """The house did not come up."""
+        complain(message)
+        self._send({"failed": message})
+        self._close()
+
+    def event(self, text: str) -> None:
+        complain(text)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._file_number is not None:
+            with suppress(BrokenPipeError):  # whoever detached us has gone: we go on without
+                os.write(self._file_number, json.dumps(message).encode() + b"\n")
+
+    def _close(self) -> None:
+        if self._file_number is not None:
+            os.close(self._file_number)
+            self._file_number = None
+
+
+def for_data_dir(command: str, data_dir: Path) -> str:
+    """A command line of ours for this data folder."""
+    is_default = data_dir == DEFAULT_DATA_DIR.expanduser().resolve()
+    return f"./symphony {command}" + ("" if is_default else f" --data-dir {data_dir}")
+
+
+def welcome(url: str, data_dir: Path) -> str:
+    """What to do with a house that is up."""
+    return (
+        f"\n[bold green]Symphony is up:[/bold green] [bold]{url}[/bold]\n\n"
+        f"  chat in a browser     {url}/\n"
+        f"  chat in a terminal    {for_data_dir('chat', data_dir)}\n"
+        f'  from a program        OpenAI(base_url="{url}/v1", api_key="none")\n'
+        f"  what is running       {for_data_dir('status', data_dir)}\n"
+    )

@@ -1,0 +1,122 @@
+"""What a running house leaves in its data folder for `down`, `status` and `chat` to find.
+
+``run.lock`` is held locked by the supervisor for as long as it lives, so the kernel tells whether a
+house runs; ``run.json`` says where it is and is replaced as a whole.
+"""
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import ConfigError, NotFound
+
+LOCK_PATIENCE_S = 1.0
+DEFAULT_DATA_DIR = Path("~/.symphony")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningService:
+    """One child of the house."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A house as its supervisor last wrote it down.
+
+    Attributes:
+        pid: the supervisor's.
+        state: ``starting``, ``ready`` or ``stopping``.
+        num_workers: how many it was told to run.
+    """
+
+    pid: int
+    state: str
+    url: str
+    nats_url: str
+    redis_url: str
+    host_id: str
+    num_workers: int
+    services: list[RunningService]
+
+
+_ADAPTER = TypeAdapter(RunState)
+
+
+def write_run_state(data_dir: Path, state: RunState) -> None:
+    """Replace ``run.json``; a reader sees the old one or the new one."""
+    path = data_dir / "run.json"
+    temporary = path.with_suffix(".json.new")
+    temporary.write_bytes(_ADAPTER.dump_json(state, indent=2) + b"\n")
+    temporary.rename(path)
+
+
+def read_run_state(data_dir: Path) -> RunState | None:
+    """What the last supervisor wrote, or None when there is nothing of this release."""
+    try:
+        return _ADAPTER.validate_json((data_dir / "run.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def remove_run_state(data_dir: Path) -> None:
+    """The house has stopped."""
+    (data_dir / "run.json").unlink(missing_ok=True)
+
+
+def running_house(data_dir: Path) -> RunState:
+    """The house that runs on `data_dir`.
+
+    Raises:
+        NotFound: none does.
+    """
+    state = read_run_state(data_dir)
+    if state is None or not is_locked(data_dir):
+        raise NotFound(f"nothing runs on {data_dir}: start it with `symphony up`")
+    return state
+
+
+def is_locked(data_dir: Path) -> bool:
+    """Whether a supervisor lives on `data_dir`."""
+    try:
+        file_number = os.open(data_dir / "run.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file_number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file_number)
+    return False
+
+
+def take_lock(data_dir: Path) -> int:
+    """Become the supervisor of `data_dir` until the returned file is closed or the process ends.
+
+    Raises:
+        ConfigError: another house runs on it.
+    """
+    file_number = os.open(data_dir / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_PATIENCE_S  # a look by `status` holds it for an instant
+    while True:
+        try:
+            fcntl.flock(file_number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file_number
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+    os.close(file_number)
+    state = read_run_state(data_dir)
+    where = "" if state is None else f" at {state.url} (pid {state.pid})"
+    raise ConfigError(
+        f"a house already runs on {data_dir}{where}: stop it with `symphony down`, "
+        "or give this one another --data-dir"
+    )

@@ -1,0 +1,131 @@
+"""Asks a running house how it is."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.runfile import RunState
+from shared.bus import Bus
+from shared.errors import PeerUnavailable, SymphonyError
+from shared.messages import Empty, KvStats, SchedulerStatus, ServiceStatus
+from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
+
+ANSWER_TIMEOUT_S = 1.0
+CONNECT_TIMEOUT_S = 2.0
+HOSTS_MAX = 1024
+SERVERS = ("nats", "redis")  # they answer no status call: running is all there is to know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Answers of a house at one moment.
+
+    Attributes:
+        states: by pid, what each service says of itself.
+        scheduler: None while nobody answers.
+        stores: one a host.
+    """
+
+    states: dict[int, str]
+    scheduler: SchedulerStatus | None
+    stores: list[KvStats]
+
+    def num_ready_workers(self) -> int:
+        """Workers that the scheduler would place a turn on."""
+        workers = self.scheduler.workers if self.scheduler else []
+        return sum(worker.state == "ready" for worker in workers)
+
+
+async def take_snapshot(run: RunState) -> Snapshot:
+    """Ask everyone at once. What does not answer in time is missing from the answer.
+
+    Raises:
+        PeerUnavailable: NATS itself cannot be reached.
+    """
+    bus = await Bus.connect(run.nats_url, "cli", timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        num_services = sum(child.name not in SERVERS for child in run.services)
+        # Our own NATS reaches one kvstore, ours; on a shared one there may be more: wait for them.
+        num_stores = 1 if any(child.name == "nats" for child in run.services) else HOSTS_MAX
+        services, scheduler, stores = await asyncio.gather(
+            bus.gather(SERVICE_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_services),
+            _scheduler(bus),
+            bus.gather(KV_STATS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_stores),
+        )
+    finally:
+        await bus.drain()
+    return Snapshot(states=_states(services), scheduler=scheduler, stores=stores)
+
+
+def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
+    """The object that ``status --json`` prints."""
+    states = snapshot.states if snapshot else {}
+    workers = snapshot.scheduler.workers if snapshot and snapshot.scheduler else []
+    stores = snapshot.stores if snapshot else []
+    return {
+        "url": run.url,
+        "state": run.state,
+        "services": [
+            {
+                "name": child.name,
+                "pid": child.pid,
+                "state": _process_state(child.name, child.pid, states),
+            }
+            for child in run.services
+        ],
+        "workers": [asdict(worker) for worker in workers],
+        "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
+        "tiers": {
+            "gpu": {
+                "pages": sum(worker.num_pages for worker in workers),
+                "pages_free": sum(worker.num_pages_free for worker in workers),
+                "pages_clean": sum(worker.num_pages_clean for worker in workers),
+                "pages_dirty": sum(worker.num_pages_dirty for worker in workers),
+            },
+            "arena": {
+                "pages": sum(store.arena_pages for store in stores),
+                "pages_used": sum(store.arena_pages_used for store in stores),
+                "bytes": sum(store.arena_bytes for store in stores),
+                "bytes_used": sum(store.arena_bytes_used for store in stores),
+            },
+            "disk": {
+                "blocks": sum(store.disk_blocks for store in stores),
+                "bytes": sum(store.disk_bytes for store in stores),
+            },
+        },
+    }
+
+
+async def _scheduler(bus: Bus) -> SchedulerStatus | None:
+    try:
+        return await bus.request(SCHEDULER_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S)
+    except PeerUnavailable:
+        return None
+
+
+def look(run: RunState) -> Snapshot | None:
+    """`take_snapshot` for synchronous callers; None when the house cannot be asked now."""
+    try:
+        return asyncio.run(take_snapshot(run))
+    except SymphonyError:
+        return None
+
+
+def _states(services: list[ServiceStatus]) -> dict[int, str]:
+    return {service.pid: service.state for service in services}
+
+
+def _process_state(name: str, pid: int, states: dict[int, str]) -> str:
+    if not is_alive(pid):
+        return "dead"
+    return "running" if name in SERVERS else states.get(pid, "starting")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id runs. One that has ended but was not yet waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,51 @@
+"""`symphony status`, for people."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+MIB = 1024**2
+
+
+def render(status: dict[str, Any]) -> RenderableType:
+    """The object of ``status --json`` as tables."""
+    services = Table(title=status["url"], title_justify="left", box=None, pad_edge=False)
+    for column in ("service", "pid", "state"):
+        services.add_column(column)
+    for service in status["services"]:
+        colour = "green" if service["state"] in ("ready", "running") else "yellow"
+        services.add_row(
+            service["name"], str(service["pid"]), f"[{colour}]{service['state']}[/{colour}]"
+        )
+    parts: list[RenderableType] = [services]
+    if status["workers"]:
+        parts += ["", _workers(status["workers"])]
+    parts += ["", _tiers(status)]
+    return Group(*parts)
+
+
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("worker", "state", "models", "turns", "expected", "pages used"):
+        table.add_column(column)
+    for worker in workers:
+        used = worker["num_pages"] - worker["num_pages_free"]
+        table.add_row(
+            worker["worker_id"],
+            worker["state"],
+            ", ".join(worker["models"]),
+            str(worker["num_turns"]),
+            str(worker["num_reservations"]),
+            f"{used:,} of {worker['num_pages']:,}",
+        )
+    return table
+
+
+def _tiers(status: dict[str, Any]) -> str:
+    arena, disk = status["tiers"]["arena"], status["tiers"]["disk"]
+    return (
+        f"{status['sessions']} sessions · "
+        f"arena {arena['bytes_used'] / MIB:,.0f} of {arena['bytes'] / MIB:,.0f} MiB · "
+        f"disk {disk['bytes'] / MIB:,.0f} MiB in {disk['blocks']:,} blocks"
+    )

@@ -1,0 +1,113 @@
+"""`symphony up`: in front of the user, or behind them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from cli.house import run_house
+from cli.plan import ROOT, HouseOptions, check_data_dir
+from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
+from cli.signals import StopRequested, StopSignals
+from shared.errors import ConfigError, SymphonyError
+
+_OPTIONS = TypeAdapter(HouseOptions)
+
+
+def up(options: HouseOptions) -> None:
+    """Run the house here until Ctrl-C.
+
+    Raises:
+        SymphonyError: it did not come up or did not stay up; nothing is left running.
+    """
+    run_house(options, TerminalReporter(options.data_dir, "Ctrl-C"))
+
+
+def up_detached(options: HouseOptions) -> None:
+    """Start a supervisor of its own session, and return once the house is ready.
+
+    Raises:
+        SymphonyError: it did not come up; nothing is left running.
+    """
+    check_data_dir(options.data_dir)
+    log_path = options.data_dir / "logs" / "supervisor.log"
+    log_path.parent.mkdir(exist_ok=True)
+    reading, writing = os.pipe()
+    with log_path.open("ab") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli.up", str(writing)],
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+    os.close(writing)
+    terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
+    assert supervisor.stdin is not None
+    supervisor.stdin.write(_OPTIONS.dump_json(options))
+    supervisor.stdin.close()
+    with StopSignals() as signals:
+        try:
+            for report in _reports(reading, signals):
+                if _hear(report, terminal):
+                    return
+        except StopRequested:
+            supervisor.terminate()
+            supervisor.wait()
+            raise KeyboardInterrupt from None
+        finally:
+            os.close(reading)
+    supervisor.wait()
+    raise ConfigError(f"the supervisor ended before the house was ready: see {log_path}")
+
+
+def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:
+    """What the supervisor sends, until it closes the pipe."""
+    buffer = b""
+    while True:
+        signals.wait([pipe], None)
+        data = os.read(pipe, 65_536)
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
+    """Pass a report of the supervisor on; True when the house is ready."""
+    match report:
+        case {"progress": text}:
+            terminal.progress(text)
+        case {"failed": message}:
+            raise SymphonyError(message)
+        case {"ready": url}:
+            terminal.ready(url)
+            return True
+    return False
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def _main() -> int:
+    """``python -m cli.up FILE_NUMBER``: the detached supervisor; options on stdin."""
+    quiet_libraries()
+    reporter = PipeReporter(int(sys.argv[1]))
+    os.set_inheritable(int(sys.argv[1]), False)
+    try:
+        run_house(_OPTIONS.validate_json(sys.stdin.buffer.read()), reporter)
+    except SymphonyError as error:
+        reporter.failed(error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

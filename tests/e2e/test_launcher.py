@@ -1,0 +1,208 @@
+"""`symphony up`, `status`, `down` and what may go wrong with them, on emulated workers."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.bootstrap import STAMP, project_digest
+from cli.children import free_port
+from cli.plan import ROOT
+from cli.runfile import read_run_state
+from tests.e2e.house import House, command, environment, processes_of, symphony, wait_until
+
+CHILDREN = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("symphony: "), done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -> None:
+    with House(tmp_path / "data", emulate="zero") as house:
+        report = house.status()
+        assert report["url"] == house.url
+        assert [child["name"] for child in report["services"]] == CHILDREN
+        assert {child["state"] for child in report["services"]} == {"ready", "running"}
+        assert [worker["state"] for worker in report["workers"]] == ["ready"]
+        assert report["sessions"] == 0
+        assert set(report["tiers"]) == {"gpu", "arena", "disk"}
+
+        reply = httpx.post(
+            f"{house.url}/v1/chat/completions",
+            json={"model": "zero", "messages": [{"role": "user", "content": "hello"}]},
+            timeout=30,
+        )
+        assert reply.status_code == 200
+        assert reply.json()["choices"][0]["message"]["content"]
+
+        chat = subprocess.run(
+            command("chat", "--data-dir", str(house.data_dir)),
+            env=environment(),
+            input="hello\n/exit\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert chat.returncode == 0, chat.stderr
+        assert "prompt tokens" in chat.stdout
+
+        second = symphony("up", "--data-dir", str(house.data_dir), "--port", "0")
+        assert_one_line(second, "already runs", house.url)
+
+        for name in ("tracker", "redis"):
+            house.wait_restarted(name, house.kill(name))
+        house.wait_healthy()
+        arena = [path for path in Path("/dev/shm").iterdir() if path.name.endswith(_host_id(house))]
+        assert len(arena) == 1
+    assert house.process.returncode == 0
+    assert not arena[0].exists()
+    assert_one_line(symphony("status", "--data-dir", str(house.data_dir)), "nothing runs")
+
+
+def test_launcher_killed_leaves_nothing_and_starts_again(tmp_path: Path) -> None:
+    house = House(tmp_path / "data", emulate="zero")
+    house.start()
+    house.process.kill()
+    house.process.wait()
+    house.assert_gone()
+    assert_one_line(symphony("status", "--data-dir", str(house.data_dir)), "nothing runs")
+    with house:
+        assert house.status()["state"] == "ready"
+
+
+def test_detached_house_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    up = symphony(
+        "up", "--detach", "--emulate", "zero", "--workers", "2", "--port", str(free_port()),
+        "--data-dir", str(data_dir),
+    )  # fmt: skip
+    try:
+        assert up.returncode == 0, up.stderr
+        status = symphony("status", "--json", "--data-dir", str(data_dir))
+        report = json.loads(status.stdout)
+        assert report["url"] in up.stdout
+        assert len(report["workers"]) == 2
+        assert httpx.get(f"{report['url']}/health").status_code == 200
+    finally:
+        down = symphony("down", "--data-dir", str(data_dir))
+    assert down.returncode == 0, down.stderr
+    assert not processes_of(data_dir)
+    assert_one_line(symphony("down", "--data-dir", str(data_dir)), "nothing runs")
+
+
+def test_sigterm_during_the_start_stops_everything(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with subprocess.Popen(
+        command("up", "--emulate", "zero", "--port", "0", "--data-dir", str(data_dir)),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        wait_until((data_dir / "logs" / "kvstore.log").exists, "the services are starting")
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(30) == 0
+    assert not processes_of(data_dir)
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_port_in_use(tmp_path: Path, detach: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = symphony(
+            "up", *detach, "--emulate", "zero", "--port", port, "--data-dir", str(tmp_path / "data")
+        )
+    assert_one_line(done, port, "in use")
+    assert not processes_of(tmp_path)
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    done = symphony("up", "--model", str(tmp_path / "none"), "--data-dir", str(tmp_path / "data"))
+    assert_one_line(done, "no such folder", str(tmp_path / "none"))
+
+
+def test_a_service_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
+    done = symphony(
+        "up", "--detach", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "data"),
+        env={"SYMPHONY_SCHEDULER_POLICY": "nonsense"},
+    )  # fmt: skip
+    assert done.stdout.startswith("symphony: starting")
+    assert_one_line(done, "scheduler", "SYMPHONY_SCHEDULER_POLICY", "nonsense")
+    assert not processes_of(tmp_path)
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    data_dir = tmp_path / "small"
+    data_dir.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(data_dir)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        done = symphony("up", "--emulate", "zero", "--port", "0", "--data-dir", str(data_dir))
+    finally:
+        subprocess.run(["umount", str(data_dir)], check=True)
+    assert_one_line(done, "disk is full", str(data_dir))
+
+
+def test_data_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = symphony("up", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "file"))
+    assert_one_line(done, str(tmp_path / "file"))
+
+
+def test_unknown_profile_and_unknown_benchmark(tmp_path: Path) -> None:
+    assert_one_line(symphony("up", "--emulate", "nonsense"), "nonsense", "a100-llama3-8b")
+    assert_one_line(symphony("bench", "nonsense"), "nonsense", "resume")
+
+
+def test_script_becomes_the_command_when_everything_is_installed(tmp_path: Path) -> None:
+    bin_folder = tmp_path / "venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    python = bin_folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    stamp = {"digest": project_digest(), "extras": ["loadtest", "worker"]}
+    (tmp_path / "venv" / STAMP).write_text(json.dumps(stamp))
+    with subprocess.Popen(
+        [str(ROOT / "symphony"), "bench", "nonsense"],
+        env=environment({"SYMPHONY_VENV": str(tmp_path / "venv")}),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as script:
+        _, errors = script.communicate(timeout=60)
+    assert script.returncode == 1
+    assert errors.startswith("symphony: no benchmark 'nonsense'")
+
+
+def test_script_without_a_python(tmp_path: Path) -> None:
+    for tool in ("dirname", "readlink"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "symphony"), "status"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert_one_line(done, "Python 3.11")
+
+
+def _host_id(house: House) -> str:
+    state = read_run_state(house.data_dir)
+    assert state is not None
+    return state.host_id
