@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 
+# Up to this many queries, two plain products are faster than torch's blocked attention with a mask.
+MATMUL_UP_TO_QUERIES = 128
+
 
 def paged_attention_gather(
     query: torch.Tensor,
@@ -25,7 +28,7 @@ def paged_attention_gather(
         pool: ``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``.
         out: like `query`; only the rows of `seqs` are written.
     """
-    _, _, num_kv_heads, block_tokens, head_dim = pool.shape
+    num_kv_heads, block_tokens = pool.shape[2:4]
     enable_gqa = num_kv_heads != query.shape[1]
     for seq in seqs:
         first, last = batch.query_starts[seq], batch.query_starts[seq + 1]
@@ -35,18 +38,31 @@ def paged_attention_gather(
             begin = max(0, context - num_new - shape.window + 1) // block_tokens * block_tokens
         num_blocks = (context + block_tokens - 1) // block_tokens
         pages = batch.page_tables[layer, seq, begin // block_tokens : num_blocks]
-        kv = pool[pages]  # [blocks, 2, kv heads, block tokens, head dim]
-        kv = kv.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)
+        kv = _in_sequence(pool, pages)
         kv = kv[:, :, : context - begin]
         q = query[first:last].transpose(0, 1)
         if num_new == context and not shape.softcap and not _windowed(shape, context):
             attended = F.scaled_dot_product_attention(
                 q[None], kv[0][None], kv[1][None],
                 is_causal=True, scale=shape.scale, enable_gqa=enable_gqa,
-            )  # fmt: skip
+            )[0]  # fmt: skip
         else:
-            attended = _masked(q, kv, begin, context, shape, enable_gqa)
-        out[first:last] = attended[0].transpose(0, 1)
+            attended = _masked(q, kv, begin, context, shape)
+        out[first:last] = attended.transpose(0, 1)
+
+
+def _in_sequence(pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Keys and values of a sequence's pages as ``[2, kv heads, tokens, head_dim]``."""
+    _, _, num_kv_heads, block_tokens, head_dim = pool.shape
+    if pool.device.type != "cpu":
+        gathered = pool[pages].permute(1, 2, 0, 3, 4)
+        return gathered.reshape(2, num_kv_heads, -1, head_dim)
+    # Indexing and reordering would copy twice; on a CPU, one copy a page is faster.
+    shape = (2, num_kv_heads, len(pages), block_tokens, head_dim)
+    kv = torch.empty(shape, dtype=pool.dtype)
+    for index, page in enumerate(pages.tolist()):
+        kv[:, :, index] = pool[page]
+    return kv.view(2, num_kv_heads, -1, head_dim)
 
 
 def _windowed(shape: AttentionShape, context: int) -> bool:
@@ -54,30 +70,28 @@ def _windowed(shape: AttentionShape, context: int) -> bool:
 
 
 def _masked(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    begin: int,
-    context: int,
-    shape: AttentionShape,
-    enable_gqa: bool,
+    q: torch.Tensor, kv: torch.Tensor, begin: int, context: int, shape: AttentionShape
 ) -> torch.Tensor:
-    """Attention of the last ``q.shape[1]`` positions over ``begin .. context``; [1, H, n, D]."""
-    num_new = q.shape[1]
+    """Attention of the last ``q.shape[1]`` positions over ``begin .. context``; [H, n, D]."""
+    num_heads, num_new, head_dim = q.shape
     query_at = torch.arange(context - num_new, context, device=q.device)[:, None]
     key_at = torch.arange(begin, context, device=q.device)[None]
     seen = key_at <= query_at
     if shape.window:
         seen &= query_at - key_at < shape.window
-    if not shape.softcap:
+    if not shape.softcap and num_new > MATMUL_UP_TO_QUERIES:
         return F.scaled_dot_product_attention(
             q[None], kv[0][None], kv[1][None],
-            attn_mask=seen, scale=shape.scale, enable_gqa=enable_gqa,
-        )  # fmt: skip
-    keys, values = kv[0], kv[1]
-    if enable_gqa:
-        group = q.shape[0] // keys.shape[0]
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = (q.float() @ keys.float().transpose(1, 2)) * shape.scale
-    scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    return (weights @ values.float())[None].to(q.dtype)
+            attn_mask=seen, scale=shape.scale, enable_gqa=num_heads != kv.shape[1],
+        )[0]  # fmt: skip
+    # The queries of all heads that share a KV head are rows of one product.
+    rows = q.reshape(kv.shape[1], -1, head_dim)
+    if shape.softcap:
+        rows, kv = rows.float(), kv.float()
+    scores = torch.bmm(rows * shape.scale, kv[0].transpose(1, 2))
+    if shape.softcap:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    scores = scores.view(kv.shape[1], -1, num_new, context - begin)
+    weights = scores.float().masked_fill(~seen, float("-inf")).softmax(-1).to(kv.dtype)
+    attended = torch.bmm(weights.view(kv.shape[1], -1, context - begin), kv[1])
+    return attended.view(num_heads, num_new, head_dim).to(q.dtype)

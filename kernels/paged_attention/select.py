@@ -12,7 +12,7 @@ except ImportError:  # numba is optional: the gathering implementation does ever
 
 # From this many new queries on, gathering the history once and multiplying blocks beats streaming
 # it per query: the work is bound by arithmetic, not by memory.
-GATHER_FROM_QUERIES = 32
+GATHER_FROM_QUERIES = 16
 
 
 def paged_attention(

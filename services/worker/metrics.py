@@ -1,5 +1,7 @@
 """What a worker tells Prometheus."""
 
+from prometheus_client import Counter
+
 from services.worker.core.effects import StepPlan, StepResult
 from services.worker.core.engine import EngineCore
 from shared.metrics import counter, gauge
@@ -8,12 +10,14 @@ RUNNING = gauge("num_requests_running", "Turns in the batch", ["model"])
 WAITING = gauge("num_requests_waiting", "Turns that wait for pages or a place", ["model"])
 KV_USAGE = gauge("kv_cache_usage_perc", "Share of pool pages that hold KV", ["model"])
 KV_PAGES = gauge("kv_pages", "Pool pages by state", ["model", "state"])
-PREFIX_QUERIES = gauge("prefix_cache_queries_total", "Prompt blocks looked up", ["model"])
-PREFIX_HITS = gauge("prefix_cache_hits_total", "Prompt blocks that were not computed", ["model"])
-PREEMPTIONS = gauge("num_preemptions_total", "Turns that gave their pages up", ["model"])
-LOAD_FAILURES = gauge("kv_load_failures_total", "Pages that did not come up", ["model"])
+PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt blocks looked up", ["model"])
+PREFIX_HITS = counter("prefix_cache_hits", "Prompt blocks that were not computed", ["model"])
+PREEMPTIONS = counter("num_preemptions", "Turns that gave their pages up", ["model"])
+LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
+
+_reported: dict[tuple[Counter, str], int] = {}  # the core's totals at the last report
 
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
@@ -37,7 +41,12 @@ def report(model_id: str, core: EngineCore) -> None:
     KV_PAGES.labels(model_id, "active_or_dirty").set(
         pool.num_pages - pool.num_free - pool.num_clean
     )
-    PREFIX_QUERIES.labels(model_id).set(core.num_prefix_queries)
-    PREFIX_HITS.labels(model_id).set(core.num_prefix_hits)
-    PREEMPTIONS.labels(model_id).set(core.num_preemptions)
-    LOAD_FAILURES.labels(model_id).set(core.num_load_failures)
+    for metric, total in (
+        (PREFIX_QUERIES, core.num_prefix_queries),
+        (PREFIX_HITS, core.num_prefix_hits),
+        (PREEMPTIONS, core.num_preemptions),
+        (LOAD_FAILURES, core.num_load_failures),
+    ):
+        before = _reported.get((metric, model_id), 0)
+        metric.labels(model_id).inc(total - before)
+        _reported[metric, model_id] = total

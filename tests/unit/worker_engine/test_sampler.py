@@ -1,0 +1,115 @@
+"""Choosing tokens: each parameter by what it must do to the distribution."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.core.turn import Turn
+from services.worker.engine.sampler import sample, token_logprobs, uniform
+from shared.blocks import BlockKey
+from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
+from shared.messages import SamplingParams
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
+NO_END: frozenset[int] = frozenset()
+
+
+def turn(tokens: list[int] | None = None, generated: int = 0, **sampling: Any) -> Turn:
+    return Turn(
+        turn_id=TurnId("t"),
+        attempt=1,
+        frontend_id=FrontendId("f"),
+        tenant=DEFAULT_TENANT,
+        session_id=None,
+        root=BlockKey(b"r" * 16),
+        tokens=tokens or [0],
+        num_generated_before=generated,
+        sampling=SamplingParams(**{"max_tokens": 9, "temperature": 1.0, "seed": 0, **sampling}),
+        arrived_at_ns=0,
+        num_layers=1,
+        block_tokens=64,
+    )
+
+
+def drawn(count: int = 600, **sampling: Any) -> Counter[int]:
+    """Tokens drawn with `count` seeds."""
+    turns = [turn(**{"seed": seed, **sampling}) for seed in range(count)]
+    return Counter(s.token for s in sample(LOGITS.expand(count, -1), turns, NO_END))
+
+
+def test_zero_temperature_takes_the_likeliest() -> None:
+    assert sample(LOGITS[None], [turn(temperature=0.0)], NO_END)[0].token == 0
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    counts = drawn(4000)
+    for token, probability in enumerate(LOGITS.softmax(0).tolist()):
+        assert counts[token] / 4000 == pytest.approx(probability, abs=0.03)
+
+
+def test_temperature_sharpens() -> None:
+    assert drawn(temperature=0.2)[0] > drawn(temperature=1.0)[0] > drawn(temperature=5.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "allowed"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_k": 1}, {0}),
+        ({"top_p": 0.5}, {0}),  # the likeliest has 0.64 alone
+        ({"top_p": 0.7}, {0, 1}),  # the token that crosses the threshold stays
+        ({"min_p": 0.3}, {0, 1}),
+        ({"top_k": 4, "top_p": 0.9}, {0, 1, 2}),
+        ({"logit_bias": [(0, -100.0), (1, -100.0)]}, {2, 3, 4}),
+        ({"stop_token_ids": [0], "min_tokens": 3}, {1, 2, 3, 4}),
+    ],
+)
+def test_truncation_leaves_exactly_these(sampling: dict[str, Any], allowed: set[int]) -> None:
+    assert set(drawn(2000, **sampling)) == allowed
+
+
+def test_top_p_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
+    logits = torch.zeros(5000)
+    turns = [turn(seed=seed, top_p=0.99) for seed in range(300)]
+    tokens = {s.token for s in sample(logits.expand(300, -1), turns, NO_END)}
+    assert max(tokens) > 4000
+
+
+def test_end_tokens_are_masked_until_min_tokens() -> None:
+    ends = frozenset([0])
+    early = turn(temperature=0.0, min_tokens=2)
+    late = turn(tokens=[5, 1, 1], generated=2, temperature=0.0, min_tokens=2)
+    assert [s.token for s in sample(LOGITS.expand(2, -1), [early, late], ends)] == [1, 0]
+
+
+def test_penalties_count_what_they_should() -> None:
+    # Token 0 stands in the prompt only, token 1 was generated twice.
+    seen: dict[str, Any] = {"tokens": [0, 1, 1], "generated": 2, "temperature": 0.0}
+    logits = torch.tensor([[2.0, 2.1, 1.9, 0.0, 0.0]])
+    assert sample(logits, [turn(**seen)], NO_END)[0].token == 1
+    assert sample(logits, [turn(**seen, presence_penalty=0.15)], NO_END)[0].token == 0
+    assert sample(logits, [turn(**seen, frequency_penalty=0.06)], NO_END)[0].token == 0
+    assert sample(logits, [turn(**seen, repetition_penalty=1.2)], NO_END)[0].token == 2
+
+
+def test_the_draw_depends_on_seed_and_position_alone() -> None:
+    draws = [uniform(seed, position) for seed in range(50) for position in range(50)]
+    assert len(set(draws)) == len(draws)
+    assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.03)
+    assert all(0.0 <= draw < 1.0 for draw in draws)
+
+
+def test_logprobs_are_of_the_model_not_of_the_sampling() -> None:
+    params = {"temperature": 0.0, "logprobs": 2, "logit_bias": [(4, 100.0)]}
+    chosen = sample(LOGITS[None], [turn(**params)], NO_END)[0]
+    want = LOGITS.log_softmax(0).tolist()
+    assert chosen.token == 4
+    assert chosen.logprobs is not None
+    assert chosen.logprobs.logprob == pytest.approx(want[4])
+    assert [token for token, _ in chosen.logprobs.top] == [0, 1]
+
+
+def test_more_logprobs_than_tokens_are_cut() -> None:
+    assert len(token_logprobs(LOGITS[None], [2], 99)[0].top) == 5
