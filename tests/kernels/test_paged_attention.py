@@ -9,7 +9,17 @@ from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.select import paged_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-RAGGED = [(1, 1), (1, 64), (1, 65), (3, 3), (5, 130), (33, 33), (40, 121), (1, 7)]  # new, context
+RAGGED = [
+    (1, 1),
+    (1, 64),
+    (1, 65),
+    (3, 3),
+    (5, 130),
+    (33, 33),
+    (40, 121),
+    (130, 200),
+    (1, 7),
+]  # new, context
 SHAPES = [
     AttentionShape(0.125),
     AttentionShape(0.3, window=16),

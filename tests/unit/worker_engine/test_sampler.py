@@ -102,7 +102,7 @@ def test_the_draw_depends_on_seed_and_position_alone() -> None:
 
 
 def test_logprobs_are_of_the_model_not_of_the_sampling() -> None:
-    params = {"temperature": 0.0, "logprobs": 2, "logit_bias": [(4, 100.0)]}
+    params: dict[str, Any] = {"temperature": 0.0, "logprobs": 2, "logit_bias": [(4, 100.0)]}
     chosen = sample(LOGITS[None], [turn(**params)], NO_END)[0]
     want = LOGITS.log_softmax(0).tolist()
     assert chosen.token == 4
