@@ -189,6 +189,10 @@ def plan_house(
 
 def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:
     worker = {"SYMPHONY_EMULATE": options.emulate or ""}
+    if "SYMPHONY_NUM_THREADS" not in common:
+        # Workers that compute on all cores each would only wait for one another.
+        cores_each = max(1, (os.cpu_count() or 1) // options.num_workers)
+        worker["SYMPHONY_NUM_THREADS"] = str(cores_each)
     if options.models:
         worker["SYMPHONY_MODELS"] = json.dumps(options.models)
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}

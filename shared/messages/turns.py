@@ -65,6 +65,7 @@ class TurnSubmit:
     last_block_key: str = (
         ""  # hex key of the prompt's last full block; where its KV is can be looked up by it
     )
+    slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class TurnStart:
     session_id: SessionId | None = None
     priority: int = 0
     request_id: str = ""
+    slo_ttft_ms: float | None = None  # as in `TurnSubmit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -334,4 +334,5 @@ def _start_message(submit: TurnSubmit, attempt: int) -> TurnStart:
         session_id=submit.session_id,
         priority=submit.priority,
         request_id=submit.request_id,
+        slo_ttft_ms=submit.slo_ttft_ms,
     )
