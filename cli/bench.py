@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from cli.reporting import out
+from services.worker.engine.openmp import share_cores
 from shared.errors import InvalidRequest
 
 BENCHES = {
@@ -37,6 +38,7 @@ def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
         return
     if name not in BENCHES:
         raise InvalidRequest(f"no benchmark {name!r}: use one of {', '.join(BENCHES)}")
+    share_cores()  # as the worker does, for both sides of a comparison
     run: Run = importlib.import_module(BENCHES[name]).run
     if not as_json:
         out.print_json(data=run(list(argv)))

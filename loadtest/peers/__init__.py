@@ -1,0 +1,1 @@
+"""Other servers, measured on the same machine and model for comparison."""
