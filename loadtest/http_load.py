@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from statistics import quantiles
+from typing import cast
 
 END_OF_CHUNKS = b"0\r\n\r\n"
 FIRST_EVENT = b"data:"
@@ -42,8 +43,7 @@ class _Client(asyncio.Protocol):
         self._has_first = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._send()
 
     def data_received(self, data: bytes) -> None:

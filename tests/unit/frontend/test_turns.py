@@ -190,3 +190,13 @@ def test_any_interleaving_yields_exactly_the_reply(script: list[tuple[str, int, 
     assert got == REPLY
     assert finishes == 1
     assert len(turns) == 0
+
+
+def test_a_stop_ends_every_turn_with_an_error_and_cancels_it() -> None:
+    turns = started()
+    pull(turns, 1)
+    fail, cancel = turns.on_stop()
+    assert isinstance(fail, Fail) and fail.failure.code == "stopping"
+    assert isinstance(cancel, Cancel) and cancel.message.turn_id == TURN
+    assert len(turns) == 0
+    assert turns.on_stop() == []

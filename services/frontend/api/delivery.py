@@ -1,0 +1,87 @@
+"""Sending a generation: whole, as server-sent events, or as messages."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from fastapi import Request, Response
+
+from services.frontend import telemetry
+from services.frontend.api.answers import EventStream, Json
+from services.frontend.api.generation import Generation
+from services.frontend.core.choice import Piece
+from services.frontend.errors import error_body
+from services.frontend.request import watched
+from shared.errors import SymphonyError
+
+DONE = b"[DONE]"
+
+
+class Writer(Protocol):
+    """Turns a generation's pieces into an endpoint's JSON."""
+
+    @property
+    def generation(self) -> Generation: ...
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """The streamed chunks that a piece makes, maybe none."""
+        ...
+
+    def usage_chunk(self) -> bytes | None:
+        """The chunk after the last, if the client asked for it."""
+        ...
+
+    def add(self, piece: Piece) -> None:
+        """Keep a piece for `whole`."""
+        ...
+
+    def whole(self) -> bytes:
+        """The answer that is not streamed."""
+        ...
+
+
+async def answer_whole(writer: Writer) -> bytes:
+    """Generate everything, then answer."""
+    with writer.generation as generation:
+        async with aclosing(generation.pieces()) as batches:
+            async for pieces in batches:
+                for piece in pieces:
+                    writer.add(piece)
+    return writer.whole()
+
+
+async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
+    """Chunks as they come, those that came together in one list.
+
+    A failure before the first chunk is raised; a later one is a chunk, and no ``[DONE]`` follows.
+    """
+    started = False
+    with writer.generation as generation:
+        try:
+            async with aclosing(generation.pieces()) as batches:
+                async for pieces in batches:
+                    chunks = [chunk for piece in pieces for chunk in writer.chunks(piece)]
+                    if chunks:
+                        yield chunks
+                        started = True
+        except SymphonyError as error:
+            if not started:
+                raise
+            telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+            yield [error_body(error)]
+            return
+    last = writer.usage_chunk()
+    yield [DONE] if last is None else [last, DONE]
+
+
+async def respond(request: Request, writer: Writer, *, stream: bool) -> Response:
+    """Answer over HTTP; the client's hanging up ends the generation.
+
+    A stream's first chunks are awaited here: until then an error is a status.
+    """
+    abandon = writer.generation.mailbox.abandon
+    with watched(request.receive, abandon):
+        if not stream:
+            return Json(await answer_whole(writer))
+        chunks = stream_chunks(writer)
+        return EventStream(await anext(chunks), chunks, abandon)

@@ -1,0 +1,191 @@
+"""One request for text, from tokenized prompts to pieces of its choices.
+
+Chat, completions and the NATS endpoint differ in what they read and how they write; all that lies
+between is here.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from services.frontend import telemetry
+from services.frontend.api.prompts import Owner, TokenizedPrompt, remember
+from services.frontend.app import App
+from services.frontend.core.choice import Choice, Piece, TextRules
+from services.frontend.core.turns import Deliver, Fail, NewTurn
+from services.frontend.errors import TooManyRequests, TurnError
+from services.frontend.hub import Mailbox
+from services.frontend.models import ServedModel
+from shared.ids import TurnId, new_id
+from shared.messages import SamplingParams
+
+SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be generated: for each prompt `n` choices, choice numbers in that order.
+
+    Attributes:
+        samplings: one a prompt (their room for output differs).
+        show_special: decode special tokens too.
+    """
+
+    model: ServedModel
+    owner: Owner
+    prompts: list[TokenizedPrompt]
+    samplings: list[SamplingParams]
+    n: int
+    rules: TextRules
+    priority: int = 0
+    show_special: bool = False
+    request_id: str = ""
+    slo_ttft_ms: float | None = None
+
+
+@dataclass(slots=True)
+class _Times:
+    """Instants of one choice, ns; None until they come."""
+
+    first_at_ns: int | None = None
+    last_at_ns: int = 0
+
+
+class Generation:
+    """The turns of one request. A context: leaving it cancels whatever still runs.
+
+    Attributes:
+        mailbox: tell it when the client hangs up.
+    """
+
+    def __init__(self, app: App, plan: Plan) -> None:
+        self._app = app
+        self.plan = plan
+        self.mailbox = Mailbox()
+        tokenizer = plan.model.tokenizer
+        decode = tokenizer.decode_all if plan.show_special else tokenizer.decode
+        self.choices = [
+            Choice(index, decode, self.prompt_of(index).tokens, plan.rules)
+            for index in range(len(plan.prompts) * plan.n)
+        ]
+        self._times = [_Times() for _ in self.choices]
+        self._turn_ids: list[TurnId] = []
+        self._num_running = len(self.choices)
+        self._started_at_ns = app.clock.now_ns()
+
+    def __enter__(self) -> "Generation":
+        if self._app.num_generations >= self._app.config.requests_max:
+            raise TooManyRequests("too many requests at once")
+        self._app.num_generations += 1
+        telemetry.RUNNING.inc()
+        telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
+        for index in range(len(self.choices)):
+            new = self._turn(index)
+            self._turn_ids.append(new.turn_id)
+            self._app.hub.open(new, self.mailbox, index)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._app.num_generations -= 1
+        telemetry.RUNNING.dec()
+        for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):
+            if choice.finish is None:
+                telemetry.FINISHED["abort"].inc()
+                self._app.hub.cancel(turn_id, "client gone")
+
+    def prompt_of(self, index: int) -> TokenizedPrompt:
+        """The prompt of choice `index`."""
+        return self.plan.prompts[index // self.plan.n]
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """All choices' pieces as they come, everything that came together in one list.
+
+        The session's record is stored before the piece that ends choice 0 is handed out, so that
+        a client that has seen the end finds the record at its next turn.
+
+        Raises:
+            TurnError: a turn cannot be served.
+            ClientGone: the client hung up.
+        """
+        while self._num_running:
+            pieces: list[Piece] = []
+            for index, event in await self.mailbox.take():
+                if isinstance(event, Fail):
+                    if pieces:
+                        yield pieces
+                    raise TurnError(event.failure)
+                choice = self.choices[index]
+                if choice.finish is not None:
+                    continue  # the worker had gone on beyond a stop string
+                piece = choice.on_deliver(event)
+                self._measure(index, event)
+                if piece.finish is not None:
+                    await self._end(index, piece)
+                pieces.append(piece)
+            if pieces:
+                yield pieces
+
+    def usage(self) -> dict[str, object]:
+        """Token counts so far, in OpenAI's shape."""
+        num_prompt = sum(len(prompt.tokens) for prompt in self.plan.prompts)
+        num_completion = sum(choice.num_completion_tokens for choice in self.choices)
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _turn(self, index: int) -> NewTurn:
+        plan = self.plan
+        prompt, sampling = self.prompt_of(index), plan.samplings[index // plan.n]
+        assert sampling.seed is not None
+        if index:
+            sampling = replace(sampling, seed=(sampling.seed + index) % SEEDS)
+        return NewTurn(
+            turn_id=TurnId(new_id("turn")),
+            model_id=plan.model.card.model_id,
+            prompt=prompt.tokens,
+            sampling=sampling,
+            tenant=plan.owner.tenant,
+            session_id=plan.owner.session_id,
+            priority=plan.priority,
+            request_id=plan.request_id,
+            cache_salt=plan.owner.cache_salt,
+            last_block_key=prompt.keys[-1].hex() if prompt.keys else "",
+            slo_ttft_ms=plan.slo_ttft_ms,
+        )
+
+    async def _end(self, index: int, piece: Piece) -> None:
+        self._num_running -= 1
+        choice, times, app = self.choices[index], self._times[index], self._app
+        if piece.cancel:
+            app.hub.cancel(self._turn_ids[index], "stop string")
+        assert piece.finish is not None
+        telemetry.FINISHED[piece.finish].inc()
+        telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9)
+        if times.first_at_ns is not None:
+            telemetry.DECODE.observe((times.last_at_ns - times.first_at_ns) / 1e9)
+        plan = self.plan
+        if index == 0 and plan.owner.session_id is not None:
+            await remember(app, plan.model, plan.owner, plan.prompts[0], choice.kept())
+
+    def _measure(self, index: int, event: Deliver) -> None:
+        now_ns, times = self._app.clock.now_ns(), self._times[index]
+        if times.first_at_ns is None:
+            times.first_at_ns = now_ns
+            telemetry.TTFT.observe((now_ns - self._started_at_ns) / 1e9)
+        else:
+            telemetry.INTER_TOKEN.observe((now_ns - times.last_at_ns) / 1e9)
+        times.last_at_ns = now_ns
+        telemetry.GENERATION_TOKENS.inc(len(event.tokens))
+        if event.queue_ns is not None:
+            telemetry.QUEUE.observe(event.queue_ns / 1e9)
+        if event.prefill_ns is not None:
+            telemetry.PREFILL.observe(event.prefill_ns / 1e9)

@@ -1,0 +1,87 @@
+"""``symphony.inference.submit``: the same bodies and answers for those who speak NATS.
+
+A body with ``prompt`` is a completion, any other a chat. With ``stream`` each chunk is a message to
+the reply subject and ``[DONE]`` the last; without, the answer is one message. Errors have OpenAI's
+shape.
+"""
+
+import logging
+from contextlib import aclosing
+
+import orjson
+
+from services.frontend import telemetry
+from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
+from services.frontend.api.chat import prepare_chat
+from services.frontend.api.completions import prepare_completion
+from services.frontend.api.delivery import Writer, answer_whole, stream_chunks
+from services.frontend.app import App
+from services.frontend.auth import Keyring
+from services.frontend.errors import PayloadTooLarge, error_body
+from services.frontend.request import Origin
+from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
+from shared.ids import DEFAULT_TENANT, TenantId, new_id
+from shared.logs import log_context
+from shared.subjects import INFERENCE_SUBMIT
+
+log = logging.getLogger(__name__)
+
+QUEUE = "frontend"
+
+
+async def serve(app: App, keyring: Keyring) -> None:
+    """Answer on the subject, together with every other frontend."""
+
+    async def handle(payload: bytes, reply: str) -> None:
+        request_id = new_id("req")
+        with log_context(request_id=request_id):
+            try:
+                await _answer(app, keyring, payload, reply, request_id)
+            except PeerUnavailable as error:
+                log.warning("answer not sent", extra={"error": error.message})
+
+    await app.bus.serve_raw(INFERENCE_SUBMIT, handle, QUEUE)
+
+
+async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, request_id: str) -> None:
+    if not reply:
+        log.warning("a request without reply subject")
+        return
+    try:
+        body, writer = await _prepare(app, keyring, payload, request_id)
+        if not body.stream:
+            await app.bus.publish_raw(reply, await answer_whole(writer))
+            return
+        async with aclosing(stream_chunks(writer)) as batches:
+            async for chunks in batches:
+                for chunk in chunks:
+                    await app.bus.publish_raw(reply, chunk)
+    except SymphonyError as error:
+        telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+        await app.bus.publish_raw(reply, error_body(error))
+
+
+async def _prepare(
+    app: App, keyring: Keyring, payload: bytes, request_id: str
+) -> tuple[Generate, Writer]:
+    if len(payload) > app.config.body_bytes_max:
+        raise PayloadTooLarge(f"the body is larger than {app.config.body_bytes_max} bytes")
+    try:
+        fields = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body: {error}") from None
+    if isinstance(fields, dict) and "prompt" in fields:
+        completion = parse(CompletionBody, payload)
+        origin = Origin(tenant=_tenant(completion, keyring), request_id=request_id)
+        return completion, await prepare_completion(app, completion, origin)
+    chat = parse(ChatBody, payload)
+    origin = Origin(tenant=_tenant(chat, keyring), request_id=request_id)
+    return chat, await prepare_chat(app, chat, origin)
+
+
+def _tenant(body: Generate, keyring: Keyring) -> TenantId:
+    if body.tenant is None:
+        return DEFAULT_TENANT
+    if not keyring.is_open:
+        raise InvalidRequest("tenant: comes from the API key when keys are asked for", "tenant")
+    return TenantId(body.tenant)

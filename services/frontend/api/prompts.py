@@ -1,0 +1,120 @@
+"""Prompts: from text to tokens, extending a known session's instead of starting over."""
+
+from dataclasses import dataclass
+
+from services.frontend import telemetry
+from services.frontend.app import App
+from services.frontend.core.reuse import extend_keys, unseen_text
+from services.frontend.models import ServedModel
+from shared.blocks import BlockKey, pack_keys, root_key, unpack_keys
+from shared.errors import MalformedMessage
+from shared.ids import SessionId, TenantId
+from shared.messages import pack_ints, unpack_ints
+from shared.sessions import SessionRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose turn it is: what separates one user's KV from another's."""
+
+    tenant: TenantId
+    session_id: SessionId | None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedPrompt:
+    """Attributes:
+    text: as the session's record keeps it; empty if nothing will ask for it.
+    keys: of every full block of `tokens`; empty without a session.
+    num_turns: of the session, before this one.
+    """
+
+    text: str
+    tokens: list[int]
+    keys: list[BlockKey]
+    num_turns: int = 0
+
+
+async def tokenize_text(
+    app: App, model: ServedModel, owner: Owner, text: str, *, special: bool
+) -> TokenizedPrompt:
+    """Tokens of a prompt: a session's stored ones and what is new, or all anew."""
+    if owner.session_id is None:
+        tokens = await model.tokenizer.encode(text, special=special)
+        return TokenizedPrompt(text=text, tokens=tokens, keys=[])
+    record = await app.sessions.get(owner.tenant, owner.session_id)
+    num_turns = record.num_turns if record is not None else 0
+    stored = _stored(record, model, owner, text) if record is not None else None
+    telemetry.SESSIONS_REUSED.labels("false" if stored is None else "true").inc()
+    known: list[BlockKey] = []
+    if stored is None:
+        tokens = await model.tokenizer.encode(text, special=special)
+    else:
+        tokens, known, rest = stored
+        tokens += await model.tokenizer.encode(rest, special=False) if rest else []
+    keys = extend_keys(_root(model, owner), known, tokens, model.card.block_tokens)
+    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
+
+
+def given_tokens(model: ServedModel, owner: Owner, tokens: list[int]) -> TokenizedPrompt:
+    """A prompt that came as tokens."""
+    if owner.session_id is None:
+        return TokenizedPrompt(text="", tokens=tokens, keys=[])
+    return TokenizedPrompt(
+        text=model.tokenizer.decode_all(tokens),
+        tokens=tokens,
+        keys=extend_keys(_root(model, owner), [], tokens, model.card.block_tokens),
+    )
+
+
+async def remember(
+    app: App,
+    model: ServedModel,
+    owner: Owner,
+    prompt: TokenizedPrompt,
+    reply: tuple[list[int], str],
+) -> None:
+    """Store what the session's next turn can build on."""
+    assert owner.session_id is not None
+    tokens = prompt.tokens + reply[0]
+    keys = extend_keys(_root(model, owner), prompt.keys, tokens, model.card.block_tokens)
+    now_s = app.clock.wall_ns() / 1e9
+    await app.sessions.put(
+        SessionRecord(
+            session_id=owner.session_id,
+            tenant=owner.tenant,
+            model_id=model.card.model_id,
+            fingerprint=model.card.fingerprint,
+            tokens=pack_ints(tokens),
+            block_keys=pack_keys(keys),
+            prompt_text=prompt.text,
+            reply_text=reply[1],
+            num_tokens=len(tokens),
+            num_turns=prompt.num_turns + 1,
+            last_used=now_s,
+            expires=now_s + app.sessions.expiry_s,
+            cache_salt=owner.cache_salt,
+        )
+    )
+
+
+def _stored(
+    record: SessionRecord, model: ServedModel, owner: Owner, text: str
+) -> tuple[list[int], list[BlockKey], str] | None:
+    """The record's tokens and keys, and the text beyond them, if `text` extends the record's."""
+    card = model.card
+    if record.model_id != card.model_id or record.fingerprint != card.fingerprint:
+        return None
+    rest = unseen_text(text, record.prompt_text, record.reply_text)
+    if rest is None:
+        return None
+    try:
+        tokens, keys = unpack_ints(record.tokens), unpack_keys(record.block_keys)
+    except (MalformedMessage, ValueError):
+        return None
+    return tokens, keys if record.cache_salt == owner.cache_salt else [], rest
+
+
+def _root(model: ServedModel, owner: Owner) -> BlockKey:
+    return root_key(model.card.fingerprint, owner.tenant, "", owner.cache_salt)

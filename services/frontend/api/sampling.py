@@ -1,0 +1,97 @@
+"""From a request's fields to how tokens are chosen."""
+
+import secrets
+
+from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
+from shared.errors import InvalidRequest
+from shared.messages import SamplingParams
+
+SEEDS = 2**63
+
+
+def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """Sampling of the request's first choice; choice i uses `seed` + i.
+
+    Raises:
+        InvalidRequest: a token id outside the vocabulary, or fields that contradict each other.
+    """
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens: more than max_tokens", "min_tokens")
+    for token in body.stop_token_ids or ():
+        if token >= vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}",
+                "stop_token_ids",
+            )
+    logprobs, prompt_logprobs = _logprobs(body)
+    seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed % SEEDS
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(body.top_k or 0, 0),
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+        seed=seed,
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def max_new_tokens(
+    asked: int | None, default: int, *, num_prompt: int, max_model_len: int, wanted: bool = True
+) -> int:
+    """Length the reply may have.
+
+    Args:
+        asked: the request's own limit.
+        default: the house's, 0 for none.
+        wanted: False when only the prompt is of interest; one token is generated all the same.
+
+    Raises:
+        InvalidRequest: it does not fit the model together with the prompt.
+    """
+    room = max_model_len - num_prompt
+    need = max(asked or 1, 1) if wanted else 1
+    if need > room:
+        raise InvalidRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {num_prompt + need} tokens ({num_prompt} in the prompt, {need} in the "
+            "completion).",
+            "max_tokens" if num_prompt < max_model_len else "messages",
+            code="context_length_exceeded",
+        )
+    if asked is not None:
+        return need
+    return min(room, default) if default and wanted else room if wanted else 1
+
+
+def _logprobs(body: Generate) -> tuple[int | None, int | None]:
+    if isinstance(body, ChatBody):
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest("top_logprobs: only with logprobs = true", "top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None, None
+    assert isinstance(body, CompletionBody)
+    return body.logprobs, body.logprobs if body.echo else None
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> list[tuple[int, float]]:
+    pairs = []
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit()) or int(key[:12]) >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: {key[:40]!r} is no token id below {vocab_size}", "logit_bias"
+            )
+        pairs.append((int(key), bias))
+    return pairs
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

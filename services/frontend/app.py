@@ -1,0 +1,34 @@
+"""What every endpoint needs, made once at the start."""
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from services.frontend.config import FrontendConfig
+from services.frontend.hub import Hub
+from services.frontend.models import Models
+from services.frontend.sessions import SessionStore
+from shared.bus import Bus
+from shared.clock import Clock
+
+
+@dataclass(slots=True)
+class App:
+    """Attributes:
+    num_generations: requests whose client waits for tokens.
+    """
+
+    config: FrontendConfig
+    bus: Bus
+    clock: Clock
+    models: Models
+    sessions: SessionStore
+    hub: Hub
+    num_generations: int = 0
+
+
+def app_of(request: Request) -> App:
+    """The one `App`, which `edge.make_api` put into the application's state."""
+    app = request.app.state.app
+    assert isinstance(app, App)
+    return app

@@ -1,0 +1,145 @@
+"""API keys: who a request is from, and what it may do."""
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from services.frontend.config import FrontendConfig
+from shared.errors import ConfigError, SymphonyError
+from shared.ids import DEFAULT_TENANT, TenantId
+
+SCOPE_ADMIN = "admin"  # holds every other
+SCOPE_INFERENCE = "inference"
+SCOPE_METRICS = "metrics"
+
+
+class Unauthenticated(SymphonyError):
+    """No key, or one that nobody has."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class Forbidden(SymphonyError):
+    """The key's scopes do not cover this."""
+
+    code = "insufficient_scope"
+    http_status = 403
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request is from."""
+
+    tenant: TenantId = DEFAULT_TENANT
+    scopes: frozenset[str] = field(default_factory=lambda: frozenset({SCOPE_ADMIN}))
+
+
+class _Key(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: str | None = None
+    key_sha256: str | None = None
+    tenant: str = DEFAULT_TENANT
+    scopes: list[str] = [SCOPE_INFERENCE, SCOPE_METRICS]
+
+    def digest(self) -> str:
+        if self.key_sha256 is not None:
+            return self.key_sha256.lower()
+        return _digest(self.key or "")
+
+
+class Keyring:
+    """The keys that are known, by their SHA-256; without any, everyone is the default tenant."""
+
+    def __init__(self, callers: dict[str, Caller] | None) -> None:
+        self._callers = callers
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no keys are asked for."""
+        return self._callers is None
+
+    def caller(self, authorization: str, scope: str) -> Caller:
+        """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the
+        password, which is what a browser sends once its user was asked.
+
+        Raises:
+            Unauthenticated: no key, or an unknown one.
+            Forbidden: a known one that does not hold `scope`.
+        """
+        if self._callers is None:
+            return Caller()
+        key = _key_of(authorization)
+        if key is None:
+            raise Unauthenticated(
+                "You didn't provide an API key: send `Authorization: Bearer KEY`."
+            )
+        caller = self._callers.get(_digest(key))
+        if caller is None:
+            raise Unauthenticated("Incorrect API key provided.")
+        if scope not in caller.scopes and SCOPE_ADMIN not in caller.scopes:
+            raise Forbidden(f"this API key has no scope {scope!r}")
+        return caller
+
+
+def load_keyring(config: FrontendConfig) -> Keyring:
+    """The keys of `config`'s file.
+
+    Raises:
+        ConfigError: the file is not there or wrong, or none is given though others can connect.
+    """
+    if config.api_keys_file is not None:
+        return Keyring(_read(config.api_keys_file))
+    if not config.allow_anonymous and not _is_loopback(config.http_address):
+        raise ConfigError(
+            f"SYMPHONY_HTTP_ADDRESS={config.http_address!r}: others can connect, so set "
+            "SYMPHONY_API_KEYS_FILE, or SYMPHONY_ALLOW_ANONYMOUS=1"
+        )
+    return Keyring(None)
+
+
+def _read(path: Path) -> dict[str, Caller]:
+    where = f"SYMPHONY_API_KEYS_FILE={str(path)!r}"
+    try:
+        keys = TypeAdapter(list[_Key]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ConfigError(f"{where}: entry {first['loc']}: {first['msg']}") from None
+    for number, key in enumerate(keys):
+        if not key.key and not key.key_sha256:
+            raise ConfigError(f'{where}: entry {number}: give "key" or "key_sha256"')
+    return {key.digest(): Caller(TenantId(key.tenant), frozenset(key.scopes)) for key in keys}
+
+
+def _key_of(authorization: str) -> str | None:
+    kind, _, value = authorization.partition(" ")
+    value = value.strip()
+    if kind.lower() == "bearer" and value:
+        return value
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value).decode().partition(":")[2] or None
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return None
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,34 @@
+"""Settings of the frontend."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from shared.config import ServiceConfig
+from shared.sessions import DEFAULT_EXPIRY_S
+
+
+class FrontendConfig(ServiceConfig):
+    """Attributes:
+    http_address: where to listen. Anything but loopback needs `api_keys_file`.
+    api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes"}``.
+    allow_anonymous: listen beyond loopback without keys all the same.
+    body_bytes_max: larger request bodies are answered with 413.
+    requests_max: generations at once; more are answered with 429.
+    max_tokens_default: of a reply whose request names none; 0: what fits the model.
+    session_expiry_s: how long an unused session is remembered.
+    drain_s: on stop, how long open streams may take to finish.
+    """
+
+    http_address: str = "127.0.0.1"
+    http_port: int = Field(default=8080, ge=0, le=65535)
+    api_keys_file: Path | None = None
+    allow_anonymous: bool = False
+    body_bytes_max: int = Field(default=20_000_000, gt=0)
+    requests_max: int = Field(default=4096, gt=0)
+    max_tokens_default: int = Field(default=0, ge=0)
+    session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
+    resubmit_unpulled_s: float = Field(default=3.0, gt=0)
+    resubmit_silent_s: float = Field(default=10.0, gt=0)
+    give_up_s: float = Field(default=60.0, gt=0)
+    drain_s: float = Field(default=5.0, ge=0)

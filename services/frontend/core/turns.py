@@ -1,0 +1,286 @@
+"""The life of a turn, seen from the frontend that owns it.
+
+A turn is submitted to the scheduler, pulled by a worker, streamed back as deltas, and ends. What is
+kept here (the prompt and every token so far) outlives any worker: a later attempt goes on where the
+last one stopped. Two rules make the stream exact whatever the network does: a delta counts only if
+it is of the current attempt (a pull makes its attempt current and voids those below), and only for
+the tokens that lie right behind those already taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId
+from shared.messages import (
+    FinishReason,
+    Prompt,
+    PromptPull,
+    PromptReply,
+    SamplingParams,
+    TokenLogprobs,
+    TurnCancel,
+    TurnDelta,
+    TurnFailed,
+    TurnSubmit,
+    pack_ints,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """Attributes:
+    unpulled_ns: silence before a worker pulled the prompt, after which the turn is submitted again.
+    silent_ns: the same, after the pull.
+    give_up_ns: silence of workers and scheduler, after which the turn fails.
+    attempts_lost_max: attempts that may end without an end before the turn fails.
+    """
+
+    unpulled_ns: int = 3_000_000_000
+    silent_ns: int = 10_000_000_000
+    give_up_ns: int = 60_000_000_000
+    attempts_lost_max: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTurn:
+    """A turn as the HTTP edge hands it over."""
+
+    turn_id: TurnId
+    model_id: ModelId
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    tenant: TenantId
+    session_id: SessionId | None = None
+    priority: int = 0
+    request_id: str = ""
+    cache_salt: str = ""
+    last_block_key: str = ""
+    slo_ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Publish to the scheduler."""
+
+    message: TurnSubmit
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Tell the scheduler that nobody waits for this turn any more."""
+
+    message: TurnCancel
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPull:
+    """Reply to the worker that pulled."""
+
+    message: PromptReply
+
+
+@dataclass(frozen=True, slots=True)
+class AskScheduler:
+    """Find out whether a scheduler is there; if so, call `Turns.on_scheduler_seen`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The turn ended without an answer."""
+
+    failure: TurnFailed
+
+    @property
+    def turn_id(self) -> TurnId:
+        return self.failure.turn_id
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """New tokens, each exactly once and in order; `finish` ends the turn."""
+
+    turn_id: TurnId
+    tokens: list[int]
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None
+    queue_ns: int | None = None
+    prefill_ns: int | None = None
+
+
+Effect = Submit | Cancel | AnswerPull | AskScheduler | Fail | Deliver
+
+
+@dataclass(slots=True)
+class _Turn:
+    new: NewTurn
+    attempt: int
+    submitted_at_ns: int
+    news_at_ns: int
+    pulled: bool = False
+    generated: list[int] = field(default_factory=list)
+    num_attempts_lost: int = 0
+
+
+class Turns:
+    """Every turn that this frontend waits for.
+
+    Args:
+        frontend_id: where workers send tokens.
+        limits: when to worry.
+    """
+
+    def __init__(self, frontend_id: FrontendId, limits: TurnLimits) -> None:
+        self._frontend_id = frontend_id
+        self._limits = limits
+        self._turns: dict[TurnId, _Turn] = {}
+        self._scheduler_seen_at_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def on_new(self, new: NewTurn, now_ns: int) -> list[Effect]:
+        """A client wants this turn."""
+        assert new.turn_id not in self._turns, f"{new.turn_id} twice"
+        turn = _Turn(new, attempt=1, submitted_at_ns=now_ns, news_at_ns=now_ns)
+        self._turns[new.turn_id] = turn
+        return [self._submit(turn, now_ns)]
+
+    def on_pull(self, pull: PromptPull, now_ns: int) -> list[Effect]:
+        """A worker wants prompts. An attempt that is void, or of a turn that ended, is gone."""
+        prompts = []
+        for ref in pull.turns:
+            turn = self._turns.get(ref.turn_id)
+            if turn is None or ref.attempt < turn.attempt:
+                prompts.append(Prompt(turn_id=ref.turn_id, attempt=ref.attempt, gone=True))
+                continue
+            turn.attempt = ref.attempt
+            turn.pulled = True
+            turn.news_at_ns = now_ns
+            prompts.append(
+                Prompt(
+                    turn_id=ref.turn_id,
+                    attempt=ref.attempt,
+                    tokens=pack_ints([*turn.new.prompt, *turn.generated]),
+                    num_generated=len(turn.generated),
+                    cache_salt=turn.new.cache_salt,
+                    sampling=turn.new.sampling,
+                )
+            )
+        return [AnswerPull(PromptReply(prompts=prompts))]
+
+    def on_delta(self, delta: TurnDelta, now_ns: int) -> list[Effect]:
+        """A worker made tokens. A gap before them means that some were lost with their attempt."""
+        turn = self._turns.get(delta.turn_id)
+        if turn is None or not turn.pulled or delta.attempt != turn.attempt:
+            return []
+        turn.news_at_ns = now_ns
+        if delta.finish == "error":
+            message = delta.message or "the worker could not serve this turn"
+            return [self._fail(turn, delta.code or "worker_error", message, http_status=500)]
+        num_known = len(turn.generated)
+        if delta.index > num_known or delta.finish == "cancelled":
+            return self._lose_attempt(turn, now_ns)
+        num_repeated = num_known - delta.index
+        if num_repeated > len(delta.tokens) or (
+            num_repeated == len(delta.tokens) > 0 and delta.finish is None
+        ):
+            return []
+        return [self._deliver(turn, delta, num_repeated)]
+
+    def on_failed(self, failure: TurnFailed) -> list[Effect]:
+        """The scheduler cannot have this turn served."""
+        return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
+
+    def on_cancel(self, turn_id: TurnId, reason: str) -> list[Effect]:
+        """Nobody waits for this turn any more; unknown and ended turns are fine."""
+        if self._turns.pop(turn_id, None) is None:
+            return []
+        return [Cancel(TurnCancel(turn_id=turn_id, reason=reason))]
+
+    def on_stop(self) -> list[Effect]:
+        """This frontend ends: nobody will hear of the turns it still waits for."""
+        effects: list[Effect] = []
+        for turn in list(self._turns.values()):
+            effects.append(self._fail(turn, "stopping", "this frontend is stopping"))
+            effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="frontend stops")))
+        return effects
+
+    def on_scheduler_seen(self, now_ns: int) -> None:
+        """A scheduler answered: a turn that waits is waiting for its place."""
+        self._scheduler_seen_at_ns = now_ns
+
+    def on_reconnect(self, now_ns: int) -> list[Effect]:
+        """The bus was away: what was submitted meanwhile may be lost."""
+        return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.pulled]
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        """Look after turns that nothing was heard of."""
+        effects: list[Effect] = []
+        limits = self._limits
+        for turn in list(self._turns.values()):
+            silent_since_ns = max(turn.news_at_ns, self._scheduler_seen_at_ns)
+            patience_ns = limits.silent_ns if turn.pulled else limits.unpulled_ns
+            if now_ns - silent_since_ns >= limits.give_up_ns:
+                effects.append(self._fail(turn, "no_capacity", "no scheduler answers"))
+                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="gave up")))
+            elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:
+                effects.append(self._submit(turn, now_ns))
+        if effects:
+            effects.append(AskScheduler())
+        return effects
+
+    def _submit(self, turn: _Turn, now_ns: int) -> Submit:
+        turn.submitted_at_ns = now_ns
+        new = turn.new
+        return Submit(
+            TurnSubmit(
+                turn_id=new.turn_id,
+                frontend_id=self._frontend_id,
+                model_id=new.model_id,
+                num_prompt_tokens=len(new.prompt),
+                max_new_tokens=new.sampling.max_tokens,
+                attempt=turn.attempt,
+                tenant=new.tenant,
+                session_id=new.session_id,
+                priority=new.priority,
+                request_id=new.request_id,
+                last_block_key=new.last_block_key,
+                slo_ttft_ms=new.slo_ttft_ms,
+            )
+        )
+
+    def _deliver(self, turn: _Turn, delta: TurnDelta, num_repeated: int) -> Deliver:
+        fresh = delta.tokens[num_repeated:]
+        turn.generated += fresh
+        if delta.finish is not None:
+            del self._turns[delta.turn_id]
+        return Deliver(
+            delta.turn_id,
+            fresh,
+            delta.finish,
+            None if delta.logprobs is None else delta.logprobs[num_repeated:],
+            delta.prompt_logprobs,
+            delta.cached_tokens,
+            delta.queue_ns,
+            delta.prefill_ns,
+        )
+
+    def _lose_attempt(self, turn: _Turn, now_ns: int) -> list[Effect]:
+        """Void the current attempt and ask for the next; the scheduler sees the higher number."""
+        turn.num_attempts_lost += 1
+        if turn.num_attempts_lost > self._limits.attempts_lost_max:
+            turn_id = turn.new.turn_id
+            failure = self._fail(turn, "attempts_exhausted", "the turn was lost too many times")
+            return [failure, Cancel(TurnCancel(turn_id=turn_id, reason="lost too often"))]
+        turn.attempt += 1
+        turn.pulled = False
+        return [self._submit(turn, now_ns)]
+
+    def _fail(self, turn: _Turn, code: str, message: str, http_status: int = 503) -> Fail:
+        turn_id = turn.new.turn_id
+        del self._turns[turn_id]
+        return Fail(
+            TurnFailed(turn_id=turn_id, code=code, message=message, http_status=http_status)
+        )

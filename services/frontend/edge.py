@@ -1,0 +1,44 @@
+"""The HTTP edge as one FastAPI application: routers, errors, middlewares.
+
+``/openapi.json`` describes it. The interactive pages of FastAPI are off: they run scripts from a
+third party's servers in the origin whose page holds its users' chats and keys.
+"""
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from services.frontend.api import (
+    advisories,
+    chat,
+    completions,
+    models,
+    operations,
+    page,
+    sessions,
+    tokenize,
+)
+from services.frontend.app import App
+from services.frontend.auth import Keyring
+from services.frontend.errors import ERROR_RESPONSES, HANDLERS
+from services.frontend.middleware import Authentication, RequestContext
+
+ROUTERS = (chat, completions, models, advisories, sessions, tokenize, operations, page)
+
+
+def make_api(app: App, keyring: Keyring) -> FastAPI:
+    """The ASGI application. The busiest routes come first: they are looked up in this order."""
+    api = FastAPI(
+        title="Symphony",
+        version=operations.release(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ERROR_RESPONSES,
+        exception_handlers=HANDLERS,
+        middleware=[Middleware(RequestContext), Middleware(Authentication, keyring=keyring)],
+    )
+    api.state.app = app
+    for module in ROUTERS:
+        api.include_router(module.router)
+    api.mount("/static", page.Assets(directory=page.FOLDER))
+    return api

@@ -1,0 +1,161 @@
+"""Errors as OpenAI's clients expect them, whoever raised them."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from services.frontend import telemetry
+from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
+from shared.messages import TurnFailed
+
+METHODS = ("GET", "POST", "DELETE")
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_NAME_OR_NULL = {"type": ["string", "null"]}
+ERROR_CONTENT = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["error"],
+            "properties": {
+                "error": {
+                    "type": "object",
+                    "required": ["message", "type", "param", "code"],
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": _NAME_OR_NULL,
+                        "code": _NAME_OR_NULL,
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+class EndpointUnknown(NotFound):
+    """No such path."""
+
+    code = "unknown_url"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, but not for this method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body is larger than this frontend takes."""
+
+    code = "request_too_large"
+    http_status = 413
+
+
+class TooManyRequests(NoCapacity):
+    """This frontend has as many generations as it takes."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
+
+
+class TurnError(NoCapacity):
+    """The house could not serve a turn."""
+
+    def __init__(self, failure: TurnFailed) -> None:
+        super().__init__(failure.message, failure.retry_after_s)
+        self.code = failure.code
+        self.http_status = failure.http_status
+
+
+def error_body(error: SymphonyError) -> bytes:
+    """The JSON of an error, as answer or as an event in a stream."""
+    return orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": TYPES.get(error.http_status, "server_error"),
+                "param": getattr(error, "param", None),
+                "code": error.code,
+            }
+        }
+    )
+
+
+def refusal(error: SymphonyError, realm: str = "Bearer") -> Response:
+    """The answer that an error makes, counted.
+
+    Args:
+        realm: how to ask for a key that is missing.
+    """
+    status = error.http_status
+    telemetry.HTTP_ERRORS.labels(str(status)).inc()
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = realm
+    if status in {429, 503}:
+        headers["Retry-After"] = str(max(1, round(getattr(error, "retry_after_s", 1.0))))
+    return Response(error_body(error), status, headers, "application/json")
+
+
+async def _on_symphony_error(_: Request, error: SymphonyError) -> Response:
+    return refusal(error)
+
+
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    """What the router itself refuses: a path or a method that is not there."""
+    path, method = request.url.path, request.method
+    if error.status_code == 404:
+        return refusal(EndpointUnknown(f"Unknown request URL: {method} {path}"))
+    if error.status_code == 405:
+        answer = refusal(MethodNotAllowed(f"Not allowed to {method} on {path}"))
+        answer.headers["Allow"] = ", ".join(_allowed_methods(request))
+        return answer
+    wrong = InvalidRequest(str(error.detail), code="http_error")
+    wrong.http_status = error.status_code
+    return refusal(wrong)
+
+
+async def _on_validation_error(_: Request, error: RequestValidationError) -> Response:
+    """A wrong part of a path; bodies are parsed by their endpoints."""
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return refusal(InvalidRequest(f"{param}: {first['msg']}", param))
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Methods of a path, whose routes may be several."""
+    routes = request.app.routes
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
+        )
+    ]
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    SymphonyError: _on_symphony_error,
+    HTTPException: _on_http_exception,
+    RequestValidationError: _on_validation_error,
+}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request cannot be served as it is", "content": ERROR_CONTENT},
+    "5XX": {"description": "Nothing can serve it now, or a failure", "content": ERROR_CONTENT},
+}

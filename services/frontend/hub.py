@@ -1,0 +1,181 @@
+"""The shell around `core.turns`: bus messages in, effects out, each turn's news to its mailbox."""
+
+import asyncio
+import logging
+
+from services.frontend.core.turns import (
+    AnswerPull,
+    AskScheduler,
+    Cancel,
+    Deliver,
+    Effect,
+    Fail,
+    NewTurn,
+    Submit,
+    Turns,
+)
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import PeerUnavailable
+from shared.ids import FrontendId, TurnId
+from shared.messages import Empty, PromptPull, PromptReply, StepOutput, TurnFailed
+from shared.service import Runtime
+from shared.subjects import (
+    PROMPT_PULL,
+    SCHEDULER_STATUS,
+    STEP_OUTPUT,
+    TURN_CANCEL,
+    TURN_FAILED,
+    TURN_SUBMIT,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+STOP_S = 1.0
+
+
+class ClientGone(Exception):
+    """The client hung up: nobody reads the answer."""
+
+
+class Mailbox:
+    """News of one request's turns, waited for in one place however many turns there are."""
+
+    __slots__ = ("_is_abandoned", "_news", "_waiter")
+
+    def __init__(self) -> None:
+        self._news: list[tuple[int, Deliver | Fail]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_abandoned = False
+
+    def put(self, index: int, event: Deliver | Fail) -> None:
+        """Add news of the request's turn number `index`."""
+        self._news.append((index, event))
+        self._wake()
+
+    def abandon(self) -> None:
+        """The client hung up."""
+        self._is_abandoned = True
+        self._wake()
+
+    async def take(self) -> list[tuple[int, Deliver | Fail]]:
+        """Wait for news; returns everything that came since the last call, in order.
+
+        Raises:
+            ClientGone: nobody waits for it.
+        """
+        while not self._news and not self._is_abandoned:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._is_abandoned:
+            raise ClientGone
+        news, self._news = self._news, []
+        return news
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Hub:
+    """Every turn in flight, on the bus.
+
+    Publishing goes through one queue with one consumer, so that a cancel never overtakes its
+    submit and no handler waits for the bus.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock, frontend_id: FrontendId, turns: Turns) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._frontend_id = frontend_id
+        self._turns = turns
+        self._boxes: dict[TurnId, tuple[Mailbox, int]] = {}
+        self._outbox: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
+        self._asked = asyncio.Event()
+
+    async def start(self, runtime: Runtime) -> None:
+        """Subscribe, and run what runs for the life of the service."""
+        await self._bus.serve(PROMPT_PULL, self._on_pull, self._frontend_id)
+        await self._bus.subscribe(STEP_OUTPUT, self._on_step, self._frontend_id)
+        await self._bus.subscribe(TURN_FAILED, self._on_failed, self._frontend_id)
+        self._bus.on_reconnect(
+            lambda: self._perform(self._turns.on_reconnect(self._clock.now_ns()))
+        )
+        runtime.spawn(self._publish_all(), "turn outbox")
+        runtime.spawn(self._watch(), "turn watchdog")
+        runtime.spawn(self._ask_scheduler(), "scheduler probe")
+
+    def open(self, new: NewTurn, mailbox: Mailbox, index: int) -> None:
+        """Start a turn whose news go to `mailbox` as number `index`."""
+        self._boxes[new.turn_id] = (mailbox, index)
+        self._perform(self._turns.on_new(new, self._clock.now_ns()))
+
+    def cancel(self, turn_id: TurnId, reason: str) -> None:
+        """Nobody waits for this turn any more; one that ended is fine."""
+        self._boxes.pop(turn_id, None)
+        self._perform(self._turns.on_cancel(turn_id, reason))
+
+    async def stop(self) -> None:
+        """End every turn that is still open with an error, and send what waits to be sent."""
+        self._perform(self._turns.on_stop())
+        try:
+            await asyncio.wait_for(self._outbox.join(), STOP_S)
+        except TimeoutError:
+            log.warning("stopping with unsent messages", extra={"num": self._outbox.qsize()})
+
+    async def _on_pull(self, pull: PromptPull) -> PromptReply:
+        effect = self._turns.on_pull(pull, self._clock.now_ns())[0]
+        assert isinstance(effect, AnswerPull)
+        return effect.message
+
+    def _on_step(self, step: StepOutput) -> None:
+        now_ns = self._clock.now_ns()
+        for delta in step.deltas:
+            self._perform(self._turns.on_delta(delta, now_ns))
+
+    def _on_failed(self, failure: TurnFailed) -> None:
+        self._perform(self._turns.on_failed(failure))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver() | Fail():
+                    self._hand_over(effect)
+                case Submit() | Cancel():
+                    self._outbox.put_nowait(effect)
+                case AskScheduler():
+                    self._asked.set()
+
+    def _hand_over(self, event: Deliver | Fail) -> None:
+        is_last = isinstance(event, Fail) or event.finish is not None
+        boxes = self._boxes
+        found = boxes.pop(event.turn_id, None) if is_last else boxes.get(event.turn_id)
+        assert found is not None, f"news of {event.turn_id}, which nobody opened"
+        mailbox, index = found
+        mailbox.put(index, event)
+
+    async def _publish_all(self) -> None:
+        while True:
+            effect = await self._outbox.get()
+            try:
+                if isinstance(effect, Submit):
+                    await self._bus.publish(TURN_SUBMIT, effect.message)
+                else:
+                    await self._bus.publish(TURN_CANCEL, effect.message)
+            except PeerUnavailable as error:  # the watchdog submits again
+                log.warning("not published", extra={"error": error.message})
+            finally:
+                self._outbox.task_done()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._perform(self._turns.on_tick(self._clock.now_ns()))
+
+    async def _ask_scheduler(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            if await self._bus.has_responder(SCHEDULER_STATUS, Empty()):
+                self._turns.on_scheduler_seen(self._clock.now_ns())

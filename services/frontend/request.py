@@ -1,0 +1,119 @@
+"""Reading a request: who sent it, its headers, its body, and whether its client still waits."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.types import Receive
+
+from services.frontend.app import app_of
+from services.frontend.auth import Caller
+from services.frontend.errors import PayloadTooLarge
+from shared.errors import InvalidRequest
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId
+
+HEADER_CHARS_MAX = 256
+SESSION_HEADER = "X-Session-Id"
+SLO_TTFT_HEADER = "X-SLO-TTFT-Ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a request for text says outside its body.
+
+    Attributes:
+        slo_ttft_ms: target for the time to the first token; None: the house's own.
+    """
+
+    tenant: TenantId = DEFAULT_TENANT
+    request_id: str = ""
+    session_id: SessionId | None = None
+    slo_ttft_ms: float | None = None
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose key it is; `middleware.Authentication` has let them in."""
+    caller = request.scope["state"]["caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def origin_of(request: Request) -> Origin:
+    """The request's origin.
+
+    Raises:
+        InvalidRequest: a header's value cannot be what it says it is.
+    """
+    session_id = request.headers.get(SESSION_HEADER)
+    if session_id and len(session_id) > HEADER_CHARS_MAX:
+        raise InvalidRequest(
+            f"{SESSION_HEADER}: longer than {HEADER_CHARS_MAX} characters", SESSION_HEADER
+        )
+    return Origin(
+        tenant=caller_of(request).tenant,
+        request_id=request.scope["state"]["request_id"],
+        session_id=SessionId(session_id) if session_id else None,
+        slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
+    )
+
+
+def slo_ttft_ms(value: str | None) -> float | None:
+    """A target in milliseconds; None if there is none.
+
+    Raises:
+        InvalidRequest: no positive number.
+
+    >>> slo_ttft_ms("250")
+    250.0
+    """
+    if value is None:
+        return None
+    try:
+        target_ms = float(value)
+    except ValueError:
+        target_ms = math.nan
+    if not 0 < target_ms < math.inf:
+        raise InvalidRequest(
+            f"{SLO_TTFT_HEADER}: give a positive number of milliseconds", SLO_TTFT_HEADER
+        )
+    return target_ms
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body.
+
+    Raises:
+        PayloadTooLarge: known as soon as its length is declared, or too much has come.
+        ClientDisconnect: the client hung up while sending.
+    """
+    limit = app_of(request).config.body_bytes_max  # uvicorn throws away what comes after a refusal
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise PayloadTooLarge(f"the body is larger than {limit} bytes")
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > limit:
+            raise PayloadTooLarge(f"the body is larger than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+@contextmanager
+def watched(receive: Receive, on_disconnect: Callable[[], None]) -> Iterator[None]:
+    """Call `on_disconnect` if the client hangs up inside this block (after `read_body`)."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_disconnect()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()

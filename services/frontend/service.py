@@ -1,0 +1,121 @@
+"""The shell: connect, subscribe, listen, wait, drain."""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.frontend.api import nats
+from services.frontend.app import App
+from services.frontend.auth import load_keyring
+from services.frontend.config import FrontendConfig
+from services.frontend.core.turns import TurnLimits, Turns
+from services.frontend.edge import make_api
+from services.frontend.hub import Hub
+from services.frontend.models import Models
+from services.frontend.sessions import SessionStore
+from shared.errors import ConfigError
+from shared.ids import FrontendId, new_id
+from shared.service import Runtime
+from shared.subjects import WORKER_REPORT
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 2  # for streams to tell their end, after `drain_s`
+FORGET_WORKERS_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: the service's shell has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def main(runtime: Runtime, config: FrontendConfig) -> None:
+    """Serve HTTP until told to stop."""
+    keyring = load_keyring(config)
+    listener = listen(config.http_address, config.http_port)
+    frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
+    sessions = SessionStore(config.redis_url, runtime.clock, config.session_expiry_s)
+    runtime.stack.push_async_callback(sessions.close)
+    models = Models(runtime.clock, runtime.spawn)
+    hub = Hub(runtime.bus, runtime.clock, frontend_id, Turns(frontend_id, _limits(config)))
+    app = App(config, runtime.bus, runtime.clock, models, sessions, hub)
+
+    await hub.start(runtime)
+    await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
+    await nats.serve(app, keyring)
+    runtime.spawn(_forget_workers(models), "forget workers")
+    server = _Server(_uvicorn_config(make_api(app, keyring), config.drain_s))
+    serving = runtime.spawn(_serve(server, listener, runtime), "http")
+    address, port = listener.getsockname()[:2]
+    log.info("listening", extra={"url": f"http://{address}:{port}"})
+    await runtime.ready()
+
+    await runtime.stopping.wait()
+    server.should_exit = True  # no new requests; open ones may finish
+    await asyncio.wait({serving}, timeout=config.drain_s)
+    await hub.stop()
+    await asyncio.wait({serving})
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"SYMPHONY_HTTP_PORT={port}: cannot listen on {address}: {error.strerror}"
+        ) from None
+
+
+def _limits(config: FrontendConfig) -> TurnLimits:
+    return TurnLimits(
+        unpulled_ns=int(config.resubmit_unpulled_s * 1e9),
+        silent_ns=int(config.resubmit_silent_s * 1e9),
+        give_up_ns=int(config.give_up_s * 1e9),
+    )
+
+
+def _uvicorn_config(api: FastAPI, drain_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        api,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(drain_s) + SHUTDOWN_S,
+    )
+
+
+async def _serve(server: _Server, listener: socket.socket, runtime: Runtime) -> None:
+    await server.serve([listener])
+    if not runtime.stopping.is_set():
+        runtime.fail("the HTTP server stopped")
+
+
+async def _forget_workers(models: Models) -> None:
+    while True:
+        await asyncio.sleep(FORGET_WORKERS_S)
+        models.on_tick()

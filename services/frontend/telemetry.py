@@ -1,0 +1,21 @@
+"""What the frontend measures, under the names that dashboards of other servers know."""
+
+from shared.metrics import counter, gauge, histogram
+
+TTFT = histogram("time_to_first_token_seconds", "Request to first token, as its client sees it")
+INTER_TOKEN = histogram("inter_token_latency_seconds", "Between two tokens of one choice")
+E2E = histogram("e2e_request_latency_seconds", "Request to the end of its reply")
+QUEUE = histogram("request_queue_time_seconds", "Arrival at the worker to first prefill")
+PREFILL = histogram("request_prefill_time_seconds", "First prefill to first token")
+DECODE = histogram("request_decode_time_seconds", "First token to last")
+PROMPT_TOKENS = counter("prompt_tokens_total", "Tokens of prompts")
+GENERATION_TOKENS = counter("generation_tokens_total", "Tokens generated")
+SUCCESS = counter("request_success_total", "Choices that ended as they should", ["finished_reason"])
+FINISHED = {reason: SUCCESS.labels(reason) for reason in ("stop", "length", "abort")}
+RUNNING = gauge("num_requests_running", "Generations whose client is waiting")
+HTTP_ERRORS = counter("http_errors_total", "Errors answered, by HTTP status", ["code"])
+SESSION_STORE_ERRORS = counter("session_store_errors_total", "Session records not read or written")
+SESSIONS_REUSED = counter(
+    "session_prompts_total", "Prompts of named sessions, by whether stored tokens were extended",
+    ["reused"],
+)  # fmt: skip

@@ -1,0 +1,111 @@
+"""A model's tokenizer and chat template, from its own files.
+
+The heavy library is imported on first use. Encoding and decoding go straight to the fast backend
+where there is one: it keeps no state between calls, so that threads may share it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jinja2
+
+from shared.errors import InvalidRequest
+
+INLINE_CHARS_MAX = 20_000  # about 5 ms of tokenizing; longer texts go to a thread
+
+
+class ModelTokenizer:
+    """Text to tokens and back, for one model. Make one with `load_tokenizer`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.vocab_size = len(tokenizer)
+        self.token_bytes = lru_cache(maxsize=65_536)(self._token_bytes)
+
+    def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """A chat as the model's own template writes it.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses these messages.
+        """
+        if not self._tokenizer.chat_template:
+            raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        try:
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidRequest(f"the model's chat template: {error}", "messages") from None
+        return text
+
+    async def encode(self, text: str, *, special: bool) -> list[int]:
+        """Tokens of `text`; `special` adds what the model expects at a text's start."""
+        if len(text) > INLINE_CHARS_MAX and self._backend is not None:
+            return await asyncio.to_thread(self.encode_now, text, special=special)
+        return self.encode_now(text, special=special)
+
+    def encode_now(self, text: str, *, special: bool) -> list[int]:
+        """`encode`, on this thread."""
+        tokens: list[int]
+        if self._backend is not None:
+            tokens = self._backend.encode(text, add_special_tokens=special).ids
+        else:
+            tokens = self._tokenizer.encode(text, add_special_tokens=special)
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without special tokens."""
+        return self._decode(tokens, skip=True)
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, special tokens included."""
+        return self._decode(tokens, skip=False)
+
+    def token_text(self, token: int) -> str:
+        """One token as text; a part of a character as ``bytes:\\xe4``."""
+        text = self.decode_all([token])
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token))
+
+    def token_name(self, token: int) -> str:
+        """The vocabulary's own name for a token."""
+        return str(self._tokenizer.convert_ids_to_tokens(token))
+
+    def _decode(self, tokens: Sequence[int], *, skip: bool) -> str:
+        text: str
+        if self._backend is not None:
+            text = self._backend.decode(tokens, skip_special_tokens=skip)
+        else:
+            text = self._tokenizer.decode(list(tokens), skip_special_tokens=skip)
+        return text
+
+    def _token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for, whole characters or not."""
+        text = self.decode_all([token])
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode("utf-8", "surrogatepass")
+        name = self.token_name(token)
+        if name.startswith("<0x") and name.endswith(">"):  # sentencepiece byte fallback
+            return bytes.fromhex(name[3:-1])
+        return bytes(self._bytes_of_symbols.get(symbol, 0x3F) for symbol in name)
+
+    @cached_property
+    def _bytes_of_symbols(self) -> dict[str, int]:
+        """Byte-level BPE's alphabet: printable bytes stand for themselves, others follow 255."""
+        printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+        others = (256 + n for n in range(256))
+        return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
+
+
+def load_tokenizer(source: str) -> ModelTokenizer:
+    """Read a tokenizer from a folder or hub id. Blocks; takes seconds.
+
+    Raises:
+        OSError: not there.
+        ValueError: not a tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    return ModelTokenizer(AutoTokenizer.from_pretrained(source))
