@@ -191,7 +191,7 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
     worker = {"SYMPHONY_EMULATE": options.emulate or ""}
     if "SYMPHONY_NUM_THREADS" not in common:
         # Workers that compute on all cores each would only wait for one another.
-        cores_each = max(1, (os.cpu_count() or 1) // options.num_workers)
+        cores_each = max(1, (os.cpu_count() or 1) // max(1, options.num_workers))
         worker["SYMPHONY_NUM_THREADS"] = str(cores_each)
     if options.models:
         worker["SYMPHONY_MODELS"] = json.dumps(options.models)

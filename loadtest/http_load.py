@@ -1,7 +1,10 @@
-"""A closed-loop HTTP/1.1 load on raw sockets: so light that it measures the server, not itself."""
+"""An HTTP/1.1 load on raw sockets: so light that it measures the server, not itself."""
 
 import asyncio
+import random
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import cast
@@ -13,7 +16,7 @@ FIRST_EVENT = b"data:"
 @dataclass(slots=True)
 class LoadResult:
     """Attributes:
-    first_byte_s: for each request, from its last byte sent to the first event received.
+    first_byte_s: for each request, from when it was sent (or due) to its first event.
     num_errors: answers other than 200, or connections that broke.
     """
 
@@ -30,65 +33,124 @@ class LoadResult:
         return quantiles(self.first_byte_s, n=100)[percent - 1] * 1e3
 
 
-class _Client(asyncio.Protocol):
-    """One connection that sends its next request as soon as the last answer is whole."""
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection that carries one request at a time."""
 
-    def __init__(self, request: bytes, result: LoadResult, stop_at: float) -> None:
-        self.done = asyncio.get_running_loop().create_future()
+    def __init__(
+        self, request: bytes, result: LoadResult, on_idle: Callable[["_Connection"], None]
+    ) -> None:
+        self.closed = asyncio.get_running_loop().create_future()
         self._request = request
         self._result = result
-        self._stop_at = stop_at
+        self._on_idle = on_idle
         self._buffer = b""
-        self._sent_at = 0.0
+        self._due_at = 0.0
         self._has_first = False
+
+    def send(self, due_at: float) -> None:
+        """Send the request; its latency counts from `due_at`."""
+        self._buffer = b""
+        self._has_first = False
+        self._due_at = due_at
+        self._transport.write(self._request)
+
+    def close(self) -> None:
+        """No more requests."""
+        self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._send()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         if not self._has_first and FIRST_EVENT in self._buffer:
             self._has_first = True
-            self._result.first_byte_s.append(time.perf_counter() - self._sent_at)
-        if not self._buffer.endswith(END_OF_CHUNKS):
-            return
-        if not self._buffer.startswith(b"HTTP/1.1 200"):
-            self._result.num_errors += 1
-        if time.perf_counter() < self._stop_at:
-            self._send()
-        else:
-            self._transport.close()
+            self._result.first_byte_s.append(time.perf_counter() - self._due_at)
+        if self._buffer.endswith(END_OF_CHUNKS):
+            self._result.num_errors += not self._buffer.startswith(b"HTTP/1.1 200")
+            self._on_idle(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._result.num_errors += error is not None
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def _send(self) -> None:
-        self._buffer = b""
-        self._has_first = False
-        self._sent_at = time.perf_counter()
-        self._transport.write(self._request)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
 
 async def closed_loop(
     port: int, path: str, body: bytes, *, concurrency: int, seconds: float
 ) -> LoadResult:
     """Keep `concurrency` requests in flight against loopback `port` for `seconds`."""
+    result = LoadResult()
+    started = time.perf_counter()
+
+    def go_on(connection: _Connection) -> None:
+        now = time.perf_counter()
+        if now < started + seconds:
+            connection.send(now)
+        else:
+            connection.close()
+
+    connections = await _connect(port, path, body, concurrency, result, go_on)
+    for connection in connections:
+        go_on(connection)
+    await asyncio.wait_for(asyncio.gather(*(c.closed for c in connections)), seconds + 30)
+    result.duration_s = time.perf_counter() - started
+    return result
+
+
+async def open_loop(
+    port: int, path: str, body: bytes, *, rate: float, connections_max: int, seconds: float
+) -> LoadResult:
+    """Send at Poisson arrivals of `rate` a second, whatever the server does.
+
+    A request that finds no idle connection waits for one, and its latency counts from when it was
+    due, so that a slow server is not spared by its own slowness.
+    """
+    result = LoadResult()
+    due: deque[float] = deque()
+    idle: list[_Connection] = []
+
+    def pair(connection: _Connection | None = None) -> None:
+        if connection is not None:
+            idle.append(connection)
+        while due and idle:
+            idle.pop().send(due.popleft())
+
+    connections = await _connect(port, path, body, connections_max, result, pair)
+    idle += connections
+    rng = random.Random(1)
+    started = next_at = time.perf_counter()
+    while next_at < started + seconds:
+        next_at += rng.expovariate(rate)
+        await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
+        due.append(next_at)
+        pair()
+    deadline = time.perf_counter() + 30
+    while len(idle) < connections_max and time.perf_counter() < deadline:
+        await asyncio.sleep(0.01)
+    result.duration_s = time.perf_counter() - started
+    for connection in connections:
+        connection.close()
+    return result
+
+
+async def _connect(
+    port: int,
+    path: str,
+    body: bytes,
+    count: int,
+    result: LoadResult,
+    on_idle: Callable[[_Connection], None],
+) -> list[_Connection]:
     request = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
-    result = LoadResult()
     loop = asyncio.get_running_loop()
-    started = time.perf_counter()
-    clients = []
-    for _ in range(concurrency):
-        _, client = await loop.create_connection(
-            lambda: _Client(request, result, started + seconds), "127.0.0.1", port
+    made = [
+        await loop.create_connection(
+            lambda: _Connection(request, result, on_idle), "127.0.0.1", port
         )
-        clients.append(client)
-    await asyncio.wait_for(asyncio.gather(*(c.done for c in clients)), seconds + 30)
-    result.duration_s = time.perf_counter() - started
-    return result
+        for _ in range(count)
+    ]
+    return [connection for _, connection in made]

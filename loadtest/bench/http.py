@@ -1,8 +1,9 @@
 """``symphony bench http``: what the house adds to a request, beside a bare FastAPI route.
 
 The house runs with an emulated worker whose forward pass takes no time; every request is a
-streamed chat turn of one token. A closed loop keeps `--concurrency` requests in flight; the load,
-NATS and every service share this machine.
+streamed chat turn of one token. A closed loop keeps `--concurrency` requests in flight: the most
+the house can do. An open loop sends at fixed rates: the latency below that. The load, NATS and
+every service share this machine.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import orjson
 import uvloop
 
 from cli.children import free_port, start_child, stop_child
-from loadtest.http_load import LoadResult, closed_loop
+from loadtest.http_load import LoadResult, closed_loop, open_loop
 from shared.errors import PeerUnavailable
 
 PATH = "/v1/chat/completions"
@@ -32,6 +33,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="symphony bench http", description=__doc__)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rates", default="250,500,1000", help="open-loop requests per second")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
         directory = Path(name)
@@ -70,7 +72,27 @@ def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[
         "added_p50_ms": round(house.percentile_ms(50) - bare.percentile_ms(50), 2),
         "added_p99_ms": round(house.percentile_ms(99) - bare.percentile_ms(99), 2),
         "unloaded": _unloaded(bare_port, house_port, body),
+        "open_loop": _open_loop(args, bare_port, house_port, body),
     }
+
+
+def _open_loop(
+    args: argparse.Namespace, bare_port: int, house_port: int, body: bytes
+) -> dict[str, dict[str, float]]:
+    """Latency at given rates, below saturation: what a user sees, without a loop's own queue."""
+    found = {}
+    for rate in (float(text) for text in args.rates.split(",")):
+        row: dict[str, float] = {}
+        for side, port in (("bare", bare_port), ("house", house_port)):
+            load = open_loop(
+                port, PATH, body, rate=rate, connections_max=args.concurrency, seconds=args.seconds
+            )
+            result = uvloop.run(load)
+            row[f"{side}_p50_ms"] = round(result.percentile_ms(50), 2)
+            row[f"{side}_p99_ms"] = round(result.percentile_ms(99), 2)
+        row["added_p50_ms"] = round(row["house_p50_ms"] - row["bare_p50_ms"], 2)
+        found[f"{rate:g}_per_s"] = row
+    return found
 
 
 def _unloaded(bare_port: int, house_port: int, body: bytes) -> dict[str, float]:

@@ -145,7 +145,7 @@ class AdvisoryBody(Body):
     model: Id | None = None
     expected_arrival: Annotated[Finite, Field(ge=0, le=86_400)] | None = None
     ordered: bool = False
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 1
+    priority: Annotated[int, Field(ge=0, le=9)] = 1
 
 
 # The values of unsupported fields that mean the same as leaving them out.

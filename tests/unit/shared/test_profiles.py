@@ -1,0 +1,46 @@
+"""Latency profiles: named, or from a file."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.profiles import PROFILES, LatencyProfile, load_profile
+
+
+def test_a_step_s_time_is_the_sum_of_its_parts() -> None:
+    profile = LatencyProfile(
+        name="p", base_ms=10.0, prefill_ms_per_token=0.5, decode_ms_per_turn=2.0,
+        context_ms_per_token=0.01,
+    )  # fmt: skip
+    assert profile.step_ms(0, 0) == 10.0
+    assert profile.step_ms(100, 3, 1000) == pytest.approx(10.0 + 50.0 + 6.0 + 10.0)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_named_profiles_are_plausible(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.num_kv_tokens > profile.max_model_len or profile.num_kv_tokens > 50_000
+    assert profile.step_ms(1000, 8, 1000) >= profile.step_ms(0, 1)
+
+
+def test_a_profile_can_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '{"name": "mine", "base_ms": 1, "prefill_ms_per_token": 0.1, "decode_ms_per_turn": 0.2}'
+    )
+    assert load_profile(str(path)).step_ms(10, 0) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"name": "x", "base_ms": "slow"}'])
+def test_a_wrong_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"wrong\.json"):
+        load_profile(str(path))
+
+
+def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ConfigError, match=r"'nonsense'.*zero.*h100-llama3-8b"):
+        load_profile("nonsense")

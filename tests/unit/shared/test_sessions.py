@@ -1,0 +1,65 @@
+"""Session records and their keys in Redis."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import MalformedMessage
+from shared.ids import ModelId, SessionId, TenantId
+from shared.sessions import (
+    SessionRecord,
+    block_redis_key,
+    decode_record,
+    encode_record,
+    host_blocks_redis_key,
+    session_redis_key,
+)
+
+RECORD = SessionRecord(
+    session_id=SessionId("fox"),
+    tenant=TenantId("team"),
+    model_id=ModelId("m"),
+    fingerprint="f",
+    tokens="AAAAAA==",
+    block_keys="",
+    prompt_text="Wer rät's? 🦊",
+    reply_text="der Fuchs",
+    num_tokens=1,
+    num_turns=1,
+    last_used=1.5,
+    expires=2.5,
+)
+NAMES = st.text(st.sampled_from("a:b1*"), min_size=1, max_size=6)
+
+
+@given(tenants=st.tuples(NAMES, NAMES), sessions=st.tuples(NAMES, NAMES))
+@settings(max_examples=200, deadline=None)
+def test_no_two_sessions_share_a_key(tenants: tuple[str, str], sessions: tuple[str, str]) -> None:
+    one, two = (
+        session_redis_key(TenantId(tenant), SessionId(session))
+        for tenant, session in zip(tenants, sessions, strict=True)
+    )
+    assert (one == two) == ((tenants[0], sessions[0]) == (tenants[1], sessions[1]))
+
+
+def test_kinds_of_keys_do_not_meet() -> None:
+    keys = {
+        session_redis_key(TenantId("h"), SessionId("blocks")),
+        block_redis_key("h"),
+        host_blocks_redis_key("h"),
+    }
+    assert keys == {"symphony:session:1:h:blocks", "symphony:block:h", "symphony:host:h:blocks"}
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    assert decode_record(encode_record(RECORD)) == RECORD
+    salted = replace(RECORD, cache_salt="s")
+    assert decode_record(encode_record(salted)) == salted
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"session_id": "fox"}', b"\x80"])
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_record(data)
