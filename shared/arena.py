@@ -127,13 +127,16 @@ class Arena:
         """Publish a page's state; the kvstore's alone to call."""
         self.words[page] = generation << _STATE_BITS | state
 
-    def is_ready(self, page: int, generation: int) -> bool:
-        """Whether the page holds, at this moment, the bytes promised under `generation`."""
-        return int(self.words[page]) == generation << _STATE_BITS | PageState.READY
+    def promise(self, page: int, generation: int) -> PageState:
+        """How the bytes promised under `generation` stand, from one look at the word: FILLING,
+        READY, or BAD when they will not come (any more).
 
-    def is_pending(self, page: int, generation: int) -> bool:
-        """Whether the bytes promised under `generation` may still come."""
-        return int(self.words[page]) == generation << _STATE_BITS | PageState.FILLING
+        One look, because the word may change between two.
+        """
+        found, state = self.word(page)
+        if found != generation or state is PageState.FREE:
+            return PageState.BAD
+        return state
 
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""

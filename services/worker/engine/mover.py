@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
 from services.worker.engine.gate import PageGate
-from shared.arena import Arena, Bytes, checksum
+from shared.arena import Arena, Bytes, PageState, checksum
 
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
 POLL_S = 50e-6
@@ -187,20 +187,19 @@ class KvMover:
         left: list[_Load] = []
         for item in queue[:BATCH_PAGES]:
             load = item.load
-            if item.arena.is_ready(load.arena_page, load.generation):
+            state = item.arena.promise(load.arena_page, load.generation)
+            if state is PageState.READY:
                 self._copier.load(item.arena, load.arena_page, load.pool_page)
                 copied.append(item)
-            elif started_ns < item.deadline_ns and item.arena.is_pending(
-                load.arena_page, load.generation
-            ):
+            elif state is PageState.FILLING and started_ns < item.deadline_ns:
                 left.append(item)
             else:
                 bad.append(load.pool_page)
         self._copier.finish_loads()
         for item in copied:
             load = item.load
-            is_same = item.arena.is_ready(load.arena_page, load.generation)
-            (good if is_same else bad).append(load.pool_page)
+            state = item.arena.promise(load.arena_page, load.generation)
+            (good if state is PageState.READY else bad).append(load.pool_page)
         if good or bad:
             self.gate.settle(good, bad)
             num_bytes = sum(item.arena.page_bytes for item in copied)

@@ -16,7 +16,7 @@ from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main
 from shared import messages as m
 from shared import subjects
-from shared.arena import Arena, Bytes, checksum
+from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
@@ -202,7 +202,7 @@ class FakeWorker:
     async def assert_holds(self, staged: m.KvStaged, keys: Sequence[BlockKey]) -> None:
         """Every staged page comes, and holds what was computed."""
         for slot, (page, generation) in enumerate(await self.arrived(staged)):
-            assert self.arena.is_ready(page, generation)
+            assert self.arena.promise(page, generation) is PageState.READY
             layer, index = divmod(slot, staged.num_blocks)
             assert np.array_equal(self.arena.pages[page], page_of(keys[index], layer))
 
@@ -211,5 +211,7 @@ class FakeWorker:
         pages, generations = unpack_ints(staged.pages), unpack_ints(staged.generations)
         assert len(pages) == NUM_LAYERS * staged.num_blocks
         promised = list(zip(pages, generations, strict=True))
-        await eventually(lambda: not any(self.arena.is_pending(p, g) for p, g in promised))
+        await eventually(
+            lambda: PageState.FILLING not in {self.arena.promise(*page) for page in promised}
+        )
         return promised

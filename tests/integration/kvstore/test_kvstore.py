@@ -17,6 +17,7 @@ from services.kvstore import service
 from services.kvstore.leases import LeaseFiles
 from shared import messages as m
 from shared import subjects
+from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.errors import ConfigError, InvalidRequest, NoCapacity, NotFound
 from shared.ids import SessionId, WorkerId
@@ -156,7 +157,8 @@ def test_a_flipped_byte_on_disk_is_found_and_its_block_deleted_everywhere(place:
             async with kvstore(place):
                 await worker.open()
                 staged = await worker.stage(keys)
-                ready = [worker.arena.is_ready(*page) for page in await worker.arrived(staged)]
+                arrived = await worker.arrived(staged)
+                ready = [worker.arena.promise(*page) is PageState.READY for page in arrived]
                 assert ready[2 * 3 + 1] is False and sum(ready) == 3 * NUM_LAYERS - 1
                 await until(lists(redis, [keys[0], keys[2]]))
                 stats = await worker.stats()

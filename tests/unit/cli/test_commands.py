@@ -114,7 +114,7 @@ def test_status_tells_of_services_workers_and_tiers() -> None:
     report = describe(run, snapshot)
     assert [service["state"] for service in report["services"]] == ["running", "ready", "dead"]
     assert report["sessions"] == 7
-    assert report["tiers"]["disk"] == {"blocks": 3, "bytes": 0}
+    assert report["tiers"]["disk"] == {"blocks": 3, "bytes": 0, "pages_corrupt": 0}
     console = Console(width=100)
     with console.capture() as capture:
         console.print(render(report))

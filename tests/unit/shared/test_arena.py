@@ -35,24 +35,23 @@ def test_a_new_arena_is_free_and_empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "is_ready", "is_pending"),
+    ("word", "promised"),
     [
-        ((7, PageState.READY), True, False),
-        ((7, PageState.FILLING), False, True),
-        ((7, PageState.BAD), False, False),
-        ((7, PageState.FREE), False, False),
-        ((8, PageState.READY), False, False),
-        ((8, PageState.FILLING), False, False),
-        ((6, PageState.READY), False, False),
+        ((7, PageState.READY), PageState.READY),
+        ((7, PageState.FILLING), PageState.FILLING),
+        ((7, PageState.BAD), PageState.BAD),
+        ((7, PageState.FREE), PageState.BAD),
+        ((8, PageState.READY), PageState.BAD),
+        ((8, PageState.FILLING), PageState.BAD),
+        ((6, PageState.READY), PageState.BAD),
     ],
 )
 def test_a_word_promises_one_generation_only(
-    path: Path, word: tuple[int, PageState], is_ready: bool, is_pending: bool
+    path: Path, word: tuple[int, PageState], promised: PageState
 ) -> None:
     arena = Arena.create(path, 1, 8)
     arena.set_word(0, *word)
-    assert arena.is_ready(0, 7) == is_ready
-    assert arena.is_pending(0, 7) == is_pending
+    assert arena.promise(0, 7) is promised
     arena.close()
 
 

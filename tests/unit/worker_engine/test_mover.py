@@ -89,3 +89,23 @@ def test_writes_carry_their_checksums(setup: Setup) -> None:
 
 def test_pages_leased_from_an_earlier_kvstore_are_not_written(setup: Setup) -> None:
     assert setup.mover.begin_writes(plan(EPOCH - 1), num_layers=2) is None
+
+
+class FlippingArena(Arena):
+    """Its kvstore finishes a page right after the first look at its word."""
+
+    def word(self, page: int) -> tuple[int, PageState]:
+        found = super().word(page)
+        self.set_word(page, found[0], PageState.READY)
+        return found
+
+
+def test_a_page_that_becomes_ready_between_two_looks_is_no_failure(
+    setup: Setup, tmp_path: Path
+) -> None:
+    arena = FlippingArena.create(tmp_path / "flipping", PAGES, PAGE_BYTES)
+    setup.mover.attach(arena, EPOCH)
+    arena.set_word(2, 7, PageState.FILLING)
+    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, EPOCH)], is_prefetch=False)
+    assert setup.has_ended.wait(5)
+    assert setup.ended == [([5], [])]
