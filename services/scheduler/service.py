@@ -21,6 +21,7 @@ from services.scheduler.core import (
     WakeAt,
 )
 from shared.errors import NoCapacity, PeerUnavailable
+from shared.events import EventQueue
 from shared.ids import WorkerId
 from shared.messages import AdvisoryKey, Empty, ExpectSession, SchedulerStatus, SessionPlacement
 from shared.metrics import counter, gauge
@@ -45,12 +46,8 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
-Event = Callable[[int], list[Effect]]
-"""One thing that happened, to be told to the core with the time."""
-
 EVENTS_PER_TURN_OF_LOOP = 64
 GAUGES_EVERY_S = 1.0
-WAKE_RETRY_S = 0.05
 
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
@@ -81,13 +78,14 @@ class SchedulerService:
             started_at_ns=self._clock.now_ns(),
             attempt_floor=self._clock.wall_ns() // 1_000_000,
         )
-        self._events: asyncio.Queue[Event] = asyncio.Queue(config.scheduler_queue_max)
-        self._alarm: asyncio.TimerHandle | None = None
+        self._events: EventQueue[Effect] = EventQueue(
+            config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
+        )
 
     async def start(self) -> None:
         """Subscribe to everything and begin to consume."""
         core = self._core
-        self._events.put_nowait(core.on_wake)
+        self._events.put(core.on_wake)
         self._runtime.spawn(self._consume(), "scheduler events")
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
@@ -100,23 +98,13 @@ class SchedulerService:
 
     def stop(self) -> None:
         """No more alarms."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._events.stop()
 
     async def _expect(self, message: ExpectSession) -> SessionPlacement:
-        answer: asyncio.Future[SessionPlacement] = asyncio.get_running_loop().create_future()
-
-        def event(now_ns: int) -> list[Effect]:
-            placement, effects = self._core.on_expect(message, now_ns)
-            answer.set_result(placement)
-            return effects
-
-        if not self._put(event):
-            raise NoCapacity("the scheduler has too much to do")
-        return await answer
+        return await self._events.ask(self._core.on_expect, message)
 
     async def _drop(self, message: AdvisoryKey) -> Empty:
-        if not self._put(partial(self._core.on_drop, message)):
+        if not self._events.put(partial(self._core.on_drop, message)):
             raise NoCapacity("the scheduler has too much to do")
         return Empty()
 
@@ -125,23 +113,14 @@ class SchedulerService:
 
     def _feed(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], None]:
         def on_message(message: M) -> None:
-            self._put(partial(handler, message))
+            self._events.put(partial(handler, message))
 
         return on_message
-
-    def _put(self, event: Event) -> bool:
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            DROPPED.inc()
-            return False
-        return True
 
     async def _consume(self) -> None:
         num_handled = 0
         while True:
-            event = await self._events.get()
-            for effect in event(self._clock.now_ns()):
+            for effect in await self._events.next_effects():
                 try:
                     await self._perform(effect)
                 except PeerUnavailable as error:
@@ -170,7 +149,7 @@ class SchedulerService:
             case CountTurn(outcome):
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
-                self._set_alarm(at_ns)
+                self._events.set_alarm(at_ns)
 
     async def _probe(self, worker_id: WorkerId) -> None:
         is_there = await self._bus.has_responder(WORKER_PING, Empty(), worker_id)
@@ -178,16 +157,7 @@ class SchedulerService:
         # While the bus itself is away nobody can answer, and that tells nothing.
         if not is_there and self._bus.connected:
             log.warning("worker does not answer", extra={"worker_id": worker_id})
-            self._put(partial(self._core.on_worker_gone, worker_id))
-
-    def _set_alarm(self, at_ns: int) -> None:
-        self.stop()
-        delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9
-        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake)
-
-    def _wake(self) -> None:
-        if not self._put(self._core.on_wake):  # the core waits for this one: it must not be lost
-            self._alarm = asyncio.get_running_loop().call_later(WAKE_RETRY_S, self._wake)
+            self._events.put(partial(self._core.on_worker_gone, worker_id))
 
     async def _refresh_gauges(self) -> None:
         while True:

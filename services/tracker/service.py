@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from services.tracker.config import TrackerConfig
 from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore, WakeAt
 from shared.clock import Clock
-from shared.errors import NoCapacity, SymphonyError
+from shared.errors import SymphonyError
+from shared.events import EventQueue
 from shared.messages import Advisory, AdvisoryKey, AdvisoryState, ExpectSession, TurnArrived
 from shared.metrics import counter, gauge
 from shared.service import Runtime
@@ -25,14 +24,8 @@ from shared.subjects import (
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M")
-
-Event = Callable[[int], list[Effect]]
-"""One thing that happened, to be told to the core with the time."""
-
 PLACEMENT_TIMEOUT_S = 2.0
 SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
-WAKE_RETRY_S = 0.05
 
 ADVISORIES = counter("advisories_total", "Advisories by what became of them", ["outcome"])
 LIVE = gauge("advisories_live", "Advisories whose turn is expected")
@@ -47,8 +40,9 @@ class TrackerService:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._core = TrackerCore(config.limits())
-        self._events: asyncio.Queue[Event] = asyncio.Queue(config.tracker_queue_max)
-        self._alarm: asyncio.TimerHandle | None = None
+        self._events: EventQueue[Effect] = EventQueue(
+            config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
+        )
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -61,11 +55,10 @@ class TrackerService:
 
     def stop(self) -> None:
         """No more alarms."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._events.stop()
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
-        record = await self._tell(self._core.on_submit, advisory)
+        record = await self._events.ask(self._core.on_submit, advisory)
         answered = self._answered.get(record.wire_key)
         if record.state == "expected" and answered is not None:
             with suppress(TimeoutError):  # the caller needs no place, only an answer
@@ -73,45 +66,17 @@ class TrackerService:
         return _to_wire(record, self._clock)
 
     async def _invalidate(self, key: AdvisoryKey) -> AdvisoryState:
-        return _to_wire(await self._tell(self._core.on_invalidate, key), self._clock)
+        return _to_wire(await self._events.ask(self._core.on_invalidate, key), self._clock)
 
     async def _get(self, key: AdvisoryKey) -> AdvisoryState:
         return _to_wire(self._core.get(key), self._clock)
 
     def _turn_arrived(self, arrived: TurnArrived) -> None:
-        self._put(partial(self._core.on_turn_arrived, arrived))
-
-    async def _tell(
-        self, handler: Callable[[M, int], tuple[Record, list[Effect]]], message: M
-    ) -> Record:
-        """Put `message` through the queue to the core and return its record, or raise its error."""
-        answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
-
-        def event(now_ns: int) -> list[Effect]:
-            try:
-                record, effects = handler(message, now_ns)
-            except SymphonyError as error:
-                answer.set_exception(error)
-                return []
-            answer.set_result(record)
-            return effects
-
-        if not self._put(event):
-            raise NoCapacity("the tracker has too much to do")
-        return await answer
-
-    def _put(self, event: Event) -> bool:
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            DROPPED.inc()
-            return False
-        return True
+        self._events.put(partial(self._core.on_turn_arrived, arrived))
 
     async def _consume(self) -> None:
         while True:
-            event = await self._events.get()
-            for effect in event(self._clock.now_ns()):
+            for effect in await self._events.next_effects():
                 self._perform(effect)
             LIVE.set(self._core.num_live)
 
@@ -126,9 +91,7 @@ class TrackerService:
             case Count(outcome):
                 ADVISORIES.labels(outcome).inc()
             case WakeAt(at_ns):
-                self.stop()
-                delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9
-                self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake)
+                self._events.set_alarm(at_ns)
 
     async def _ask(self, message: ExpectSession, key: AdvisoryKey, answered: asyncio.Event) -> None:
         worker_id = None
@@ -146,17 +109,13 @@ class TrackerService:
             answered.set()
             return effects
 
-        await self._events.put(event)  # the core counts on this one: wait for room
+        await self._events.put_surely(event)
 
     async def _drop(self, key: AdvisoryKey) -> None:
         try:
             await self._bus.request(SESSION_DROP, key, timeout_s=PLACEMENT_TIMEOUT_S)
         except SymphonyError as error:  # the reservation then ends by its expiry
             log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
-
-    def _wake(self) -> None:
-        if not self._put(self._core.on_wake):  # the core waits for this one: it must not be lost
-            self._alarm = asyncio.get_running_loop().call_later(WAKE_RETRY_S, self._wake)
 
 
 def _to_wire(record: Record, clock: Clock) -> AdvisoryState:

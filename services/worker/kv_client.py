@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,6 +70,7 @@ class KvClient:
         self.epoch = 0
         self._lost = asyncio.Event()
         self._lost.set()
+        self._met = asyncio.Event()
 
     @property
     def is_connected(self) -> bool:
@@ -87,6 +89,11 @@ class KvClient:
                     log.warning("no kvstore: KV stays on this worker", extra={"error": str(error)})
                     has_warned = True
                 await asyncio.sleep(RETRY_S)
+
+    async def wait_met(self, timeout_s: float) -> None:
+        """Return once a kvstore knows us for the first time, or after `timeout_s` without one."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._met.wait(), timeout_s)
 
     async def lease(self, num_pages: int) -> list[int]:
         """Arena pages to write into; few or none when the arena is full or the kvstore away."""
@@ -171,6 +178,7 @@ class KvClient:
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
         self.epoch += 1
         self._on_connected(arena, self.epoch)
+        self._met.set()
 
     async def _call(self, call: Awaitable[T]) -> T | None:
         """Await a call to the kvstore. None, and a new connection, if it is not to be reached."""

@@ -41,6 +41,7 @@ from shared.subjects import (
 
 log = logging.getLogger(__name__)
 
+KVSTORE_PATIENCE_S = 3.0
 STATES: dict[str, Literal["loading", "ready", "draining"]] = {
     "starting": "loading",
     "ready": "ready",
@@ -58,6 +59,7 @@ class Worker:
         self._incarnation = new_id("inc")
         self._thread = ThreadPoolExecutor(1, "forward")
         self._runners: dict[str, EngineRunner] = {}
+        self._kvs: list[KvClient] = []
         self._puller = PromptPuller(runtime.bus, self._worker_id, self._on_prompt)
         self._num_reports = 0
         self._created = int(time.time())
@@ -74,6 +76,8 @@ class Worker:
         await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
         await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
         await bus.serve(WORKER_PING, self._on_ping, me)
+        # Turns may be waiting for this worker: without the kvstore it would compute their history.
+        await asyncio.gather(*(kv.wait_met(KVSTORE_PATIENCE_S) for kv in self._kvs))
         await runtime.ready()
         self._report_now.set()
         await runtime.stopping.wait()
@@ -132,6 +136,7 @@ class Worker:
         runtime.stack.callback(kv.close)
         runtime.spawn(runner.run(), f"engine {info.model_id}")
         if config.write_behind:
+            self._kvs.append(kv)
             runtime.spawn(kv.maintain(), f"kvstore of {info.model_id}")
         log.info("model loaded", extra={"model": info.model_id, "pages": info.num_pages})
 

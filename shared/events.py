@@ -1,0 +1,91 @@
+"""What stands between a service's handlers and its core: one bounded queue, one alarm."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from prometheus_client import Counter
+
+from shared.clock import Clock
+from shared.errors import NoCapacity, SymphonyError
+
+E = TypeVar("E")
+M = TypeVar("M")
+R = TypeVar("R")
+
+WAKE_RETRY_S = 0.05
+
+
+class EventQueue(Generic[E]):
+    """Events for one core, told to it one after the other with the time at which each is taken.
+
+    An event is a function of the time that calls the core and returns its effects (of type `E`).
+
+    Args:
+        size_max: events that may wait; more are dropped and counted in `dropped`.
+        on_wake: the core's own event for an alarm it set.
+    """
+
+    def __init__(
+        self, size_max: int, clock: Clock, on_wake: Callable[[int], list[E]], dropped: Counter
+    ) -> None:
+        self._events: asyncio.Queue[Callable[[int], list[E]]] = asyncio.Queue(size_max)
+        self._clock = clock
+        self._on_wake = on_wake
+        self._dropped = dropped
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def put(self, event: Callable[[int], list[E]]) -> bool:
+        """Queue an event; False, and counted, if there is no room."""
+        try:
+            self._events.put_nowait(event)
+        except asyncio.QueueFull:
+            self._dropped.inc()
+            return False
+        return True
+
+    async def put_surely(self, event: Callable[[int], list[E]]) -> None:
+        """Queue an event that the core counts on: wait for room."""
+        await self._events.put(event)
+
+    async def ask(self, handler: Callable[[M, int], tuple[R, list[E]]], message: M) -> R:
+        """Tell the core `message` in its turn, and return what it answers.
+
+        Raises:
+            NoCapacity: too many events wait.
+            SymphonyError: the core's own refusal.
+        """
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def event(now_ns: int) -> list[E]:
+            try:
+                result, effects = handler(message, now_ns)
+            except SymphonyError as error:
+                answer.set_exception(error)
+                return []
+            answer.set_result(result)
+            return effects
+
+        if not self.put(event):
+            raise NoCapacity("too many events wait here")
+        return await answer
+
+    async def next_effects(self) -> list[E]:
+        """Wait for the next event, tell the core, and return what it wants done."""
+        event = await self._events.get()
+        return event(self._clock.now_ns())
+
+    def set_alarm(self, at_ns: int) -> None:
+        """Wake the core at this instant; replaces an earlier alarm."""
+        self.stop()
+        delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9
+        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def stop(self) -> None:
+        """No more alarms."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _wake(self) -> None:
+        if not self.put(self._on_wake):  # the core waits for this one: it must not be lost
+            self._alarm = asyncio.get_running_loop().call_later(WAKE_RETRY_S, self._wake)
