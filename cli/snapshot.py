@@ -92,6 +92,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
             "disk": {
                 "blocks": sum(store.disk_blocks for store in stores),
                 "bytes": sum(store.disk_bytes for store in stores),
+                "pages_corrupt": sum(store.num_corrupt for store in stores),
             },
         },
     }

@@ -38,7 +38,7 @@ class SessionStore:
             timeout=PATIENCE_S,
             socket_timeout=PATIENCE_S,
             socket_connect_timeout=PATIENCE_S,
-            retry=Retry(NoBackoff(), 0),
+            retry=Retry(NoBackoff(), 1),  # a connection that a restart broke is made anew
         )
         self._redis: Any = Redis(connection_pool=self._pool)
         self._clock = clock

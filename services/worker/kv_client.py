@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 0.5
+PROBE_S = 1.0  # between two questions whether the kvstore still knows us
 CALL_TIMEOUT_S = 5.0
 DEMAND_PRIORITY = 100  # above every advisory's
 
@@ -77,10 +78,18 @@ class KvClient:
         return not self._lost.is_set()
 
     async def maintain(self) -> None:
-        """Keep the connection: open, and open again whenever it is lost. Runs for ever."""
+        """Keep the connection: open, and open again whenever it is lost. Runs for ever.
+
+        A kvstore that was restarted knows nobody. It is asked now and then, so that an idle worker
+        learns of it before its next turn, whose new blocks would else go nowhere.
+        """
         has_warned = False
         while True:
-            await self._lost.wait()
+            try:
+                await asyncio.wait_for(self._lost.wait(), PROBE_S)
+            except TimeoutError:
+                await self.lease(0)
+                continue
             try:
                 await self._open()
                 has_warned = False

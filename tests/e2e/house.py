@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from openai import OpenAI
 
 from cli.children import free_port
 from cli.plan import ROOT
-from cli.runfile import read_run_state
+from cli.runfile import RunState, read_run_state
+from cli.snapshot import describe, look
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -159,12 +161,28 @@ class House:
             STOP_TIMEOUT_S,
         )
 
+    @property
+    def run(self) -> RunState:
+        """What the supervisor last wrote down."""
+        state = read_run_state(self.data_dir)
+        assert state is not None, "nothing runs"
+        return state
+
     def pids(self) -> dict[str, int]:
         """Pids of the children by name: nats, redis, kvstore, scheduler, tracker, worker-0, ...,
         frontend.
         """
-        state = read_run_state(self.data_dir)
-        return {child.name: child.pid for child in state.services} if state else {}
+        return {child.name: child.pid for child in self.run.services}
+
+    def client(self) -> OpenAI:
+        """OpenAI's own client of this house; close it. It retries nothing, so that a test sees
+        every failure.
+        """
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def look(self) -> dict[str, Any]:
+        """The object of `status`, without starting a process for it; for polling."""
+        return describe(self.run, look(self.run))
 
     def status(self) -> dict[str, Any]:
         """What ``symphony status --json`` says."""
@@ -187,7 +205,7 @@ class House:
                 return False
             return any(
                 child["name"] == name and child["state"] in ("ready", "running")
-                for child in self.status()["services"]
+                for child in self.look()["services"]
             )
 
         wait_until(is_back, f"{name} is back")

@@ -1,0 +1,411 @@
+"""What may go wrong while people are served: bad requests, processes killed in the middle of a
+reply, damaged bytes, a lost index, clients that hang up.
+
+A reply that was disturbed must be, token for token, the one that was not. It is greedy, with a
+penalty on what was said before, so that it depends on every earlier token.
+"""
+
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import lmdb
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+from redis import Redis
+from redis.exceptions import RedisError
+
+from services.kvstore.values import HEADER_BYTES, value_key
+from services.worker.demo_model import DEMO_MODEL_ID
+from shared.blocks import BLOCK_TOKENS, unpack_keys
+from shared.ids import DEFAULT_TENANT, SessionId
+from shared.sessions import decode_record, host_blocks_redis_key, session_redis_key
+from tests.e2e.house import House, wait_until
+
+PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2
+REPLY_TOKENS = 300
+GREEDY: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.5}
+WHOLE_LENGTH = {"ignore_eos": True}
+TWO_WORKERS = ("worker-0", "worker-1")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("bad-days") / "data", num_workers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(house: House) -> Iterator[OpenAI]:
+    with house.client() as made:
+        yield made
+
+
+class Reply:
+    """A streamed reply, read piece by piece.
+
+    Attributes:
+        tokens: bytes of each token; the demo model has a token for every byte.
+        finish: the finish reason, once it came.
+    """
+
+    def __init__(self, client: OpenAI, max_tokens: int = REPLY_TOKENS) -> None:
+        self._stream = client.chat.completions.create(
+            model=DEMO_MODEL_ID,
+            messages=[{"role": "user", "content": PROMPT}],
+            max_tokens=max_tokens,
+            stream=True,
+            logprobs=True,
+            extra_body=WHOLE_LENGTH,
+            **GREEDY,
+        )
+        self.tokens: list[tuple[int, ...]] = []
+        self.finish: str | None = None
+
+    def read(self, num_tokens: int) -> None:
+        """Read on until `num_tokens` have come, or the end.
+
+        Raises:
+            openai.APIError: the stream ended with an error.
+        """
+        while len(self.tokens) < num_tokens and (chunk := next(self._stream, None)) is not None:
+            for choice in chunk.choices:
+                said = choice.logprobs.content if choice.logprobs else None
+                self.tokens += [tuple(token.bytes or ()) for token in said or ()]
+                self.finish = choice.finish_reason or self.finish
+
+    def read_to_end(self) -> list[tuple[int, ...]]:
+        """All tokens; the stream ended as it should."""
+        self.read(1_000_000)
+        assert self.finish == "length"
+        return self.tokens
+
+    def hang_up(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+
+@contextmanager
+def in_mid_reply(house: House, client: OpenAI) -> Iterator[Reply]:
+    """A reply that has begun and that a worker is at."""
+    reply = Reply(client)
+    reply.read(5)
+    assert busy_workers(house)
+    yield reply
+    reply.hang_up()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(client: OpenAI) -> list[tuple[int, ...]]:
+    """The reply on a good day."""
+    tokens = Reply(client).read_to_end()
+    assert len(tokens) == REPLY_TOKENS
+    return tokens
+
+
+def busy_workers(house: House) -> list[str]:
+    """The children that have turns."""
+    workers = house.look()["workers"]
+    return [f"worker-{w['worker_id'].rpartition('-w')[2]}" for w in workers if w["num_turns"]]
+
+
+def kill(house: House, *names: str) -> Callable[[], None]:
+    """SIGKILL these children together; call what it returns to wait until they are back."""
+    pids = {name: house.kill(name) for name in names}
+
+    def wait_back() -> None:
+        for name, pid in pids.items():
+            house.wait_restarted(name, pid)
+
+    return wait_back
+
+
+def say(client: OpenAI, text: str = PROMPT, session_id: str | None = None) -> ChatCompletion:
+    """A short turn."""
+    reply: ChatCompletion = client.chat.completions.create(
+        model=DEMO_MODEL_ID,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=10,
+        extra_body={**WHOLE_LENGTH, "session_id": session_id},
+        **GREEDY,
+    )
+    return reply
+
+
+def cached_tokens(reply: ChatCompletion) -> int:
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def counts(house: House, metric: str, label: str) -> dict[str, float]:
+    """A counter of the frontend's, by a label's value."""
+    prefix = f'symphony_{metric}{{{label}="'
+    lines = httpx.get(f"{house.url}/metrics").text.splitlines()
+    pairs = [line.removeprefix(prefix).split('"} ') for line in lines if line.startswith(prefix)]
+    return {value: float(count) for value, count in pairs}
+
+
+def num_errors(house: House) -> dict[str, float]:
+    """Errors that were answered, by HTTP status."""
+    return counts(house, "http_errors_total", "code")
+
+
+def num_aborted(house: House) -> float:
+    """Replies whose client went away."""
+    return counts(house, "request_success_total", "finished_reason").get("abort", 0)
+
+
+def chat(**fields: Any) -> bytes:
+    """The body of a chat, with fields of a bad day."""
+    body = {
+        "model": DEMO_MODEL_ID,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 5,
+    }
+    return json.dumps({**body, **fields}).encode()
+
+
+CHATS = "/v1/chat/completions"
+ERROR_FIELDS = {"message", "type", "param", "code"}
+NO_SESSION = "/v1/sessions/nobody"
+ABSURD: list[dict[str, Any]] = [
+    {"temperature": -1},
+    {"temperature": float("nan")},
+    {"max_tokens": -5},
+    {"max_tokens": "5"},
+    {"n": 10**9},
+    {"top_p": 7},
+    {"stop": ["x"] * 1000},
+    {"logit_bias": {"1": 1e9}},
+    {"logit_bias": {"999999": 1}},
+    {"messages": []},
+    {"messages": "hello"},
+    {"messages": [{"role": "cat", "content": "miaow"}]},
+    {"session_id": "x" * 10_000},
+    {"seed": 10**40},
+]
+BAD_REQUESTS: dict[str, tuple[str, str, bytes, int, str]] = {
+    "unknown model": ("POST", CHATS, chat(model="gpt-x"), 404, "model_not_found"),
+    "malformed JSON": ("POST", CHATS, b'{"model": "symphony-demo", "mess', 400, "invalid_request"),
+    "a list": ("POST", CHATS, b"[]", 400, "invalid_request"),
+    "nothing": ("POST", CHATS, b"", 400, "invalid_request"),
+    "wrong UTF-8": ("POST", CHATS, chat().replace(b"hello", b"\xff\xfe"), 400, "invalid_request"),
+    "half a surrogate": ("POST", CHATS, chat(user="\ud800"), 400, "invalid_request"),
+    "too long": (
+        "POST", CHATS, chat(messages=[{"role": "user", "content": "long " * 20_000}]), 400,
+        "context_length_exceeded",
+    ),
+    "100 MB": ("POST", CHATS, b" " * 100_000_000, 413, "request_too_large"),
+    "no session": ("GET", NO_SESSION, b"", 404, "not_found"),
+    "no session to delete": ("DELETE", NO_SESSION, b"", 404, "not_found"),
+    "no advisory": ("GET", "/v1/advisories/nobody", b"", 404, "advisory_not_found"),
+    "no such path": ("GET", "/v1/nonsense", b"", 404, "unknown_url"),
+    **{
+        f"absurd {json.dumps(fields)[:40]}": ("POST", CHATS, chat(**fields), 400, "invalid_request")
+        for fields in ABSURD
+    },
+}  # fmt: skip
+
+
+def test_bad_requests_are_refused_counted_and_crash_nothing(house: House, client: OpenAI) -> None:
+    pids, expected = house.pids(), num_errors(house)
+    wrong = []
+    for name, (method, path, body, status, code) in BAD_REQUESTS.items():
+        answer = httpx.request(method, f"{house.url}{path}", content=body, timeout=60)
+        expected[str(status)] = expected.get(str(status), 0) + 1
+        error = answer.json().get("error", {})
+        if (answer.status_code, error.get("code"), set(error)) != (status, code, ERROR_FIELDS):
+            wrong.append((name, answer.status_code, answer.text[:200]))
+    assert not wrong
+    endless = itertools.repeat(bytes(1_000_000), 100)  # 100 MB of a length that nobody was told
+    assert httpx.post(f"{house.url}{CHATS}", content=endless, timeout=60).status_code == 413
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("gpt-x")
+    assert raised.value.code == "model_not_found"
+    expected["404"] += 1
+    expected["413"] += 1
+    assert num_errors(house) == expected
+    assert say(client).choices[0].finish_reason == "length"
+    assert house.pids() == pids
+
+
+def test_worker_killed_in_mid_reply_goes_on_elsewhere(
+    house: House, client: OpenAI, undisturbed: list[tuple[int, ...]]
+) -> None:
+    with in_mid_reply(house, client) as reply:
+        (busy,) = busy_workers(house)
+        wait_back = kill(house, busy)
+        assert reply.read_to_end() == undisturbed
+    wait_back()
+
+
+def test_every_worker_killed_in_mid_reply_goes_on_when_one_is_back(
+    house: House, client: OpenAI, undisturbed: list[tuple[int, ...]]
+) -> None:
+    with in_mid_reply(house, client) as reply:
+        wait_back = kill(house, *TWO_WORKERS)
+        assert reply.read_to_end() == undisturbed
+    wait_back()
+
+
+@pytest.mark.parametrize("name", ["scheduler", "tracker", "kvstore", "redis", "nats"])
+def test_service_killed_in_mid_reply(
+    house: House, client: OpenAI, undisturbed: list[tuple[int, ...]], name: str
+) -> None:
+    others = {child: pid for child, pid in house.pids().items() if child != name}
+    with in_mid_reply(house, client) as reply:
+        wait_back = kill(house, name)
+        assert say(client, "Somebody else asks meanwhile.").choices[0].finish_reason == "length"
+        assert reply.read_to_end() == undisturbed
+    wait_back()
+    wait_until(
+        lambda: {child["state"] for child in house.look()["services"]} == {"ready", "running"},
+        "everybody is connected again",
+    )
+    assert say(client).choices[0].finish_reason == "length"
+    assert {child: pid for child, pid in house.pids().items() if child != name} == others
+
+
+def test_flipped_byte_on_disk_is_found_and_computed_again(house: House, client: OpenAI) -> None:
+    session_id = "damaged"
+    text = "What is written down may rot, so read it with care and doubt what you find. " * 4
+    num_before = house.look()["tiers"]["disk"]["blocks"]
+    good = say(client, text, session_id)
+    assert good.usage is not None
+    full = good.usage.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    wait_until(
+        lambda: house.look()["tiers"]["disk"]["blocks"] >= num_before + full // BLOCK_TOKENS,
+        "its blocks are stored",
+    )
+    flip_byte(house, session_id)
+    kill(house, "kvstore", *TWO_WORKERS)()  # what is in memory is sound
+
+    again = say(client, text, session_id)
+    assert again.choices[0].message.content == good.choices[0].message.content
+    assert cached_tokens(again) < full
+    assert house.status()["tiers"]["disk"]["pages_corrupt"] == 1
+    once_more = say(client, text, session_id)
+    assert once_more.choices[0].message.content == good.choices[0].message.content
+    assert cached_tokens(once_more) == full
+
+
+def flip_byte(house: House, session_id: str) -> None:
+    """Damage one layer of the session's second block, in the database's file."""
+    with Redis.from_url(house.run.redis_url) as redis:
+        record = redis.get(session_redis_key(DEFAULT_TENANT, SessionId(session_id)))
+    assert record is not None
+    key = unpack_keys(decode_record(record).block_keys)[1]
+    folder = house.data_dir / "kv"
+    with (
+        lmdb.open(str(folder), readonly=True, lock=False, max_dbs=4) as env,
+        env.begin(db=env.open_db(b"values", create=False)) as transaction,
+    ):
+        value = transaction.get(value_key(key, 2))
+    assert value is not None
+    with (folder / "data.mdb").open("r+b") as file:
+        at = file.read().index(value) + HEADER_BYTES + 1000
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_restarted_redis_remembers_sessions(house: House, client: OpenAI) -> None:
+    say(client, session_id="kept")
+    kill(house, "redis")()
+    with Redis.from_url(house.run.redis_url) as redis:
+        wait_until(lambda: is_up(redis), "Redis answers")
+    say(client, session_id="kept")
+    assert httpx.get(f"{house.url}/v1/sessions/kept").json()["num_turns"] == 2
+
+
+def is_up(redis: "Redis[bytes]") -> bool:
+    """Whether it has read its files and answers."""
+    try:
+        return bool(redis.ping())
+    except RedisError:
+        return False
+
+
+def test_wiped_redis_is_filled_again(house: House, client: OpenAI) -> None:
+    first = say(client, session_id="forgotten")
+    with Redis.from_url(house.run.redis_url) as redis:
+        redis.flushall()
+        assert httpx.get(f"{house.url}/v1/sessions/forgotten").status_code == 404
+        again = say(client, session_id="forgotten")
+        assert again.choices[0].message.content == first.choices[0].message.content
+        assert httpx.get(f"{house.url}/v1/sessions/forgotten").json()["num_turns"] == 1
+        blocks = host_blocks_redis_key(house.run.host_id)
+        wait_until(
+            lambda: redis.scard(blocks) == house.look()["tiers"]["disk"]["blocks"] > 0,
+            "the index is whole again",
+        )
+
+
+def test_turns_are_served_while_redis_does_not_answer(house: House, client: OpenAI) -> None:
+    house.kill("redis", signal.SIGSTOP)
+    try:
+        reply = say(client, session_id="stuck")
+    finally:
+        house.kill("redis", signal.SIGCONT)
+    assert reply.choices[0].finish_reason == "length"
+
+
+def is_idle(house: House) -> bool:
+    """Whether no worker has a turn, or a page that is in use."""
+    look = house.look()
+    return not busy_workers(house) and look["tiers"]["gpu"]["pages_dirty"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_hangs_up_frees_the_worker(house: House, client: OpenAI, stream: bool) -> None:
+    wait_until(lambda: is_idle(house), "earlier turns are over")
+    num_before = num_aborted(house)
+    if stream:
+        reply = Reply(client, max_tokens=7_000)
+        reply.read(5)
+        assert busy_workers(house)
+        reply.hang_up()
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.5).chat.completions.create(
+                model=DEMO_MODEL_ID,
+                messages=[{"role": "user", "content": PROMPT}],
+                max_tokens=7_000,  # about a minute
+                extra_body=WHOLE_LENGTH,
+            )
+    wait_until(lambda: is_idle(house), "the turn is cancelled", timeout_s=10)
+    assert num_aborted(house) == num_before + 1
+
+
+def test_last_worker_gone_ends_the_reply_with_an_error(tmp_path: Path) -> None:
+    """Not with a reason to finish, and not with ``[DONE]``."""
+    model = "a100-llama3-8b"
+    body = {
+        "model": model, "messages": [{"role": "user", "content": "hello"}], "stream": True,
+        "max_tokens": 2_000, "ignore_eos": True,
+    }  # fmt: skip
+    wait = {"SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S": "0.5"}
+    with House(tmp_path / "data", emulate=model, restart=False, env=wait) as house:
+        with httpx.stream("POST", f"{house.url}{CHATS}", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            begun = [next(lines) for _ in range(10)]
+            house.kill("worker-0")
+            events = [line for line in (*begun, *lines) if line]
+        *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert chunks
+        assert not [c for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+        assert last["error"]["type"] == "service_unavailable_error"
+
+        with house.client() as client, pytest.raises(openai.InternalServerError) as raised:
+            client.completions.create(model=model, prompt="hello")
+        assert raised.value.status_code == 503
+        assert raised.value.response.headers["Retry-After"]
+        assert httpx.get(f"{house.url}/health").status_code == 503

@@ -1,0 +1,224 @@
+"""A conversation that comes back: what was computed once is not computed again, whatever was killed
+between two turns; advisories bring it up before its turn comes.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import nats
+import pytest
+from nats.aio.client import Client
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from services.worker.demo_model import DEMO_MODEL_ID, NUM_LAYERS
+from shared.blocks import BLOCK_TOKENS
+from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
+from tests.e2e.house import House, wait_until
+
+REPLY_TOKENS = 80
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("conversation") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(house: House) -> Iterator[OpenAI]:
+    with house.client() as made:
+        yield made
+
+
+class Conversation:
+    """One session's messages.
+
+    Attributes:
+        covered: tokens in full blocks that have been computed: prompts and replies, but a reply's
+            last token, which no later token has looked at yet.
+    """
+
+    def __init__(self, client: OpenAI, session_id: str) -> None:
+        self._client = client
+        self.session_id = session_id
+        self._messages: list[ChatCompletionMessageParam] = []
+        self.covered = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.covered // BLOCK_TOKENS
+
+    def say(self, text: str) -> int:
+        """One turn; returns its `cached_tokens`."""
+        self._messages.append({"role": "user", "content": text})
+        reply = self._client.chat.completions.create(
+            model=DEMO_MODEL_ID,
+            messages=self._messages,
+            max_tokens=REPLY_TOKENS,
+            temperature=0,
+            extra_body={"session_id": self.session_id, "ignore_eos": True},
+        )
+        content = reply.choices[0].message.content
+        assert content and reply.choices[0].finish_reason == "length"
+        self._messages.append({"role": "assistant", "content": content})
+        usage = reply.usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        assert usage.completion_tokens == REPLY_TOKENS
+        self.covered = (usage.total_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        cached = usage.prompt_tokens_details.cached_tokens
+        assert cached is not None
+        return cached
+
+
+def wait_stored(house: House, num_blocks: int) -> None:
+    """Until the disk holds as many blocks: write-behind has caught up with the last turn."""
+    wait_until(
+        lambda: house.look()["tiers"]["disk"]["blocks"] >= num_blocks, f"{num_blocks} blocks stored"
+    )
+
+
+def kill(house: House, *names: str) -> None:
+    """SIGKILL these children together; returns when all are back."""
+    pids = {name: house.kill(name) for name in names}
+    for name, pid in pids.items():
+        house.wait_restarted(name, pid)
+
+
+def advisory(house: House, session_id: str) -> dict[str, Any]:
+    """The state of a session's advisory."""
+    reply = httpx.get(f"{house.url}/v1/advisories/{session_id}")
+    assert reply.status_code == 200
+    state: dict[str, Any] = reply.json()
+    return state
+
+
+def test_history_is_never_computed_twice_whatever_was_killed(house: House, client: OpenAI) -> None:
+    fox = Conversation(client, "fox")
+    assert fox.say("Tell me a long story about a fox, a crow and a piece of cheese.") == 0
+    for text in ("And then?", "Who was cleverer in the end?"):
+        covered = fox.covered
+        assert fox.say(text) == covered > 0
+
+    wait_stored(house, fox.num_blocks)
+    kill(house, "worker-0")
+    covered = fox.covered
+    assert fox.say("Was the worker told?") == covered  # from the arena
+
+    wait_stored(house, fox.num_blocks)
+    kill(house, "kvstore")
+    wait_until(
+        lambda: house.look()["tiers"]["arena"]["pages_used"] > 0, "the worker is known again"
+    )
+    covered = fox.covered
+    assert fox.say("Not even by the clerk?") == covered  # from the worker's own pool
+
+    wait_stored(house, fox.num_blocks)  # what was new in it, too
+    kill(house, "worker-0", "kvstore")
+    covered = fox.covered
+    assert fox.say("And the keeper of the papers?") == covered  # from disk
+
+    wait_stored(house, fox.num_blocks)
+    house.stop()
+    house.start()
+    assert house.look()["tiers"]["disk"]["blocks"] >= fox.num_blocks
+    covered = fox.covered
+    assert fox.say("And on the next morning?") == covered  # from disk, by the record in Redis
+
+    session = httpx.get(f"{house.url}/v1/sessions/fox").json()
+    assert (session["num_turns"], session["model"]) == (7, DEMO_MODEL_ID)
+
+
+def test_advised_session_is_up_before_its_turn(house: House, client: OpenAI) -> None:
+    crow = Conversation(client, "crow")
+    num_before = house.look()["tiers"]["disk"]["blocks"]
+    crow.say("Now tell the same from the crow's side, slowly, and leave nothing out." * 2)
+    wait_stored(house, num_before + crow.num_blocks)
+    kill(house, "worker-0")
+    assert house.look()["tiers"]["gpu"]["pages_clean"] == 0
+
+    paper_body = {
+        "session_id": "crow", "model_id": DEMO_MODEL_ID, "expected_arrival": 2.5, "ordered": True,
+        "priority": 1,
+    }  # fmt: skip
+    reply = httpx.post(f"{house.url}/v1/advisories", json=paper_body)
+    assert reply.status_code == 202
+    wait_until(lambda: advisory(house, "crow")["state"] == "placed", "a place is kept")
+    (worker,) = house.look()["workers"]
+    assert advisory(house, "crow")["worker_id"] == worker["worker_id"]
+    num_pages = crow.num_blocks * NUM_LAYERS
+    wait_until(
+        lambda: house.look()["tiers"]["gpu"]["pages_clean"] == num_pages, "its KV is in the pool"
+    )
+    covered = crow.covered
+    assert crow.say("Go on.") == covered
+    wait_until(lambda: advisory(house, "crow")["state"] == "used", "the advisory was of use")
+
+
+@asynccontextmanager
+async def bus(house: House) -> AsyncIterator[Client]:
+    """A plain NATS client, as an agent framework has one."""
+    connection = await nats.connect(house.run.nats_url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def ask(connection: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One request in JSON and its answer."""
+    reply = await connection.request(subject, json.dumps(body).encode(), timeout=5)
+    answer: dict[str, Any] = json.loads(reply.data)
+    return answer
+
+
+def test_advisory_by_nats(house: House, client: OpenAI) -> None:
+    cheese = Conversation(client, "cheese")
+    cheese.say("And the cheese? What did the cheese think about all that, in the end?")
+    body = {
+        "session_id": "cheese", "model_id": DEMO_MODEL_ID, "expected_arrival": 1.0,
+        "ordered": False, "priority": 2,
+    }  # fmt: skip
+
+    async def scenario() -> None:
+        async with bus(house) as connection:
+            subject = ADVISORY_SUBMIT.pattern
+            await connection.publish(subject, json.dumps(body).encode())  # nobody is told the state
+            state = await ask(connection, subject, body)
+            assert (state["state"], state["num_merged"], state["priority"]) == ("placed", 1, 2)
+            covered = cheese.covered
+            assert await asyncio.to_thread(cheese.say, "Go on.") == covered
+            state = await ask(connection, ADVISORY_GET.pattern, {"session_id": "cheese"})
+            assert state["state"] == "used"
+
+    asyncio.run(scenario())
+
+
+def test_chat_by_nats(house: House) -> None:
+    body = {
+        "model": DEMO_MODEL_ID, "messages": [{"role": "user", "content": "Hello"}],
+        "stream": True, "max_tokens": 20, "temperature": 0, "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+    async def scenario() -> list[bytes]:
+        received: list[bytes] = []
+        async with bus(house) as connection:
+            inbox = connection.new_inbox()
+            replies = await connection.subscribe(inbox)
+            await connection.publish(INFERENCE_SUBMIT, json.dumps(body).encode(), reply=inbox)
+            while not received or received[-1] != b"[DONE]":
+                received.append((await replies.next_msg(timeout=20)).data)
+        return received
+
+    *chunks, _ = asyncio.run(scenario())
+    parsed = [json.loads(chunk) for chunk in chunks]
+    choices = [choice for chunk in parsed for choice in chunk["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert len({chunk["id"] for chunk in parsed}) == 1
+    assert parsed[-1]["usage"]["completion_tokens"] == 20
