@@ -110,11 +110,17 @@ async def open_loop(
     due: deque[float] = deque()
     idle: list[_Connection] = []
 
+    all_idle = asyncio.Event()
+
     def pair(connection: _Connection | None = None) -> None:
         if connection is not None:
             idle.append(connection)
         while due and idle:
             idle.pop().send(due.popleft())
+        if len(idle) == connections_max:
+            all_idle.set()
+        else:
+            all_idle.clear()
 
     connections = await _connect(port, path, body, connections_max, result, pair)
     idle += connections
@@ -125,9 +131,7 @@ async def open_loop(
         await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
         due.append(next_at)
         pair()
-    deadline = time.perf_counter() + 30
-    while len(idle) < connections_max and time.perf_counter() < deadline:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(all_idle.wait(), 30)
     result.duration_s = time.perf_counter() - started
     for connection in connections:
         connection.close()

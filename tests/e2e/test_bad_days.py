@@ -326,7 +326,7 @@ def test_restarted_redis_remembers_sessions(house: House, client: OpenAI) -> Non
     assert httpx.get(f"{house.url}/v1/sessions/kept").json()["num_turns"] == 2
 
 
-def is_up(redis: "Redis[bytes]") -> bool:
+def is_up(redis: Redis) -> bool:
     """Whether it has read its files and answers."""
     try:
         return bool(redis.ping())

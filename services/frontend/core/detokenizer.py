@@ -117,12 +117,17 @@ class Detokenizer:
         return fresh
 
     def _stable(self, text: str) -> tuple[int, str] | None:
-        """The part of a window ending in broken bytes that no later token can change."""
-        end = len(self._window) - UTF8_BYTES_MAX
-        if end <= self._num_read:
-            return None
-        early = self._decode(self._window[:end])
-        return (end, early) if text.startswith(early) else None
+        """The part of a window ending in broken bytes that no later token can change.
+
+        It must end between characters: a cut within broken bytes that count as one would make them
+        count as two. One of any few places next to each other is such an end.
+        """
+        last = len(self._window) - UTF8_BYTES_MAX
+        for end in range(last, max(self._num_read, last - UTF8_BYTES_MAX), -1):
+            early = self._decode(self._window[:end])
+            if early + self._decode(self._window[end:]) == text:
+                return end, early
+        return None
 
     def _release(self, fresh: str) -> str:
         """Pass on `fresh` but for what may begin a stop string; cut at a whole one."""

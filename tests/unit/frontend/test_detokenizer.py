@@ -41,6 +41,7 @@ def test_text_comes_whole_and_never_split(text: str, sizes: list[int]) -> None:
 
 @given(st.binary(max_size=60))
 @example(b"\x80" * 9 + "\u4f60".encode())
+@example(b"\xf0\x90\x80\xc0\x80\x80")
 @settings(max_examples=200, deadline=None)
 def test_broken_bytes_read_as_if_decoded_at_once(data: bytes) -> None:
     detokenizer = Detokenizer(decode_bytes)
