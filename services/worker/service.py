@@ -30,6 +30,7 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
 )
+from shared.profiles import load_profile
 from shared.service import Runtime
 from shared.subjects import (
     WORKER_CANCEL,
@@ -88,20 +89,21 @@ class Worker:
     async def _load(self) -> None:
         loop = asyncio.get_running_loop()
         if self._config.emulate:
-            on_loaded = self._loaded_callback(loop, 0)
+            model_id = load_profile(self._config.emulate).name
+            on_loaded = self._loaded_callback(loop, model_id)
             self._add(make_emulated(self._config, on_loaded), 0)
             return
         for number, (model_id, source) in enumerate(model_ids(self._config)):
             make = partial(
-                make_real, self._config, model_id, source, self._loaded_callback(loop, number)
+                make_real, self._config, model_id, source, self._loaded_callback(loop, model_id)
             )
             self._add(await loop.run_in_executor(self._thread, make), number)
 
-    def _loaded_callback(self, loop: asyncio.AbstractEventLoop, number: int) -> OnLoaded:
+    def _loaded_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnLoaded:
         """The mover's callback, carried from its thread into the event loop."""
 
         def report(good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
-            runner = list(self._runners.values())[number]
+            runner = self._runners[model_id]
             loop.call_soon_threadsafe(runner.on_loaded, good, bad, num_bytes, duration_ns)
 
         return report

@@ -3,7 +3,7 @@
 Fields that nobody knows are ignored. Types are strict: a number in quotes is no number.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -252,7 +252,6 @@ def session_of(body: Generate, origin: Origin) -> SessionId | None:
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
