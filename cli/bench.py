@@ -21,6 +21,12 @@ BENCHES = {
     "engine": "loadtest.bench.engine",
     "http": "loadtest.bench.http",
     "writeback": "loadtest.bench.writeback",
+    "admission": "loadtest.bench.admission",
+    "goodput": "loadtest.bench.goodput",
+    "scheduler": "loadtest.bench.scheduler",
+    "figures": "loadtest.bench.figures",
+    "emulated": "loadtest.bench.emulated",
+    "oneshot": "loadtest.bench.oneshot",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -66,6 +66,12 @@ def up(
     emulate: Annotated[
         str | None, typer.Option(help="Emulate workers by this latency profile; needs no torch.")
     ] = None,
+    spares: Annotated[
+        int, typer.Option(min=0, max=8, help="Hot spares of each scheduler process.")
+    ] = 0,
+    shards: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that batch jobs of one-shot models.")
+    ] = 1,
     host: Annotated[
         str, typer.Option(envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on.")
     ] = "127.0.0.1",
@@ -93,16 +99,18 @@ def up(
     from cli.plan import HouseOptions, resolve_model
     from cli.up import up as run_here
     from cli.up import up_detached
-    from shared.profiles import load_profile
+    from shared.zoo import parse_emulation
 
     with _errors_in_a_line():
         if emulate is not None:
-            load_profile(emulate)
+            parse_emulation(emulate)
         options = HouseOptions(
             data_dir=_folder(data_dir),
             models=tuple(resolve_model(source) for source in model or ()),
             num_workers=0 if no_worker else workers,
             emulate=emulate,
+            num_spares=spares,
+            num_shards=shards,
             host=host,
             port=port or free_port(),
             nats_url=nats_url,

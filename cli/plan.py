@@ -33,6 +33,9 @@ class HouseOptions:
     Attributes:
         models: folders (absolute) and hub ids; none: the bundled demo model.
         emulate: latency profile of emulated workers; None: real ones.
+        num_spares: hot spares of each scheduler process.
+        num_shards: processes among which the batching of one-shot models is divided; 1: it is done
+            in the one scheduler.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
         ready_timeout_s: how long the start may take.
@@ -42,6 +45,8 @@ class HouseOptions:
     models: tuple[str, ...] = ()
     num_workers: int = 1
     emulate: str | None = None
+    num_spares: int = 0
+    num_shards: int = 1
     host: str = "127.0.0.1"
     port: int = 8080
     nats_url: str | None = None
@@ -180,6 +185,7 @@ def plan_house(
         "SYMPHONY_INSTANCE": "0",
         "SYMPHONY_DATA_DIR": str(data_dir),
         "SYMPHONY_ARENA_DIR": str(options.arena_dir),
+        "SYMPHONY_SCHEDULER_SHARDS": str(options.num_shards),
         "SYMPHONY_METRICS_PORT": "0",  # one port cannot serve them all
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
@@ -198,7 +204,7 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         ("kvstore", "kvstore", 4, {}),
-        ("scheduler", "scheduler", 2, {}),
+        *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
         ("tracker", "tracker", 1, {}),
         *(
             (f"worker-{i}", "worker", 3, {**worker, "SYMPHONY_INSTANCE": str(i)})
@@ -209,6 +215,25 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
     return [
         _service(name, module, stage, {**common, **extra}, logs / f"{name}.log")
         for name, module, stage, extra in wanted
+    ]
+
+
+def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
+    """(name, settings) of every scheduler process: those that work first, then their spares."""
+    roles: list[tuple[str, dict[str, str]]] = [("scheduler", {})]
+    if options.num_shards > 1:
+        roles = [("scheduler-rank", {"SYMPHONY_SCHEDULER_ROLE": "rank"})]
+        for shard in range(options.num_shards):
+            settings = {"SYMPHONY_SCHEDULER_ROLE": "shard", "SYMPHONY_SCHEDULER_SHARD": str(shard)}
+            roles.append((f"scheduler-shard-{shard}", settings))
+    spares = [
+        (f"{name}-spare-{number}", settings)
+        for number in range(options.num_spares)
+        for name, settings in roles
+    ]
+    return [
+        (name, {**settings, "SYMPHONY_INSTANCE": name.removeprefix("scheduler-") or "0"})
+        for name, settings in roles + spares
     ]
 
 

@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from shared.bucket import KvBucket
 from shared.errors import (
     InvalidRequest,
     MalformedMessage,
@@ -26,9 +27,9 @@ from shared.errors import (
     PeerUnavailable,
     SymphonyError,
 )
-from shared.messages import decode, encode
+from shared.messages import decode, encode, prepare
 from shared.metrics import counter
-from shared.subjects import Subject
+from shared.subjects import Bucket, Subject
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class Bus:
         core's queue.
         """
         name = subject.name(*ids)
+        prepare(subject.request)
 
         async def on_message(msg: Msg) -> None:
             try:
@@ -227,6 +229,7 @@ class Bus:
         """
         assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
         name = subject.name(*ids)
+        prepare(subject.request)
         slots = asyncio.Semaphore(concurrency_max)
 
         async def answer(msg: Msg) -> None:
@@ -267,6 +270,17 @@ class Bus:
 
         return await self._subscribe_raw(name, queue, on_message)
 
+    async def bucket(self, bucket: Bucket[Req], *, timeout_s: float = 5.0) -> KvBucket[Req]:
+        """A bucket of the key-value store, made if need be. Reads and writes wait `timeout_s`.
+
+        Raises:
+            NoStore: the server runs without JetStream.
+            PeerUnavailable: it does not answer.
+        """
+        store = KvBucket(self._client, bucket, timeout_s)
+        await store.open()
+        return store
+
     async def flush(self) -> None:
         """Wait until the server has seen everything sent so far, subscriptions included."""
         await self._client.flush()
@@ -275,13 +289,13 @@ class Bus:
         """Finish what was delivered, send what is buffered, then close."""
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2.0)
-        if self._client.is_connected:
-            try:
+        try:
+            if self._client.is_connected:
                 await self._client.drain()
-            except (TimeoutError, NatsError) as error:
-                log.warning("drain failed", extra={"error": str(error)})
-        else:
-            await self._client.close()
+            else:
+                await self._client.close()
+        except (TimeoutError, OSError, NatsError) as error:
+            log.warning("drain failed", extra={"error": str(error)})
 
     async def _subscribe_raw(
         self, name: str, queue: str, cb: Callable[[Msg], Awaitable[None]]

@@ -76,10 +76,13 @@ class EventQueue(Generic[E]):
         return event(self._clock.now_ns())
 
     def set_alarm(self, at_ns: int) -> None:
-        """Wake the core at this instant; replaces an earlier alarm."""
+        """Wake the core at this instant, or within a millisecond after it; replaces an earlier
+        alarm.
+        """
         self.stop()
-        delay_s = max(at_ns - self._clock.now_ns(), 0) / 1e9
-        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake)
+        # The loop counts whole milliseconds: less would ring at once, over and over until then.
+        delay_ms = -(-max(at_ns - self._clock.now_ns(), 0) // 1_000_000)
+        self._alarm = asyncio.get_running_loop().call_later(delay_ms / 1e3, self._wake)
 
     def stop(self) -> None:
         """No more alarms."""

@@ -6,6 +6,7 @@ only letters, digits, ``-`` and ``_``; `subject_token` checks that.
 
 import re
 import secrets
+import zlib
 from typing import NewType
 
 TurnId = NewType("TurnId", str)
@@ -14,6 +15,8 @@ WorkerId = NewType("WorkerId", str)
 FrontendId = NewType("FrontendId", str)
 HostId = NewType("HostId", str)
 ModelId = NewType("ModelId", str)
+JobId = NewType("JobId", str)
+BatchId = NewType("BatchId", str)
 TenantId = NewType("TenantId", str)
 
 DEFAULT_TENANT = TenantId("default")
@@ -38,3 +41,12 @@ def subject_token(text: str) -> str:
     if not _SUBJECT_TOKEN.fullmatch(text):
         raise ValueError(f"{text!r} is no valid id: use 1 to 64 letters, digits, '-' or '_'")
     return text
+
+
+def shard_of(model_id: ModelId, num_shards: int) -> int:
+    """Which scheduler shard batches a model's jobs: the same in every process and release.
+
+    >>> shard_of(ModelId("resnet"), 1)
+    0
+    """
+    return zlib.crc32(model_id.encode()) % num_shards

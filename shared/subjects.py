@@ -47,6 +47,19 @@ class Subject(Generic[Request, Reply]):
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket(Generic[Request]):
+    """One table of the key-value store in NATS (JetStream), declared like a wire.
+
+    Attributes:
+        name: letters, digits, ``-`` and ``_``.
+        value: type of every value in it.
+    """
+
+    name: str
+    value: type[Request]
+
+
 NoReply = type(None)
 
 # Public: what agent frameworks publish to.
@@ -76,6 +89,22 @@ WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
 WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)
 TURNS_ENDED = Subject("symphony.scheduler.turn.ended", m.TurnsEnded, NoReply)
 
+# Jobs of one-shot models: the first star is a scheduler shard, a frontend or a worker.
+JOBS_SUBMIT = Subject("symphony.scheduler.*.jobs", m.JobsSubmit, NoReply)
+JOBS_CANCEL = Subject("symphony.scheduler.*.jobs.cancel", m.JobsCancel, NoReply)
+JOBS_DROPPED = Subject("symphony.frontend.*.dropped", m.JobsDropped, NoReply)
+BATCH_START = Subject("symphony.worker.*.batch", m.BatchStart, NoReply)
+BATCH_CANCEL = Subject("symphony.worker.*.batch.cancel", m.BatchCancel, NoReply)
+BATCH_DONE = Subject("symphony.scheduler.batch.done", m.BatchDone, NoReply)
+INPUT_PULL = Subject("symphony.frontend.*.inputs", m.InputPull, m.InputReply)
+JOB_RESULTS = Subject("symphony.frontend.*.results", m.JobResults, NoReply)
+RANK_OFFER = Subject("symphony.rank.offer", m.RankOffer, NoReply)
+RANK_BOOKED = Subject("symphony.rank.booked", m.RankBooked, NoReply)
+RANK_GRANT = Subject("symphony.scheduler.*.grant", m.RankGrant, NoReply)
+AUTOSCALE_ADVICE = Subject("symphony.autoscale.advice", m.AutoscaleAdvice, NoReply)
+LEADER_CHANGED = Subject("symphony.scheduler.leader", m.LeaderChanged, NoReply)
+LEASE_WRITTEN = Subject("symphony.lease.*", m.LeaseWritten, NoReply)
+
 # Tracker and scheduler.
 SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)
 SESSION_DROP = Subject("symphony.scheduler.session.drop", m.AdvisoryKey, m.Empty)
@@ -93,3 +122,6 @@ SESSION_DELETE = Subject("symphony.session.delete", m.KvDelete, m.KvDeleted)
 KV_STATS = Subject("symphony.kv.stats", m.Empty, m.KvStats)
 SCHEDULER_STATUS = Subject("symphony.scheduler.status", m.Empty, m.SchedulerStatus)
 SERVICE_STATUS = Subject("symphony.service.status", m.Empty, m.ServiceStatus)
+
+# The key-value store: a key is one leader's office.
+LEASES = Bucket("symphony-leases", m.LeaderLease)

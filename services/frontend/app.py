@@ -6,6 +6,7 @@ from fastapi import Request
 
 from services.frontend.config import FrontendConfig
 from services.frontend.hub import Hub
+from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
 from services.frontend.sessions import SessionStore
 from shared.bus import Bus
@@ -24,6 +25,7 @@ class App:
     models: Models
     sessions: SessionStore
     hub: Hub
+    jobs: JobHub
     num_generations: int = 0
 
 

@@ -16,6 +16,11 @@ class FrontendConfig(ServiceConfig):
     body_bytes_max: larger request bodies are answered with 413.
     requests_max: generations at once; more are answered with 429.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
+    scheduler_shards: processes among which the scheduler divides one-shot models.
+    inputs_max: of one request to a one-shot model.
+    jobs_max: inputs for one-shot models at once; more are answered with 429.
+    job_bytes_max: of all those inputs together.
+    image_bytes_max, image_pixels_max: of one image as it comes.
     session_expiry_s: how long an unused session is remembered.
     drain_s: on stop, how long open streams may take to finish.
     """
@@ -31,4 +36,10 @@ class FrontendConfig(ServiceConfig):
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)
     resubmit_silent_s: float = Field(default=10.0, gt=0)
     give_up_s: float = Field(default=60.0, gt=0)
+    scheduler_shards: int = Field(default=1, gt=0)
+    inputs_max: int = Field(default=2048, gt=0)
+    jobs_max: int = Field(default=65_536, gt=0)
+    job_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
+    image_bytes_max: int = Field(default=10_000_000, gt=0)
+    image_pixels_max: int = Field(default=40_000_000, gt=0)
     drain_s: float = Field(default=5.0, ge=0)

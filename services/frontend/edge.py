@@ -10,10 +10,13 @@ from starlette.middleware import Middleware
 from services.frontend.api import (
     advisories,
     chat,
+    classify,
     completions,
+    embeddings,
     models,
     operations,
     page,
+    rerank,
     sessions,
     tokenize,
 )
@@ -22,7 +25,19 @@ from services.frontend.auth import Keyring
 from services.frontend.errors import ERROR_RESPONSES, HANDLERS
 from services.frontend.middleware import Authentication, RequestContext
 
-ROUTERS = (chat, completions, models, advisories, sessions, tokenize, operations, page)
+ROUTERS = (
+    chat,
+    completions,
+    embeddings,
+    classify,
+    rerank,
+    models,
+    advisories,
+    sessions,
+    tokenize,
+    operations,
+    page,
+)
 
 
 def make_api(app: App, keyring: Keyring) -> FastAPI:

@@ -11,7 +11,7 @@ from starlette.routing import Match
 
 from services.frontend import telemetry
 from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
-from shared.messages import TurnFailed
+from shared.messages import JobDropped, TurnFailed
 
 METHODS = ("GET", "POST", "DELETE")
 TYPES = {
@@ -68,7 +68,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class TooManyRequests(NoCapacity):
-    """This frontend has as many generations as it takes."""
+    """This frontend has as many generations or inputs as it takes."""
 
     code = "rate_limit_exceeded"
     http_status = 429
@@ -81,6 +81,15 @@ class TurnError(NoCapacity):
         super().__init__(failure.message, failure.retry_after_s)
         self.code = failure.code
         self.http_status = failure.http_status
+
+
+class JobError(NoCapacity):
+    """The house could not serve a job in time."""
+
+    def __init__(self, why: JobDropped) -> None:
+        super().__init__(why.message, why.retry_after_s)
+        self.code = why.code
+        self.http_status = why.http_status
 
 
 def error_body(error: SymphonyError) -> bytes:

@@ -1,4 +1,4 @@
-"""The models that can be asked now: who serves them, and their tokenizers."""
+"""The models that can be asked now: who serves them, and their tokenizers or image processors."""
 
 import asyncio
 import gc
@@ -6,16 +6,24 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.core.fleet import Fleet
+from services.frontend.core.fleet import Fleet, LoadTokenizer
+from services.frontend.images import ImageProcessor, load_image_processor
 from services.frontend.tokenizer import ModelTokenizer, load_tokenizer
 from shared.clock import Clock
-from shared.errors import NoCapacity, NotFound
+from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId
-from shared.messages import ModelCard, WorkerReport
+from shared.messages import ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
 
 RETRY_LOAD_S = 10.0
+LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
+ENDPOINTS: dict[Task | None, str] = {
+    None: "/v1/chat/completions and /v1/completions",
+    "embed": "/v1/embeddings",
+    "classify": "/v1/classify",
+    "rerank": "/v1/rerank",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +34,17 @@ class ServedModel:
     tokenizer: ModelTokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class OneshotModel:
+    """A one-shot model with live workers, and what makes its inputs."""
+
+    card: OneshotCard
+    processor: ModelTokenizer | ImageProcessor
+
+
 class Models:
-    """Fed with workers' reports; loads each tokenizer in a thread on first sight.
+    """Fed with workers' reports; loads each tokenizer and image processor in a thread on first
+    sight.
 
     Args:
         spawn: runs a coroutine for the life of the service.
@@ -38,11 +55,15 @@ class Models:
         self._spawn = spawn
         self._fleet = Fleet()
         self._tokenizers: dict[str, ModelTokenizer] = {}
+        self._images: dict[str, ImageProcessor] = {}
 
     def on_report(self, report: WorkerReport) -> None:
         """Handler of WORKER_REPORT."""
         for effect in self._fleet.on_report(report, self._clock.now_ns()):
-            self._spawn(self._load(effect.card), f"tokenizer {effect.card.model_id}")
+            if isinstance(effect, LoadTokenizer):
+                self._spawn(self._load(effect.card), f"tokenizer {effect.card.model_id}")
+            else:
+                self._spawn(self._load_oneshot(effect.card), f"processor {effect.card.model_id}")
 
     def on_tick(self) -> None:
         """Forget workers that are long gone."""
@@ -61,11 +82,21 @@ class Models:
             if cards[name].source in self._tokenizers
         ]
 
+    def all_oneshot(self) -> list[OneshotModel]:
+        """Every one-shot model that can be asked now, by name."""
+        models = []
+        for card in self._fleet.oneshot_models(self._clock.now_ns()):
+            processor = self._processor(card)
+            if processor is not None:
+                models.append(OneshotModel(card, processor))
+        return models
+
     def get(self, model_id: str) -> ServedModel:
-        """The model a request names.
+        """The model for text that a request names.
 
         Raises:
             NotFound: no worker ever served it.
+            InvalidRequest: it is a one-shot model.
             NoCapacity: no worker serves it now, or its tokenizer is not there yet.
         """
         name = ModelId(model_id)
@@ -73,26 +104,87 @@ class Models:
         if card is None:
             if self._fleet.was_seen(name):
                 raise NoCapacity(f"no worker serves {model_id!r} now")
-            raise NotFound(
-                f"The model `{model_id}` does not exist.", "model", code="model_not_found"
-            )
+            self._refuse_other_task(name)
+            raise _unknown(model_id)
         tokenizer = self._tokenizers.get(card.source)
         if tokenizer is None:
             raise NoCapacity(f"the tokenizer of {model_id!r} is not loaded")
         return ServedModel(card, tokenizer)
 
-    async def _load(self, card: ModelCard) -> None:
+    def oneshot(self, model_id: str, task: Task) -> OneshotModel:
+        """The one-shot model that a request names.
+
+        Raises:
+            NotFound: no worker ever served it.
+            InvalidRequest: it does something else than `task`.
+            NoCapacity: no worker serves it now, or what makes its inputs is not there yet.
+        """
+        name = ModelId(model_id)
+        card = self._fleet.oneshot_card(name, self._clock.now_ns())
+        if (card or self._fleet.oneshot_seen(name)) is None:
+            if self._fleet.was_seen(name):
+                raise _elsewhere(model_id, None)
+            raise _unknown(model_id)
+        self._refuse_other_task(name, task)
+        if card is None:
+            raise NoCapacity(f"no worker serves {model_id!r} now")
+        processor = self._processor(card)
+        if processor is None:
+            raise NoCapacity(f"the files of {model_id!r} are not loaded")
+        return OneshotModel(card, processor)
+
+    def task(self, model_id: str) -> Task | None:
+        """What a one-shot model does; None for others and unknown ones."""
+        card = self._fleet.oneshot_seen(ModelId(model_id))
+        return None if card is None else card.task
+
+    def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:
+        actual = self.task(name)
+        if actual is not None and actual != task:
+            raise _elsewhere(name, actual)
+
+    def _processor(self, card: OneshotCard) -> ModelTokenizer | ImageProcessor | None:
+        if card.modality == "image":
+            return self._images.get(card.source)
+        return self._tokenizers.get(card.source)
+
+    async def _load(self, card: ModelCard | OneshotCard) -> None:
         if card.source in self._tokenizers:
             return
         try:
             self._tokenizers[card.source] = await asyncio.to_thread(load_tokenizer, card.source)
-        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-            log.error(
-                "tokenizer cannot be loaded: its model is unavailable",
-                extra={"model": card.model_id, "source": card.source, "error": str(error)},
-            )
-            await asyncio.sleep(RETRY_LOAD_S)
-            self._fleet.on_load_failed(card)
+        except LOAD_ERRORS as error:
+            await self._retry_load(card, error)
         else:
             gc.freeze()  # it stays: the collector need not look through it again and again
             log.info("tokenizer loaded", extra={"model": card.model_id, "source": card.source})
+
+    async def _load_oneshot(self, card: OneshotCard) -> None:
+        if card.modality == "text":
+            await self._load(card)
+            return
+        try:
+            self._images[card.source] = await asyncio.to_thread(load_image_processor, card.source)
+        except LOAD_ERRORS as error:
+            await self._retry_load(card, error)
+
+    async def _retry_load(self, card: ModelCard | OneshotCard, error: Exception) -> None:
+        log.error(
+            "tokenizer or image processor cannot be loaded: its model is unavailable",
+            extra={"model": card.model_id, "source": card.source, "error": str(error)},
+        )
+        await asyncio.sleep(RETRY_LOAD_S)
+        self._fleet.on_load_failed(card)
+
+
+def _unknown(model_id: str) -> NotFound:
+    return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
+
+
+def _elsewhere(model_id: str, task: Task | None) -> InvalidRequest:
+    where = ENDPOINTS[task]
+    return InvalidRequest(
+        f"The model `{model_id}` is not served by this endpoint; ask {where}.",
+        "model",
+        code="wrong_endpoint",
+    )

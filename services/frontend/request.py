@@ -18,6 +18,8 @@ from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"
 SLO_TTFT_HEADER = "X-SLO-TTFT-Ms"
+SLO_HEADER = "X-SLO-Ms"
+SLO_MS_MAX = 3_600_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,28 @@ def origin_of(request: Request) -> Origin:
     )
 
 
+def slo_ms(value: str | None) -> float | None:
+    """The target of a request to a one-shot model, milliseconds; None if there is none.
+
+    Raises:
+        InvalidRequest: no positive number, or more than an hour.
+
+    >>> slo_ms("25")
+    25.0
+    """
+    if value is None:
+        return None
+    target_ms = _positive(value)
+    if target_ms is None or target_ms > SLO_MS_MAX:
+        raise InvalidRequest(
+            f"{SLO_HEADER}: give a positive number of milliseconds, at most {SLO_MS_MAX:.0f}",
+            SLO_HEADER,
+        )
+    return target_ms
+
+
 def slo_ttft_ms(value: str | None) -> float | None:
-    """A target in milliseconds; None if there is none.
+    """A target for the first token, milliseconds; None if there is none.
 
     Raises:
         InvalidRequest: no positive number.
@@ -71,15 +93,21 @@ def slo_ttft_ms(value: str | None) -> float | None:
     """
     if value is None:
         return None
-    try:
-        target_ms = float(value)
-    except ValueError:
-        target_ms = math.nan
-    if not 0 < target_ms < math.inf:
+    target_ms = _positive(value)
+    if target_ms is None:
         raise InvalidRequest(
             f"{SLO_TTFT_HEADER}: give a positive number of milliseconds", SLO_TTFT_HEADER
         )
     return target_ms
+
+
+def _positive(value: str) -> float | None:
+    """A finite number above 0, or None."""
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
 
 
 async def read_body(request: Request) -> bytes:

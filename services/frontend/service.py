@@ -14,9 +14,13 @@ from services.frontend.api import nats
 from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.core.job_events import JobLimits
+from services.frontend.core.jobs import Jobs
+from services.frontend.core.room import Room
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.hub import Hub
+from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
 from services.frontend.sessions import SessionStore
 from shared.errors import ConfigError
@@ -49,9 +53,17 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     runtime.stack.push_async_callback(sessions.close)
     models = Models(runtime.clock, runtime.spawn)
     hub = Hub(runtime.bus, runtime.clock, frontend_id, Turns(frontend_id, _limits(config)))
-    app = App(config, runtime.bus, runtime.clock, models, sessions, hub)
+    jobs = JobHub(
+        runtime.bus,
+        runtime.clock,
+        frontend_id,
+        Jobs(frontend_id, JobLimits()),
+        Room(config.jobs_max, config.job_bytes_max),
+    )
+    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs)
 
     await hub.start(runtime)
+    await jobs.start(runtime)
     await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
     await nats.serve(app, keyring)
     runtime.spawn(_forget_workers(models), "forget workers")
@@ -65,6 +77,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     server.should_exit = True  # no new requests; open ones may finish
     await asyncio.wait({serving}, timeout=config.drain_s)
     await hub.stop()
+    await jobs.stop()
     await asyncio.wait({serving})
 
 
@@ -76,11 +89,15 @@ def listen(address: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"SYMPHONY_HTTP_PORT={port}: cannot listen on {address}: {error.strerror}"
         ) from None
+    # Inherited by connections. asyncio's own loop sets it only on sockets that name their protocol;
+    # without it an answer's body waits 40 ms for the acknowledgement of its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _limits(config: FrontendConfig) -> TurnLimits:

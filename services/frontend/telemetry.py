@@ -19,3 +19,6 @@ SESSIONS_REUSED = counter(
     "session_prompts_total", "Prompts of named sessions, by whether stored tokens were extended",
     ["reused"],
 )  # fmt: skip
+JOBS = counter("frontend_jobs_total", "Jobs for one-shot models by how they ended", ["outcome"])
+JOB_MISSES = counter("frontend_job_misses_total", "Jobs without a result by their deadline")
+JOB_LATENCY = histogram("frontend_job_latency_seconds", "Request to the last of its results")

@@ -6,6 +6,7 @@ where there is one: it keeps no state between calls, so that threads may share i
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,12 +17,28 @@ from shared.errors import InvalidRequest
 INLINE_CHARS_MAX = 20_000  # about 5 ms of tokenizing; longer texts go to a thread
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """Tokens of one input, special tokens included.
+
+    Attributes:
+        segments: token type ids, as many; empty if all are zero.
+    """
+
+    tokens: list[int]
+    segments: list[int]
+
+
 class ModelTokenizer:
     """Text to tokens and back, for one model. Make one with `load_tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:  # some files say how their model was trained
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
         self.vocab_size = len(tokenizer)
         self.token_bytes = lru_cache(maxsize=65_536)(self._token_bytes)
 
@@ -54,6 +71,34 @@ class ModelTokenizer:
             tokens = self._tokenizer.encode(text, add_special_tokens=special)
         return tokens
 
+    def encode_inputs(
+        self, texts: Sequence[str], query: str | None, *, special: bool, cut_to: int | None
+    ) -> list[ModelInput]:
+        """Texts as an encoder reads them: each alone, or as the second half of a pair.
+
+        Args:
+            query: first half of every pair.
+            special: add what the model expects around and between.
+            cut_to: tokens to keep, special ones included, from a text's start; None: all. A query
+                is never cut.
+        """
+        backend = self._backend
+        if backend is None:
+            return [self._encode_slowly(text, query, special, cut_to) for text in texts]
+        is_pair = query is not None
+        first = backend.encode(query, add_special_tokens=False) if is_pair else None
+        num_fixed = len(first.ids) if first is not None else 0
+        if special:
+            num_fixed += backend.num_special_tokens_to_add(is_pair)
+        inputs = []
+        for text in texts:
+            part = backend.encode(text, add_special_tokens=False)
+            if cut_to is not None:
+                part.truncate(max(cut_to - num_fixed, 0))
+            whole = backend.post_process(*((first, part) if is_pair else (part, None)), special)
+            inputs.append(self._input(whole.ids, whole.type_ids))
+        return inputs
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens."""
         return self._decode(tokens, skip=True)
@@ -72,6 +117,24 @@ class ModelTokenizer:
     def token_name(self, token: int) -> str:
         """The vocabulary's own name for a token."""
         return str(self._tokenizer.convert_ids_to_tokens(token))
+
+    def _encode_slowly(
+        self, text: str, query: str | None, special: bool, cut_to: int | None
+    ) -> ModelInput:
+        """`encode_inputs` for one text, without the fast backend."""
+        pair = (text, None) if query is None else (query, text)
+        options: dict[str, Any] = {"add_special_tokens": special}
+        whole = self._tokenizer(*pair, **options)
+        num_over = 0 if cut_to is None else len(whole["input_ids"]) - cut_to
+        if num_over > 0:
+            side = "only_first" if query is None else "only_second"
+            alone = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            if num_over < alone:
+                whole = self._tokenizer(*pair, **options, truncation=side, max_length=cut_to)
+        return self._input(whole["input_ids"], whole.get("token_type_ids", ()))
+
+    def _input(self, tokens: list[int], segments: Sequence[int]) -> ModelInput:
+        return ModelInput(tokens, list(segments) if self._has_segments and any(segments) else [])
 
     def _decode(self, tokens: Sequence[int], *, skip: bool) -> str:
         text: str

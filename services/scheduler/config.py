@@ -1,9 +1,15 @@
 """The scheduler's settings."""
 
-from pydantic import Field, field_validator
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
 
 from services.scheduler.core import POLICIES, Limits
+from services.scheduler.core.batching.policies import DEFAULT_POLICY, make_batcher
+from services.scheduler.core.jobs import JobLimits
+from services.scheduler.core.leadership import LeaseTimes
 from shared.config import ServiceConfig
+from shared.errors import ConfigError
 
 
 class SchedulerConfig(ServiceConfig):
@@ -16,6 +22,19 @@ class SchedulerConfig(ServiceConfig):
     scheduler_affinity_margin: int = Field(default=1, ge=0)
     scheduler_turns_max: int = Field(default=100_000, gt=0)
     scheduler_queue_max: int = Field(default=65_536, gt=0)
+    scheduler_lease: Literal["auto", "off"] = "auto"
+    scheduler_lease_beat_ms: int = Field(default=80, gt=0)
+    scheduler_lease_ttl_ms: int = Field(default=250, gt=0)
+    scheduler_role: Literal["all", "rank", "shard"] = "all"
+    scheduler_shard: int = Field(default=0, ge=0)
+    batch_policy: str = DEFAULT_POLICY
+    batch_learning_ms: float = Field(default=150.0, ge=0)
+    batch_ctrl_ms: float = Field(default=2.0, ge=0)
+    batch_data_ms: float = Field(default=0.05, ge=0)
+    batch_slack_ms: float = Field(default=4.0, ge=0)
+    batch_return_ms: float = Field(default=1.0, ge=0)
+    batch_overdue_ms: float = Field(default=50.0, gt=0)
+    batch_jobs_max: int = Field(default=200_000, gt=0)
 
     @field_validator("scheduler_policy")
     @classmethod
@@ -23,6 +42,50 @@ class SchedulerConfig(ServiceConfig):
         if value not in POLICIES:
             raise ValueError(f"no such placement policy: use one of {', '.join(POLICIES)}")
         return value
+
+    @field_validator("batch_policy")
+    @classmethod
+    def _known_batch_policy(cls, value: str) -> str:
+        try:
+            make_batcher(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return value
+
+    @property
+    def shard_name(self) -> str:
+        """Which of the schedulers that work at the same time this one is, or is a spare of."""
+        is_shard = self.scheduler_role == "shard"
+        return f"shard-{self.scheduler_shard}" if is_shard else self.scheduler_role
+
+    def job_limits(self) -> JobLimits:
+        """The job cores' numbers."""
+        return JobLimits(
+            learning_ns=_ns(self.batch_learning_ms / 1e3),
+            ctrl_ns=_ns(self.batch_ctrl_ms / 1e3),
+            data_ns=_ns(self.batch_data_ms / 1e3),
+            slack_ns=_ns(self.batch_slack_ms / 1e3),
+            return_ns=_ns(self.batch_return_ms / 1e3),
+            overdue_ns=_ns(self.batch_overdue_ms / 1e3),
+            jobs_max=self.batch_jobs_max,
+        )
+
+    @field_validator("scheduler_lease_ttl_ms")
+    @classmethod
+    def _outlives_a_lost_renewal(cls, value: int, info: ValidationInfo) -> int:
+        beat_ms = info.data.get("scheduler_lease_beat_ms", 0)
+        if value < 3 * beat_ms:
+            raise ValueError(
+                f"must be at least three times SYMPHONY_SCHEDULER_LEASE_BEAT_MS ({beat_ms})"
+            )
+        return value
+
+    def lease_times(self) -> LeaseTimes:
+        """Beat and end of the leader's lease."""
+        return LeaseTimes(
+            beat_ns=self.scheduler_lease_beat_ms * 1_000_000,
+            ttl_ns=self.scheduler_lease_ttl_ms * 1_000_000,
+        )
 
     def limits(self) -> Limits:
         """The core's numbers."""

@@ -20,6 +20,8 @@ from services.scheduler.core import (
     StartTurn,
     WakeAt,
 )
+from services.scheduler.job_service import start_jobs, start_rank
+from services.scheduler.office import Office
 from shared.errors import NoCapacity, PeerUnavailable
 from shared.events import EventQueue
 from shared.ids import WorkerId
@@ -67,8 +69,9 @@ class SchedulerService:
     repeat, frontends submit again, lost turns are found missing.
     """
 
-    def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
+    def __init__(self, runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
         self._runtime = runtime
+        self._office = office
         self._bus = runtime.bus
         self._clock = runtime.clock
         limits = config.limits()
@@ -120,7 +123,9 @@ class SchedulerService:
     async def _consume(self) -> None:
         num_handled = 0
         while True:
-            for effect in await self._events.next_effects():
+            effects = await self._events.next_effects()
+            await self._office.may_act()
+            for effect in effects:
                 try:
                     await self._perform(effect)
                 except PeerUnavailable as error:
@@ -171,9 +176,17 @@ class SchedulerService:
 
 
 async def main(runtime: Runtime, config: SchedulerConfig) -> None:
-    """Run the scheduler until told to stop."""
-    service = SchedulerService(runtime, config)
-    runtime.stack.callback(service.stop)
-    await service.start()
-    await runtime.ready()
-    await runtime.stopping.wait()
+    """Run the scheduler until told to stop; as a spare until it leads."""
+    office = Office(runtime, config)
+    if await office.take():
+        if config.scheduler_role != "shard":
+            service = SchedulerService(runtime, config, office)
+            runtime.stack.callback(service.stop)
+            await service.start()
+        if config.scheduler_role == "rank":
+            await start_rank(runtime, config, office)
+        else:
+            await start_jobs(runtime, config, office)
+        await runtime.ready()
+        await runtime.stopping.wait()
+    await office.leave()

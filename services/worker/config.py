@@ -1,21 +1,37 @@
 """The worker's settings (``SYMPHONY_...``)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from services.worker.core.limits import AdmissionName
+from services.worker.oneshot.model import ServedTask
 from shared.config import ServiceConfig
 
 
 class WorkerConfig(ServiceConfig):
     """Attributes:
     models: folders or hub ids to serve, as a JSON list; empty: the bundled demo model.
-    emulate: name or file of a latency profile to emulate instead of running a model.
+    tasks: what models are for where their own files leave it open or say otherwise, as a JSON
+        object of ids.
+    emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, most of what a GPU has left.
     num_threads: cores to compute on; 0: all.
+    oneshot_variants: input lengths, tokens, that text models are batched at; longer ones than a
+        model can take are left out, and its own limit is added.
+    oneshot_batch_max: largest batch of a one-shot model; 0: 16 on a CPU, 64 on a GPU, and as many
+        as the target allows when emulated.
+    oneshot_slo_ms: target of requests that name none; 0: three times a batch of 8 at the longest
+        variant, at least 50.
+    oneshot_profile_s: time to measure each one-shot model's batches in, at its first start.
+    oneshot_queue_max: batches held at a time; more are refused.
+    oneshot_pull_ms: how long after its expected start a batch waits for inputs.
+    prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
+    slo_ttft_ms: target for the time to the first token of turns that bring none; 0: none.
     """
 
     models: list[str] = Field(default_factory=list)
+    tasks: dict[str, ServedTask] = Field(default_factory=dict)
     emulate: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -23,6 +39,16 @@ class WorkerConfig(ServiceConfig):
     num_threads: int = Field(0, ge=0)
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)
+    prefill_admission: AdmissionName = "eager"
+    slo_ttft_ms: float = Field(2000.0, ge=0)
     write_behind: bool = True
     report_interval_ms: int = Field(500, ge=10)
     drain_ms: int = Field(5000, ge=0)
+    oneshot_variants: list[Annotated[int, Field(ge=1)]] = Field(
+        [32, 64, 128, 256, 512], min_length=1
+    )
+    oneshot_batch_max: int = Field(0, ge=0, le=1024)
+    oneshot_slo_ms: float = Field(0.0, ge=0)
+    oneshot_profile_s: float = Field(20.0, ge=0)
+    oneshot_queue_max: int = Field(16, ge=1)
+    oneshot_pull_ms: int = Field(50, ge=1)

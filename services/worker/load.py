@@ -1,15 +1,21 @@
 """From settings to executors: what this worker serves."""
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.worker.config import WorkerConfig
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.engine.emulated import EmulatedExecutor
 from services.worker.engine.executor import Executor
+from services.worker.oneshot.emulated import EmulatedOneshot
+from services.worker.oneshot.load import find_tasks, make_oneshot
+from services.worker.oneshot.model import OneshotModel, ServedTask
 from shared.errors import ConfigError
-from shared.profiles import load_profile
+from shared.messages import Task
+from shared.profiles import LatencyProfile
+from shared.zoo import ZooModel
 
 OnLoaded = Callable[[list[int], list[int], int, int], None]
 
@@ -36,14 +42,39 @@ def demo_folder(data_dir: Path) -> Path:
     return data_dir / "models" / DEMO_MODEL_ID
 
 
-def make_emulated(config: WorkerConfig, on_loaded: OnLoaded) -> Executor:
-    """The emulated executor that the settings name."""
+def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
+    """(id, folder or hub id, task) of every real model to serve (slow: reads their configs).
+
+    Raises:
+        ConfigError: a model is not readable or for none of the tasks, or two have one id.
+    """
+    ids = model_ids(config)
+    if not config.models:
+        return [(model_id, source, "generate") for model_id, source in ids]
+    tasks = find_tasks(config, ids)
+    return [(model_id, source, tasks[model_id]) for model_id, source in ids]
+
+
+def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_loaded: OnLoaded) -> Executor:
+    """An emulated generative model."""
     folder = make_demo_model(demo_folder(config.data_dir))
-    return EmulatedExecutor(load_profile(config.emulate), str(folder), on_loaded)
+    return EmulatedExecutor(profile, str(folder), on_loaded)
+
+
+def make_emulated_oneshots(
+    config: WorkerConfig, profiles: Sequence[ZooModel]
+) -> list[OneshotModel]:
+    """Emulated one-shot models, which share the demo model's tokenizer."""
+    folder = make_demo_model(demo_folder(config.data_dir))
+    created = int(time.time())
+    return [
+        EmulatedOneshot(profile, str(folder), config.oneshot_batch_max, created)
+        for profile in profiles
+    ]
 
 
 def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoaded) -> Executor:
-    """Load a model (slow: reads all its weights) and make its page pool."""
+    """Load a generative model (slow: reads all its weights) and make its page pool."""
     import torch
 
     from services.worker.engine.model import load_model
@@ -51,11 +82,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoa
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
-    device = _device(config)
-    if device == "cpu":
-        num_threads = config.num_threads or os.cpu_count() or 1
-        torch.set_num_threads(num_threads)
-        _limit_kernel_threads(num_threads)
+    device = _prepare_device(config)
     model = load_model(source, device, config.dtype)
     kv_bytes = config.kv_bytes or CPU_KV_BYTES
     if device == "cuda" and not config.kv_bytes:
@@ -69,6 +96,22 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoa
     executor = TorchExecutor(model, model_id, num_pages, on_loaded)
     executor.warm_up()
     return executor
+
+
+def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Task) -> OneshotModel:
+    """Load a one-shot model and profile it (slow)."""
+    return make_oneshot(config, _prepare_device(config), model_id, source, task)
+
+
+def _prepare_device(config: WorkerConfig) -> str:
+    import torch
+
+    device = _device(config)
+    if device == "cpu":
+        num_threads = config.num_threads or os.cpu_count() or 1
+        torch.set_num_threads(num_threads)
+        _limit_kernel_threads(num_threads)
+    return device
 
 
 def _limit_kernel_threads(num_threads: int) -> None:

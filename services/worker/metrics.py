@@ -4,10 +4,12 @@ from prometheus_client import Counter
 
 from services.worker.core.effects import StepPlan, StepResult
 from services.worker.core.engine import EngineCore
-from shared.metrics import counter, gauge
+from services.worker.oneshot.effects import Ran
+from shared.messages import BatchDone
+from shared.metrics import counter, gauge, histogram
 
-RUNNING = gauge("num_requests_running", "Turns in the batch", ["model"])
-WAITING = gauge("num_requests_waiting", "Turns that wait for pages or a place", ["model"])
+RUNNING = gauge("turns_running", "Turns in the batch", ["model"])
+WAITING = gauge("turns_waiting", "Turns that wait for pages or a place", ["model"])
 KV_USAGE = gauge("kv_cache_usage_perc", "Share of pool pages that hold KV", ["model"])
 KV_PAGES = gauge("kv_pages", "Pool pages by state", ["model", "state"])
 PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt blocks looked up", ["model"])
@@ -16,6 +18,12 @@ PREEMPTIONS = counter("num_preemptions", "Turns that gave their pages up", ["mod
 LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
+
+ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
+ONESHOT_JOBS = counter("oneshot_jobs", "Inputs that one-shot models ran", ["model"])
+ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", ["model"])
+ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their start", ["model"])
+ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
 
 _reported: dict[tuple[Counter, str], int] = {}  # the core's totals at the last report
 
@@ -28,6 +36,24 @@ def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     for layer, stall_ns in enumerate(result.stall_ns):
         if stall_ns:
             STALL_SECONDS.labels(model_id, str(layer)).inc(stall_ns / 1e9)
+
+
+def count_batch(model_id: str, size: int, ran: Ran) -> None:
+    """Add one run of a one-shot model."""
+    ONESHOT_RUN_SECONDS.labels(model_id).observe(ran.run_ns / 1e9)
+    if ran.values is not None:
+        ONESHOT_JOBS.labels(model_id).inc(size)
+
+
+def count_done(done: BatchDone) -> None:
+    """Add one end of a batch."""
+    if done.is_refused:
+        # The name may be anything that a scheduler sent.
+        ONESHOT_BATCHES.labels("", "refused").inc()
+        return
+    outcome = "ran" if done.size else "failed" if done.run_ns else "empty"
+    ONESHOT_BATCHES.labels(done.model_id, outcome).inc()
+    ONESHOT_WAIT_SECONDS.labels(done.model_id).observe(done.wait_ns / 1e9)
 
 
 def report(model_id: str, core: EngineCore) -> None:

@@ -96,6 +96,7 @@ class EngineRunner:
             num_layers=info.num_layers,
             block_tokens=info.block_tokens,
             priority=start.priority,
+            slo_ttft_ns=None if start.slo_ttft_ms is None else int(start.slo_ttft_ms * 1e6),
         )
         self._react(self.core.on_turn(turn, now_ns))
 

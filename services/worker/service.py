@@ -15,7 +15,17 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.engine.executor import Executor
 from services.worker.kv_client import KvClient
-from services.worker.load import OnLoaded, make_emulated, make_real, model_ids
+from services.worker.load import (
+    OnLoaded,
+    make_emulated,
+    make_emulated_oneshots,
+    make_real,
+    make_real_oneshot,
+    plan_models,
+)
+from services.worker.oneshot.effects import BatchLimits
+from services.worker.oneshot.model import OneshotModel
+from services.worker.oneshot.runner import OneshotRunner
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
 from shared.arena import Arena
@@ -30,7 +40,6 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
 )
-from shared.profiles import load_profile
 from shared.service import Runtime
 from shared.subjects import (
     WORKER_CANCEL,
@@ -39,6 +48,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
+from shared.zoo import parse_emulation
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +71,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, "forward")
         self._runners: dict[str, EngineRunner] = {}
         self._kvs: list[KvClient] = []
+        self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, self._worker_id, self._on_prompt)
         self._num_reports = 0
         self._created = int(time.time())
@@ -77,6 +88,8 @@ class Worker:
         await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
         await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
         await bus.serve(WORKER_PING, self._on_ping, me)
+        assert self._oneshot is not None, "made by _load"
+        await self._oneshot.listen()
         # Turns may be waiting for this worker: without the kvstore it would compute their history.
         await asyncio.gather(*(kv.wait_met(KVSTORE_PATIENCE_S) for kv in self._kvs))
         await runtime.ready()
@@ -87,17 +100,34 @@ class Worker:
         await self._drain()
 
     async def _load(self) -> None:
-        loop = asyncio.get_running_loop()
         if self._config.emulate:
-            model_id = load_profile(self._config.emulate).name
-            on_loaded = self._loaded_callback(loop, model_id)
-            self._add(make_emulated(self._config, on_loaded), 0)
-            return
-        for number, (model_id, source) in enumerate(model_ids(self._config)):
-            make = partial(
-                make_real, self._config, model_id, source, self._loaded_callback(loop, model_id)
-            )
-            self._add(await loop.run_in_executor(self._thread, make), number)
+            self._add_oneshots(await self._load_emulated())
+        else:
+            self._add_oneshots(await self._load_real())
+
+    async def _load_emulated(self) -> list[OneshotModel]:
+        loop = asyncio.get_running_loop()
+        emulation = parse_emulation(self._config.emulate)
+        for number, profile in enumerate(emulation.generative):
+            on_loaded = self._loaded_callback(loop, profile.name)
+            self._add(make_emulated(self._config, profile, on_loaded), number)
+        return make_emulated_oneshots(self._config, emulation.oneshot)
+
+    async def _load_real(self) -> list[OneshotModel]:
+        """Load every model, one-shot ones first: pages of KV take what they leave of a GPU."""
+        loop, config = asyncio.get_running_loop(), self._config
+        plan = await loop.run_in_executor(self._thread, plan_models, config)
+        oneshots: list[OneshotModel] = []
+        for model_id, source, task in plan:
+            if task != "generate":
+                load = partial(make_real_oneshot, config, model_id, source, task)
+                oneshots.append(await loop.run_in_executor(self._thread, load))
+        for number, (model_id, source, task) in enumerate(plan):
+            if task == "generate":
+                on_loaded = self._loaded_callback(loop, model_id)
+                make = partial(make_real, config, model_id, source, on_loaded)
+                self._add(await loop.run_in_executor(self._thread, make), number)
+        return oneshots
 
     def _loaded_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnLoaded:
         """The mover's callback, carried from its thread into the event loop."""
@@ -108,12 +138,34 @@ class Worker:
 
         return report
 
+    def _add_oneshots(self, models: list[OneshotModel]) -> None:
+        runtime, config = self._runtime, self._config
+        limits = BatchLimits(
+            batches_max=config.oneshot_queue_max, pull_wait_ns=config.oneshot_pull_ms * 1_000_000
+        )
+        self._oneshot = OneshotRunner(
+            runtime.bus,
+            runtime.clock,
+            self._worker_id,
+            {model.card.model_id: model for model in models},
+            limits,
+            self._thread,
+            on_leader=self._report_now.set,
+        )
+        runtime.stack.callback(self._oneshot.close)
+        runtime.spawn(self._oneshot.run(), "one-shot models")
+        for model in models:
+            card = model.card
+            log.info("model loaded", extra={"model": card.model_id, "slo_ms": card.slo_ms})
+
     def _add(self, executor: Executor, number: int) -> None:
         runtime, config, info = self._runtime, self._config, executor.info
         limits = EngineLimits(
             max_model_len=info.max_model_len,
             prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
             turns_running_max=config.turns_running_max,
+            prefill_admission=config.prefill_admission,
+            slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
         )
         core = EngineCore(
             limits,
@@ -192,6 +244,7 @@ class Worker:
         num_free = sum(pool.num_free for pool in pools)
         num_clean = sum(pool.num_clean for pool in pools)
         num_pages = sum(pool.num_pages for pool in pools)
+        oneshot = self._oneshot
         return WorkerReport(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -211,6 +264,9 @@ class Worker:
             decode_step_ms=max((c.estimates.decode_step_ns for c in cores), default=0) / 1e6,
             interval_ns=self._config.report_interval_ms * 1_000_000,
             pid=os.getpid(),
+            oneshot=oneshot.cards() if oneshot is not None else [],
+            batches=oneshot.refs() if oneshot is not None else [],
+            fences=oneshot.fences if oneshot is not None else [],
         )
 
     def _card(self, runner: EngineRunner) -> ModelCard:
@@ -228,12 +284,14 @@ class Worker:
         )
 
     async def _drain(self) -> None:
-        """Let running turns end; what is left after that is placed elsewhere."""
+        """Let running turns and batches end; what is left after that is placed elsewhere."""
         drains = [runner.drain() for runner in self._runners.values()]
+        if self._oneshot is not None:
+            drains.append(self._oneshot.drain())
         try:
             await asyncio.wait_for(asyncio.gather(*drains), self._config.drain_ms / 1e3)
         except TimeoutError:
-            log.warning("stopping with turns unfinished: they are placed again")
+            log.warning("stopping with work unfinished: it is placed again")
 
 
 async def main(runtime: Runtime, config: WorkerConfig) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, WorkerId
+from shared.messages.jobs import BatchRef, OfficeFence, OneshotCard
 from shared.messages.turns import TurnRef
 
 
@@ -51,6 +52,9 @@ class WorkerReport:
     decode_step_ms: float = 0.0  # measured, recent mean
     interval_ns: int = 500_000_000  # when to expect the next report
     pid: int = 0
+    oneshot: list[OneshotCard] = field(default_factory=list)
+    batches: list[BatchRef] = field(default_factory=list)  # every batch held here
+    fences: list[OfficeFence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

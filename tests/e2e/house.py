@@ -97,6 +97,8 @@ class House:
         num_workers: int = 1,
         emulate: str | None = None,
         restart: bool = True,
+        num_spares: int = 0,
+        num_shards: int = 1,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir
@@ -104,6 +106,7 @@ class House:
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = ["--data-dir", str(data_dir), "--port", str(self.port)]
         self._arguments += ["--workers", str(num_workers)]
+        self._arguments += ["--spares", str(num_spares), "--shards", str(num_shards)]
         for model in models:
             self._arguments += ["--model", str(model)]
         if emulate is not None:

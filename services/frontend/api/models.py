@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
 from services.frontend.app import app_of
-from services.frontend.models import ServedModel
+from services.frontend.models import OneshotModel, ServedModel
 
 router = APIRouter(tags=["models"])
 
@@ -14,14 +14,19 @@ router = APIRouter(tags=["models"])
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     """Every model that can be asked now."""
-    data = [_model(model) for model in app_of(request).models.all()]
+    models = app_of(request).models
+    data = [_model(model) for model in models.all()]
+    data += [_oneshot(model) for model in models.all_oneshot()]
     return Json({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> Response:
     """One of them; ids may hold slashes."""
-    return Json(_model(app_of(request).models.get(model_id)))
+    models = app_of(request).models
+    if (task := models.task(model_id)) is not None:
+        return Json(_oneshot(models.oneshot(model_id, task)))
+    return Json(_model(models.get(model_id)))
 
 
 def _model(model: ServedModel) -> dict[str, Any]:
@@ -34,4 +39,22 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "root": card.source,
         "parent": None,
         "max_model_len": card.max_model_len,
+        "task": "generate",
+    }
+
+
+def _oneshot(model: OneshotModel) -> dict[str, Any]:
+    card = model.card
+    sizes = [variant.variant for variant in card.variants]
+    return {
+        "id": card.model_id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "symphony",
+        "root": card.source,
+        "parent": None,
+        "max_model_len": max(sizes) if all(sizes) else None,
+        "task": card.task,
+        "modality": card.modality,
+        "slo_ms": card.slo_ms,
     }

@@ -1,23 +1,31 @@
 """``symphony.inference.submit``: the same bodies and answers for those who speak NATS.
 
-A body with ``prompt`` is a completion, any other a chat. With ``stream`` each chunk is a message to
-the reply subject and ``[DONE]`` the last; without, the answer is one message. Errors have OpenAI's
-shape.
+A body with ``messages`` is a chat, one with ``prompt`` a completion, one with ``query`` a
+reranking, one with ``input`` an embedding or a classification, as its model does. With ``stream``
+each chunk is a message to the reply subject and ``[DONE]`` the last; without, the answer is one
+message. Errors have OpenAI's shape.
 """
 
 import logging
 from contextlib import aclosing
+from typing import Any
 
 import orjson
 
 from services.frontend import telemetry
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
 from services.frontend.api.chat import prepare_chat
+from services.frontend.api.classify import label
 from services.frontend.api.completions import prepare_completion
 from services.frontend.api.delivery import Writer, answer_whole, stream_chunks
+from services.frontend.api.embeddings import embed
+from services.frontend.api.oneshot import Ask
+from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
+from services.frontend.api.rerank import rank
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.errors import PayloadTooLarge, error_body
+from services.frontend.job_hub import Inquiry
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
@@ -27,6 +35,8 @@ from shared.subjects import INFERENCE_SUBMIT
 log = logging.getLogger(__name__)
 
 QUEUE = "frontend"
+TEXT_FIELDS = {"messages", "prompt"}
+JOB_FIELDS = {"input", "query"}
 
 
 async def serve(app: App, keyring: Keyring) -> None:
@@ -48,7 +58,11 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
         log.warning("a request without reply subject")
         return
     try:
-        body, writer = await _prepare(app, keyring, payload, request_id)
+        fields = _fields(app, payload)
+        if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
+            await app.bus.publish_raw(reply, await _answer_job(app, payload, fields))
+            return
+        body, writer = await _prepare(app, keyring, payload, fields, request_id)
         if not body.stream:
             await app.bus.publish_raw(reply, await answer_whole(writer))
             return
@@ -61,16 +75,31 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
         await app.bus.publish_raw(reply, error_body(error))
 
 
-async def _prepare(
-    app: App, keyring: Keyring, payload: bytes, request_id: str
-) -> tuple[Generate, Writer]:
+def _fields(app: App, payload: bytes) -> dict[str, Any]:
+    """The body's JSON, not checked yet; empty if it is no object."""
     if len(payload) > app.config.body_bytes_max:
         raise PayloadTooLarge(f"the body is larger than {app.config.body_bytes_max} bytes")
     try:
         fields = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body: {error}") from None
-    if isinstance(fields, dict) and "prompt" in fields:
+    return fields if isinstance(fields, dict) else {}
+
+
+async def _answer_job(app: App, payload: bytes, fields: dict[str, Any]) -> bytes:
+    with Inquiry(app.jobs, app.clock.now_ns()) as inquiry:
+        ask = Ask(app, inquiry)
+        if "query" in fields:
+            return await rank(parse(RerankBody, payload), ask)
+        if app.models.task(str(fields.get("model"))) == "classify":
+            return await label(parse(ClassifyBody, payload), ask)
+        return await embed(parse(EmbeddingBody, payload), ask)
+
+
+async def _prepare(
+    app: App, keyring: Keyring, payload: bytes, fields: dict[str, Any], request_id: str
+) -> tuple[Generate, Writer]:
+    if "prompt" in fields:
         completion = parse(CompletionBody, payload)
         origin = Origin(tenant=_tenant(completion, keyring), request_id=request_id)
         return completion, await prepare_completion(app, completion, origin)

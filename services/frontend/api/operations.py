@@ -18,7 +18,8 @@ router = APIRouter(tags=["operations"], default_response_class=Response)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """An empty 200 if some model can be asked, else 503."""
-    if not app_of(request).models.all():
+    models = app_of(request).models
+    if not models.all() and not models.all_oneshot():
         raise NoCapacity("no worker can serve")
     return Response()
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from services.frontend.core.catalog import Catalog
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelCard, WorkerReport
+from shared.messages import ModelCard, OneshotCard, WorkerReport
 
 INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000
@@ -14,6 +15,13 @@ class LoadTokenizer:
     """A model was seen whose tokenizer is not known."""
 
     card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProcessor:
+    """A one-shot model was seen whose tokenizer or image processor is not known."""
+
+    card: OneshotCard
 
 
 @dataclass(slots=True)
@@ -33,8 +41,10 @@ class Fleet:
         self._seen: dict[WorkerId, _Seen] = {}
         self._ever: dict[ModelId, ModelCard] = {}
         self._asked: set[tuple[ModelId, str]] = set()
+        self._catalog = Catalog()
+        self._ever_oneshot: dict[ModelId, OneshotCard] = {}
 
-    def on_report(self, report: WorkerReport, now_ns: int) -> list[LoadTokenizer]:
+    def on_report(self, report: WorkerReport, now_ns: int) -> list[LoadTokenizer | LoadProcessor]:
         """A worker lives. Reports that were overtaken by a later one are dropped."""
         seen = self._seen.get(report.worker_id)
         if (
@@ -44,21 +54,28 @@ class Fleet:
         ):
             return []
         self._seen[report.worker_id] = _Seen(report, now_ns)
-        effects = []
+        cards = report.oneshot if report.state == "ready" else []
+        self._catalog.put(report.worker_id, [card for card in cards if _has_times(card)])
+        effects: list[LoadTokenizer | LoadProcessor] = []
         for card in report.models:
             self._ever[card.model_id] = card
-            if (key := (card.model_id, card.source)) not in self._asked:
-                self._asked.add(key)
+            if self._is_new(card):
                 effects.append(LoadTokenizer(card))
+        for oneshot in report.oneshot:
+            self._ever_oneshot[oneshot.model_id] = oneshot
+            if self._is_new(oneshot):
+                effects.append(LoadProcessor(oneshot))
         return effects
 
-    def on_load_failed(self, card: ModelCard) -> None:
+    def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
         """Ask again at the next report: the files may be on their way."""
         self._asked.discard((card.model_id, card.source))
 
     def forget_dead(self, now_ns: int) -> None:
         """Drop workers that are gone, so that names that never come back do not pile up."""
-        self._seen = {name: seen for name, seen in self._seen.items() if seen.alive(now_ns)}
+        for worker_id in [name for name, seen in self._seen.items() if not seen.alive(now_ns)]:
+            del self._seen[worker_id]
+            self._catalog.put(worker_id, [])
 
     def models(self, now_ns: int) -> dict[ModelId, ModelCard]:
         """Models that some ready worker serves, by name."""
@@ -83,6 +100,34 @@ class Fleet:
         """Whether any worker ever served this model."""
         return model_id in self._ever
 
+    def oneshot_models(self, now_ns: int) -> list[OneshotCard]:
+        """One-shot models that some ready worker serves, by name."""
+        cards = (self.oneshot_card(model_id, now_ns) for model_id in self._catalog.names())
+        return [card for card in cards if card is not None]
+
+    def oneshot_card(self, model_id: ModelId, now_ns: int) -> OneshotCard | None:
+        """The one-shot model's card if it can be served now."""
+        workers = self._catalog.workers(model_id)
+        if any(self._seen[worker_id].alive(now_ns) for worker_id in workers):
+            return self._catalog.card(model_id)
+        return None
+
+    def oneshot_seen(self, model_id: ModelId) -> OneshotCard | None:
+        """The card of a one-shot model that any worker ever served."""
+        return self._ever_oneshot.get(model_id)
+
     def hosts(self, now_ns: int) -> set[HostId]:
         """Hosts with a live worker."""
         return {seen.report.host_id for seen in self._seen.values() if seen.alive(now_ns)}
+
+    def _is_new(self, card: ModelCard | OneshotCard) -> bool:
+        key = (card.model_id, card.source)
+        if key in self._asked:
+            return False
+        self._asked.add(key)
+        return True
+
+
+def _has_times(card: OneshotCard) -> bool:
+    """Whether the model can be batched at all."""
+    return bool(card.variants) and all(variant.batch_ns for variant in card.variants)

@@ -65,7 +65,8 @@ async function loadModels() {
   try {
     const response = await fetch("/v1/models");
     if (!response.ok) throw new Error(await errorOf(response));
-    const ids = (await response.json()).data.map((model) => model.id);
+    const models = (await response.json()).data.filter((model) => model.task === "generate");
+    const ids = models.map((model) => model.id);
     const chosen = $("model").value || chat.model;
     $("model").replaceChildren(...ids.map((id) => new Option(id, id, false, id === chosen)));
     if (ids.length === 0) setTimeout(loadModels, 1000);

@@ -8,6 +8,8 @@ The shell's loop: feed events, `plan_step`, run the plan, `on_step`, again. Betw
 from collections import deque
 from dataclasses import dataclass, field
 
+from services.worker.core.admission import Punctuality
+from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
     Effect,
     Ended,
@@ -54,6 +56,8 @@ class EngineCore:
     end_token_ids: frozenset[int]
     block_tokens: int
     estimates: Estimates = field(default_factory=Estimates)
+    costs: StepCosts = field(default_factory=StepCosts)
+    punctuality: Punctuality = field(default_factory=Punctuality)
     waiting: "deque[Turn]" = field(default_factory=deque)
     running: list[Turn] = field(default_factory=list)
     turns: dict[TurnId, Turn] = field(default_factory=dict)

@@ -1,6 +1,9 @@
 """Numbers that bound and steer one engine."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+AdmissionName: TypeAlias = Literal["eager", "deferred"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +17,8 @@ class EngineLimits:
         stage_timeout_min_ns, stage_timeout_max_ns: how long a turn waits for the kvstore's answer
             before it recomputes, at least and at most.
         lease_target_blocks: arena room for this many blocks is kept at hand for new KV.
+        prefill_admission: when waiting prompts join a step, see `admission`.
+        slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
     """
 
     max_model_len: int
@@ -23,6 +28,8 @@ class EngineLimits:
     stage_timeout_min_ns: int = 100_000_000
     stage_timeout_max_ns: int = 2_000_000_000
     lease_target_blocks: int = 32
+    prefill_admission: AdmissionName = "eager"
+    slo_ttft_ns: int = 0
 
 
 @dataclass(slots=True)

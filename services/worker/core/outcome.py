@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from services.worker.core.admission import on_first_token
 from services.worker.core.effects import (
     LATE,
     BlockWrite,
@@ -86,6 +87,7 @@ def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) ->
     started_at_ns = turn.first_step_at_ns or now_ns
     if is_first:
         turn.first_token_at_ns = now_ns
+        on_first_token(core, turn, now_ns)
     delta = TurnDelta(
         turn_id=turn.turn_id,
         attempt=turn.attempt,
@@ -129,11 +131,15 @@ def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effec
 
 def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:
     """Let the speed estimates learn from a step."""
-    num_prefill = sum(row.end - row.start for row in plan.rows if row.end - row.start > 1)
+    if not plan.rows:
+        return
+    prefills = [row.end - row.start for row in plan.rows if row.end - row.start > 1]
+    num_prefill = sum(prefills)
+    busy_ns = result.duration_ns - sum(result.stall_ns)
+    core.costs.on_step(num_prefill, len(plan.rows) - len(prefills), busy_ns)
     if num_prefill:
-        stalled_ns = sum(result.stall_ns)
-        core.estimates.on_prefill(num_prefill, result.duration_ns - stalled_ns)
-    elif plan.rows:
+        core.estimates.on_prefill(num_prefill, busy_ns)
+    else:
         core.estimates.on_decode(result.duration_ns)
 
 

@@ -1,9 +1,10 @@
 """The plan of one step.
 
 Decodes first: each running turn that has its whole context gets one row. Then prompts, in chunks
-that share one token budget: those under way, then waiting turns in order of priority and arrival.
-A decode that finds no page preempts the turn that came last; a waiting turn is admitted only when
-pages for its whole prompt are there, so that it is not preempted at once.
+that share one token budget: those under way, then waiting turns in order of priority and arrival,
+if `admission` lets them in now. A decode that finds no page preempts the turn that came last; a
+waiting turn is admitted only when pages for its whole prompt are there, so that it is not preempted
+at once.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.worker.core.admission import Decision, decide
 from services.worker.core.effects import BlockWrite, Effect, LoadPages, PageLoad, Row, StepPlan
 from services.worker.core.history import (
     acquire_resident,
@@ -30,6 +32,7 @@ class _Draft:
 
     now_ns: int
     budget: int
+    num_kept: int = 0  # tokens that each prompt keeps back
     rows: list[Row] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
@@ -40,9 +43,28 @@ def plan_rows(core: "EngineCore", now_ns: int) -> tuple[StepPlan | None, list[Ef
     for turn in list(core.running):
         if turn.state is TurnState.RUNNING and _is_decoding(turn):
             _plan_row(core, turn, 1, plan)
+    _plan_prompts(core, decide(core, len(plan.rows), now_ns), plan)
+    writes = core.writeback.late_writes() + _plan_writes(core, plan.rows)
+    if not plan.rows and not writes:
+        return None, plan.effects
+    tables = _page_tables(core, plan.rows)
+    return StepPlan(plan.rows, tables, writes, core.writeback.epoch), plan.effects
+
+
+def _plan_prompts(core: "EngineCore", decision: Decision, plan: _Draft) -> None:
+    plan.num_kept = decision.num_kept
+    _plan_under_way(core, plan)
+    if decision.opens or not plan.rows:  # without rows nobody would ask again
+        _plan_waiting(core, plan)
+
+
+def _plan_under_way(core: "EngineCore", plan: _Draft) -> None:
     for turn in list(core.running):
         if plan.budget > 0 and turn.state is TurnState.RUNNING and not _is_decoding(turn):
             _plan_prefill(core, turn, plan)
+
+
+def _plan_waiting(core: "EngineCore", plan: _Draft) -> None:
     for turn in list(core.waiting):
         if plan.budget <= 0 or len(core.running) >= core.limits.turns_running_max:
             break
@@ -51,11 +73,6 @@ def plan_rows(core: "EngineCore", now_ns: int) -> tuple[StepPlan | None, list[Ef
         if not _admit(core, turn, plan.effects):
             break
         _plan_prefill(core, turn, plan)
-    writes = core.writeback.late_writes() + _plan_writes(core, plan.rows)
-    if not plan.rows and not writes:
-        return None, plan.effects
-    tables = _page_tables(core, plan.rows)
-    return StepPlan(plan.rows, tables, writes, core.writeback.epoch), plan.effects
 
 
 def _is_decoding(turn: Turn) -> bool:
@@ -66,7 +83,9 @@ def _plan_prefill(core: "EngineCore", turn: Turn, plan: _Draft) -> None:
     """Plan a chunk of a prompt, within what is left of the budget."""
     if plan.rows and core.stager.is_loading(turn.table[0, : len(turn.blocks)].tolist()):
         return  # let the others run while the first layer's history arrives
-    num_tokens = min(plan.budget, len(turn.tokens) - turn.num_computed)
+    num_tokens = min(plan.budget, len(turn.tokens) - turn.num_computed - plan.num_kept)
+    if num_tokens <= 0:
+        return  # all but what it keeps back is computed
     if _plan_row(core, turn, num_tokens, plan):
         plan.budget -= num_tokens
 

@@ -32,6 +32,9 @@ class Turn:
         num_known: length of `tokens` when it came; what lies behind was generated here.
         num_generated_before: tokens that earlier attempts generated, part of `num_known`.
         root: parent key of the first block.
+        slo_ttft_ns: target for the time from `arrived_at_ns` to the first token; 0: none, None: the
+            engine's default.
+        is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
         table: pool pages, int32 [num_layers, capacity in blocks].
         num_cached: leading tokens that did not have to be computed when it was first admitted.
@@ -53,6 +56,8 @@ class Turn:
     num_layers: int
     block_tokens: int
     priority: int = 0
+    slo_ttft_ns: int | None = None
+    is_called: bool = False
     state: TurnState = TurnState.WAITING
     num_known: int = field(init=False)
     keys: list[BlockKey] = field(default_factory=list)

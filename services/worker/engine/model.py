@@ -119,17 +119,27 @@ def _end_token_ids(source: str, config: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends)
 
 
-def _fingerprint(model: LoadedModel) -> str:
-    """Hash of what makes two models' KV interchangeable."""
+def weights_digest(source: str) -> blake2b:
+    """A hash, to be continued, over the weights and config of a model.
+
+    Args:
+        source: folder, or hub id of a model that is in the local cache.
+    """
     digest = blake2b(digest_size=16)
-    folder = Path(model.source)
+    folder = Path(source)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(model.source, local_files_only=True))
+        folder = Path(snapshot_download(source, local_files_only=True))
     for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")):
         digest.update(f"{path.name}:{_file_hash(path)}".encode())
     digest.update((folder / "config.json").read_bytes())
+    return digest
+
+
+def _fingerprint(model: LoadedModel) -> str:
+    """Hash of what makes two models' KV interchangeable."""
+    digest = weights_digest(model.source)
     layout = (model.dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS)
     digest.update(f"{layout}:{KV_LAYOUT_VERSION}".encode())
     return digest.hexdigest()

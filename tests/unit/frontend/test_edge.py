@@ -21,7 +21,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an application whose models cannot be listed."""
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
-    app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), nothing, nothing)
+    app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), nothing, nothing, nothing)
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))
@@ -52,6 +52,10 @@ def test_bodies_are_documented_though_endpoints_parse_them() -> None:
     assert "$ref" not in str(schema) and "include_usage" in str(schema["properties"])
     for path in ("/v1/completions", "/v1/advisories", "/tokenize", "/detokenize"):
         assert "requestBody" in paths[path]["post"]
+    rerank = paths["/v1/rerank"]["post"]
+    assert {p["name"] for p in rerank["parameters"]} == {"X-SLO-Ms"}
+    schema = rerank["requestBody"]["content"]["application/json"]["schema"]
+    assert {"documents", "truncate_prompt_tokens"} <= set(schema["properties"])
     assert "/" not in paths
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cli.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
+from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
@@ -69,7 +70,9 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, AdvisoryBody])
+@pytest.mark.parametrize(
+    "kind", [ChatBody, CompletionBody, AdvisoryBody, EmbeddingBody, ClassifyBody, RerankBody]
+)
 def test_every_parameter_is_documented(kind: type[Body]) -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     internal = {"tenant"}  # of NATS alone

@@ -15,7 +15,7 @@ from services.worker.core.effects import (
     StepResult,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.limits import EngineLimits
+from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
 from services.worker.core.turn import Turn
@@ -57,11 +57,14 @@ def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> 
     return Staged(ticket, keys, pages, generations, num_from_disk, epoch=1)
 
 
-def new_core(num_blocks: int = 16, **limits: int) -> EngineCore:
+def new_core(
+    num_blocks: int = 16, *, admission: AdmissionName = "eager", **limits: int
+) -> EngineCore:
     """A core whose pool holds `num_blocks` whole blocks."""
     limits = {"max_model_len": 1000, **limits}
     pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS)
-    return EngineCore(EngineLimits(**limits), pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
+    bounds = EngineLimits(prefill_admission=admission, **limits)
+    return EngineCore(bounds, pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
 
 
 def new_turn(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.worker.core.effects import Effect, Emit
 from services.worker.core.engine import EngineCore
@@ -15,7 +16,7 @@ from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams, TurnDelta
 
 
-def make_core(executor: TorchExecutor, **limits: int) -> EngineCore:
+def make_core(executor: TorchExecutor, **limits: Any) -> EngineCore:
     info = executor.info
     limits.setdefault("prefill_tokens_max", 512)
     return EngineCore(

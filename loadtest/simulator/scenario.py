@@ -1,0 +1,137 @@
+"""What is simulated: models, load, cluster and policy in one value, which can go to a process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.simulator.arrivals import (
+    Arrivals,
+    read_instants,
+    renewal,
+    replay,
+    with_own_targets,
+)
+from loadtest.simulator.checks import check
+from loadtest.simulator.faults import GpuFault
+from loadtest.simulator.log import Record
+from loadtest.simulator.models import SimModel, Truth
+from loadtest.simulator.network import Network
+from loadtest.simulator.results import Result, summarise
+from loadtest.simulator.simulation import Simulation
+from services.scheduler.core.batching.job import Delays
+from services.scheduler.core.batching.policies import DEFAULT_POLICY, Make, make_batcher
+
+BAD_RATE_MAX = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated cluster; `run` gives it a load.
+
+    Attributes:
+        weights: each model's share of the load; equal if empty.
+        gamma: shape of the gaps between arrivals; 1 is Poisson.
+        seconds: of arrivals; `cold_s` of them at the start are not counted.
+        delays: what the scheduler reckons with, against what `network` does.
+        truth: what batches take, against the profiles.
+        learns: correct the profiles by what batches took.
+        slo_spread: each job's own target is within this share of its model's.
+        recorded: CSV file of arrivals to replay instead of drawing them.
+        make: makes the core instead of `policy`, for one that has no name.
+    """
+
+    models: tuple[SimModel, ...]
+    num_gpus: int
+    weights: tuple[float, ...] = ()
+    policy: str = DEFAULT_POLICY
+    gamma: float = 1.0
+    seconds: float = 20.0
+    cold_s: float = 1.0
+    seed: int = 1
+    delays: Delays = field(default_factory=Delays)
+    network: Network = field(default_factory=Network)
+    truth: Truth = field(default_factory=Truth)
+    learns: bool = False
+    faults: tuple[GpuFault, ...] = ()
+    slo_spread: float = 0.0
+    recorded: Path | None = None
+    make: Make | None = None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Each model's share of the load; they add up to 1."""
+        weights = self.weights or tuple(1.0 for _ in self.models)
+        return tuple(weight / sum(weights) for weight in weights)
+
+    def changed(self, **changes: Any) -> "Scenario":
+        """The same but for some attributes."""
+        return replace(self, **changes)
+
+    def arrivals(self, rps: float) -> Arrivals:
+        """Jobs at an offered load of so many a second."""
+        if self.recorded is not None:
+            instants = read_instants(self.recorded)
+            arrivals = replay(instants, self.shares, rps, self.seconds, self.seed)
+        else:
+            rates = [rps * share for share in self.shares]
+            arrivals = renewal(rates, self.seconds, self.seed, self.gamma)
+        if not self.slo_spread:
+            return arrivals
+        slo_ns = np.array([model.slo_ns for model in self.models], dtype=np.int64)
+        return with_own_targets(arrivals, slo_ns, self.slo_spread, self.seed)
+
+    def run(self, rps: float, *, gives_up: bool = False) -> Result:
+        """Simulate an offered load.
+
+        Args:
+            gives_up: stop as soon as some model is certain to lose more than `BAD_RATE_MAX`.
+
+        Raises:
+            Violation: an invariant was broken.
+        """
+        return self.record(self.arrivals(rps), gives_up=gives_up)[0]
+
+    def record(self, arrivals: Arrivals, *, gives_up: bool = False) -> tuple[Result, Record]:
+        """Simulate these arrivals; every batch beside the result."""
+        cold_ns = int(self.cold_s * 1e9)
+        lost_max = _lost_max(arrivals, cold_ns, len(self.models)) if gives_up else None
+        simulation = Simulation(
+            self.make(self.delays) if self.make else make_batcher(self.policy, self.delays),
+            self.models,
+            arrivals,
+            self.num_gpus,
+            seed=self.seed,
+            delays=self.delays,
+            truth=self.truth,
+            network=self.network,
+            faults=self.faults,
+            learns=self.learns,
+            lost_max=lost_max,
+            counted_from_ns=cold_ns,
+        )
+        record = simulation.run().frozen()
+        check(
+            record,
+            seed=self.seed,
+            is_exact=self._is_exact,
+            is_whole=not simulation.was_given_up,
+        )
+        result = summarise(record, cold_ns, was_given_up=simulation.was_given_up)
+        return result, record
+
+    @property
+    def _is_exact(self) -> bool:
+        network = self.network
+        knows_delays = network.is_exact and (
+            self.delays == Delays(network.dispatch.least_ns, network.data_ns)
+        )
+        return knows_delays and self.truth.is_exact and not self.faults
+
+
+def _lost_max(arrivals: Arrivals, cold_ns: int, num_models: int) -> Sequence[float]:
+    counted = arrivals.model[arrivals.at_ns >= cold_ns]
+    counts = [int((counted == index).sum()) for index in range(num_models)]
+    return [BAD_RATE_MAX * count for count in counts]

@@ -1,0 +1,69 @@
+"""``POST /v1/classify``, as vLLM has it, for texts and images."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from services.frontend.api.bodies import parse
+from services.frontend.api.documents import takes
+from services.frontend.api.oneshot import (
+    SLO_HEADERS,
+    Ask,
+    Values,
+    dumps,
+    respond,
+    run_images,
+    run_texts,
+    usage,
+)
+from services.frontend.api.oneshot_bodies import ClassifyBody, texts_of, urls_of
+from services.frontend.request import read_body
+from shared.ids import new_id
+
+router = APIRouter(tags=["one-shot models"])
+
+
+@router.post("/v1/classify", openapi_extra=takes(ClassifyBody, *SLO_HEADERS))
+async def classify(request: Request) -> Response:
+    """The likeliest label of texts or images, and the probabilities of all."""
+    body = parse(ClassifyBody, await read_body(request))
+    return await respond(request, partial(label, body))
+
+
+async def label(body: ClassifyBody, ask: Ask) -> bytes:
+    """The answer to a body.
+
+    Raises:
+        SymphonyError: it cannot be served.
+    """
+    model = ask.app.models.oneshot(body.model, "classify")
+    num_max = ask.app.config.inputs_max
+    if model.card.modality == "image":
+        results = await run_images(ask, model, body, urls_of(body.input, num_max))
+    else:
+        results = await run_texts(ask, model, body, texts_of(body.input, num_max), None)
+    labels = model.card.labels
+    return dumps(
+        {
+            "id": new_id("classify"),
+            "object": "list",
+            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
+            "model": body.model,
+            "data": [
+                _entry(index, probs, labels) for index, probs in enumerate(results.values(model))
+            ],
+            "usage": usage(results.num_tokens) | {"completion_tokens": 0},
+        }
+    )
+
+
+def _entry(index: int, probs: Values, labels: list[str]) -> dict[str, Any]:
+    best = int(np.argmax(probs))
+    return {
+        "index": index,
+        "label": labels[best] if best < len(labels) else None,
+        "probs": probs,
+        "num_classes": len(probs),
+    }

@@ -1,0 +1,53 @@
+"""``POST /v1/rerank``, as Jina and Cohere have it."""
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from services.frontend.api.bodies import parse
+from services.frontend.api.documents import takes
+from services.frontend.api.oneshot import SLO_HEADERS, Ask, dumps, respond, run_texts
+from services.frontend.api.oneshot_bodies import RerankBody, documents_of
+from services.frontend.request import read_body
+from shared.ids import new_id
+
+router = APIRouter(tags=["one-shot models"])
+
+
+@router.post("/v1/rerank", openapi_extra=takes(RerankBody, *SLO_HEADERS))
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(request: Request) -> Response:
+    """Documents by how well they answer a query, the best first."""
+    body = parse(RerankBody, await read_body(request))
+    return await respond(request, partial(rank, body))
+
+
+async def rank(body: RerankBody, ask: Ask) -> bytes:
+    """The answer to a body.
+
+    Raises:
+        SymphonyError: it cannot be served.
+    """
+    model = ask.app.models.oneshot(body.model, "rerank")
+    texts = documents_of(body, ask.app.config.inputs_max)
+    results = await run_texts(ask, model, body, texts, body.query)
+    scores = [float(values[0]) for values in results.values(model)]
+    order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+    shown = body.return_documents is not False
+    return dumps(
+        {
+            "id": new_id("rerank"),
+            "model": body.model,
+            "usage": {"total_tokens": results.num_tokens},
+            "results": [_entry(i, scores[i], texts[i], shown) for i in order[: body.top_n]],
+        }
+    )
+
+
+def _entry(index: int, score: float, text: str, shown: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"index": index}
+    if shown:
+        entry["document"] = {"text": text}
+    return entry | {"relevance_score": score}

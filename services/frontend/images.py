@@ -1,0 +1,185 @@
+"""Images as a model takes them: decoded, resized and cropped as its own files say.
+
+What comes out is uint8 [height, width, 3]; the worker normalises.
+"""
+
+import base64
+import binascii
+import io
+import math
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from shared.errors import InvalidRequest
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+NUM_THREADS = 4  # each holds at most one decoded image of the largest size
+SQUEEZING = ("DeiT", "Beit", "EfficientNet")  # for them a bare size is a square, then cropped
+CROP_PCT_EDGE = 384  # from this size on, models with `crop_pct` squeeze instead of cropping
+
+# The limit is `ImageProcessor.decode`'s own; Pillow's would only warn.
+Image.MAX_IMAGE_PIXELS = None
+
+THREADS = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="image")
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """An image, decoded.
+
+    Attributes:
+        data: base64 of uint8 [height, width, 3].
+    """
+
+    data: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageProcessor:
+    """How a model wants its images.
+
+    Attributes:
+        height, width: of every image that comes out.
+        resize_to: what an image becomes before its middle is cut out: its shorter edge, or its
+            height and width, which may squeeze it.
+        resample: Pillow's number of a filter.
+    """
+
+    height: int
+    width: int
+    resize_to: int | tuple[int, int]
+    resample: int = Image.Resampling.BILINEAR
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of `Pixels.data`."""
+        return (self.height * self.width * 3 + 2) // 3 * 4
+
+    def decode(self, data: bytes, pixels_max: int) -> Pixels:
+        """An image file as the model takes it. Blocks for milliseconds: call it in a thread.
+
+        Args:
+            pixels_max: more, as the file's header tells them, are not decoded.
+
+        Raises:
+            InvalidRequest: no image, a broken one, or one that is too large.
+        """
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > pixels_max:
+                    raise InvalidRequest(
+                        f"the image has {width} x {height} pixels; at most {pixels_max} are taken"
+                    )
+                if math.prod(self._resized(image.size)) > pixels_max:
+                    raise InvalidRequest(f"the image is too narrow: {width} x {height} pixels")
+                ready = self.fit(_rgb(image))
+        except (OSError, ValueError, SyntaxError, IndexError, struct.error) as error:
+            kinds = ", ".join(FORMATS)
+            raise InvalidRequest(f"not an image that can be read ({kinds}): {error}") from None
+        return Pixels(base64.b64encode(ready.tobytes()).decode("ascii"), self.height, self.width)
+
+    def fit(self, image: Image.Image) -> Image.Image:
+        """An RGB image in the size of the model; what a crop misses is black."""
+        width, height = self._resized(image.size)
+        left, top = (width - self.width) // 2, (height - self.height) // 2
+        resized = image.resize((width, height), Image.Resampling(self.resample))
+        return resized.crop((left, top, left + self.width, top + self.height))
+
+    def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height before the crop."""
+        if not isinstance(self.resize_to, int):
+            return self.resize_to[1], self.resize_to[0]
+        short = min(size)
+        width, height = (int(self.resize_to * edge / short) for edge in size)
+        return width, height
+
+
+def data_url_bytes(url: str, bytes_max: int) -> bytes:
+    """The bytes of a ``data:`` URL. Nothing else is fetched: a server that opens addresses which
+    its clients name opens those of its own house too.
+
+    Raises:
+        InvalidRequest: another kind of URL, not base64, or too long.
+    """
+    head, comma, text = url.partition(",")
+    if not (comma and head.startswith("data:image/") and head.endswith(";base64")):
+        raise InvalidRequest("only URLs of the form data:image/png;base64,... are taken")
+    if len(text) * 3 // 4 > bytes_max:
+        raise InvalidRequest(f"the image is larger than {bytes_max} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"the image's base64: {error}") from None
+
+
+def load_image_processor(source: str) -> ImageProcessor:
+    """Read ``preprocessor_config.json`` of a folder or hub id. Blocks.
+
+    Raises:
+        OSError: not there.
+        ValueError: it says something that cannot be done here.
+    """
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    config, _ = ImageProcessingMixin.get_image_processor_dict(source)
+    return image_processor(config)
+
+
+def image_processor(config: Mapping[str, Any]) -> ImageProcessor:
+    """What a model's ``preprocessor_config.json`` asks for, in today's and older spellings.
+
+    A size that leaves images of different shapes (a shortest edge without a crop) is completed with
+    a square crop: the inputs of a batch have one shape.
+
+    Raises:
+        ValueError: no size is given.
+    """
+    named = config.get("resample")
+    resample = int(Image.Resampling.BILINEAR if named is None else named)
+    size, crop = config.get("size"), config.get("crop_size")
+    resize_to: int | tuple[int, int]
+    is_cropped = bool(config.get("do_center_crop"))
+    crop_pct = config.get("crop_pct")
+    if isinstance(size, int):
+        kind = str(config.get("image_processor_type", config.get("feature_extractor_type", "")))
+        has_edge = crop_pct is not None or (is_cropped and not kind.startswith(SQUEEZING))
+        size = {"shortest_edge": size} if has_edge else {"height": size, "width": size}
+    if isinstance(crop, int):
+        crop = {"height": crop, "width": crop}
+    if not isinstance(size, Mapping):
+        raise ValueError("preprocessor_config.json names no size")
+    edge = size.get("shortest_edge")
+    if edge is not None and crop_pct is not None:
+        if edge >= CROP_PCT_EDGE:
+            return _exactly(edge, edge, resample)
+        crop, resize_to = {"height": edge, "width": edge}, int(edge / crop_pct)
+    elif edge is not None:
+        crop = crop if is_cropped and crop else {"height": edge, "width": edge}
+        resize_to = edge
+    else:
+        resize_to = int(size["height"]), int(size["width"])
+        if not (is_cropped and crop):
+            return _exactly(*resize_to, resample)
+    return ImageProcessor(
+        height=int(crop["height"]), width=int(crop["width"]), resize_to=resize_to, resample=resample
+    )
+
+
+def _exactly(height: int, width: int, resample: int) -> ImageProcessor:
+    """The whole image, squeezed."""
+    return ImageProcessor(height=height, width=width, resize_to=(height, width), resample=resample)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The first frame, upright, without transparency."""
+    upright = ImageOps.exif_transpose(image)
+    assert upright is not None
+    return upright.convert("RGB")

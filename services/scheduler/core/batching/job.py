@@ -1,0 +1,89 @@
+"""What is scheduled: a job, the model it is for, and the delays of getting it to a GPU."""
+
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+NEVER_NS = 1 << 62
+
+
+class Job:
+    """One request to a one-shot model.
+
+    Attributes:
+        model: key of its model.
+        deadline_ns: instant by which its result must exist.
+        arrived_at_ns: instant at which the scheduler heard of it.
+        ref: the shell's own, not looked at here.
+    """
+
+    __slots__ = ("arrived_at_ns", "deadline_ns", "model", "ref")
+
+    def __init__(
+        self, model: Hashable, deadline_ns: int, arrived_at_ns: int, ref: object = None
+    ) -> None:
+        self.model = model
+        self.deadline_ns = deadline_ns
+        self.arrived_at_ns = arrived_at_ns
+        self.ref = ref
+
+    def __repr__(self) -> str:
+        return f"Job({self.model!r}, arrived {self.arrived_at_ns}, deadline {self.deadline_ns})"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as the scheduler sees it.
+
+    Attributes:
+        key: any hashable name.
+        batch_ns: time of a batch by its size, ns: ``batch_ns[0] == 0``, never decreasing, one entry
+            more than the largest batch.
+        slo_ns: usual time from arrival to deadline; policies that plan ahead count with it.
+        rate_rps: jobs a second, as measured; infinite while nothing is known of it.
+        num_models: models, this one included, that had jobs of late and want the same GPUs.
+    """
+
+    key: Hashable
+    batch_ns: Sequence[int]
+    slo_ns: int
+    rate_rps: float = inf
+    num_models: int = 1
+
+    def __post_init__(self) -> None:
+        table = self.batch_ns
+        assert len(table) >= 2 and table[0] == 0, "batch_ns starts with sizes 0 and 1"
+        assert all(a <= b for a, b in pairwise(table)), "batch_ns decreases"
+
+    @property
+    def size_max(self) -> int:
+        return len(self.batch_ns) - 1
+
+    def largest(self, budget_ns: int) -> int:
+        """The largest batch that runs within `budget_ns`; 0 if none does.
+
+        >>> ModelSpec("m", [0, 6, 7, 8], slo_ns=12).largest(7)
+        2
+        """
+        return max(bisect_right(self.batch_ns, budget_ns) - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Time from a dispatch to the moment when the GPU has what it needs: ``ctrl + data * size``.
+
+    `slack_ns` is how late a timer may ring: no batch waits for a moment nearer than this to its
+    latest one, however little the next job would cost.
+
+    Source: deferred batch scheduling, appendix D; the slack is ours.
+    """
+
+    ctrl_ns: int = 0
+    data_ns: int = 0
+    slack_ns: int = 0
+
+    def of(self, size: int) -> int:
+        """Delay of a batch of `size`, ns."""
+        return self.ctrl_ns + self.data_ns * size

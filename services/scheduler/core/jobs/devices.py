@@ -1,0 +1,108 @@
+"""Which workers serve one-shot models, as numbered devices."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from services.scheduler.core.jobs.records import MAX_SILENT_REPORTS, Device, ModelKey
+from shared.ids import WorkerId
+from shared.messages import OneshotCard, WorkerReport
+
+SLO_MS_MAX = 86_400_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a report changed. `restarted`: the old process is gone, with what it held."""
+
+    device: Device
+    restarted: bool
+    keys_changed: bool
+
+
+class Devices:
+    """Every worker that serves or served one-shot models.
+
+    Numbers are given in the order of first reports and kept: policies prefer low ones.
+    """
+
+    def __init__(self) -> None:
+        self._by_worker: dict[WorkerId, Device] = {}
+        self._by_number: list[Device] = []
+        self._num_serving: dict[Hashable, int] = {}
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._by_number)
+
+    def get(self, worker_id: WorkerId) -> Device | None:
+        return self._by_worker.get(worker_id)
+
+    def numbered(self, number: int) -> Device:
+        return self._by_number[number]
+
+    @property
+    def num_ready(self) -> int:
+        return sum(bool(device.keys) for device in self._by_number)
+
+    def num_serving(self, key: ModelKey) -> int:
+        """How many workers can be given batches of this model."""
+        return self._num_serving.get(key, 0)
+
+    def silent(self, now_ns: int) -> Iterator[Device]:
+        """Devices that should have reported since."""
+        for device in self._by_number:
+            if (
+                device.keys
+                and now_ns - device.heard_at_ns > MAX_SILENT_REPORTS * device.interval_ns
+            ):
+                yield device
+
+    def close(self, device: Device) -> None:
+        """It can be given nothing until it is heard of again."""
+        self._set_keys(device, frozenset())
+
+    def hear(self, report: WorkerReport, now_ns: int) -> Heard | None:
+        """Take a report in; None if it is older than what is known, or of no matter here."""
+        device = self._by_worker.get(report.worker_id)
+        restarted = False
+        if device is None:
+            if not report.oneshot:
+                return None
+            device = Device(len(self._by_number), report.worker_id, report.incarnation)
+            self._by_worker[report.worker_id] = device
+            self._by_number.append(device)
+        elif report.incarnation != device.incarnation:
+            if report.incarnation in device.retired:
+                return None
+            device.retired.append(device.incarnation)
+            device.incarnation = report.incarnation
+            restarted = True
+        elif report.seq <= device.seq:
+            return None
+        device.seq = report.seq
+        device.heard_at_ns = now_ns
+        device.interval_ns = report.interval_ns
+        device.cards = [sound for card in report.oneshot if (sound := _sound(card)) is not None]
+        keys = frozenset(
+            ModelKey(card.model_id, variant.variant)
+            for card in device.cards
+            for variant in card.variants
+            if report.state == "ready"
+        )
+        keys_changed = keys != device.keys
+        self._set_keys(device, keys)
+        return Heard(device, restarted, keys_changed)
+
+    def _set_keys(self, device: Device, keys: frozenset[Hashable]) -> None:
+        for key in device.keys - keys:
+            self._num_serving[key] -= 1
+        for key in keys - device.keys:
+            self._num_serving[key] = self._num_serving.get(key, 0) + 1
+        device.keys = keys
+
+
+def _sound(card: OneshotCard) -> OneshotCard | None:
+    """What can be believed of a card: times are positive, and a target is a number."""
+    if not 0 < card.slo_ms <= SLO_MS_MAX:  # false for what is no number
+        return None
+    variants = [v for v in card.variants if v.batch_ns and min(v.batch_ns) >= 1]
+    return replace(card, variants=variants) if variants else None

@@ -1,0 +1,102 @@
+"""What the job cores ask their shell to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.scheduler.core.effects import ProbeWorker, WakeAt
+from shared.ids import FrontendId, WorkerId
+from shared.messages import (
+    AutoscaleAdvice,
+    BatchCancel,
+    BatchStart,
+    JobsDropped,
+    RankBooked,
+    RankGrant,
+    RankOffer,
+)
+
+JobOutcome = Literal["done", "late", "dropped", "cancelled", "requeued"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatch:
+    """Send a batch to a worker."""
+
+    worker_id: WorkerId
+    start: BatchStart
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch:
+    """Stop a batch on a worker."""
+
+    worker_id: WorkerId
+    cancel: BatchCancel
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDropped:
+    """Tell a frontend which of its jobs will not run."""
+
+    frontend_id: FrontendId
+    dropped: JobsDropped
+
+
+@dataclass(frozen=True, slots=True)
+class CountJobs:
+    """So many jobs of a model came to this end (or back into the queue)."""
+
+    model_id: str
+    outcome: JobOutcome
+    num_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """A worker obeys a leader with this higher fencing token: stop acting."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAdvice:
+    """Tell whoever scales the cluster."""
+
+    advice: AutoscaleAdvice
+
+
+@dataclass(frozen=True, slots=True)
+class SendOffer:
+    """Shard to rank process."""
+
+    offer: RankOffer
+
+
+@dataclass(frozen=True, slots=True)
+class SendBooked:
+    """Shard to rank process."""
+
+    booked: RankBooked
+
+
+@dataclass(frozen=True, slots=True)
+class SendGrant:
+    """Rank process to a shard."""
+
+    shard: int
+    grant: RankGrant
+
+
+JobsEffect = (
+    SendBatch
+    | CancelBatch
+    | AnswerDropped
+    | CountJobs
+    | Deposed
+    | ProbeWorker
+    | PublishAdvice
+    | SendOffer
+    | SendBooked
+    | SendGrant
+    | WakeAt
+)

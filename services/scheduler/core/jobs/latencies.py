@@ -1,0 +1,85 @@
+"""Run times of all models: from the workers' profiles, kept true by what batches really take."""
+
+from collections.abc import Collection
+
+from services.scheduler.core.batching.job import ModelSpec
+from services.scheduler.core.batching.latency import BatchLatency
+from services.scheduler.core.jobs.records import ModelKey
+from shared.messages import OneshotCard
+
+MARGIN_SHARE_MAX = 0.5  # of the target: the safety margin makes no batch of one longer than that
+
+
+class Latencies:
+    """One `BatchLatency` for each model key.
+
+    Workers that serve the same model are taken as alike: the first one's profile is the start, and
+    every worker's batches correct it.
+
+    Args:
+        return_ns: what a target leaves for the results' way back.
+    """
+
+    def __init__(self, return_ns: int) -> None:
+        self._return_ns = return_ns
+        self._latencies: dict[ModelKey, BatchLatency] = {}
+        self._versions: dict[ModelKey, int] = {}
+        self._slo_ns: dict[ModelKey, int] = {}
+        self._profiles: dict[ModelKey, list[int]] = {}
+        self._missed: dict[ModelKey, bool] = {}  # no batch since; and for an interval already?
+
+    def learn(self, card: OneshotCard) -> list[ModelSpec]:
+        """Take in a worker's card; the specs that are new by it."""
+        specs = []
+        for variant in card.variants:
+            key = ModelKey(card.model_id, variant.variant)
+            known = self._profiles.get(key)
+            if known is not None and len(known) <= len(variant.batch_ns):
+                continue  # else this worker runs smaller batches: then no worker gets larger ones
+            self._profiles[key] = variant.batch_ns
+            self._latencies[key] = _from_profile(variant.batch_ns)
+            self._slo_ns[key] = max(int(card.slo_ms * 1e6) - self._return_ns, 1)
+            specs.append(self._spec(key))
+        return specs
+
+    def observe(self, key: ModelKey, size: int, took_ns: int) -> ModelSpec | None:
+        """A batch took this long; the new spec if that changes it by enough to matter."""
+        self._missed.pop(key, None)
+        latency = self._latencies[key]
+        latency.observe(size, max(took_ns, 1))
+        return self._spec(key) if latency.version != self._versions[key] else None
+
+    def miss(self, key: ModelKey) -> None:
+        """A job of this model was dropped because it could not be done in time."""
+        self._missed.setdefault(key, False)
+
+    def start_anew(self, running: Collection[ModelKey]) -> list[ModelSpec]:
+        """Once an interval: the specs of models that lost jobs and ran none for an interval since.
+
+        They may have looked slow for a while, slower than their targets allow, and no batch would
+        ever show that they are not: their profiles count again.
+        """
+        for key in running:
+            self._missed.pop(key, None)
+        stuck = [key for key, is_old in self._missed.items() if is_old]
+        self._missed = {key: True for key, is_old in self._missed.items() if not is_old}
+        for key in stuck:
+            self._latencies[key] = _from_profile(self._profiles[key])
+        return [self._spec(key) for key in stuck]
+
+    def _spec(self, key: ModelKey) -> ModelSpec:
+        latency = self._latencies[key]
+        self._versions[key] = latency.version
+        # A few stalls can make a margin that leaves no time to meet the target in. Not to serve the
+        # model would be worse than to be late where it stalls again.
+        first_ns, slo_ns = latency.table()[1], self._slo_ns[key]
+        margin_max_ns = max(int(slo_ns * MARGIN_SHARE_MAX) - (first_ns - latency.margin_ns), 0)
+        excess_ns = max(latency.margin_ns - margin_max_ns, 0)
+        table = [0, *(batch_ns - excess_ns for batch_ns in latency.table()[1:])]
+        return ModelSpec(key, table, slo_ns)
+
+
+def _from_profile(batch_ns: list[int]) -> BatchLatency:
+    if len(batch_ns) == 1:  # only ever alone: there is no slope to know
+        return BatchLatency.linear(batch_ns[0], 0.0, size_max=1)
+    return BatchLatency.fit(list(enumerate(batch_ns, start=1)), size_max=len(batch_ns))

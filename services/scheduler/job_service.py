@@ -1,0 +1,214 @@
+"""The shells of the job cores: messages in through one queue, effects back onto the bus."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.batching.job import Delays
+from services.scheduler.core.batching.policies import make_batcher
+from services.scheduler.core.batching.rules import make_rules
+from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.jobs import (
+    AnswerDropped,
+    CancelBatch,
+    CountJobs,
+    Deposed,
+    JobsCore,
+    JobsEffect,
+    PublishAdvice,
+    RankCore,
+    SendBatch,
+    SendBooked,
+    SendGrant,
+    SendOffer,
+    ShardJobsCore,
+)
+from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from services.scheduler.office import Office
+from shared.errors import PeerUnavailable
+from shared.events import EventQueue
+from shared.ids import WorkerId
+from shared.messages import Empty
+from shared.metrics import counter, gauge
+from shared.service import Runtime
+from shared.subjects import (
+    AUTOSCALE_ADVICE,
+    BATCH_CANCEL,
+    BATCH_DONE,
+    BATCH_START,
+    JOBS_CANCEL,
+    JOBS_DROPPED,
+    JOBS_SUBMIT,
+    RANK_BOOKED,
+    RANK_GRANT,
+    RANK_OFFER,
+    WORKER_PING,
+    WORKER_REPORT,
+)
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+EVENTS_PER_TURN_OF_LOOP = 64
+
+JOBS = counter("jobs_total", "Jobs of one-shot models that are over", ["model", "outcome"])
+BATCHES = counter("batches_total", "Batches sent to workers", ["model"])
+BATCH_JOBS = counter("batch_jobs_total", "Jobs in batches sent to workers", ["model"])
+EVENTS_DROPPED = counter("jobs_events_dropped_total", "Messages dropped: the queue was full")
+ADD = gauge("autoscale_add", "Workers that are missing")
+REMOVE = gauge("autoscale_remove", "Workers that are not needed")
+BAD_RATE = gauge("jobs_bad_rate", "Smoothed share of jobs that were late or dropped")
+IDLE_SHARE = gauge("jobs_idle_share", "Smoothed share of the workers' time without a batch")
+
+
+class JobShell:
+    """Feeds one job core and performs what it wants.
+
+    Args:
+        on_wake: the core's own event for an alarm it set.
+        on_gone: its event for a worker that does not answer.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        office: Office,
+        queue_max: int,
+        on_wake: Callable[[int], list[JobsEffect]],
+        on_gone: Callable[[WorkerId, int], list[JobsEffect]],
+    ) -> None:
+        self._runtime = runtime
+        self._office = office
+        self._bus = runtime.bus
+        self._on_gone = on_gone
+        self._events: EventQueue[JobsEffect] = EventQueue(
+            queue_max, runtime.clock, on_wake, EVENTS_DROPPED
+        )
+        self._events.put(on_wake)
+
+    def feed(self, handler: Callable[[M, int], list[JobsEffect]]) -> Callable[[M], None]:
+        """A subscription's handler that queues its messages for the core."""
+
+        def on_message(message: M) -> None:
+            self._events.put(partial(handler, message))
+
+        return on_message
+
+    def start(self) -> None:
+        """Begin to consume."""
+        self._runtime.stack.callback(self._events.stop)
+        self._runtime.spawn(self._consume(), "job events")
+
+    async def _consume(self) -> None:
+        num_handled = 0
+        while True:
+            effects = await self._events.next_effects()
+            await self._office.may_act()
+            for effect in effects:
+                try:
+                    await self._perform(effect)
+                except (PeerUnavailable, ValueError) as error:
+                    # Frontends submit again, workers report again. ValueError: a peer's id that
+                    # can stand in no subject.
+                    log.warning("effect not sent", extra={"error": str(error)})
+            num_handled += 1
+            if num_handled % EVENTS_PER_TURN_OF_LOOP == 0:
+                await asyncio.sleep(0)  # a full queue must not keep the lease from being renewed
+
+    async def _perform(self, effect: JobsEffect) -> None:
+        bus = self._bus
+        match effect:
+            case SendBatch(worker_id, start):
+                BATCHES.labels(start.model_id).inc()
+                BATCH_JOBS.labels(start.model_id).inc(len(start.jobs))
+                await bus.publish(BATCH_START, start, worker_id)
+            case AnswerDropped(frontend_id, dropped):
+                await bus.publish(JOBS_DROPPED, dropped, frontend_id)
+            case CancelBatch(worker_id, cancel):
+                await bus.publish(BATCH_CANCEL, cancel, worker_id)
+            case SendOffer(offer):
+                await bus.publish(RANK_OFFER, offer)
+            case SendBooked(booked):
+                await bus.publish(RANK_BOOKED, booked)
+            case SendGrant(shard, grant):
+                await bus.publish(RANK_GRANT, grant, str(shard))
+            case CountJobs(model_id, outcome, num_jobs):
+                JOBS.labels(model_id, outcome).inc(num_jobs)
+            case ProbeWorker(worker_id):
+                self._runtime.spawn(self._probe(worker_id), f"probe {worker_id}")
+            case PublishAdvice(advice):
+                ADD.set(advice.add)
+                REMOVE.set(advice.remove)
+                BAD_RATE.set(advice.bad_rate)
+                IDLE_SHARE.set(advice.idle_share)
+                await bus.publish(AUTOSCALE_ADVICE, advice)
+            case Deposed(fence):
+                self._office.raise_fence(fence)  # or find out that another leads
+            case WakeAt(at_ns):
+                self._events.set_alarm(at_ns)
+
+    async def _probe(self, worker_id: WorkerId) -> None:
+        try:
+            is_there = await self._bus.has_responder(WORKER_PING, Empty(), worker_id)
+        except ValueError:  # no worker can have such an id
+            is_there = False
+        if not is_there and self._bus.connected:
+            log.warning("worker does not answer", extra={"worker_id": worker_id})
+            self._events.put(partial(self._on_gone, worker_id))
+
+
+async def start_jobs(runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
+    """Batch jobs in this process: all of them, or one shard's."""
+    fence = office.fence
+    limits = config.job_limits()
+    delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
+    name = f"{config.shard_name}-{fence}-{runtime.clock.wall_ns() // 1_000_000:x}"
+    started_at_ns = runtime.clock.now_ns()
+    core: JobsCore
+    if config.scheduler_role == "shard":
+        remote = RemoteRank(config.scheduler_shard, first_seq=runtime.clock.wall_ns())
+        batcher = RemoteBatcher(remote, make_rules(config.batch_policy), delays)
+        core = ShardJobsCore(
+            batcher,
+            limits,
+            fence=fence,
+            started_at_ns=started_at_ns,
+            name=name,
+            office=config.shard_name,
+        )
+    else:
+        policy = make_batcher(config.batch_policy, delays)
+        core = JobsCore(policy, limits, fence=fence, started_at_ns=started_at_ns, name=name)
+    office.on_fence(core.set_fence)
+    shell = JobShell(runtime, office, config.scheduler_queue_max, core.on_wake, core.on_worker_gone)
+    shell.start()
+    bus, shard = runtime.bus, str(config.scheduler_shard)
+    await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))
+    await bus.subscribe(BATCH_DONE, shell.feed(core.on_batch_done))
+    await bus.subscribe(JOBS_SUBMIT, shell.feed(core.on_jobs), shard)
+    await bus.subscribe(JOBS_CANCEL, shell.feed(core.on_cancel), shard)
+    if isinstance(core, ShardJobsCore):
+        await bus.subscribe(RANK_GRANT, shell.feed(core.on_grant), shard)
+    await bus.flush()
+    await office.announce()
+
+
+async def start_rank(runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
+    """Match the offers of scheduler shards to workers in this process."""
+    clock = runtime.clock
+    core = RankCore(
+        config.job_limits(),
+        started_at_ns=clock.now_ns(),
+        first_grant=clock.wall_ns(),
+    )
+    shell = JobShell(runtime, office, config.scheduler_queue_max, core.on_wake, core.on_worker_gone)
+    shell.start()
+    bus = runtime.bus
+    await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))
+    await bus.subscribe(BATCH_DONE, shell.feed(core.on_batch_done))
+    await bus.subscribe(RANK_OFFER, shell.feed(core.on_offer))
+    await bus.subscribe(RANK_BOOKED, shell.feed(core.on_booked))

@@ -1,0 +1,1 @@
+"""One-shot models on a worker: loading, profiling, and running the scheduler's batches."""

@@ -1,0 +1,118 @@
+"""From settings to one-shot models: which to serve, loaded and profiled."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from services.worker.config import WorkerConfig
+from services.worker.oneshot.model import OneshotModel, ServedTask, task_of
+from services.worker.oneshot.profile import ProfileCache, measure_variants
+from shared.errors import ConfigError
+from shared.messages import OneshotVariant, Task
+
+if TYPE_CHECKING:
+    from services.worker.oneshot.torch_model import LoadedOneshot, TorchOneshot
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX_CPU = 16
+BATCH_MAX_GPU = 64
+SLO_MIN_MS = 50.0
+SLO_BATCHES = 3  # of SLO_SIZE inputs
+SLO_SIZE = 8
+
+
+def find_tasks(config: WorkerConfig, models: Sequence[tuple[str, str]]) -> dict[str, ServedTask]:
+    """What each model is for, as its files or the settings say.
+
+    Args:
+        models: (id, folder or hub id).
+
+    Raises:
+        ConfigError: a model is not readable, or a setting names one that is not served.
+    """
+    from transformers import AutoConfig
+
+    from services.worker.oneshot.pooling import has_pooling
+
+    if unknown := sorted(config.tasks.keys() - {model_id for model_id, _ in models}):
+        raise ConfigError(f"SYMPHONY_TASKS names models that are not served: {', '.join(unknown)}")
+    tasks: dict[str, ServedTask] = {}
+    for model_id, source in models:
+        if model_id in config.tasks:
+            tasks[model_id] = config.tasks[model_id]
+            continue
+        try:
+            model_config = AutoConfig.from_pretrained(source)
+        except (OSError, ValueError, KeyError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+        tasks[model_id] = task_of(model_config, source, has_pooling=has_pooling(source))
+    return tasks
+
+
+def make_oneshot(
+    config: WorkerConfig, device: str, model_id: str, source: str, task: Task
+) -> OneshotModel:
+    """Load a model and measure its batches, or take what was measured at an earlier start. Slow."""
+    import torch
+
+    from services.worker.oneshot.torch_model import TorchOneshot, load_oneshot
+
+    loaded = load_oneshot(source, task, device, config.dtype)
+    variants = variants_of(config, loaded)
+    model = TorchOneshot(model_id, loaded, variants, created=int(time.time()))
+    profile = _profile(config, model, loaded, variants)
+    model.set_profile(profile, config.oneshot_slo_ms or default_slo_ms(profile))
+    if device == "cuda":
+        torch.cuda.empty_cache()  # what the largest batches took is free for other models
+    return model
+
+
+def variants_of(config: WorkerConfig, loaded: "LoadedOneshot") -> list[int]:
+    """The input lengths to batch a model at: the settings', as far as it can take them."""
+    from services.worker.oneshot.inputs import TextInputs
+
+    if not isinstance(loaded.inputs, TextInputs):
+        return [0]
+    tokens_max = loaded.inputs.tokens_max
+    return sorted({min(variant, tokens_max) for variant in config.oneshot_variants})
+
+
+def default_slo_ms(profile: Sequence[OneshotVariant]) -> float:
+    """A target that leaves room for batches of 8 at the longest variant: three times their time,
+    and at least 50 ms.
+    """
+    batch_ns = profile[-1].batch_ns
+    return max(SLO_MIN_MS, SLO_BATCHES * batch_ns[min(SLO_SIZE, len(batch_ns)) - 1] / 1e6)
+
+
+def _profile(
+    config: WorkerConfig, model: "TorchOneshot", loaded: "LoadedOneshot", variants: list[int]
+) -> list[OneshotVariant]:
+    import torch
+
+    is_gpu = loaded.module.device.type == "cuda"
+    batch_max = config.oneshot_batch_max or (BATCH_MAX_GPU if is_gpu else BATCH_MAX_CPU)
+    cache = ProfileCache(config.data_dir / "profiles")
+    key: dict[str, object] = {
+        "fingerprint": loaded.fingerprint,
+        "host": config.host_id,
+        "device": torch.cuda.get_device_name() if is_gpu else f"cpu of {os.cpu_count()} cores",
+        "dtype": str(loaded.module.dtype),
+        "threads": 0 if is_gpu else torch.get_num_threads(),
+        "torch": torch.__version__,
+        "variants": variants,
+        "batch_max": batch_max,
+        "budget_s": config.oneshot_profile_s,
+    }
+    profile = cache.get(key)
+    if profile is None:
+        name = model.card.model_id
+        profile = measure_variants(
+            model.run_sample, variants, batch_max, config.oneshot_profile_s, name
+        )
+        cache.put(key, profile)
+    return profile

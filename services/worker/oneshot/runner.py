@@ -1,0 +1,254 @@
+"""One-shot models' shell on a worker: batches in, inputs pulled, results and reports out."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from services.worker import metrics
+from services.worker.oneshot.core import BatchCore
+from services.worker.oneshot.effects import (
+    BatchLimits,
+    Effect,
+    Pulled,
+    PullInputs,
+    Ran,
+    RunBatch,
+    SendDone,
+    SendResults,
+    StopRun,
+    WakeAt,
+)
+from services.worker.oneshot.model import (
+    BatchStoppedError,
+    DeviceLostError,
+    OneshotModel,
+    pack_values,
+)
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import InvalidRequest, SymphonyError
+from shared.events import EventQueue
+from shared.ids import BatchId, ModelId, WorkerId
+from shared.messages import (
+    BatchCancel,
+    BatchRef,
+    BatchStart,
+    InputPull,
+    JobInput,
+    JobResults,
+    LeaderChanged,
+    OfficeFence,
+    OneshotCard,
+)
+from shared.subjects import (
+    BATCH_CANCEL,
+    BATCH_DONE,
+    BATCH_START,
+    INPUT_PULL,
+    JOB_RESULTS,
+    LEADER_CHANGED,
+)
+
+log = logging.getLogger(__name__)
+
+EVENTS_MAX = 4096
+
+
+class OneshotRunner:
+    """Drives one `BatchCore` from the event loop; models run in `thread`, where they take turns
+    with the steps of generative models: there is one device.
+
+    Args:
+        models: by id.
+        on_leader: called when a scheduler has begun to lead, with the fence raised already.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        worker_id: WorkerId,
+        models: Mapping[ModelId, OneshotModel],
+        limits: BatchLimits,
+        thread: ThreadPoolExecutor,
+        on_leader: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._worker_id = worker_id
+        self._models = models
+        self._thread = thread
+        self._on_leader = on_leader
+        self._core = BatchCore(worker_id, [model.card for model in models.values()], limits)
+        self._events: EventQueue[Effect] = EventQueue(
+            EVENTS_MAX, clock, self._core.on_wake, metrics.ONESHOT_DROPPED
+        )
+        self._stops: dict[BatchId, threading.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._went_idle = asyncio.Event()
+
+    @property
+    def fences(self) -> list[OfficeFence]:
+        """Highest fencing token of a leader seen, by office."""
+        return [OfficeFence(office=name, fence=fence) for name, fence in self._core.fences.items()]
+
+    def cards(self) -> list[OneshotCard]:
+        """The models served."""
+        return [model.card for model in self._models.values()]
+
+    def refs(self) -> list[BatchRef]:
+        """Every batch held here."""
+        return self._core.refs(self._clock.now_ns())
+
+    async def listen(self) -> None:
+        """Subscribe."""
+        me = self._worker_id
+        await self._bus.subscribe(BATCH_START, self._on_batch_start, me)
+        await self._bus.subscribe(BATCH_CANCEL, self._on_batch_cancel, me)
+        await self._bus.subscribe(LEADER_CHANGED, self._on_leader_changed)
+
+    async def run(self) -> None:
+        """Tell the core what happens and do what it wants, for ever."""
+        while True:
+            for effect in await self._events.next_effects():
+                await self._perform(effect)
+            if not self._core.num_held:
+                self._went_idle.set()
+
+    async def drain(self) -> None:
+        """Refuse new batches; wait until those held have ended and their results are out."""
+        self._core.drain()
+        while self._core.num_held:
+            self._went_idle.clear()
+            await self._went_idle.wait()
+
+    def close(self) -> None:
+        """Stop the running batch and wait for nothing."""
+        self._events.stop()
+        for stop in self._stops.values():
+            stop.set()
+        for task in self._tasks:
+            task.cancel()
+
+    # Events.
+
+    def _on_batch_start(self, start: BatchStart) -> None:
+        self._events.put(partial(self._core.on_batch_start, start))
+
+    def _on_batch_cancel(self, cancel: BatchCancel) -> None:
+        self._events.put(partial(self._core.on_batch_cancel, cancel))
+
+    def _on_leader_changed(self, leader: LeaderChanged) -> None:
+        def event(_: int) -> list[Effect]:
+            self._core.on_fence(leader.office, leader.fence)
+            self._on_leader()
+            return []
+
+        self._events.put(event)
+
+    # Effects.
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case PullInputs():
+                self._spawn(self._pull(effect))
+            case RunBatch():
+                self._spawn(self._run(effect))
+            case StopRun():
+                if (stop := self._stops.get(effect.batch_id)) is not None:
+                    stop.set()
+            case SendResults():
+                await self._send_results(effect)
+            case SendDone():
+                await self._send_done(effect)
+            case WakeAt():
+                self._events.set_alarm(effect.at_ns)
+
+    async def _pull(self, effect: PullInputs) -> None:
+        request = InputPull(worker_id=self._worker_id, job_ids=list(effect.job_ids))
+        inputs: list[Pulled] | None
+        try:
+            reply = await self._bus.request(
+                INPUT_PULL, request, effect.frontend_id, timeout_s=effect.timeout_ns / 1e9
+            )
+            inputs = [self._decode(effect, job) for job in reply.inputs]
+        except (SymphonyError, ValueError) as error:  # ValueError: no id of a frontend
+            log.warning("no inputs", extra={"frontend": effect.frontend_id, "error": str(error)})
+            inputs = None
+        await self._events.put_surely(
+            partial(self._core.on_inputs, effect.batch_id, effect.frontend_id, inputs)
+        )
+
+    def _decode(self, effect: PullInputs, job: JobInput) -> Pulled:
+        if job.gone:
+            return Pulled(job_id=job.job_id, is_gone=True)
+        try:
+            value = self._models[effect.model_id].decode(job, effect.variant)
+        except InvalidRequest as error:
+            return Pulled(job_id=job.job_id, error=error.message)
+        return Pulled(job_id=job.job_id, value=value)
+
+    async def _run(self, effect: RunBatch) -> None:
+        stop = self._stops[effect.batch_id] = threading.Event()
+        loop = asyncio.get_running_loop()
+        ran = await loop.run_in_executor(self._thread, self._compute, effect, stop)
+        del self._stops[effect.batch_id]
+        metrics.count_batch(effect.model_id, len(effect.values), ran)
+        await self._events.put_surely(partial(self._core.on_ran, effect.batch_id, ran))
+
+    def _compute(self, effect: RunBatch, stop: threading.Event) -> Ran:
+        """On the device's thread."""
+        model = self._models[effect.model_id]
+        started_ns = self._clock.now_ns()
+        values: list[str] | None = None
+        error_text = ""
+        run_ns = 0
+        try:
+            result = model.run(effect.values, effect.variant, stop)
+            run_ns = self._clock.now_ns() - started_ns
+            values = pack_values(result)
+        except DeviceLostError:
+            raise
+        except BatchStoppedError:
+            error_text = "stopped"
+        except Exception as error:  # whatever a model's code raises is the end of this batch only
+            log.exception("a batch failed", extra={"model": effect.model_id})
+            error_text = f"{type(error).__name__}: {error}"
+        run_ns = max(run_ns or self._clock.now_ns() - started_ns, 1)
+        return Ran(started_at_ns=started_ns, run_ns=run_ns, values=values, error=error_text)
+
+    async def _send_results(self, effect: SendResults) -> None:
+        message = JobResults(
+            worker_id=self._worker_id, batch_id=effect.batch_id, results=list(effect.results)
+        )
+        try:
+            await self._bus.publish(JOB_RESULTS, message, effect.frontend_id)
+        except (SymphonyError, ValueError) as error:  # the frontend submits again, or is gone
+            log.warning(
+                "results not sent", extra={"frontend": effect.frontend_id, "error": str(error)}
+            )
+
+    async def _send_done(self, effect: SendDone) -> None:
+        done = effect.done
+        metrics.count_done(done)
+        if done.is_refused:
+            log.info("batch refused", extra={"model": done.model_id, "batch": done.batch_id})
+        try:
+            await self._bus.publish(BATCH_DONE, done)
+        except SymphonyError as error:  # the next report says that the batch is gone
+            log.warning("end of a batch not told", extra={"error": error.message})
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "performing an effect failed", "exception": error}
+            )

@@ -1,0 +1,289 @@
+"""A job on the wire: one input for a one-shot model (embedding, classification, reranking).
+
+The frontend owns the input; the scheduler sees ids and deadlines only and forms batches; the worker
+pulls the inputs of a batch from the frontends after the dispatch (deferred batch scheduling,
+section 4.1). Deadlines travel as durations, so clocks of hosts need not agree.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+
+Task = Literal["embed", "classify", "rerank"]
+Modality = Literal["text", "image"]
+
+WHOLE_OFFICE = "all"  # of a scheduler that is not divided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneshotVariant:
+    """A model at one input size: what the scheduler batches, since equal inputs take equal time.
+
+    Attributes:
+        variant: tokens that inputs are padded to; 0 when all inputs are of one size (images).
+        batch_ns: time of a batch of 1, 2, 3, ... inputs as profiled at load, ns; its length is the
+            largest batch that the worker runs.
+    """
+
+    variant: int
+    batch_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneshotCard:
+    """A one-shot model as one worker serves it."""
+
+    model_id: ModelId
+    task: Task
+    modality: Modality
+    source: str  # folder or hub id that holds tokenizer or image processor
+    fingerprint: str  # hash of weights and dtype
+    slo_ms: float  # target of requests that name none
+    variants: list[OneshotVariant]  # by growing `variant`
+    num_values: int  # floats in one result: embedding dimensions, or labels
+    labels: list[str] = field(default_factory=list)  # of a classifier, by index
+    created: int = 0  # wall-clock seconds
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmit:
+    """One job to batch. Sent again with the same id when nothing is heard; idempotent."""
+
+    job_id: JobId
+    model_id: ModelId
+    variant: int
+    slo_ns: int  # from the sending of this message to the deadline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsSubmit:
+    """Frontend to scheduler: what came in since the last such message."""
+
+    frontend_id: FrontendId
+    jobs: list[JobSubmit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsCancel:
+    """Frontend to scheduler: the clients hung up; what is not dispatched yet need not run."""
+
+    frontend_id: FrontendId
+    job_ids: list[JobId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRef:
+    """A job and who holds its input."""
+
+    job_id: JobId
+    frontend_id: FrontendId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStart:
+    """Scheduler to worker: pull these inputs and run them as one batch.
+
+    Attributes:
+        fence: the leader's fencing token; a worker refuses tokens lower than the highest it saw of
+            leaders of this office.
+        office: which of the schedulers that work at the same time sent it.
+        start_in_ns: when the scheduler expects the device to be free and the inputs to be there.
+        expected_ns: how long the scheduler expects the batch to run.
+    """
+
+    batch_id: BatchId
+    fence: int
+    model_id: ModelId
+    variant: int
+    jobs: list[JobRef]
+    start_in_ns: int = 0
+    expected_ns: int = 0
+    office: str = WHOLE_OFFICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCancel:
+    """Scheduler to worker: stop this batch, running or not (a preempting policy asks for it)."""
+
+    batch_id: BatchId
+    fence: int
+    office: str = WHOLE_OFFICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDone:
+    """Worker to scheduler: the device is done with a batch.
+
+    Attributes:
+        size: inputs that ran; fewer than were sent when clients hung up meanwhile.
+        run_ns: on the device; 0 when nothing ran.
+        wait_ns: from the receipt of the batch to its start.
+        is_refused: not run at all: an old fence, an unknown model, or a worker that is leaving. The
+            jobs may run elsewhere.
+    """
+
+    worker_id: WorkerId
+    batch_id: BatchId
+    fence: int
+    model_id: ModelId
+    variant: int
+    size: int
+    run_ns: int
+    wait_ns: int = 0
+    is_refused: bool = False
+    office: str = WHOLE_OFFICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRef:
+    """A batch that a worker holds, waiting or running."""
+
+    batch_id: BatchId
+    fence: int
+    remaining_ns: int  # as far as the worker can tell
+    jobs: list[JobRef] = field(default_factory=list)
+    office: str = WHOLE_OFFICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPull:
+    """Worker to frontend: give me these jobs' inputs."""
+
+    worker_id: WorkerId
+    job_ids: list[JobId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInput:
+    """One input, ready for the model, or `gone` when nobody wants its result any more."""
+
+    job_id: JobId
+    gone: bool = False
+    tokens: str = ""  # packed int32
+    segments: str = ""  # packed int32 token type ids of a pair; empty: all zero
+    pixels: str = ""  # base64 of uint8 [height, width, 3]
+    height: int = 0
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputReply:
+    """Answer to `InputPull`: the first of the inputs asked for, in order, as many as one message
+    holds. Ask again for the rest.
+    """
+
+    inputs: list[JobInput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """What a model made of one input, or why it could not."""
+
+    job_id: JobId
+    values: str = ""  # base64 of float32: the embedding, the labels' probabilities, or the score
+    code: str = ""  # set when it failed
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResults:
+    """Worker to frontend: everything one batch made for this frontend."""
+
+    worker_id: WorkerId
+    batch_id: BatchId
+    results: list[JobResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDropped:
+    """One job that will not run."""
+
+    job_id: JobId
+    code: str
+    message: str
+    http_status: int = 503
+    retry_after_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsDropped:
+    """Scheduler to frontend: these jobs cannot make their deadlines, or cannot run at all."""
+
+    jobs: list[JobDropped]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderChanged:
+    """A scheduler has begun to lead: workers report at once, frontends submit open jobs again."""
+
+    instance: str
+    fence: int
+    office: str = WHOLE_OFFICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOffer:
+    """Scheduler shard to rank process: this model has a schedulable batch, or none any more.
+
+    Attributes:
+        latest_in_ns: until the last instant at which the batch can start; None: none any more.
+        delay_ns: how long before its start it must be dispatched.
+    """
+
+    shard: int
+    model_id: ModelId
+    variant: int
+    seq: int  # grows; an offer that arrives after a later one is void
+    latest_in_ns: int | None = None
+    delay_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrant:
+    """Rank process to shard: the worker is yours, free in so long; answer with `RankBooked`."""
+
+    grant_id: int
+    model_id: ModelId
+    variant: int
+    worker_id: WorkerId
+    free_in_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBooked:
+    """Scheduler shard to rank process: what became of a grant.
+
+    Attributes:
+        end_in_ns: when the batch sent there will be over; None: nothing was sent.
+        is_refused: nothing was sent because the shard cannot use this worker.
+    """
+
+    grant_id: int
+    worker_id: WorkerId
+    end_in_ns: int | None = None
+    is_refused: bool = False
+    num_good: int = 0  # jobs done in time since this shard's last such message
+    num_bad: int = 0  # late or dropped since then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscaleAdvice:
+    """Scheduler to whoever scales the cluster, once a second (section 3.5). At most one of `add`
+    and `remove` is not 0; the workers to remove are the idle ones, which are those that came last.
+    """
+
+    num_workers: int  # ready, with one-shot models
+    add: int
+    remove: int
+    bad_rate: float  # smoothed share of jobs late or dropped
+    idle_share: float  # smoothed share of the workers' time without a batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfficeFence:
+    """The highest fencing token that a worker saw of leaders of one office."""
+
+    office: str
+    fence: int

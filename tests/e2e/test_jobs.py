@@ -1,0 +1,157 @@
+"""One-shot models as a user meets them, and what becomes of jobs when processes are killed.
+
+The worker is emulated, so that batches take exactly as long as their profile says; every result is
+a function of its input alone, so a result that was computed twice or elsewhere is the same.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.house import House, wait_until
+
+MODEL = "encoder"
+PROFILE = f"linear:{MODEL}:1:20:2000"  # ms a job, a batch, the target: long
+NUM_CLIENTS = 24
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("jobs") / "data"
+    with House(folder, num_workers=2, num_spares=1, emulate=PROFILE) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(house: House) -> Iterator[OpenAI]:
+    with house.client() as made:
+        yield made
+
+
+class Load:
+    """Clients that embed one text after the other until told to stop."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._stop = threading.Event()
+        self._progress = threading.Condition()
+        self.answers: list[tuple[str, int, bytes]] = []
+
+    def __enter__(self) -> "Load":
+        self._pool = ThreadPoolExecutor(NUM_CLIENTS)
+        self._clients: list[Future[None]] = [
+            self._pool.submit(self._run, number) for number in range(NUM_CLIENTS)
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.result()
+        self._pool.shutdown()
+
+    def wait_more(self, num_answers: int) -> None:
+        """Wait until so many more requests were answered."""
+        with self._progress:
+            wanted = len(self.answers) + num_answers
+            assert self._progress.wait_for(lambda: len(self.answers) >= wanted, 60.0)
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(base_url=self._house.url, timeout=30.0) as http:
+            num_sent = 0
+            while not self._stop.is_set():
+                text = f"text {number} {num_sent % 3}"
+                reply = http.post("/v1/embeddings", json={"model": MODEL, "input": text})
+                num_sent += 1
+                with self._progress:
+                    self.answers.append((text, reply.status_code, _payload(reply)))
+                    self._progress.notify_all()
+
+
+def _payload(reply: httpx.Response) -> bytes:
+    if reply.status_code != httpx.codes.OK:
+        return reply.content
+    return json.dumps(reply.json()["data"]).encode()
+
+
+def leader(house: House) -> str:
+    """The scheduler process that leads: the one that began last."""
+    began: dict[str, str] = {}
+    for path in (house.data_dir / "logs").glob("scheduler*.log"):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["message"] == "lease leading":
+                began[path.stem] = entry["time"]
+    return max(began, key=lambda name: began[name])
+
+
+def check_answers(load: Load, num_refused_max: int) -> None:
+    """Equal texts got equal embeddings; no more than so many were told to come again."""
+    refused = [payload for _, status, payload in load.answers if status != httpx.codes.OK]
+    assert all(b"deadline" in payload for payload in refused), refused[:3]
+    assert len(refused) <= num_refused_max
+    by_text: dict[str, set[bytes]] = {}
+    for text, status, payload in load.answers:
+        if status == httpx.codes.OK:
+            by_text.setdefault(text, set()).add(payload)
+    assert all(len(payloads) == 1 for payloads in by_text.values())
+
+
+def test_the_official_client_embeds(client: OpenAI) -> None:
+    made = client.embeddings.create(model=MODEL, input=["one", "two", "one"])
+
+    first, second, third = (item.embedding for item in made.data)
+    assert first == third
+    assert first != second
+    assert made.usage.prompt_tokens > 0
+
+
+def test_a_target_that_no_batch_can_meet_is_refused_with_the_reason(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"X-SLO-Ms: 10 ms .* 21 ms"):
+        client.embeddings.create(model=MODEL, input="x", extra_headers={"X-SLO-Ms": "10"})
+
+
+def test_more_than_can_be_served_in_time_is_told_at_once_to_come_again(house: House) -> None:
+    texts = [f"text {number}" for number in range(2000)]
+    reply = httpx.post(
+        f"{house.url}/v1/embeddings",
+        json={"model": MODEL, "input": texts},
+        headers={"X-SLO-Ms": "400"},
+        timeout=30.0,
+    )
+
+    assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert int(reply.headers["Retry-After"]) >= 1
+    assert reply.json()["error"]["code"] == "deadline_unreachable"
+
+
+def test_the_leader_is_killed_under_load_and_no_job_is_lost(house: House) -> None:
+    with Load(house) as load:
+        load.wait_more(NUM_CLIENTS)
+        old = leader(house)
+        old_pid = house.kill(old)
+        load.wait_more(NUM_CLIENTS)
+        wait_until(lambda: leader(house) != old, "a spare leads")
+    house.wait_restarted(old, old_pid)  # as a spare
+
+    check_answers(load, num_refused_max=0)
+
+
+@pytest.mark.parametrize("name", ["worker-0", "worker-1"])
+def test_a_worker_is_killed_with_a_batch(house: House, name: str) -> None:
+    """Jobs are dispatched as late as can be, so those of the lost batch can be too late for another
+    worker; they are told so, and nobody else notices.
+    """
+    with Load(house) as load:
+        load.wait_more(NUM_CLIENTS)
+        old_pid = house.kill(name)
+        load.wait_more(2 * NUM_CLIENTS)
+    house.wait_restarted(name, old_pid)
+
+    check_answers(load, num_refused_max=NUM_CLIENTS)

@@ -1,0 +1,89 @@
+"""The simulator's parts: arrivals, delays, bounds."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from loadtest.simulator.arrivals import (
+    changing,
+    popularity,
+    renewal,
+    replay,
+    with_own_targets,
+)
+from loadtest.simulator.bounds import capacity_rps, staggered_rps, uncoordinated_rps
+from loadtest.simulator.models import copies, linear_model, zoo_models
+from loadtest.simulator.network import Delay, jittered
+
+RESNET = linear_model("resnet", 1.053, 5.072, 25.0)
+INCEPTION = linear_model("inception", 5.090, 18.368, 70.0)
+
+
+def test_bounds_are_those_of_table_2() -> None:
+    assert staggered_rps([RESNET], [1.0], 8) == pytest.approx(5839, abs=1)
+    assert staggered_rps([INCEPTION], [1.0], 8) == pytest.approx(1083, abs=1)
+    assert uncoordinated_rps(RESNET, 8) == pytest.approx(4501, abs=1)
+    assert uncoordinated_rps(INCEPTION, 8) == pytest.approx(713, abs=1)
+
+
+def test_more_models_on_the_same_gpus_are_bound_lower() -> None:
+    one = staggered_rps([RESNET], [1.0], 8)
+    ten = staggered_rps(copies(RESNET, 10), [1.0] * 10, 8)
+    assert 0.5 * one < ten < one < capacity_rps([RESNET], [1.0], 8)
+    zoo = zoo_models("a100")
+    assert staggered_rps(zoo, [1.0] * len(zoo), 128) > 2 * staggered_rps(zoo, [1.0] * len(zoo), 64)
+
+
+@pytest.mark.parametrize("shape", [0.05, 1.0, 5.0])
+def test_renewal_arrivals(shape: float) -> None:
+    arrivals = renewal([2000.0, 500.0], 10.0, seed=3, shape=shape)
+    counts = np.bincount(arrivals.model)
+    assert counts == pytest.approx([20_000, 5_000], rel=0.25 if shape < 1 else 0.05)
+    assert (np.diff(arrivals.at_ns) >= 0).all() and arrivals.at_ns.max() < arrivals.end_ns
+    gaps = np.diff(arrivals.at_ns[arrivals.model == 0]) / 1e9
+    assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.15)
+    twice = renewal([4000.0, 1000.0], 5.0, seed=3, shape=shape)
+    assert np.abs(arrivals.at_ns - 2 * twice.at_ns).max() <= 2
+
+
+def test_changing_rates_are_followed() -> None:
+    knots = np.array([0.0, 5.0, 10.0])
+    arrivals = changing(knots, np.array([[0.0, 2000.0, 0.0], [300.0, 300.0, 300.0]]), seed=1)
+    rising = arrivals.at_ns[arrivals.model == 0] / 1e9
+    assert len(rising) == pytest.approx(10_000, rel=0.05)
+    assert (rising < 2.5).sum() == pytest.approx(1250, rel=0.15)
+    assert (arrivals.model == 1).sum() == pytest.approx(3000, rel=0.1)
+
+
+def test_replay_keeps_the_pattern_and_stretches_it() -> None:
+    recorded = np.cumsum([0.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0])
+    arrivals = replay(recorded, [1.0, 0.0], rate=100.0, seconds=2.0, seed=1)
+    assert len(arrivals) in range(198, 202) and set(arrivals.model.tolist()) == {0}
+    gaps = np.unique(np.diff(arrivals.at_ns).round(-4))
+    assert gaps[-1] / gaps[0] == pytest.approx(3.0, rel=0.01)
+
+
+def test_own_targets_are_around_the_models() -> None:
+    arrivals = renewal([1000.0, 1000.0], 2.0, seed=1)
+    slo_ns = np.array([10_000, 50_000], dtype=np.int64)
+    target_ns = with_own_targets(arrivals, slo_ns, 0.2, seed=1).target_ns
+    assert target_ns is not None
+    factors = target_ns / slo_ns[arrivals.model]
+    assert 0.79 < factors.min() < 0.82 and 1.18 < factors.max() <= 1.2
+
+
+def test_popularity() -> None:
+    assert popularity("equal", 4) == [0.25] * 4
+    zipf = popularity("zipf:0.9", 3)
+    assert sum(zipf) == pytest.approx(1.0)
+    assert zipf[0] / zipf[2] == pytest.approx(3**0.9)
+
+
+def test_jitter_stays_within_what_the_scheduler_reckons_with() -> None:
+    random, bound = Random(1), 2_000_000
+    assert jittered(bound, "none") == Delay(least_ns=bound)
+    for jitter in ("uniform", "lognormal:0.5"):
+        delays = [jittered(bound, jitter).sample(random) for _ in range(20_000)]
+        assert sum(delay > bound for delay in delays) <= 10
+        assert min(delays) < bound / 4
