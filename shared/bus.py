@@ -22,6 +22,7 @@ from shared.bucket import KvBucket
 from shared.errors import (
     InvalidRequest,
     MalformedMessage,
+    NobodyListens,
     NoCapacity,
     NotFound,
     PeerUnavailable,
@@ -66,6 +67,8 @@ class Bus:
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_disconnect: list[Callable[[], None]] = []
+        self._is_draining = False
 
     @classmethod
     async def connect(cls, url: str, name: str, *, timeout_s: float = 30.0) -> "Bus":
@@ -109,6 +112,10 @@ class Bus:
         """Call `callback` after every reconnect (messages sent meanwhile by others are lost)."""
         self._on_reconnect.append(callback)
 
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever the connection breaks; not at an orderly end."""
+        self._on_disconnect.append(callback)
+
     async def publish(self, subject: Subject[Req, Any], message: Req, *ids: str) -> None:
         """Send without an answer. While disconnected, messages wait in a bounded buffer.
 
@@ -125,18 +132,24 @@ class Bus:
             raise PeerUnavailable(f"publish to {subject}: {error}") from None
 
     async def request(
-        self, subject: Subject[Req, Rep], message: Req, *ids: str, timeout_s: float = 5.0
+        self,
+        subject: Subject[Req, Rep],
+        message: Req,
+        *ids: str,
+        timeout_s: float = 5.0,
+        grace_s: float = NO_RESPONDER_GRACE_S,
     ) -> Rep:
-        """Send and wait for the typed answer.
+        """Send and wait for the typed answer, up to `grace_s` of it for somebody who listens.
 
         Raises:
-            PeerUnavailable: nobody listens, or no answer in `timeout_s`.
+            NobodyListens: the server knows of nobody who does.
+            PeerUnavailable: no answer in `timeout_s`.
             SymphonyError: the error the other side answered with.
         """
         name = subject.name(*ids)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        give_up = loop.time() + min(timeout_s, NO_RESPONDER_GRACE_S)
+        give_up = loop.time() + min(timeout_s, grace_s)
         payload = encode(message)
         while True:
             try:
@@ -146,7 +159,7 @@ class Bus:
                 break
             except NoRespondersError:
                 if loop.time() >= give_up:
-                    raise PeerUnavailable(f"nobody serves {name}") from None
+                    raise NobodyListens(f"nobody serves {name}") from None
                 await asyncio.sleep(NO_RESPONDER_RETRY_S)
             except (TimeoutError, NatsTimeoutError):
                 raise PeerUnavailable(f"{name} did not answer within {timeout_s:g} s") from None
@@ -287,6 +300,7 @@ class Bus:
 
     async def drain(self) -> None:
         """Finish what was delivered, send what is buffered, then close."""
+        self._is_draining = True
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2.0)
         try:
@@ -330,7 +344,11 @@ class Bus:
         log.warning("nats error", extra={"error": f"{type(error).__name__}: {error}"})
 
     async def _on_disconnected(self) -> None:
+        if self._is_draining:
+            return
         log.warning("nats disconnected")
+        for callback in self._on_disconnect:
+            callback()
 
     async def _on_reconnected(self) -> None:
         log.info("nats reconnected")

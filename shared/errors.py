@@ -58,6 +58,10 @@ class PeerUnavailable(NoCapacity):
     code = "peer_unavailable"
 
 
+class NobodyListens(PeerUnavailable):
+    """The bus itself says that nobody listens on the subject."""
+
+
 class MalformedMessage(InvalidRequest):
     """A message from the wire that does not fit its declared type."""
 

@@ -104,6 +104,7 @@ RANK_GRANT = Subject("symphony.scheduler.*.grant", m.RankGrant, NoReply)
 AUTOSCALE_ADVICE = Subject("symphony.autoscale.advice", m.AutoscaleAdvice, NoReply)
 LEADER_CHANGED = Subject("symphony.scheduler.leader", m.LeaderChanged, NoReply)
 LEASE_WRITTEN = Subject("symphony.lease.*", m.LeaseWritten, NoReply)
+LEASE_HOLDER = Subject("symphony.lease.*.holder", m.Empty, m.LeaseHolder)
 
 # Tracker and scheduler.
 SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.scheduler.core import POLICIES, Limits
 from services.scheduler.core.batching.policies import DEFAULT_POLICY, make_batcher
 from services.scheduler.core.jobs import JobLimits
-from services.scheduler.core.leadership import LeaseTimes
+from services.scheduler.core.lease_times import LeaseTimes
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
 
@@ -23,8 +23,8 @@ class SchedulerConfig(ServiceConfig):
     scheduler_turns_max: int = Field(default=100_000, gt=0)
     scheduler_queue_max: int = Field(default=65_536, gt=0)
     scheduler_lease: Literal["auto", "off"] = "auto"
-    scheduler_lease_beat_ms: int = Field(default=80, gt=0)
-    scheduler_lease_ttl_ms: int = Field(default=250, gt=0)
+    scheduler_lease_beat_ms: int = Field(default=250, gt=0)
+    scheduler_lease_ttl_ms: int = Field(default=2000, gt=0)
     scheduler_role: Literal["all", "rank", "shard"] = "all"
     scheduler_shard: int = Field(default=0, ge=0)
     batch_policy: str = DEFAULT_POLICY

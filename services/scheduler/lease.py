@@ -5,10 +5,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from nats.aio.subscription import Subscription
+
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.leadership import LeaseCore
 from services.scheduler.core.lease_effects import (
     Announce,
+    AskHolder,
     Lead,
     LeaseEffect,
     Lost,
@@ -21,13 +24,13 @@ from services.scheduler.core.lease_effects import (
     WriteLease,
 )
 from shared.bucket import KvBucket, NoStore, RevisionConflict
-from shared.errors import PeerUnavailable
+from shared.errors import NobodyListens, PeerUnavailable
 from shared.events import EventQueue
 from shared.ids import new_id
-from shared.messages import LeaderLease, LeaseWritten
+from shared.messages import Empty, LeaderLease, LeaseHolder, LeaseWritten
 from shared.metrics import counter, gauge
 from shared.service import Runtime
-from shared.subjects import LEASE_WRITTEN, LEASES
+from shared.subjects import LEASE_HOLDER, LEASE_WRITTEN, LEASES
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,7 @@ class Lease:
         self._is_alone = False  # leads without a lease
         self._has_led = asyncio.Event()
         self._is_over = asyncio.Event()
+        self._presence: Subscription | None = None  # what spares ask of the holder
 
     @property
     def instance(self) -> str:
@@ -124,6 +128,7 @@ class Lease:
             self._lead(self._clock.wall_ns() // 1_000_000)
             return self._fence
         await self._runtime.bus.subscribe(LEASE_WRITTEN, self._on_announced, self._key)
+        self._runtime.bus.on_disconnect(self._on_disconnect)
         self._events.put(self._core.on_wake)
         self._runtime.spawn(self._consume(self._bucket), f"lease {self._key}")
         await self._has_led.wait()
@@ -174,6 +179,9 @@ class Lease:
         stored = Stored(message.lease, message.revision)
         self._events.put(partial(self._core.on_announced, stored))
 
+    def _on_disconnect(self) -> None:
+        self._events.put(self._core.on_cut)
+
     async def _consume(self, bucket: KvBucket[LeaderLease]) -> None:
         while not self._is_over.is_set():
             for effect in await self._events.next_effects():
@@ -185,11 +193,14 @@ class Lease:
                 self._runtime.spawn(self._read(bucket), "lease read")
             case WriteLease():
                 self._runtime.spawn(self._write(bucket, effect), "lease write")
+            case AskHolder():
+                self._runtime.spawn(self._ask_holder(), "lease holder")
             case Announce(stored):
                 await self._announce(stored)
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
             case Lead(fence):
+                await self._be_present()
                 self._lead(fence)
             case Suspend():
                 self._change("suspended", logging.WARNING)
@@ -221,6 +232,28 @@ class Lease:
             await self._events.put_surely(self._core.on_no_answer)
         else:
             await self._events.put_surely(partial(self._core.on_written, revision))
+
+    async def _ask_holder(self) -> None:
+        times = self._times
+        try:
+            holder = await self._runtime.bus.request(
+                LEASE_HOLDER, Empty(), self._key, timeout_s=times.answer_ns / 1e9, grace_s=0.0
+            )
+        except NobodyListens:
+            await self._events.put_surely(partial(self._core.on_holder, None))
+        except PeerUnavailable:
+            await self._events.put_surely(self._core.on_holder_silent)
+        else:
+            await self._events.put_surely(partial(self._core.on_holder, holder.instance))
+
+    async def _be_present(self) -> None:
+        """From now on spares hear that this process is there, or from the bus that it is not."""
+        if self._presence is None:
+            bus = self._runtime.bus
+            self._presence = await bus.serve(LEASE_HOLDER, self._say_who, self._key)
+
+    async def _say_who(self, _: Empty) -> LeaseHolder:
+        return LeaseHolder(instance=self._instance)
 
     async def _announce(self, stored: Stored) -> None:
         assert stored.lease is not None

@@ -59,7 +59,7 @@ from shared.messages.kv import (
     KvStaged,
     KvStats,
 )
-from shared.messages.lease import LeaderLease, LeaseWritten
+from shared.messages.lease import LeaderLease, LeaseHolder, LeaseWritten
 from shared.messages.services import Empty, SchedulerStatus, ServiceStatus, WorkerStatus
 from shared.messages.turns import (
     FinishReason,
@@ -120,6 +120,7 @@ __all__ = [
     "KvStats",
     "LeaderChanged",
     "LeaderLease",
+    "LeaseHolder",
     "LeaseWritten",
     "Modality",
     "ModelCard",

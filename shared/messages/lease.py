@@ -24,3 +24,10 @@ class LeaseWritten:
 
     lease: LeaderLease
     revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHolder:
+    """Holder to a spare that asks whether it is there."""
+
+    instance: str

@@ -1,7 +1,9 @@
 """One-shot models as a user meets them, and what becomes of jobs when processes are killed.
 
 The worker is emulated, so that batches take exactly as long as their profile says; every result is
-a function of its input alone, so a result that was computed twice or elsewhere is the same.
+a function of its input alone, so a result that was computed twice or elsewhere is the same. The
+target is far away and batches start at once, so that what is lost with a process can be done again
+in time on any machine, and no refusal is forgiven.
 """
 
 import json
@@ -17,14 +19,15 @@ from openai import OpenAI
 from tests.e2e.house import House, wait_until
 
 MODEL = "encoder"
-PROFILE = f"linear:{MODEL}:1:20:2000"  # ms a job, a batch, the target: long
+PROFILE = f"linear:{MODEL}:10:20:20000"  # ms a job, a batch, the target
 NUM_CLIENTS = 24
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("jobs") / "data"
-    with House(folder, num_workers=2, num_spares=1, emulate=PROFILE) as running:
+    env = {"SYMPHONY_BATCH_POLICY": "eager"}
+    with House(folder, num_workers=2, num_spares=1, emulate=PROFILE, env=env) as running:
         yield running
 
 
@@ -91,15 +94,13 @@ def leader(house: House) -> str:
     return max(began, key=lambda name: began[name])
 
 
-def check_answers(load: Load, num_refused_max: int) -> None:
-    """Equal texts got equal embeddings; no more than so many were told to come again."""
+def check_answers(load: Load) -> None:
+    """Every request was answered, and equal texts got equal embeddings."""
     refused = [payload for _, status, payload in load.answers if status != httpx.codes.OK]
-    assert all(b"deadline" in payload for payload in refused), refused[:3]
-    assert len(refused) <= num_refused_max
+    assert not refused, refused[:3]
     by_text: dict[str, set[bytes]] = {}
-    for text, status, payload in load.answers:
-        if status == httpx.codes.OK:
-            by_text.setdefault(text, set()).add(payload)
+    for text, _, payload in load.answers:
+        by_text.setdefault(text, set()).add(payload)
     assert all(len(payloads) == 1 for payloads in by_text.values())
 
 
@@ -113,7 +114,7 @@ def test_the_official_client_embeds(client: OpenAI) -> None:
 
 
 def test_a_target_that_no_batch_can_meet_is_refused_with_the_reason(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"X-SLO-Ms: 10 ms .* 21 ms"):
+    with pytest.raises(openai.BadRequestError, match=r"X-SLO-Ms: 10 ms .* 30 ms"):
         client.embeddings.create(model=MODEL, input="x", extra_headers={"X-SLO-Ms": "10"})
 
 
@@ -122,7 +123,7 @@ def test_more_than_can_be_served_in_time_is_told_at_once_to_come_again(house: Ho
     reply = httpx.post(
         f"{house.url}/v1/embeddings",
         json={"model": MODEL, "input": texts},
-        headers={"X-SLO-Ms": "400"},
+        headers={"X-SLO-Ms": "5000"},
         timeout=30.0,
     )
 
@@ -140,18 +141,15 @@ def test_the_leader_is_killed_under_load_and_no_job_is_lost(house: House) -> Non
         wait_until(lambda: leader(house) != old, "a spare leads")
     house.wait_restarted(old, old_pid)  # as a spare
 
-    check_answers(load, num_refused_max=0)
+    check_answers(load)
 
 
 @pytest.mark.parametrize("name", ["worker-0", "worker-1"])
-def test_a_worker_is_killed_with_a_batch(house: House, name: str) -> None:
-    """Jobs are dispatched as late as can be, so those of the lost batch can be too late for another
-    worker; they are told so, and nobody else notices.
-    """
+def test_a_worker_is_killed_with_a_batch_and_no_job_is_lost(house: House, name: str) -> None:
     with Load(house) as load:
         load.wait_more(NUM_CLIENTS)
         old_pid = house.kill(name)
         load.wait_more(2 * NUM_CLIENTS)
     house.wait_restarted(name, old_pid)
 
-    check_answers(load, num_refused_max=NUM_CLIENTS)
+    check_answers(load)

@@ -6,7 +6,7 @@ import pytest
 
 from shared import messages as m
 from shared.bus import Bus
-from shared.errors import NotFound, PeerUnavailable
+from shared.errors import NobodyListens, NotFound
 from shared.ids import SessionId, TurnId
 from shared.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
 from tests.conftest import Server
@@ -28,8 +28,8 @@ def test_request_reply_error_and_absence(nats_server: Server) -> None:
         with pytest.raises(NotFound, match="no such advisory") as caught:
             await client.request(ADVISORY_GET, m.AdvisoryKey(session_id=SessionId("gone")))
         assert caught.value.param == "session_id"
-        with pytest.raises(PeerUnavailable, match="nobody serves"):
-            await client.request(WORKER_PING, m.Empty(), "w1", timeout_s=0.2)
+        with pytest.raises(NobodyListens, match="nobody serves"):
+            await client.request(WORKER_PING, m.Empty(), "w1", grace_s=0.1)
         assert not await client.has_responder(WORKER_PING, m.Empty(), "w1")
         await client.drain()
         await server.drain()

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from services.scheduler.core.leadership import LeaseCore, LeaseTimes
+from services.scheduler.core.leadership import LeaseCore
 from services.scheduler.core.lease_effects import (
     Announce,
+    AskHolder,
     Lead,
     LeaseEffect,
     Lost,
@@ -20,9 +21,10 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
+from services.scheduler.core.lease_times import LeaseTimes
 from tests.sim.heap import MS, SECOND, Action, Network, World
 
-TIMES = LeaseTimes(beat_ns=80 * MS, ttl_ns=250 * MS)
+TIMES = LeaseTimes(beat_ns=250 * MS, ttl_ns=2 * SECOND)
 ANSWER_WITHIN_NS = TIMES.beat_ns
 WALL_START_MS = 1_800_000_000_000
 WALL_SKEW_MAX_MS = 5_000
@@ -81,6 +83,7 @@ class Process:
         self.house = house
         self.name = name
         self.is_dead = False
+        self.is_connected = True
         self.is_over = False
         self.fences: list[int] = []
         self._offset_ns = random.randrange(1000 * SECOND)
@@ -103,8 +106,8 @@ class Process:
 
     @property
     def is_leading(self) -> bool:
-        """Whether it would act, if it looked now."""
-        return not self.is_dead and self.core.is_leading(self.now_ns)
+        """Whether it would act, if it looked now, and be heard."""
+        return self.is_connected and self.core.is_leading(self.now_ns)
 
     def freeze(self, duration_ns: int) -> None:
         """Stop, as a process without a CPU does."""
@@ -118,10 +121,35 @@ class Process:
         """Never act again; what is under way arrives."""
         self.house.world.note(f"{self.name} dies")
         self.is_dead = True
+        self.is_connected = False
+
+    def cut(self, duration_ns: int) -> None:
+        """Lose the connection to the bus; a frozen process learns of that when it thaws."""
+        if not self.is_connected:
+            return
+        world = self.house.world
+        world.note(f"{self.name} cut off for {duration_ns / MS:.0f} ms")
+        self.is_connected = False
+        self.deliver(lambda: self.core.on_cut(self.now_ns))
+
+        def connect() -> None:
+            self.is_connected = True
+
+        world.after(duration_ns, lambda: self.run(connect))
 
     def deliver(self, event: Callable[[], list[LeaseEffect]]) -> None:
         """Tell the core, now or after the thaw."""
-        self._run(lambda: self._perform(event()))
+        self.run(lambda: self._perform(event()))
+
+    def hear(self, event: Callable[[], list[LeaseEffect]]) -> None:
+        """Tell the core what came over the bus: nothing does while the connection is gone."""
+        if self.is_connected:
+            self.deliver(event)
+
+    def send(self, message: Action) -> None:
+        """What is sent without a connection is lost."""
+        if self.is_connected:
+            self.house.network.send(message)
 
     def raise_fence(self, above: int) -> list[LeaseEffect]:
         """The worker refused a batch."""
@@ -137,11 +165,12 @@ class Process:
             delay_ns = 5 * SECOND if random.random() < 0.05 else 2 * MS
             network = self.house.network
             take = partial(self.house.worker.take, self, fence, network)
-            self.house.world.after(random.randrange(delay_ns), lambda: network.send(take))
+            self.house.world.after(random.randrange(delay_ns), lambda: self.send(take))
 
-        self._run(look)
+        self.run(look)
 
-    def _run(self, action: Action) -> None:
+    def run(self, action: Action) -> None:
+        """Do it now or after the thaw, unless dead."""
         if self.is_dead:
             return
         if self.house.world.now_ns < self._frozen_until_ns:
@@ -152,7 +181,7 @@ class Process:
 
     def _thaw(self) -> None:
         while self._backlog and self.house.world.now_ns >= self._frozen_until_ns:
-            self._run(self._backlog.popleft())
+            self.run(self._backlog.popleft())
 
     def _perform(self, effects: list[LeaseEffect]) -> None:
         house = self.house
@@ -160,11 +189,13 @@ class Process:
             match effect:
                 case ReadLease() | WriteLease():
                     self._ask(effect)
+                case AskHolder():
+                    self._ask_holder()
                 case Announce(stored):
                     for other in house.processes:
                         if other is not self:
                             hear = partial(_hear, other, stored)
-                            house.network.send(partial(other.deliver, hear))
+                            self.send(partial(other.hear, hear))
                 case WakeAt(at_ns):
                     self._set_alarm(at_ns)
                 case Lead(fence):
@@ -208,12 +239,38 @@ class Process:
                 event = self.core.on_conflict
                 if revision is not None:
                     event = partial(self.core.on_written, revision)
-            house.network.send(lambda: self.deliver(lambda: answer(event)))
+            house.network.send(lambda: self.hear(lambda: answer(event)))
 
-        house.network.send(arrive)
+        self.send(arrive)
         house.world.after(
             ANSWER_WITHIN_NS, lambda: self.deliver(lambda: answer(self.core.on_no_answer))
         )
+
+    def _ask_holder(self) -> None:
+        """The first of those who hold the lease answers; the bus does where nobody is connected."""
+        house, is_answered = self.house, False
+
+        def answer(event: Callable[[int], list[LeaseEffect]]) -> list[LeaseEffect]:
+            nonlocal is_answered
+            if is_answered:
+                return []
+            is_answered = True
+            return event(self.now_ns)
+
+        def tell(holder: str | None) -> None:
+            event = partial(self.core.on_holder, holder)
+            house.network.send(lambda: self.hear(lambda: answer(event)))
+
+        def arrive() -> None:
+            holders = [other for other in house.processes if other.fences and other.is_connected]
+            if not holders:
+                tell(None)
+            for holder in holders:
+                holder.run(partial(tell, holder.name))
+
+        self.send(arrive)
+        silent = self.core.on_holder_silent
+        house.world.after(TIMES.answer_ns, lambda: self.deliver(lambda: answer(silent)))
 
 
 def _hear(process: Process, stored: Stored) -> list[LeaseEffect]:

@@ -7,16 +7,21 @@ lease for `patience_ns`, less than `ttl_ns`, from before the sending of its last
 store took; a spare can only have learned of that write later. So a holder stops before a spare can
 begin. What it had under way when it stopped is told apart by the fence.
 
+The ttl is long, so that no busy or paused machine loses its leader by it. A leader that dies is
+found out sooner, because the bus knows that its connection is gone (see `holder_watch`); so a
+holder that loses its connection stops at once, and looks into the store before it goes on.
+
 Word of a write may be lost, late or doubled: it only moves a spare's patience. The write decides.
 
 Source: deferred batch scheduling, section 6 (hot spares that exchange heartbeats with the primary).
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
 
+from services.scheduler.core.holder_watch import NOBODY, HolderWatch
 from services.scheduler.core.lease_effects import (
     Announce,
+    AskHolder,
     Lead,
     LeaseEffect,
     Lost,
@@ -28,43 +33,8 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
+from services.scheduler.core.lease_times import LeaseTimes
 from shared.messages import LeaderLease
-
-NOBODY = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """How often a lease is renewed and when it is over.
-
-    Attributes:
-        beat_ns: between two renewals.
-        ttl_ns: silence after which a spare takes over; at least three beats, so that one lost
-            renewal costs nothing.
-    """
-
-    beat_ns: int
-    ttl_ns: int
-
-    def __post_init__(self) -> None:
-        assert 0 < 3 * self.beat_ns <= self.ttl_ns, "the lease must outlive a lost renewal"
-
-    @property
-    def patience_ns(self) -> int:
-        """How long the holder believes in its lease. The rest of `ttl_ns` is for clocks that run
-        unevenly and for what the holder sends while it looks at the clock.
-        """
-        return self.ttl_ns * 4 // 5
-
-    @property
-    def look_ns(self) -> int:
-        """Silence after which a spare looks into the store: word of a renewal may be lost."""
-        return self.beat_ns * 3 // 2
-
-    @property
-    def retry_ns(self) -> int:
-        """Between two attempts at a store that does not answer."""
-        return self.beat_ns // 2
 
 
 class _Phase(Enum):
@@ -95,11 +65,14 @@ class LeaseCore:
         self._known_at_ns = 0  # when it was learned: a spare's patience begins here
         self._looked_at_ns = 0
         self._act_at_ns = 0  # a holder's next renewal; after a failure, the next attempt
+        self._watch = HolderWatch(probe_ns=times.probe_ns, return_ns=times.return_ns)
+        self._wake_at_ns: int | None = None
         self._asked: ReadLease | WriteLease | None = None
         self._asked_at_ns = 0
         self._fence_floor = 0  # no lower fence is written by this instance
         self._fence: int | None = None  # of the term that `Lead` told
         self._believed_until_ns = 0
+        self._cut_at_ns = -1
         self._is_suspended = False
         self._is_releasing = False
 
@@ -155,7 +128,7 @@ class LeaseCore:
         self._fence_floor = max(self._fence_floor, write.lease.fence)
         self._believed_until_ns = self._asked_at_ns + self._times.patience_ns
         self._act_at_ns = self._asked_at_ns + self._times.beat_ns
-        if now_ns >= self._believed_until_ns:
+        if now_ns >= self._believed_until_ns or self._asked_at_ns <= self._cut_at_ns:
             self._doubt(now_ns)  # so late that it says nothing about now
         elif not self._is_releasing:
             if write.lease.fence != self._fence:
@@ -193,6 +166,27 @@ class LeaseCore:
             self._doubt(now_ns)  # the store has the last word
         return self._next(now_ns)
 
+    def on_holder(self, instance: str | None, now_ns: int) -> list[LeaseEffect]:
+        """The answer to an `AskHolder`: who says that it holds the lease, or that nobody does."""
+        self._watch.on_answer(instance, now_ns)
+        return self._next(now_ns)
+
+    def on_holder_silent(self, now_ns: int) -> list[LeaseEffect]:
+        """Nobody answered an `AskHolder`, and the bus did not say that nobody is there."""
+        self._watch.on_silence(now_ns)
+        return self._next(now_ns)
+
+    def on_cut(self, now_ns: int) -> list[LeaseEffect]:
+        """The connection to the bus broke: spares may take this instance for dead."""
+        self._cut_at_ns = now_ns
+        self._watch.on_cut()
+        if not self._is_believing:
+            return self._next(now_ns)
+        self._is_suspended = True
+        if self._asked is None:
+            self._doubt(now_ns)
+        return [Suspend(), *self._next(now_ns)]
+
     def raise_fence(self, above: int, now_ns: int) -> list[LeaseEffect]:
         """Somebody has seen the fence `above`: lead under a higher one, now or when the time comes.
 
@@ -219,6 +213,7 @@ class LeaseCore:
 
     def _learn(self, stored: Stored, now_ns: int) -> None:
         self._known, self._known_at_ns = stored, now_ns
+        self._watch.on_news(stored)
         if stored.lease is not None:
             self._fence_floor = max(self._fence_floor, stored.lease.fence + 1)
 
@@ -236,6 +231,7 @@ class LeaseCore:
         """
         if self._phase in (_Phase.LOST, _Phase.RELEASED):
             return []
+        self._notice_standstill(now_ns)
         effects: list[LeaseEffect] = []
         if self._is_believing and now_ns >= self._believed_until_ns:
             self._is_suspended = True
@@ -252,9 +248,25 @@ class LeaseCore:
             else:
                 self._asked, self._asked_at_ns = question, now_ns
                 effects.append(question)
-        if wake_at_ns:
-            effects.append(WakeAt(min(wake_at_ns)))
+        is_writing = isinstance(self._asked, WriteLease)
+        if self._phase is _Phase.SPARE and self._known is not None and not is_writing:
+            if self._watch.ask(now_ns):
+                effects.append(AskHolder())
+            elif (ask_at_ns := self._watch.ask_at_ns) is not None:
+                wake_at_ns.append(ask_at_ns)
+        self._wake_at_ns = min(wake_at_ns, default=None)
+        if self._wake_at_ns is not None:
+            effects.append(WakeAt(self._wake_at_ns))
         return effects
+
+    def _notice_standstill(self, now_ns: int) -> None:
+        """Woken late, a spare has heard nothing because it did not listen: its patience begins
+        anew. Often the whole machine stood still, and the holder with it.
+        """
+        late_ns = 0 if self._wake_at_ns is None else now_ns - self._wake_at_ns
+        if self._phase is _Phase.SPARE and late_ns > self._times.beat_ns:
+            self._known_at_ns = now_ns
+            self._watch.on_standstill()
 
     def _plan(self, now_ns: int) -> tuple[int, ReadLease | WriteLease]:
         """The next question to the store, and when to ask it."""
@@ -265,6 +277,8 @@ class LeaseCore:
             is_urgent = self._is_releasing or self._fence_floor > (self._fence or 0)
             return now_ns if is_urgent else self._act_at_ns, self._write(known, now_ns)
         if known.lease is not None and known.lease.instance == NOBODY:
+            return now_ns, self._write(known, now_ns)
+        if self._watch.is_gone(now_ns):
             return now_ns, self._write(known, now_ns)
         # Also where there is no lease: the store may have forgotten one whose holder still leads.
         due_at_ns = self._known_at_ns + self._times.ttl_ns

@@ -29,6 +29,13 @@ class WriteLease:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHolder:
+    """Ask whoever holds the lease whether it is there; answer with `on_holder` or
+    `on_holder_silent`, soon.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Tell the others that the store took this lease."""
 
@@ -69,4 +76,15 @@ class WakeAt:
     at_ns: int
 
 
-LeaseEffect = ReadLease | WriteLease | Announce | Lead | Suspend | Resume | Lost | Released | WakeAt
+LeaseEffect = (
+    ReadLease
+    | WriteLease
+    | AskHolder
+    | Announce
+    | Lead
+    | Suspend
+    | Resume
+    | Lost
+    | Released
+    | WakeAt
+)

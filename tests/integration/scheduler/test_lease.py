@@ -46,10 +46,15 @@ class Candidate:
 
 
 @asynccontextmanager
-async def candidate(url: str, *, ttl_ms: int = 250, mode: str = "auto") -> AsyncIterator[Candidate]:
+async def candidate(url: str, *, ttl_ms: int = 600, mode: str = "auto") -> AsyncIterator[Candidate]:
     """One instance; at the end it leaves in order, as far as its connection allows."""
     config = SchedulerConfig.model_validate(
-        {"nats_url": url, "scheduler_lease": mode, "scheduler_lease_ttl_ms": ttl_ms}
+        {
+            "nats_url": url,
+            "scheduler_lease": mode,
+            "scheduler_lease_beat_ms": 200,
+            "scheduler_lease_ttl_ms": ttl_ms,
+        }
     )
     async with AsyncExitStack() as stack:
         bus = await Bus.connect(url, "candidate")
@@ -65,10 +70,12 @@ async def candidate(url: str, *, ttl_ms: int = 250, mode: str = "auto") -> Async
 
 def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
     async def scenario() -> None:
-        async with candidate(nats_server.url) as first, candidate(nats_server.url) as spare:
+        url = nats_server.url
+        async with candidate(url) as first, candidate(url, ttl_ms=NEVER_MS) as spare:
             fence = await first.lead()
             assert first.lease.is_leading
             waiting = asyncio.create_task(spare.lead())
+            await eventually(lambda: spare.lease._core._watch._was_heard)
             await sever(first.bus)
             assert await waiting > fence
             assert spare.lease.is_leading and not first.lease.is_leading
@@ -80,7 +87,7 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
 def test_a_spare_waits_while_the_leader_lives(nats_server: Server) -> None:
     async def scenario() -> None:
         url = nats_server.url
-        async with candidate(url, ttl_ms=500) as first, connected(url) as bus:
+        async with candidate(url) as first, connected(url) as bus:
             fence = await first.lead()
             bucket = await bus.bucket(LEASES)
 
@@ -89,9 +96,9 @@ def test_a_spare_waits_while_the_leader_lives(nats_server: Server) -> None:
                 assert lease is not None and lease.instance == first.lease.instance
                 return lease.beat
 
-            async with candidate(url, ttl_ms=500) as spare:
+            async with candidate(url) as spare:
                 waiting = asyncio.create_task(spare.lead())
-                await eventually_answers(renewals, lambda num: num >= 12)  # twice the ttl
+                await eventually_answers(renewals, lambda num: num >= 6)  # twice the ttl
                 assert not waiting.done() and not spare.lease.is_leading
                 assert first.lease.is_leading and first.lease.fence == fence
                 waiting.cancel()

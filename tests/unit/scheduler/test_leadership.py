@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.leadership import LeaseCore, LeaseTimes
+from services.scheduler.core.leadership import LeaseCore
 from services.scheduler.core.lease_effects import (
     Announce,
+    AskHolder,
     Lead,
     LeaseEffect,
     Lost,
@@ -18,6 +19,7 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
+from services.scheduler.core.lease_times import LeaseTimes
 from shared.messages import LeaderLease
 
 BEAT, TTL = 80, 250  # small numbers: the core does not care what a nanosecond is
@@ -98,7 +100,7 @@ def test_an_answer_older_than_the_word_is_ignored() -> None:
     assert core.on_wake(TIMES.look_ns) == [ReadLease()]
     core.on_announced(Stored(lease(beat=1), 13), 130)
     assert core.on_read(Stored(lease(), 12), 140) == [WakeAt(140 + TIMES.look_ns)]
-    core.on_wake(379)
+    assert core.on_wake(140 + TIMES.look_ns) == [ReadLease()]
     core.on_read(Stored(lease(beat=1), 13), 379)
     assert core.on_wake(380) == [WriteLease(13, lease("me", 8))]
 
@@ -106,7 +108,8 @@ def test_an_answer_older_than_the_word_is_ignored() -> None:
 def test_a_spare_that_comes_too_late_reads_and_waits_again() -> None:
     core = spare(Stored(lease("", 7), 12))  # it wrote at once
     assert core.on_conflict(3) == [ReadLease()]
-    assert core.on_read(Stored(lease("third", 8), 13), 5) == [WakeAt(5 + TIMES.look_ns)]
+    effects = core.on_read(Stored(lease("third", 8), 13), 5)
+    assert effects == [AskHolder(), WakeAt(5 + TIMES.look_ns)]
     assert not core.is_leading(5)
 
 
@@ -266,3 +269,73 @@ def test_whatever_happens_one_question_at_a_time_and_growing_fences(
             stored = Stored(lease("other", stored.lease.fence + 1), stored.revision + 1)
         assert told or not core.is_leading(now_ns)
     assert told == sorted(set(told))
+
+
+def ask(core: LeaseCore, holder: str | None, now_ns: int) -> list[LeaseEffect]:
+    """Let the spare ask its next question at `now_ns`, and answer it."""
+    effects = [] if core._watch._is_asking else core.on_wake(now_ns)
+    return effects + core.on_holder(holder, now_ns)
+
+
+def test_a_holder_that_was_heard_and_is_gone_is_followed_at_once() -> None:
+    core = spare(Stored(lease(), 12))
+    ask(core, "other", 0)
+    assert not of_kind(ask(core, None, 20), WriteLease), "it may be renewing its subscription"
+    assert of_kind(ask(core, None, 40), WriteLease) == [WriteLease(12, lease("me", 8))]
+
+
+def test_a_holder_that_was_never_heard_is_given_time_to_come_back() -> None:
+    core = spare(Stored(lease(), 12))
+    for now_ns in range(0, TIMES.return_ns + 1, 25):
+        effects = ask(core, None, now_ns)
+        if isinstance(core._asked, ReadLease):
+            effects += core.on_read(Stored(lease(), 12), now_ns)
+        assert bool(of_kind(effects, WriteLease)) == (now_ns >= TIMES.return_ns)
+
+
+@pytest.mark.parametrize("doubt", ["news", "another", "silence", "cut"])
+def test_what_makes_a_gone_holder_doubtful(doubt: str) -> None:
+    core = spare(Stored(lease(), 12))
+    ask(core, "other", 0)
+    ask(core, None, 20)
+    if doubt == "news":
+        core.on_announced(Stored(lease(beat=1), 13), 25)
+    elif doubt == "another":
+        ask(core, "third", 40)
+    elif doubt == "silence":
+        core.on_wake(40)
+        core.on_holder_silent(45)
+    else:
+        core.on_cut(25)
+    assert not of_kind(ask(core, None, 65), WriteLease)
+    assert bool(of_kind(ask(core, None, 85), WriteLease)) == (doubt != "cut")
+
+
+def test_the_first_of_all_leads_at_once() -> None:
+    core = spare(EMPTY)
+    ask(core, None, 0)
+    assert of_kind(ask(core, None, 20), WriteLease)
+
+
+def test_a_spare_that_stood_still_blames_nobody() -> None:
+    core = spare(Stored(lease(), 12))
+    ask(core, "other", 0)
+    ask(core, None, 20)
+    assert not of_kind(core.on_wake(3 * TTL), WriteLease), "its patience begins anew"
+    assert not of_kind(core.on_holder(None, 3 * TTL), WriteLease)
+
+
+def test_a_leader_without_a_connection_stops_and_looks_before_it_goes_on() -> None:
+    core = leader(fence=8, revision=20)
+    assert of_kind(core.on_cut(10), Suspend, ReadLease) == [Suspend(), ReadLease()]
+    assert not core.is_leading(10)
+    assert of_kind(core.on_read(Stored(lease("me", 8), 20), 30), WriteLease)
+    assert Resume() in core.on_written(21, 31) and core.is_leading(31)
+
+
+def test_an_answer_from_before_the_cut_proves_nothing() -> None:
+    core = leader(fence=8, revision=20)
+    assert of_kind(core.on_wake(BEAT), WriteLease)
+    core.on_cut(BEAT + 5)
+    assert of_kind(core.on_written(21, BEAT + 6), Resume, ReadLease) == [ReadLease()]
+    assert not core.is_leading(BEAT + 6)

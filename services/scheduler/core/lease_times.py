@@ -1,0 +1,52 @@
+"""The lease's times, all told from its beat and its end."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How often a lease is renewed and when it is over.
+
+    Attributes:
+        beat_ns: between two renewals.
+        ttl_ns: silence after which a spare takes over; at least three beats, so that one lost
+            renewal costs nothing.
+    """
+
+    beat_ns: int
+    ttl_ns: int
+
+    def __post_init__(self) -> None:
+        assert 0 < 3 * self.beat_ns <= self.ttl_ns, "the lease must outlive a lost renewal"
+
+    @property
+    def patience_ns(self) -> int:
+        """How long the holder believes in its lease. The rest of `ttl_ns` is for clocks that run
+        unevenly and for what the holder sends while it looks at the clock.
+        """
+        return self.ttl_ns * 4 // 5
+
+    @property
+    def look_ns(self) -> int:
+        """Silence after which a spare looks into the store: word of a renewal may be lost."""
+        return self.beat_ns * 3 // 2
+
+    @property
+    def probe_ns(self) -> int:
+        """Between two questions to the holder whether it is there."""
+        return self.beat_ns // 4
+
+    @property
+    def answer_ns(self) -> int:
+        """How long to wait for the holder's answer: one that dies meanwhile gives none."""
+        return self.beat_ns // 4
+
+    @property
+    def return_ns(self) -> int:
+        """What a holder has for its way back, if it was not heard since the connection broke."""
+        return self.ttl_ns // 2
+
+    @property
+    def retry_ns(self) -> int:
+        """Between two attempts at a store that does not answer."""
+        return self.beat_ns // 2
