@@ -19,11 +19,11 @@ def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.Monk
 
 
 def test_a_lease_shorter_than_three_beats_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYMPHONY_SCHEDULER_LEASE_BEAT_MS", "100")
-    with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS=250.*three times"):
+    monkeypatch.setenv("SYMPHONY_SCHEDULER_LEASE_BEAT_MS", "700")
+    with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS=2000.*three times"):
         load_config(SchedulerConfig)
 
 
 def test_milliseconds_of_the_lease_become_nanoseconds() -> None:
     times = load_config(SchedulerConfig).lease_times()
-    assert (times.beat_ns, times.ttl_ns) == (80_000_000, 250_000_000)
+    assert (times.beat_ns, times.ttl_ns) == (250_000_000, 2_000_000_000)

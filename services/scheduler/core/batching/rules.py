@@ -65,6 +65,14 @@ def supplied_size(spec: ModelSpec) -> int:
     return next((b for b in sizes if spec.batch_ns[b] + (b - 1) * gap_ns <= spec.slo_ns), 1)
 
 
+def worth_ns(spec: ModelSpec, full: int, num_gpus: int) -> int:
+    """The longest target that makes batches larger: the model's own, by which `full` was chosen, or
+    what staggered batches of the largest size need.
+    """
+    is_largest = full == spec.size_max
+    return int((1 + 1 / num_gpus) * spec.batch_ns[full]) if is_largest else spec.slo_ns
+
+
 def steady_rules(spec: ModelSpec, num_gpus: int) -> tuple[Window, Gathering]:
     """Deferred, with room for bursts, and losing within what a 99th percentile allows."""
     full = staggered_size(spec, num_gpus)
@@ -76,7 +84,9 @@ def steady_rules(spec: ModelSpec, num_gpus: int) -> tuple[Window, Gathering]:
         max(int(JOBS_NOT_WAITED_FOR * 1e9 / spec.rate_rps), int(others * spec.slo_ns)),
         spec.slo_ns,
     )
-    window = EnoughWindow(smallest_as_fast(spec, full, ENOUGH_TO_START), early_ns)
+    window = EnoughWindow(
+        smallest_as_fast(spec, full, ENOUGH_TO_START), early_ns, worth_ns(spec, full, num_gpus)
+    )
     return window, AllowanceGathering(
         smallest_as_fast(spec, usual, ENOUGH_TO_KEEP), usual, most=full
     )

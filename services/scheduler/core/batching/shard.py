@@ -115,7 +115,7 @@ class ModelShard:
             queue.insert(job)
             if jobs[0] is job:  # what is offered is more urgent now
                 return self._refreshed(queue, now_ns)
-        if len(jobs) > queue.num_jobs_max:
+        if queue.is_one_too_many(now_ns):
             self._out.append(Drop([queue.refuse()], "crowded"))
             return self._finish()
         if queue.is_offered:
@@ -212,7 +212,7 @@ class ModelShard:
             if grant is None:
                 queue.is_offered = True
                 self._arm(queue, max(latest_at_ns - delay_ns, now_ns) + 1)
-                queue.num_quiet = queue.num_jobs_max + 1
+                queue.wait_offered(now_ns)
                 return
             queue.is_offered = False
             self._dispatch(queue, grant, now_ns)

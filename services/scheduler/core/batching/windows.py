@@ -48,14 +48,16 @@ class EnoughWindow:
     A batch of `enough` jobs need not wait for more: where it is nearly as efficient as the largest,
     starting early leaves the next batch time that a burst will need. And no batch waits for the
     last `early_ns` before its latest moment: so soon hardly a job comes, while a GPU may be busy
-    just then.
+    just then. Nor does a batch wait as if its target were longer than `worth_ns` after its head's
+    arrival: what a model's largest batch cannot use only makes answers late.
     """
 
     enough: int
     early_ns: int = 0
+    worth_ns: int = NEVER_NS
 
     def base_ns(self, head: Job) -> int:
-        return head.deadline_ns
+        return min(head.deadline_ns, head.arrived_at_ns + self.worth_ns)
 
     def lead_ns(self, spec: ModelSpec, delays: Delays) -> list[int]:
         slack_ns = max(delays.slack_ns, self.early_ns)

@@ -221,6 +221,36 @@ def test_steady_starts_with_enough() -> None:
     assert [(sent.at_ns, len(sent.batch.jobs)) for sent in player.sent] == [(0, 3)]
 
 
+def test_steady_waits_no_longer_than_its_largest_batch_can_use() -> None:
+    """Two GPUs, and 4 jobs at most in 11: staggered, 16.5 from arrival to end. Alone it takes 5,
+    and the window opens where a second could not join (7). A longer target changes nothing.
+    """
+    for target_ns in (20, 1000):
+        player = new_player("steady", Delays(), num_gpus=2)
+        player.submit("b", target_ns)
+        player.advance(END_NS)
+        assert [sent.at_ns for sent in player.sent] == [16 - 7]
+
+
+def test_steady_waits_no_longer_than_for_the_models_own_target() -> None:
+    player = new_player("steady", Delays(), num_gpus=2)
+    player.submit("a", 1000)
+    player.advance(END_NS)
+    assert [sent.at_ns for sent in player.sent] == [12 - 7]
+
+
+def test_steady_tells_at_once_what_no_luck_could_serve() -> None:
+    """Two GPUs can do 7 jobs in 12 each, so at most 35 by 30; the first 3 left at once."""
+    player = new_player("steady", Delays(), num_gpus=2)
+    for _ in range(60):
+        player.submit("a", 30)
+    assert {dropped.at_ns for dropped in player.dropped} == {0}
+    num_left = 60 - len(player.dropped)
+    assert 35 <= num_left <= 35 + 2 * 3
+    player.advance(END_NS)
+    check_ends(player)
+
+
 def test_an_earlier_deadline_that_comes_later_moves_the_offer_of_its_model() -> None:
     """`b` is offered, without a GPU that could take it; then comes a job that is due too soon."""
     player = new_player("deferred-prefix", Delays(), num_gpus=0)

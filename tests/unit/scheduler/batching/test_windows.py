@@ -34,6 +34,11 @@ def test_enough_jobs_need_not_wait() -> None:
     assert lead_ns[3:] == [NEVER_NS, NEVER_NS]
 
 
+def test_a_target_longer_than_is_worth_it_makes_nobody_wait() -> None:
+    assert EnoughWindow(3, worth_ns=12).base_ns(JOB) == JOB.arrived_at_ns + 12
+    assert EnoughWindow(3, worth_ns=21).base_ns(JOB) == JOB.deadline_ns
+
+
 def test_timeout_counts_from_the_heads_arrival() -> None:
     window = TimeoutWindow(5)
     assert [window.base_ns(JOB) - lead for lead in window.lead_ns(SPEC, Delays(9))[1:4]] == [35] * 3
