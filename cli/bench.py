@@ -27,6 +27,7 @@ BENCHES = {
     "figures": "loadtest.bench.figures",
     "emulated": "loadtest.bench.emulated",
     "oneshot": "loadtest.bench.oneshot",
+    "takeover": "loadtest.bench.takeover",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

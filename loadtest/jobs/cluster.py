@@ -28,22 +28,23 @@ class Cluster:
 
     Attributes:
         pids: of every process, by name.
+        bus: a connection of the benchmark's own.
     """
 
     def __init__(self, directory: Path, nats_url: str, bus: Bus) -> None:
         self.nats_url = nats_url
         self.pids: dict[str, int] = {}
         self._directory = directory
-        self._bus = bus
+        self.bus = bus
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ready: set[WorkerId] = set()
         self._dones: list[tuple[int, BatchDone]] = []
 
     async def listen(self) -> None:
         """Hear the workers."""
-        await self._bus.subscribe(WORKER_REPORT, self._on_report)
-        await self._bus.subscribe(BATCH_DONE, self._on_done)
-        await self._bus.flush()
+        await self.bus.subscribe(WORKER_REPORT, self._on_report)
+        await self.bus.subscribe(BATCH_DONE, self._on_done)
+        await self.bus.flush()
 
     def start(self, name: str, command: Sequence[str], **settings: str) -> None:
         """Start a process; `settings` are its ``SYMPHONY_...`` variables."""
@@ -60,6 +61,18 @@ class Cluster:
         child = start_child([sys.executable, *command], log_path=log_path, env=env)
         self._children[name] = child
         self.pids[name] = child.pid
+
+    @property
+    def workers(self) -> list[WorkerId]:
+        """Who can be given batches."""
+        return sorted(self._ready)
+
+    def kill(self, name: str) -> None:
+        """End a process without a word to it."""
+        child = self._children.pop(name)
+        del self.pids[name]
+        child.kill()
+        child.wait()
 
     async def wait_ready(self, num_workers: int) -> None:
         """Return when so many workers can be given batches.
