@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from cli.plan import ROOT
 from cli.reporting import out
 
+# A file's tests share a house, so they stay together. Every process may hold one in memory.
+PARALLEL = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "loadfile")
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("style", ("ruff", "check", ".")),
     ("format", ("ruff", "format", "--check", ".")),
     ("types", ("mypy",)),
-    ("behaviour", ("pytest", "-m", "not slow", "-q")),
+    ("behaviour", ("pytest", "-m", "not slow", "-q", *PARALLEL)),
 )
 
 

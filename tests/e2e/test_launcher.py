@@ -170,6 +170,13 @@ def test_unknown_profile_and_unknown_benchmark(tmp_path: Path) -> None:
     assert_one_line(symphony("bench", "nonsense"), "nonsense", "resume")
 
 
+def test_takeover_benchmark() -> None:
+    ran = symphony("bench", "takeover", "--rounds", "1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert 0 < result["leads_ms_p50"] < result["serves_ms_p50"]
+
+
 def test_script_becomes_the_command_when_everything_is_installed(tmp_path: Path) -> None:
     bin_folder = tmp_path / "venv" / "bin"
     bin_folder.mkdir(parents=True)

@@ -248,7 +248,7 @@ def test_jobs_that_cannot_be_had(nats_server: Server, redis_server: Server, tmp_
             it.broken, it.is_deaf = "", True
             with pytest.raises(openai.InternalServerError) as caught:
                 await it.openai.embeddings.create(
-                    model="emb", input="w1", extra_headers={"X-SLO-Ms": "150"}
+                    model="emb", input="w1", extra_headers={"X-SLO-Ms": "1500"}
                 )
             assert caught.value.status_code == 503 and caught.value.code == "deadline_exceeded"
             asked = [job.slo_ns for job in it.jobs() if job.job_id == it.jobs()[-1].job_id]
