@@ -16,11 +16,10 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from shared.errors import InvalidRequest
+from shared.image_size import image_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 NUM_THREADS = 4  # each holds at most one decoded image of the largest size
-SQUEEZING = ("DeiT", "Beit", "EfficientNet")  # for them a bare size is a square, then cropped
-CROP_PCT_EDGE = 384  # from this size on, models with `crop_pct` squeeze instead of cropping
 
 # The limit is `ImageProcessor.decode`'s own; Pillow's would only warn.
 Image.MAX_IMAGE_PIXELS = None
@@ -134,48 +133,17 @@ def load_image_processor(source: str) -> ImageProcessor:
 
 
 def image_processor(config: Mapping[str, Any]) -> ImageProcessor:
-    """What a model's ``preprocessor_config.json`` asks for, in today's and older spellings.
-
-    A size that leaves images of different shapes (a shortest edge without a crop) is completed with
-    a square crop: the inputs of a batch have one shape.
+    """What a model's ``preprocessor_config.json`` asks for.
 
     Raises:
         ValueError: no size is given.
     """
+    size = image_size(config)
     named = config.get("resample")
     resample = int(Image.Resampling.BILINEAR if named is None else named)
-    size, crop = config.get("size"), config.get("crop_size")
-    resize_to: int | tuple[int, int]
-    is_cropped = bool(config.get("do_center_crop"))
-    crop_pct = config.get("crop_pct")
-    if isinstance(size, int):
-        kind = str(config.get("image_processor_type", config.get("feature_extractor_type", "")))
-        has_edge = crop_pct is not None or (is_cropped and not kind.startswith(SQUEEZING))
-        size = {"shortest_edge": size} if has_edge else {"height": size, "width": size}
-    if isinstance(crop, int):
-        crop = {"height": crop, "width": crop}
-    if not isinstance(size, Mapping):
-        raise ValueError("preprocessor_config.json names no size")
-    edge = size.get("shortest_edge")
-    if edge is not None and crop_pct is not None:
-        if edge >= CROP_PCT_EDGE:
-            return _exactly(edge, edge, resample)
-        crop, resize_to = {"height": edge, "width": edge}, int(edge / crop_pct)
-    elif edge is not None:
-        crop = crop if is_cropped and crop else {"height": edge, "width": edge}
-        resize_to = edge
-    else:
-        resize_to = int(size["height"]), int(size["width"])
-        if not (is_cropped and crop):
-            return _exactly(*resize_to, resample)
     return ImageProcessor(
-        height=int(crop["height"]), width=int(crop["width"]), resize_to=resize_to, resample=resample
+        height=size.height, width=size.width, resize_to=size.resize_to, resample=resample
     )
-
-
-def _exactly(height: int, width: int, resample: int) -> ImageProcessor:
-    """The whole image, squeezed."""
-    return ImageProcessor(height=height, width=width, resize_to=(height, width), resample=resample)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

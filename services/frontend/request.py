@@ -14,12 +14,12 @@ from services.frontend.auth import Caller
 from services.frontend.errors import PayloadTooLarge
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
+from shared.messages import SLO_MS_MAX
 
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"
 SLO_TTFT_HEADER = "X-SLO-TTFT-Ms"
 SLO_HEADER = "X-SLO-Ms"
-SLO_MS_MAX = 3_600_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

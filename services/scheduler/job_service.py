@@ -1,12 +1,11 @@
 """The shells of the job cores: messages in through one queue, effects back onto the bus."""
 
-import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.consume import consume, probe
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.policies import make_batcher
 from services.scheduler.core.batching.rules import make_rules
@@ -28,10 +27,8 @@ from services.scheduler.core.jobs import (
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from services.scheduler.office import Office
-from shared.errors import PeerUnavailable
 from shared.events import EventQueue
 from shared.ids import WorkerId
-from shared.messages import Empty
 from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import (
@@ -45,15 +42,10 @@ from shared.subjects import (
     RANK_BOOKED,
     RANK_GRANT,
     RANK_OFFER,
-    WORKER_PING,
     WORKER_REPORT,
 )
 
-log = logging.getLogger(__name__)
-
 M = TypeVar("M")
-
-EVENTS_PER_TURN_OF_LOOP = 64
 
 JOBS = counter("jobs_total", "Jobs of one-shot models that are over", ["model", "outcome"])
 BATCHES = counter("batches_total", "Batches sent to workers", ["model"])
@@ -101,23 +93,7 @@ class JobShell:
     def start(self) -> None:
         """Begin to consume."""
         self._runtime.stack.callback(self._events.stop)
-        self._runtime.spawn(self._consume(), "job events")
-
-    async def _consume(self) -> None:
-        num_handled = 0
-        while True:
-            effects = await self._events.next_effects()
-            await self._office.may_act()
-            for effect in effects:
-                try:
-                    await self._perform(effect)
-                except (PeerUnavailable, ValueError) as error:
-                    # Frontends submit again, workers report again. ValueError: a peer's id that
-                    # can stand in no subject.
-                    log.warning("effect not sent", extra={"error": str(error)})
-            num_handled += 1
-            if num_handled % EVENTS_PER_TURN_OF_LOOP == 0:
-                await asyncio.sleep(0)  # a full queue must not keep the lease from being renewed
+        self._runtime.spawn(consume(self._events, self._office, self._perform), "job events")
 
     async def _perform(self, effect: JobsEffect) -> None:
         bus = self._bus
@@ -139,7 +115,8 @@ class JobShell:
             case CountJobs(model_id, outcome, num_jobs):
                 JOBS.labels(model_id, outcome).inc(num_jobs)
             case ProbeWorker(worker_id):
-                self._runtime.spawn(self._probe(worker_id), f"probe {worker_id}")
+                asking = probe(bus, worker_id, self._events, self._on_gone)
+                self._runtime.spawn(asking, f"probe {worker_id}")
             case PublishAdvice(advice):
                 ADD.set(advice.add)
                 REMOVE.set(advice.remove)
@@ -150,15 +127,6 @@ class JobShell:
                 self._office.raise_fence(fence)  # or find out that another leads
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
-
-    async def _probe(self, worker_id: WorkerId) -> None:
-        try:
-            is_there = await self._bus.has_responder(WORKER_PING, Empty(), worker_id)
-        except ValueError:  # no worker can have such an id
-            is_there = False
-        if not is_there and self._bus.connected:
-            log.warning("worker does not answer", extra={"worker_id": worker_id})
-            self._events.put(partial(self._on_gone, worker_id))
 
 
 async def start_jobs(runtime: Runtime, config: SchedulerConfig, office: Office) -> None:

@@ -1,12 +1,12 @@
 """The scheduler's shell: messages to the core through one queue, its effects back onto the bus."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.consume import consume, probe
 from services.scheduler.core import (
     POLICIES,
     CancelTurn,
@@ -22,9 +22,8 @@ from services.scheduler.core import (
 )
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.office import Office
-from shared.errors import NoCapacity, PeerUnavailable
+from shared.errors import NoCapacity
 from shared.events import EventQueue
-from shared.ids import WorkerId
 from shared.messages import AdvisoryKey, Empty, ExpectSession, SchedulerStatus, SessionPlacement
 from shared.metrics import counter, gauge
 from shared.service import Runtime
@@ -38,27 +37,19 @@ from shared.subjects import (
     TURN_SUBMIT,
     TURNS_ENDED,
     WORKER_CANCEL,
-    WORKER_PING,
     WORKER_PREFETCH,
     WORKER_REPORT,
     WORKER_START,
 )
 
-log = logging.getLogger(__name__)
-
 M = TypeVar("M")
 
-EVENTS_PER_TURN_OF_LOOP = 64
 GAUGES_EVERY_S = 1.0
 
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
 PREFETCHES = counter("scheduler_prefetches_total", "Prefetches asked of workers")
-PROBES = counter(
-    "scheduler_probes_total", "Silent workers asked whether they are there", ["answer"]
-)
 DROPPED = counter("scheduler_events_dropped_total", "Messages dropped because the queue was full")
-UNSENT = counter("scheduler_effects_unsent_total", "Effects that the bus did not take")
 WORKERS = gauge("scheduler_workers", "Workers by state", ["state"])
 TURNS_NOW = gauge("scheduler_turns_held", "Turns by state", ["state"])
 RESERVATIONS = gauge("scheduler_reservations", "Places kept for expected sessions")
@@ -89,7 +80,7 @@ class SchedulerService:
         """Subscribe to everything and begin to consume."""
         core = self._core
         self._events.put(core.on_wake)
-        self._runtime.spawn(self._consume(), "scheduler events")
+        self._runtime.spawn(consume(self._events, self._office, self._perform), "scheduler events")
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
@@ -120,21 +111,6 @@ class SchedulerService:
 
         return on_message
 
-    async def _consume(self) -> None:
-        num_handled = 0
-        while True:
-            effects = await self._events.next_effects()
-            await self._office.may_act()
-            for effect in effects:
-                try:
-                    await self._perform(effect)
-                except PeerUnavailable as error:
-                    UNSENT.inc()
-                    log.warning("effect not sent", extra={"error": error.message})
-            num_handled += 1
-            if num_handled % EVENTS_PER_TURN_OF_LOOP == 0:
-                await asyncio.sleep(0)  # a full queue must not keep the socket from being read
-
     async def _perform(self, effect: Effect) -> None:
         match effect:
             case StartTurn(worker_id, start, reason):
@@ -150,19 +126,12 @@ class SchedulerService:
             case NotifyArrival(arrived):
                 await self._bus.publish(TURN_ARRIVED, arrived)
             case ProbeWorker(worker_id):
-                self._runtime.spawn(self._probe(worker_id), f"probe {worker_id}")
+                asking = probe(self._bus, worker_id, self._events, self._core.on_worker_gone)
+                self._runtime.spawn(asking, f"probe {worker_id}")
             case CountTurn(outcome):
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
-
-    async def _probe(self, worker_id: WorkerId) -> None:
-        is_there = await self._bus.has_responder(WORKER_PING, Empty(), worker_id)
-        PROBES.labels("yes" if is_there else "no").inc()
-        # While the bus itself is away nobody can answer, and that tells nothing.
-        if not is_there and self._bus.connected:
-            log.warning("worker does not answer", extra={"worker_id": worker_id})
-            self._events.put(partial(self._core.on_worker_gone, worker_id))
 
     async def _refresh_gauges(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from pydantic import Field
 from services.worker.core.limits import AdmissionName
 from services.worker.oneshot.model import ServedTask
 from shared.config import ServiceConfig
+from shared.messages import SLO_MS_MAX
 
 
 class WorkerConfig(ServiceConfig):
@@ -48,7 +49,7 @@ class WorkerConfig(ServiceConfig):
         [32, 64, 128, 256, 512], min_length=1
     )
     oneshot_batch_max: int = Field(0, ge=0, le=1024)
-    oneshot_slo_ms: float = Field(0.0, ge=0)
+    oneshot_slo_ms: float = Field(0.0, ge=0, le=SLO_MS_MAX)
     oneshot_profile_s: float = Field(20.0, ge=0)
     oneshot_queue_max: int = Field(16, ge=1)
     oneshot_pull_ms: int = Field(50, ge=1)

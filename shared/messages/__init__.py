@@ -17,6 +17,7 @@ from shared.messages.advisories import (
 )
 from shared.messages.codec import decode, encode, pack_ints, prepare, unpack_ints
 from shared.messages.jobs import (
+    SLO_MS_MAX,
     WHOLE_OFFICE,
     AutoscaleAdvice,
     BatchCancel,
@@ -81,6 +82,7 @@ from shared.messages.turns import (
 from shared.messages.workers import ModelCard, Prefetch, WorkerReport
 
 __all__ = [
+    "SLO_MS_MAX",
     "WHOLE_OFFICE",
     "Advisory",
     "AdvisoryKey",

@@ -13,6 +13,7 @@ from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 Task = Literal["embed", "classify", "rerank"]
 Modality = Literal["text", "image"]
 
+SLO_MS_MAX = 3_600_000.0  # an hour: longer targets are not taken
 WHOLE_OFFICE = "all"  # of a scheduler that is not divided
 
 

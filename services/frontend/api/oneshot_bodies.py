@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from services.frontend.api.bodies import Body, Finite, Id
-from services.frontend.request import SLO_MS_MAX
 from shared.errors import InvalidRequest
+from shared.messages import SLO_MS_MAX
 
 Text = str | list[int]
 

@@ -1,6 +1,6 @@
 """The scheduler's decisions: told events and the time, returns what to do."""
 
-from services.scheduler.core.effects import Effect, ProbeWorker, WakeAt
+from services.scheduler.core.effects import Effect, ProbeWorker
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.placement import PlacementPolicy
@@ -40,7 +40,6 @@ class SchedulerCore:
     ) -> None:
         self._out: list[Effect] = []
         self._timers = Timers()
-        self._wake_at_ns: int | None = None
         self._fleet = Fleet(limits)
         placer = Placer(self._fleet, policy, limits)
         self._reservations = Reservations(placer, self._timers, limits, self._out)
@@ -112,7 +111,6 @@ class SchedulerCore:
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The instant asked for with `WakeAt` has come."""
-        self._wake_at_ns = None
         self._timers.run_due(now_ns)
         return self._take_effects()
 
@@ -158,11 +156,7 @@ class SchedulerCore:
         self._watch(worker, now_ns)
 
     def _take_effects(self) -> list[Effect]:
-        next_at_ns = self._timers.next_at_ns
-        if next_at_ns is not None and (self._wake_at_ns is None or next_at_ns < self._wake_at_ns):
-            self._wake_at_ns = next_at_ns
-            self._out.append(WakeAt(next_at_ns))
-        effects = self._out.copy()
+        effects = self._out + self._timers.ask()
         self._out.clear()
         return effects
 

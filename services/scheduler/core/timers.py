@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from services.scheduler.core.batching.job import NEVER_NS
+from services.scheduler.core.effects import WakeAt
+
 Action = Callable[[int], None]
 
 
@@ -16,6 +19,7 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Action]] = []
         self._num_set = 0
+        self._asked_at_ns = NEVER_NS
 
     def at(self, at_ns: int, action: Action) -> None:
         """Run `action(now_ns)` at `at_ns` or soon after."""
@@ -23,11 +27,19 @@ class Timers:
         heappush(self._heap, (at_ns, self._num_set, action))
 
     def run_due(self, now_ns: int) -> None:
-        """Run everything set for `now_ns` or before."""
+        """The instant asked for has come: run everything set for `now_ns` or before."""
+        self._asked_at_ns = NEVER_NS
         while self._heap and self._heap[0][0] <= now_ns:
             heappop(self._heap)[2](now_ns)
 
-    @property
-    def next_at_ns(self) -> int | None:
-        """The earliest instant set."""
-        return self._heap[0][0] if self._heap else None
+    def ask(self, or_at_ns: int = NEVER_NS) -> list[WakeAt]:
+        """What to ask of the shell, unless it was asked for as early an instant already.
+
+        Args:
+            or_at_ns: when the core wants to be woken for another reason.
+        """
+        next_at_ns = min(self._heap[0][0], or_at_ns) if self._heap else or_at_ns
+        if next_at_ns >= self._asked_at_ns:
+            return []
+        self._asked_at_ns = next_at_ns
+        return [WakeAt(next_at_ns)]

@@ -2,9 +2,8 @@
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import torch
 
 from services.worker.oneshot.files import read_json
 from shared.errors import ConfigError, InvalidRequest
+from shared.image_size import image_size
 from shared.messages import JobInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -144,7 +144,10 @@ def load_image_inputs(source: str, dtype: torch.dtype) -> ImageInputs:
     config = read_json(source, "preprocessor_config.json")
     if config is None:
         raise ConfigError(f"{source}: no preprocessor_config.json says what its images are")
-    height, width = _image_size(source, config)
+    try:
+        size = image_size(config)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
     factor = float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0
     means: tuple[float, ...] = (0.0,) * 3
     stds: tuple[float, ...] = (1.0,) * 3
@@ -152,31 +155,12 @@ def load_image_inputs(source: str, dtype: torch.dtype) -> ImageInputs:
         means = _channels(config.get("image_mean") or IMAGENET_MEAN)
         stds = _channels(config.get("image_std") or IMAGENET_STD)
     return ImageInputs(
-        height=height,
-        width=width,
+        height=size.height,
+        width=size.width,
         scale=tuple(factor / std for std in stds),
         shift=tuple(-mean / std for mean, std in zip(means, stds, strict=True)),
         dtype=dtype,
     )
-
-
-def _image_size(source: str, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width of what the frontend sends: cropped, squeezed, or the square of the shortest
-    edge.
-    """
-    size = config.get("size")
-    is_cropped = config.get("do_center_crop") and config.get("crop_pct") is None
-    crop = config.get("crop_size")
-    if is_cropped and crop is not None:
-        size = crop
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, Mapping):
-        if (edge := size.get("shortest_edge")) is not None:
-            return int(edge), int(edge)
-        if "height" in size and "width" in size:
-            return int(size["height"]), int(size["width"])
-    raise ConfigError(f"{source}: preprocessor_config.json names no size")
 
 
 def _channels(values: float | Sequence[float]) -> tuple[float, ...]:

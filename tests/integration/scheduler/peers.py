@@ -1,7 +1,7 @@
 """A worker that holds what it is sent, for tests of those around it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from shared.bus import Bus
@@ -79,29 +79,40 @@ class FakeWorker:
         return Empty()
 
     async def _report(self) -> None:
-        card = ModelCard(
-            model_id=ModelId("m"),
-            source="m",
-            fingerprint="f",
-            max_model_len=4096,
-            num_layers=2,
-            page_bytes=64,
-        )
         while True:
             self._seq += 1
             turns = [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self.held.values()]
-            report = WorkerReport(
-                worker_id=self.worker_id,
-                incarnation=self.incarnation,
-                seq=self._seq,
-                host_id=HostId("h"),
-                state="ready",
-                models=[card],
-                turns=turns,
-                interval_ns=int(REPORT_EVERY_S * 1e9),
-            )
+            report = ready_report(self.worker_id, self.incarnation, self._seq, turns)
             await self.bus.publish(WORKER_REPORT, report)
             await asyncio.sleep(REPORT_EVERY_S)
+
+
+def ready_report(
+    worker_id: str,
+    incarnation: str = "1",
+    seq: int = 1,
+    turns: Sequence[TurnRef] = (),
+    interval_s: float = REPORT_EVERY_S,
+) -> WorkerReport:
+    """Of a worker that serves the model ``m``."""
+    card = ModelCard(
+        model_id=ModelId("m"),
+        source="m",
+        fingerprint="f",
+        max_model_len=4096,
+        num_layers=2,
+        page_bytes=64,
+    )
+    return WorkerReport(
+        worker_id=WorkerId(worker_id),
+        incarnation=incarnation,
+        seq=seq,
+        host_id=HostId("h"),
+        state="ready",
+        models=[card],
+        turns=list(turns),
+        interval_ns=int(interval_s * 1e9),
+    )
 
 
 @asynccontextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from prometheus_client import REGISTRY
+
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
 from shared.bus import Bus
@@ -24,25 +26,26 @@ from shared.subjects import (
     TURN_CANCEL,
     TURN_FAILED,
     TURN_SUBMIT,
+    WORKER_REPORT,
 )
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually, eventually_answers, running
-from tests.integration.scheduler.peers import FakeWorker, fake_worker
+from tests.integration.scheduler.peers import FakeWorker, fake_worker, ready_report
 
 
-def config(server: Server) -> SchedulerConfig:
+def config(server: Server, learning_s: float = 0.15) -> SchedulerConfig:
     return SchedulerConfig(
         nats_url=server.url,
-        scheduler_learning_s=0.15,
+        scheduler_learning_s=learning_s,
         scheduler_dead_after_s=5.0,
         scheduler_placement_wait_s=0.2,
     )
 
 
-def turn(turn_id: str, *, model: str = "m", attempt: int = 1) -> TurnSubmit:
+def turn(turn_id: str, *, model: str = "m", attempt: int = 1, frontend_id: str = "f") -> TurnSubmit:
     return TurnSubmit(
         turn_id=TurnId(turn_id),
-        frontend_id=FrontendId("f"),
+        frontend_id=FrontendId(frontend_id),
         model_id=ModelId(model),
         num_prompt_tokens=10,
         max_new_tokens=10,
@@ -53,6 +56,11 @@ def turn(turn_id: str, *, model: str = "m", attempt: int = 1) -> TurnSubmit:
 
 async def status(bus: Bus) -> SchedulerStatus:
     return await bus.request(SCHEDULER_STATUS, Empty())
+
+
+def num_unsent() -> float:
+    """Effects that could not be sent, as Prometheus would read them."""
+    return REGISTRY.get_sample_value("symphony_scheduler_effects_unsent_total") or 0.0
 
 
 async def until_known(bus: Bus, *workers: FakeWorker) -> None:
@@ -110,6 +118,24 @@ def test_a_killed_worker_s_turns_move_at_once(nats_server: Server) -> None:
             took_s = asyncio.get_running_loop().time() - killed_at
             assert took_s < 5.0, "the probe finds out long before the silence tells"
             assert other.started[0].attempt == holder.started[0].attempt + 1
+
+    asyncio.run(scenario())
+
+
+def test_ids_that_can_stand_in_no_subject_end_nothing(nats_server: Server) -> None:
+    async def scenario() -> None:
+        settings = config(nats_server, learning_s=0.0)
+        async with connected(nats_server.url) as bus, running(main, settings):
+            before = num_unsent()
+            await bus.publish(WORKER_REPORT, ready_report("a.b c", interval_s=0.3))
+            await eventually_answers(lambda: status(bus), lambda state: bool(state.workers))
+            await bus.publish(TURN_SUBMIT, turn("t1"))
+            await bus.publish(TURN_SUBMIT, turn("t2", model="none", frontend_id="d.e f"))
+            await eventually(lambda: num_unsent() >= before + 2)
+            async with fake_worker(nats_server.url, "w1") as worker:
+                await until_known(bus, worker)
+                await bus.publish(TURN_SUBMIT, turn("t3"))
+                await eventually(lambda: "t3" in worker.held)
 
     asyncio.run(scenario())
 

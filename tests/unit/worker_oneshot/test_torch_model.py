@@ -242,6 +242,13 @@ def test_what_cannot_do_a_task_is_refused_at_once(tmp_path: Path) -> None:
         load(make_image_classifier(tmp_path / "i"), "embed")
 
 
+def test_images_of_no_size_are_refused_at_once(tmp_path: Path) -> None:
+    folder = make_image_classifier(tmp_path / "m")
+    write_json(folder / "preprocessor_config.json", {"size": {"longest_edge": 16}})
+    with pytest.raises(ConfigError, match="names no size"):
+        load(folder, "classify", (0,))
+
+
 def test_a_run_stops_between_two_layers(tmp_path: Path) -> None:
     model = load(make_embedder(tmp_path / "m"), "embed")
     stop = threading.Event()

@@ -1,14 +1,20 @@
 """The batches that this leader sent and that are not over."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import cast
 
 from services.scheduler.core.batching.effects import Dispatch
 from services.scheduler.core.jobs.effects import CancelBatch, SendBatch
 from services.scheduler.core.jobs.limits import JobLimits
-from services.scheduler.core.jobs.records import Batch, Device, ModelKey, Submitted
+from services.scheduler.core.jobs.records import (
+    MAX_SILENT_REPORTS,
+    Batch,
+    Device,
+    ModelKey,
+    records_of,
+)
 from shared.ids import BatchId
-from shared.messages import BatchCancel, BatchRef, BatchStart, JobRef
+from shared.messages import BatchCancel, BatchStart, JobRef
 
 
 class Batches:
@@ -36,17 +42,12 @@ class Batches:
     def get(self, batch_id: BatchId) -> Batch | None:
         return self._batches.get(batch_id)
 
-    def is_foreign(self, ref: BatchRef) -> bool:
-        """Whether an earlier leader of this office sent it."""
-        return ref.office == self._office and not ref.batch_id.startswith(f"{self._name}-")
-
-    def open(
-        self, dispatch: Dispatch, device: Device, jobs: list[Submitted], now_ns: int
-    ) -> tuple[Batch, SendBatch]:
+    def open(self, dispatch: Dispatch, device: Device, now_ns: int) -> tuple[Batch, SendBatch]:
         """A batch to send, and the message."""
+        jobs = records_of(dispatch.jobs)
         key = cast(ModelKey, dispatch.model)
         batch = Batch(
-            batch_id=BatchId(f"{self._name}-{dispatch.number}"),
+            batch_id=self._id_of(dispatch.number),
             number=dispatch.number,
             device=device,
             key=key,
@@ -54,8 +55,8 @@ class Batches:
             ready_at_ns=now_ns + self._limits.ctrl_ns + self._limits.data_ns * len(jobs),
             end_at_ns=dispatch.end_at_ns,
         )
-        for submitted in jobs:
-            submitted.batch = batch
+        for job in jobs:
+            job.batch = batch
         self._batches[batch.batch_id] = device.batches[batch.batch_id] = batch
         start = BatchStart(
             batch_id=batch.batch_id,
@@ -69,15 +70,60 @@ class Batches:
         )
         return batch, SendBatch(device.worker_id, start)
 
-    def stop(self, batch: Batch) -> CancelBatch:
-        """Close a batch that shall not run on; its jobs wait again. Returns the message."""
+    def stop(self, device: Device, number: int) -> list[CancelBatch]:
+        """Close a batch that shall not run on; the batcher has its jobs back in its queue already.
+        Returns the message; none if the batch is over.
+        """
+        batch = device.batches.get(self._id_of(number))
+        if batch is None:
+            return []
         self.close(batch)
-        for submitted in batch.jobs:
-            submitted.batch = None
+        for job in batch.jobs:
+            job.batch = None
         cancel = BatchCancel(batch_id=batch.batch_id, fence=self.fence, office=self._office)
-        return CancelBatch(batch.device.worker_id, cancel)
+        return [CancelBatch(device.worker_id, cancel)]
+
+    def missing(self, device: Device, held: Collection[BatchId]) -> list[Batch]:
+        """Batches of a device that its reports have lacked for too long: they never came, or their
+        end was lost.
+
+        Args:
+            held: what its newest report names.
+        """
+        for batch in device.batches.values():
+            is_held = batch.batch_id in held
+            batch.num_reports_without = 0 if is_held else batch.num_reports_without + 1
+        return [
+            batch
+            for batch in device.batches.values()
+            if batch.num_reports_without >= MAX_SILENT_REPORTS
+        ]
+
+    def finish(self, batch: Batch, now_ns: int) -> int | None:
+        """Close a batch that ran.
+
+        Returns:
+            The time from when it could have run until we know of its end: all that a deadline has
+            to cover. None if the end of the one before it was not heard.
+        """
+        self.close(batch)
+        device = batch.device
+        began_at_ns = max(batch.ready_at_ns, device.free_since_ns)
+        device.free_since_ns = now_ns
+        is_behind = any(other.number < batch.number for other in device.batches.values())
+        return None if is_behind else now_ns - began_at_ns
 
     def close(self, batch: Batch) -> None:
         """It is over, or lost."""
         del self._batches[batch.batch_id]
         del batch.device.batches[batch.batch_id]
+
+    def close_all(self, device: Device) -> list[Batch]:
+        """All of a device's are lost."""
+        lost = list(device.batches.values())
+        for batch in lost:
+            self.close(batch)
+        return lost
+
+    def _id_of(self, number: int) -> BatchId:
+        return BatchId(f"{self._name}-{number}")

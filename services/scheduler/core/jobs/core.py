@@ -6,28 +6,21 @@ again by the frontends, who hold every input.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from services.scheduler.core.batching import effects as batching
-from services.scheduler.core.batching.job import NEVER_NS, Job
 from services.scheduler.core.batching.policies import Batcher
-from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.answers import DropCode
 from services.scheduler.core.jobs.batches import Batches
 from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import Deposed, JobsEffect
 from services.scheduler.core.jobs.foreign import ForeignBatches
+from services.scheduler.core.jobs.intake import Intake
 from services.scheduler.core.jobs.latencies import Latencies
 from services.scheduler.core.jobs.ledger import Ledger, model_key
 from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
-from services.scheduler.core.jobs.records import (
-    MAX_SILENT_REPORTS,
-    Batch,
-    Device,
-    ModelKey,
-    Submitted,
-)
+from services.scheduler.core.jobs.records import Batch, Device, Submitted, records_of
 from services.scheduler.core.timers import Timers
 from shared.ids import FrontendId, WorkerId
 from shared.messages import (
@@ -66,14 +59,13 @@ class JobsCore:
         self._office = office
         self._out: list[JobsEffect] = []
         self._timers = Timers()
-        self._wake_at_ns = NEVER_NS
         self.devices = Devices()
         self._latencies = Latencies(limits.return_ns)
         self._meter = Meter(limits.scaling)
         self._ledger = Ledger(limits.ended_ns, self._meter)
         self._batches = Batches(limits, fence=fence, office=office, name=name)
-        self._foreign = ForeignBatches()
-        self._early: list[tuple[FrontendId, JobSubmit, int]] | None = []
+        self._foreign = ForeignBatches(office=office, name=name)
+        self._intake = Intake(limits)
         self._timers.at(started_at_ns + limits.learning_ns, self._stop_learning)
         self._timers.at(started_at_ns + INTERVAL_NS, self._end_interval)
 
@@ -91,18 +83,13 @@ class JobsCore:
 
     def on_jobs(self, message: JobsSubmit, now_ns: int) -> list[JobsEffect]:
         """A frontend has jobs, or has heard nothing of them for a while."""
-        for submit in message.jobs:
-            if self._early is None:
-                self._submit(message.frontend_id, submit, now_ns, now_ns)
-            else:
-                self._early.append((message.frontend_id, submit, now_ns))
+        for submit in self._intake.admit(message, now_ns):
+            self._submit(message.frontend_id, submit, now_ns, now_ns)
         return self._take_effects(now_ns)
 
     def on_cancel(self, message: JobsCancel, now_ns: int) -> list[JobsEffect]:
         """Nobody wants these any more. Those in a batch run: their inputs will be found gone."""
-        if self._early:
-            gone = set(message.job_ids)
-            self._early = [early for early in self._early if early[1].job_id not in gone]
+        self._intake.cancel(message.job_ids)
         for job_id in message.job_ids:
             submitted = self._ledger.waiting(job_id)
             if submitted is not None:
@@ -153,8 +140,8 @@ class JobsCore:
             self._settle(device, now_ns, keys_changed=False)
         if device is None or batch is None or batch.device is not device:
             return self._take_effects(now_ns)
-        self._batches.close(batch)
         if done.is_refused:
+            self._batches.close(batch)
             device.is_refusing = True  # until its next report: it would refuse again
             self._settle(device, now_ns, keys_changed=False)
             self._requeue(batch.jobs, now_ns)
@@ -166,7 +153,6 @@ class JobsCore:
 
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
         """The instant asked for with `WakeAt` has come."""
-        self._wake_at_ns = NEVER_NS
         self._timers.run_due(now_ns)
         while self._batcher.wake_at_ns <= now_ns:
             self._perform(self._batcher.on_wake(now_ns), now_ns)
@@ -184,11 +170,11 @@ class JobsCore:
         self._out.append(self._meter.advise(self.devices.num_ready, now_ns))
 
     def _stop_learning(self, now_ns: int) -> None:
-        early, self._early = self._early or [], None
+        held = self._intake.open()
         for device in self.devices:
             self._settle(device, now_ns, keys_changed=True)
-        for frontend_id, submit, heard_at_ns in early:
-            self._submit(frontend_id, submit, heard_at_ns, now_ns)
+        for early in held:
+            self._submit(early.frontend_id, early.submit, early.heard_at_ns, now_ns)
 
     def _submit(
         self, frontend_id: FrontendId, submit: JobSubmit, heard_at_ns: int, now_ns: int
@@ -196,18 +182,14 @@ class JobsCore:
         job_id = submit.job_id
         if job_id in self._foreign or self._ledger.knows(job_id, now_ns):
             return
-        key = ModelKey(submit.model_id, submit.variant)
-        slo_ns = min(submit.slo_ns, self._limits.slo_max_ns)
-        deadline_ns = heard_at_ns + slo_ns - self._limits.return_ns
-        job = Job(key, deadline_ns, now_ns)
-        job.ref = submitted = Submitted(job_id, frontend_id, job)
-        if self.devices.num_serving(key) == 0:
+        submitted = self._intake.record(frontend_id, submit, heard_at_ns, now_ns)
+        if self.devices.num_serving(model_key(submitted)) == 0:
             self._drop([submitted], "no_worker", now_ns)
         elif len(self._ledger) >= self._limits.jobs_max:
             self._drop([submitted], "overloaded", now_ns)
         else:
             self._ledger.open(submitted)
-            self._perform(self._batcher.on_job(job, now_ns), now_ns)
+            self._perform(self._batcher.on_job(submitted.job, now_ns), now_ns)
 
     def _perform(self, effects: Sequence[batching.Effect], now_ns: int) -> None:
         """Turn the batcher's effects into messages."""
@@ -216,13 +198,13 @@ class JobsCore:
                 case batching.Dispatch():
                     self._send(effect, now_ns)
                 case batching.Drop(jobs, reason):
-                    self._drop(_submitted(jobs), reason, now_ns)
+                    self._drop(records_of(jobs), reason, now_ns)
                 case batching.Preempt(number, gpu):
-                    self._preempt(self.devices.numbered(gpu), number)
+                    self._out += self._batches.stop(self.devices.numbered(gpu), number)
 
     def _send(self, dispatch: batching.Dispatch, now_ns: int) -> None:
         device = self.devices.numbered(dispatch.gpu)
-        batch, message = self._batches.open(dispatch, device, _submitted(dispatch.jobs), now_ns)
+        batch, message = self._batches.open(dispatch, device, now_ns)
         self._out.append(message)
         overdue_at_ns = batch.end_at_ns + self._limits.overdue_ns
         self._timers.at(overdue_at_ns, lambda _: self._on_overdue(batch))
@@ -231,48 +213,27 @@ class JobsCore:
         if batch in self._batches:
             self._out.append(ProbeWorker(batch.device.worker_id))
 
-    def _preempt(self, device: Device, number: int) -> None:
-        """The batcher has the jobs back in its queue already."""
-        for batch in list(device.batches.values()):
-            if batch.number == number:
-                self._out.append(self._batches.stop(batch))
-
     def _account(self, batch: Batch, done: BatchDone, now_ns: int) -> None:
         """A batch ran: its jobs are over, and we know better how long such a batch takes."""
+        took_ns = self._batches.finish(batch, now_ns)
         self._ledger.done(batch.key, batch.jobs, now_ns)
         self._meter.ran(done.run_ns)
-        # From when it could have run until we know of its end: all that a deadline has to cover.
-        device = batch.device
-        began_at_ns = max(batch.ready_at_ns, device.free_since_ns)
-        device.free_since_ns = now_ns
-        is_behind = any(other.number < batch.number for other in device.batches.values())
-        if (
-            0 < done.size <= len(batch.jobs) and not is_behind
-        ):  # else the end of the one before it was not heard
-            spec = self._latencies.observe(batch.key, done.size, now_ns - began_at_ns)
+        if took_ns is not None and 0 < done.size <= len(batch.jobs):
+            spec = self._latencies.observe(batch.key, done.size, took_ns)
             if spec is not None:
                 self._batcher.add_model(spec)
 
     def _reconcile(self, device: Device, report: WorkerReport, now_ns: int) -> None:
         """Compare what the worker holds with what it was sent."""
-        held = {ref.batch_id: ref for ref in report.batches}
-        for batch in list(device.batches.values()):
-            if batch.batch_id in held:
-                batch.num_reports_without = 0
-                continue
-            batch.num_reports_without += 1
-            if batch.num_reports_without >= MAX_SILENT_REPORTS:  # never came, or its end was lost
-                self._batches.close(batch)
-                self._requeue(batch.jobs, now_ns)
-                self._perform(self._batcher.on_batch_done(device.number, now_ns), now_ns)
-        self._foreign.keep_only(device, set(held))
-        for ref in held.values():
-            if self._batches.is_foreign(ref):
-                self._foreign.add(device, ref)
+        for batch in self._batches.missing(device, {ref.batch_id for ref in report.batches}):
+            self._batches.close(batch)
+            self._requeue(batch.jobs, now_ns)
+            self._perform(self._batcher.on_batch_done(device.number, now_ns), now_ns)
+        self._foreign.on_report(device, report.batches)
 
     def _settle(self, device: Device, now_ns: int, *, keys_changed: bool) -> None:
         """Let the batcher have the device, or not, as it stands now."""
-        wanted = self._is_usable(device) and self._early is None
+        wanted = self._is_usable(device) and self._intake.is_open
         number = device.number
         if wanted and (keys_changed or not device.is_added):
             device.is_added = True
@@ -301,10 +262,8 @@ class JobsCore:
 
     def _take_off(self, device: Device, now_ns: int) -> None:
         """The worker's process is dead: nothing that it held will come."""
-        batches = list(device.batches.values())
-        for batch in batches:
-            self._batches.close(batch)
-        self._foreign.keep_only(device, set())
+        batches = self._batches.close_all(device)
+        self._foreign.forget_all(device)
         if device.is_added:
             device.is_added = False
             self._perform(self._batcher.remove_gpu(device.number, now_ns), now_ns)
@@ -330,12 +289,5 @@ class JobsCore:
     def _take_effects(self, now_ns: int) -> list[JobsEffect]:
         effects = self._out + self._ledger.take_effects()
         self._out = []
-        next_at_ns = min(self._batcher.wake_at_ns, self._timers.next_at_ns or NEVER_NS)
-        if next_at_ns < self._wake_at_ns:
-            self._wake_at_ns = next_at_ns
-            effects.append(WakeAt(next_at_ns))
+        effects += self._timers.ask(self._batcher.wake_at_ns)
         return effects
-
-
-def _submitted(jobs: Iterable[Job]) -> list[Submitted]:
-    return [cast(Submitted, job.ref) for job in jobs]

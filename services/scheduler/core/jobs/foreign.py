@@ -1,27 +1,43 @@
 """Batches that an earlier leader sent and that still run."""
 
+from collections.abc import Collection
+
 from services.scheduler.core.jobs.records import Device
 from shared.ids import BatchId, JobId
 from shared.messages import BatchRef
 
 
 class ForeignBatches:
-    """Until they are over their devices get no other batch, and their jobs are not run again."""
+    """Until they are over their devices get no other batch, and their jobs are not run again.
 
-    def __init__(self) -> None:
+    Args:
+        office: which of the schedulers that work at the same time this is.
+        name: prefix of this leader's own batch ids.
+    """
+
+    def __init__(self, *, office: str, name: str) -> None:
+        self._office = office
+        self._own_prefix = f"{name}-"
         self._jobs: dict[BatchId, list[JobId]] = {}
         self._held: set[JobId] = set()
 
     def __contains__(self, job_id: JobId) -> bool:
         return job_id in self._held
 
-    def add(self, device: Device, ref: BatchRef) -> None:
-        """A worker reports a batch that is not ours."""
-        if ref.batch_id in device.foreign:
-            return
-        device.foreign.add(ref.batch_id)
-        self._jobs[ref.batch_id] = [job.job_id for job in ref.jobs]
-        self._held.update(self._jobs[ref.batch_id])
+    def on_report(self, device: Device, held: Collection[BatchRef]) -> None:
+        """A worker reports all the batches that it holds, ours included."""
+        for batch_id in device.foreign - {ref.batch_id for ref in held}:
+            self.remove(device, batch_id)
+        for ref in held:
+            if self._is_foreign(ref) and ref.batch_id not in device.foreign:
+                device.foreign.add(ref.batch_id)
+                self._jobs[ref.batch_id] = [job.job_id for job in ref.jobs]
+                self._held.update(self._jobs[ref.batch_id])
+
+    def forget_all(self, device: Device) -> None:
+        """The worker's process is dead, with all that it held."""
+        for batch_id in list(device.foreign):
+            self.remove(device, batch_id)
 
     def remove(self, device: Device, batch_id: BatchId) -> None:
         """It is over."""
@@ -29,7 +45,5 @@ class ForeignBatches:
             device.foreign.discard(batch_id)
             self._held.difference_update(self._jobs.pop(batch_id, ()))
 
-    def keep_only(self, device: Device, held: set[BatchId]) -> None:
-        """The worker holds none but these any more."""
-        for batch_id in device.foreign - held:
-            self.remove(device, batch_id)
+    def _is_foreign(self, ref: BatchRef) -> bool:
+        return ref.office == self._office and not ref.batch_id.startswith(self._own_prefix)

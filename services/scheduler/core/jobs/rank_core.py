@@ -6,10 +6,9 @@ each way; shards allow for it in their dispatch delay.
 
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.rank import Grant, RankTable
-from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.devices import Devices
 from services.scheduler.core.jobs.effects import JobsEffect, SendGrant
 from services.scheduler.core.jobs.limits import JobLimits
@@ -38,7 +37,6 @@ class RankCore:
         self._rank = RankTable()
         self._devices = Devices()
         self._timers = Timers()
-        self._wake_at_ns = NEVER_NS
         self._out: list[JobsEffect] = []
         self._shard_of: dict[ModelKey, int] = {}
         self._last_seq: dict[ModelKey, int] = {}
@@ -110,7 +108,6 @@ class RankCore:
 
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
         """The instant asked for with `WakeAt` has come."""
-        self._wake_at_ns = NEVER_NS
         self._timers.run_due(now_ns)
         return self._match(now_ns)
 
@@ -150,10 +147,7 @@ class RankCore:
         while (grant := self._rank.match(now_ns)) is not None:
             self._send(grant, now_ns)
         effects, self._out = self._out, []
-        next_at_ns = min(self._rank.wake_at_ns, self._timers.next_at_ns or NEVER_NS)
-        if next_at_ns < self._wake_at_ns:
-            self._wake_at_ns = next_at_ns
-            effects.append(WakeAt(next_at_ns))
+        effects += self._timers.ask(self._rank.wake_at_ns)
         return effects
 
     def _send(self, grant: Grant, now_ns: int) -> None:

@@ -1,8 +1,9 @@
 """What the core knows of jobs, batches and devices."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 from services.scheduler.core.batching.job import Job
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
@@ -31,6 +32,11 @@ class Submitted:
     frontend_id: FrontendId
     job: Job
     batch: "Batch | None" = None
+
+
+def records_of(jobs: Iterable[Job]) -> list[Submitted]:
+    """What the batcher's jobs stand for."""
+    return [cast(Submitted, job.ref) for job in jobs]
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,6 @@
 """Job cores and short words for what happens to them."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
@@ -13,7 +14,6 @@ from services.scheduler.core.jobs import (
     JobLimits,
     JobsCore,
     JobsEffect,
-    RankCore,
     SendBatch,
     ShardJobsCore,
 )
@@ -30,9 +30,7 @@ from shared.messages import (
     OfficeFence,
     OneshotCard,
     OneshotVariant,
-    RankBooked,
     RankGrant,
-    RankOffer,
     WorkerReport,
 )
 
@@ -252,76 +250,6 @@ class ShardDriver(Driver):
         self.take(self.core.on_grant(message, self.now_ns))
 
 
-class RankDriver:
-    """A rank process, whose shards are the test."""
-
-    def __init__(self, limits: JobLimits = LIMITS) -> None:
-        self.now_ns = SECOND
-        self.reports = Reports()
-        self.effects: list[JobsEffect] = []
-        self.alarm_at_ns = 1 << 62
-        self.core = RankCore(limits, started_at_ns=self.now_ns)
-        self._seq = 0
-
-    def take(self, effects: list[JobsEffect]) -> None:
-        for effect in effects:
-            if isinstance(effect, WakeAt):
-                self.alarm_at_ns = min(self.alarm_at_ns, effect.at_ns)
-        self.effects += effects
-
-    def wait(self, passed_ns: int) -> None:
-        until_ns = self.now_ns + passed_ns
-        while self.alarm_at_ns <= until_ns:
-            self.now_ns = max(self.alarm_at_ns, self.now_ns)
-            self.alarm_at_ns = 1 << 62
-            self.take(self.core.on_wake(self.now_ns))
-        self.now_ns = until_ns
-
-    def report(self, worker: str, *batches: BatchRef, **more: object) -> None:
-        report = self.reports.make(worker, *batches, **more)  # type: ignore[arg-type]
-        self.take(self.core.on_report(report, self.now_ns))
-
-    def gone(self, worker: str) -> None:
-        self.take(self.core.on_worker_gone(WorkerId(worker), self.now_ns))
-
-    def offer(
-        self,
-        model: str = "m",
-        latest_in_ms: float | None = 20,
-        *,
-        shard: int = 0,
-        seq: int | None = None,
-    ) -> None:
-        self._seq += 1
-        offer = RankOffer(
-            shard=shard,
-            model_id=ModelId(model),
-            variant=0,
-            seq=self._seq if seq is None else seq,
-            latest_in_ns=None if latest_in_ms is None else int(latest_in_ms * MS),
-        )
-        self.take(self.core.on_offer(offer, self.now_ns))
-
-    def book(
-        self, grant: RankGrant, end_in_ms: float | None = None, *, is_refused: bool = False
-    ) -> None:
-        booked = RankBooked(
-            grant_id=grant.grant_id,
-            worker_id=grant.worker_id,
-            end_in_ns=None if end_in_ms is None else int(end_in_ms * MS),
-            is_refused=is_refused,
-        )
-        self.take(self.core.on_booked(booked, self.now_ns))
-
-    def done(self, worker: str) -> None:
-        self.take(self.core.on_batch_done(batch_done(worker, "b"), self.now_ns))
-
-    def pop(self, kind: type[E]) -> list[E]:
-        found: list[E] = [effect for effect in self.effects if isinstance(effect, kind)]
-        self.effects = [effect for effect in self.effects if not isinstance(effect, kind)]
-        return found
-
-
 def batch_done(worker: str, batch_id: str, size: int = 1) -> BatchDone:
     return BatchDone(
         worker_id=WorkerId(worker),
@@ -332,3 +260,16 @@ def batch_done(worker: str, batch_id: str, size: int = 1) -> BatchDone:
         size=size,
         run_ns=6 * MS,
     )
+
+
+def ready(policy: str = "eager", *workers: str, limits: JobLimits = LIMITS) -> Driver:
+    """A core past its learning, that has heard of these workers."""
+    driver = Driver(policy, limits)
+    for worker in workers or ("w",):
+        driver.report(worker)
+    return driver
+
+
+def with_limits(**values: int) -> JobLimits:
+    """The tests' own limits but for these."""
+    return dataclasses.replace(LIMITS, **values)  # type: ignore[arg-type]
