@@ -17,6 +17,7 @@ from shared.messages.advisories import (
 )
 from shared.messages.codec import decode, encode, pack_ints, prepare, unpack_ints
 from shared.messages.jobs import (
+    NO_GRANT,
     SLO_MS_MAX,
     WHOLE_OFFICE,
     AutoscaleAdvice,
@@ -82,6 +83,7 @@ from shared.messages.turns import (
 from shared.messages.workers import ModelCard, Prefetch, WorkerReport
 
 __all__ = [
+    "NO_GRANT",
     "SLO_MS_MAX",
     "WHOLE_OFFICE",
     "Advisory",

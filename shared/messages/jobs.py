@@ -252,11 +252,15 @@ class RankGrant:
     free_in_ns: int
 
 
+NO_GRANT = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBooked:
-    """Scheduler shard to rank process: what became of a grant.
+    """Scheduler shard to rank process: what became of a grant, and of jobs.
 
     Attributes:
+        grant_id: `NO_GRANT`: only the counts are told.
         end_in_ns: when the batch sent there will be over; None: nothing was sent.
         is_refused: nothing was sent because the shard cannot use this worker.
     """

@@ -9,7 +9,7 @@ Source: deferred batch scheduling, Algorithm 1 and appendix D.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from services.scheduler.core.batching.queue import RATE_NS, ModelQueue
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.batching.rules import MakeRules
 
+STALE_TIMERS_MAX = 64  # of queues that were armed for another instant since
 NOTHING: tuple[Effect, ...] = ()
 
 
@@ -272,4 +273,7 @@ class ModelShard:
         queue.arm(at_ns)
         self._num_timers += 1
         heappush(self._timers, (at_ns, self._num_timers, queue))
+        if len(self._timers) > 2 * len(self._queues) + STALE_TIMERS_MAX:
+            self._timers[:] = (timer for timer in self._timers if timer[2].armed_at_ns == timer[0])
+            heapify(self._timers)
         self.wake_at_ns = min(self.wake_at_ns, at_ns)

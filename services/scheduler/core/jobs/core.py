@@ -163,6 +163,7 @@ class JobsCore:
             self._batcher.add_model(spec)
         for device in self.devices.silent(now_ns):
             self._out.append(ProbeWorker(device.worker_id))
+        self.devices.forget(now_ns)
         self._advise(now_ns)
         self._timers.at(now_ns + INTERVAL_NS, self._end_interval)
 

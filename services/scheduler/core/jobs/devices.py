@@ -2,12 +2,14 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 from services.scheduler.core.jobs.records import MAX_SILENT_REPORTS, Device, ModelKey
 from shared.ids import WorkerId
 from shared.messages import OneshotCard, WorkerReport
 
 SLO_MS_MAX = 86_400_000.0
+FORGET_AFTER_NS = 600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +24,17 @@ class Heard:
 class Devices:
     """Every worker that serves or served one-shot models.
 
-    Numbers are given in the order of first reports and kept: policies prefer low ones.
+    Numbers are given in the order of first reports, the lowest that is free: policies prefer low
+    ones.
     """
 
     def __init__(self) -> None:
         self._by_worker: dict[WorkerId, Device] = {}
-        self._by_number: list[Device] = []
+        self._by_number: dict[int, Device] = {}
         self._num_serving: dict[Hashable, int] = {}
 
     def __iter__(self) -> Iterator[Device]:
-        return iter(self._by_number)
+        return iter(self._by_number.values())
 
     def get(self, worker_id: WorkerId) -> Device | None:
         return self._by_worker.get(worker_id)
@@ -41,7 +44,7 @@ class Devices:
 
     @property
     def num_ready(self) -> int:
-        return sum(bool(device.keys) for device in self._by_number)
+        return sum(bool(device.keys) for device in self)
 
     def num_serving(self, key: ModelKey) -> int:
         """How many workers can be given batches of this model."""
@@ -49,7 +52,7 @@ class Devices:
 
     def silent(self, now_ns: int) -> Iterator[Device]:
         """Devices that should have reported since."""
-        for device in self._by_number:
+        for device in self:
             if (
                 device.keys
                 and now_ns - device.heard_at_ns > MAX_SILENT_REPORTS * device.interval_ns
@@ -60,6 +63,17 @@ class Devices:
         """It can be given nothing until it is heard of again."""
         self._set_keys(device, frozenset())
 
+    def forget(self, now_ns: int) -> None:
+        """Let go of workers that were given up long ago. One that comes back is a new one."""
+        gone = [
+            device
+            for device in self
+            if not (device.keys or device.batches or device.foreign or device.is_added)
+            and now_ns - device.heard_at_ns > FORGET_AFTER_NS
+        ]
+        for device in gone:
+            del self._by_worker[device.worker_id], self._by_number[device.number]
+
     def hear(self, report: WorkerReport, now_ns: int) -> Heard | None:
         """Take a report in; None if it is older than what is known, or of no matter here."""
         device = self._by_worker.get(report.worker_id)
@@ -67,9 +81,10 @@ class Devices:
         if device is None:
             if not report.oneshot:
                 return None
-            device = Device(len(self._by_number), report.worker_id, report.incarnation)
+            number = next(n for n in count() if n not in self._by_number)
+            device = Device(number, report.worker_id, report.incarnation)
             self._by_worker[report.worker_id] = device
-            self._by_number.append(device)
+            self._by_number[number] = device
         elif report.incarnation != device.incarnation:
             if report.incarnation in device.retired:
                 return None

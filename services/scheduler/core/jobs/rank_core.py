@@ -15,7 +15,7 @@ from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.meter import INTERVAL_NS, Meter
 from services.scheduler.core.jobs.records import ModelKey
 from services.scheduler.core.timers import Timers
-from shared.ids import WorkerId
+from shared.ids import BatchId, WorkerId
 from shared.messages import BatchDone, RankBooked, RankGrant, RankOffer, WorkerReport
 
 
@@ -43,6 +43,7 @@ class RankCore:
         self._granted: dict[int, _Granted] = {}
         self._heard_at_ns: dict[int, int] = {}  # by device
         self._probed_at_ns: dict[int, int] = {}
+        self._last_done: dict[int, BatchId] = {}
         self._next_grant = first_grant
         self._meter = Meter(limits.scaling)
         self._timers.at(started_at_ns + INTERVAL_NS, self._advise)
@@ -102,8 +103,10 @@ class RankCore:
         device = self._devices.get(done.worker_id)
         if device is not None:
             self._heard_at_ns[device.number] = now_ns
-            self._meter.ran(done.run_ns)
-            self._rank.on_batch_done(device.number, now_ns)
+            if done.batch_id != self._last_done.get(device.number):  # else told twice
+                self._last_done[device.number] = done.batch_id
+                self._meter.ran(done.run_ns)
+                self._rank.on_batch_done(device.number, now_ns)
         return self._match(now_ns)
 
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
@@ -140,6 +143,7 @@ class RankCore:
             del self._granted[grant_id]
 
     def _advise(self, now_ns: int) -> None:
+        self._devices.forget(now_ns)
         self._out.append(self._meter.advise(self._devices.num_ready, now_ns))
         self._timers.at(now_ns + INTERVAL_NS, self._advise)
 

@@ -10,7 +10,7 @@ from services.scheduler.core.jobs.limits import JobLimits
 from services.scheduler.core.jobs.records import Device, ModelKey
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher
 from shared.ids import WorkerId
-from shared.messages import RankBooked, RankGrant
+from shared.messages import NO_GRANT, RankBooked, RankGrant
 
 
 class ShardJobsCore(JobsCore):
@@ -49,7 +49,16 @@ class ShardJobsCore(JobsCore):
         return bool(device.keys) and not device.is_refusing
 
     def _advise(self, now_ns: int) -> None:
-        """The rank process advises: it alone knows how busy the workers are."""
+        """The rank process advises: it alone knows how busy the workers are. It hears of jobs that
+        were dropped although no batch went out.
+        """
+        num_good, num_bad = self._meter.take_counts()
+        if num_good or num_bad:
+            nobody = WorkerId("")
+            counts = RankBooked(
+                grant_id=NO_GRANT, worker_id=nobody, num_good=num_good, num_bad=num_bad
+            )
+            self._out.append(SendBooked(counts))
 
     def _take_effects(self, now_ns: int) -> list[JobsEffect]:
         remote = self._remote_batcher.remote

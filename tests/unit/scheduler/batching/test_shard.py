@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.batching.batcher import WindowBatcher
 from services.scheduler.core.batching.effects import Drop
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 from services.scheduler.core.batching.policies import make_batcher
@@ -311,6 +312,14 @@ def test_a_cancelled_head_closes_the_window_again() -> None:
     player.cancel(head)
     player.advance(END_NS)
     assert [sent.at_ns for sent in player.sent] == [80 - 7]
+
+
+def test_jobs_that_come_and_are_cancelled_leave_nothing() -> None:
+    player = new_player("deferred", Delays(), num_gpus=1)
+    assert isinstance(player.batcher, WindowBatcher)
+    for number in range(1000):
+        player.cancel(player.submit("a", 100_000 + number))
+    assert len(player.batcher._timers) < 100
 
 
 def test_cancelling_a_job_that_was_sent_changes_nothing() -> None:

@@ -72,8 +72,8 @@ class RankDriver:
         )
         self.take(self.core.on_booked(booked, self.now_ns))
 
-    def done(self, worker: str) -> None:
-        self.take(self.core.on_batch_done(batch_done(worker, "b"), self.now_ns))
+    def done(self, worker: str, batch_id: str = "b") -> None:
+        self.take(self.core.on_batch_done(batch_done(worker, batch_id), self.now_ns))
 
     def pop(self, kind: type[E]) -> list[E]:
         found: list[E] = [effect for effect in self.effects if isinstance(effect, kind)]

@@ -63,6 +63,22 @@ def test_the_end_of_a_batch_frees_its_worker_at_once() -> None:
     assert len(grants(driver)) == 1
 
 
+def test_an_end_that_is_told_twice_frees_a_worker_once() -> None:
+    driver = ready()
+    driver.offer()
+    driver.book(grants(driver)[0], end_in_ms=10)
+    driver.offer()
+    driver.wait(5 * MS)
+    driver.done("w")
+    driver.book(grants(driver)[0], end_in_ms=10)
+    driver.done("w")
+    driver.offer()
+    assert not grants(driver), "the second batch runs"
+    driver.wait(MS)
+    driver.done("w", "c")
+    assert len(grants(driver)) == 1
+
+
 def test_the_most_urgent_offer_is_first_whatever_its_shard() -> None:
     driver = RankDriver()
     driver.offer("a", 30, shard=0)

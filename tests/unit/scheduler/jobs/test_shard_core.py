@@ -1,7 +1,7 @@
 """A shard's end of the wire to the rank process."""
 
 from services.scheduler.core.jobs import SendBooked, SendOffer
-from shared.messages import RankBooked, RankOffer
+from shared.messages import NO_GRANT, RankBooked, RankOffer
 from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ShardDriver, held
 
 
@@ -136,3 +136,11 @@ def test_good_and_bad_jobs_are_told_with_the_answers() -> None:
     driver.grant("w", 2)
     answers = booked(driver)
     assert [(answer.num_good, answer.num_bad) for answer in answers] == [(0, 0), (1, 1)]
+
+
+def test_bad_jobs_are_told_although_no_batch_goes_out() -> None:
+    driver = ready()
+    driver.submit("a", slo_ms=20)
+    driver.wait(3 * SECOND)
+    told = [(answer.grant_id, answer.num_good, answer.num_bad) for answer in booked(driver)]
+    assert told == [(NO_GRANT, 0, 1)]

@@ -3,6 +3,8 @@
 import pytest
 
 from services.scheduler.core.jobs import PublishAdvice
+from services.scheduler.core.jobs.devices import FORGET_AFTER_NS
+from shared.ids import WorkerId
 from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ready
 
 
@@ -25,6 +27,21 @@ def test_jobs_whose_last_worker_goes_are_answered_at_once() -> None:
     driver.gone("w")
     assert driver.dropped() == [("a", "no_worker")]
     assert driver.core.num_waiting == 0
+
+
+def test_a_worker_that_went_long_ago_is_forgotten_and_its_number_used_again() -> None:
+    driver = ready("eager", "w0", "w1")
+    driver.gone("w0")
+    driver.wait(FORGET_AFTER_NS // 2)
+    assert driver.core.devices.get(WorkerId("w0")) is not None
+    driver.report("w1")
+    driver.wait(FORGET_AFTER_NS)
+    assert driver.core.devices.get(WorkerId("w0")) is None
+    assert driver.core.devices.get(WorkerId("w1")) is not None
+    driver.report("w2")
+    assert [device.number for device in driver.core.devices] == [1, 0]
+    driver.submit("a")
+    assert driver.sent_jobs() == [("w2", ["a"])]
 
 
 def test_a_restarted_worker_lost_what_it_had() -> None:
