@@ -5,6 +5,8 @@ page by page, bf16 is widened in registers, and the softmax is online, so nothin
 copied or repeated for grouped heads. One task a (sequence, KV head).
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -12,9 +14,13 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
+from kernels.compile_lock import compiling
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 
 LOWEST = np.float32(-1e30)
+
+
+_COMPILED: set[tuple[tuple[np.dtype[Any], bool], ...]] = set()
 
 
 def paged_attention_cpu(
@@ -34,17 +40,23 @@ def paged_attention_cpu(
         out: like `query`; only the rows of `seqs` are written.
     """
     first, last = seqs.start, seqs.stop
-    _attend(
+    arrays = (
         _raw(query),
         _raw(pool),
         batch.page_tables[layer, first:last].numpy(),
         np.asarray(batch.query_starts[first : last + 1], np.int64),
         np.asarray(batch.context_lens[first:last], np.int64),
-        np.float32(shape.scale),
-        shape.window,
-        np.float32(shape.softcap),
-        _raw(out),
     )
+    result = _raw(out)
+    numbers = (np.float32(shape.scale), shape.window, np.float32(shape.softcap))
+    # What numba compiles for; whatever else differs is the same at every call.
+    signature = tuple((array.dtype, array.flags.c_contiguous) for array in (*arrays, result))
+    if signature in _COMPILED:
+        _attend(*arrays, *numbers, result)
+        return
+    with compiling():
+        _attend(*arrays, *numbers, result)
+    _COMPILED.add(signature)
 
 
 def supports(query: torch.Tensor) -> bool:
