@@ -18,7 +18,8 @@ class Catalog:
         self._merged: dict[ModelId, OneshotCard] = {}
 
     def put(self, worker_id: WorkerId, cards: list[OneshotCard]) -> None:
-        """What a worker serves now; nothing takes it out."""
+        """What a worker serves now; nothing takes it out. A model named twice is served once."""
+        cards = list({card.model_id: card for card in cards}.values())
         served = self._served.get(worker_id, [])
         if cards == served:
             return
