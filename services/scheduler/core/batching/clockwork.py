@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 
 AHEAD_NS = 10_000_000
 SLACK_NS = 5_000_000
@@ -101,6 +101,11 @@ class ClockworkBatcher:
         queue.push(job)
         self._timers.arm(queue)
         return self._fill(now_ns)
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from heapq import heappop, heappush
 
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, deadline_of
 
 
 class DeadlineQueue:
@@ -44,7 +44,7 @@ class DeadlineQueue:
             jobs.append(job)
             return
         ordered = list(jobs)
-        insort(ordered, job, key=_deadline)
+        insort(ordered, job, key=deadline_of)
         self.jobs = deque(ordered)
 
     def take(self, num_skipped: int, size: int) -> list[Job]:
@@ -94,7 +94,7 @@ class DeadlineQueue:
         while best < min(num_jobs - first, size_max):
             due_ns = start_ns + cost_ns[best + 1]
             if jobs[first].deadline_ns < due_ns:
-                first = bisect_left(jobs, due_ns, first + 1, key=_deadline)
+                first = bisect_left(jobs, due_ns, first + 1, key=deadline_of)
                 continue
             fits = bisect_right(cost_ns, jobs[first].deadline_ns - start_ns) - 1
             num_skipped, best = first, min(fits, num_jobs - first)
@@ -133,7 +133,3 @@ class DropTimers:
                 late += queue.take_late(now_ns)
                 self.arm(queue)
         return late
-
-
-def _deadline(job: Job) -> int:
-    return job.deadline_ns

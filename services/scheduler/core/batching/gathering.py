@@ -30,12 +30,6 @@ class Gathering(Protocol):
         """How many jobs may wait while more come than can be served; `served_rps` were of late."""
         ...
 
-    def least_ns(self, spec: ModelSpec, num_gpus: int) -> float:
-        """What a job takes at the least of the time of all GPUs: one whose deadline is nearer than
-        this for all jobs up to it is refused on arrival. 0: none is.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixGathering:
@@ -54,9 +48,6 @@ class PrefixGathering:
 
     def queue_max(self, spec: ModelSpec, served_rps: float) -> int:
         return NEVER_NS
-
-    def least_ns(self, spec: ModelSpec, num_gpus: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +72,6 @@ class TargetGathering:
 
     def queue_max(self, spec: ModelSpec, served_rps: float) -> int:
         return NEVER_NS
-
-    def least_ns(self, spec: ModelSpec, num_gpus: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +112,6 @@ class AllowanceGathering:
         """
         time_ns = max(spec.slo_ns - spec.batch_ns[self.full], 0)
         return max(int(QUEUE_RESERVE * served_rps * time_ns / 1e9), self.full, self.most)
-
-    def least_ns(self, spec: ModelSpec, num_gpus: int) -> float:
-        sizes = range(1, spec.size_max + 1)
-        return min(spec.batch_ns[size] / size for size in sizes) / num_gpus
 
 
 def count_late(spec: ModelSpec, jobs: Sequence[Job], start_at_ns: int) -> int:

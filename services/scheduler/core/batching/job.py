@@ -87,3 +87,14 @@ class Delays:
     def of(self, size: int) -> int:
         """Delay of a batch of `size`, ns."""
         return self.ctrl_ns + self.data_ns * size
+
+
+def num_due_by(jobs: Sequence[Job], deadline_ns: int) -> int:
+    """How many of these jobs, which are in order of deadlines, are due no later than this."""
+    if not jobs or jobs[-1].deadline_ns <= deadline_ns:
+        return len(jobs)
+    return bisect_right(jobs, deadline_ns, key=deadline_of)
+
+
+def deadline_of(job: Job) -> int:
+    return job.deadline_ns

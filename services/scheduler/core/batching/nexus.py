@@ -17,7 +17,7 @@ from heapq import heapify, heapreplace
 
 from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect
 from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 from services.scheduler.core.batching.nexus_plan import make_plan
 
 EPOCH_NS = 10_000_000_000
@@ -127,6 +127,11 @@ class NexusBatcher:
         if gpu is not None and not self._gpus[gpu].is_busy:
             self._run(gpu)
         return self._finish()
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        queues = [s.queues[key] for s in self._gpus.values() if key in s.queues]
+        return sum(num_due_by(queue.jobs, deadline_ns) for queue in queues)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""

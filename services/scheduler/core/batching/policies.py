@@ -48,6 +48,10 @@ class Batcher(Protocol):
         """A job has come. Its model must be known."""
         ...
 
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        ...
+
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more."""
         ...

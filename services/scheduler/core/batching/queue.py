@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.batching.gathering import Gathering
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, deadline_of
 from services.scheduler.core.batching.windows import Window
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ class ModelQueue:
         base_ns, lead_ns: the window of the whole queue opens at ``base_ns - lead_ns[len(jobs)]``.
         armed_at_ns: no later than the instant at which the candidate changes by time alone.
         num_quiet: with fewer jobs than this a job more changes nothing before `armed_at_ns`.
-        least_ns: time of all GPUs that a job takes at the least (`Gathering.least_ns`).
         num_jobs_max: more than this is refused on arrival; finite only under overload.
         is_offered: the rank table has an offer of this model.
         rate_num_taken, rate_since_ns: jobs counted towards the next measured rate.
@@ -37,7 +36,7 @@ class ModelQueue:
 
     __slots__ = (
         "armed_at_ns", "base_ns", "delays", "gathering", "is_offered", "jobs", "key", "lead_ns",
-        "least_ns", "num_bad", "num_gpus", "num_jobs_max", "num_quiet",
+        "num_bad", "num_gpus", "num_jobs_max", "num_quiet",
         "num_taken", "rate_num_bad", "rate_num_taken", "rate_since_ns", "since_ns", "spec",
         "tail_ns", "window",
     )  # fmt: skip
@@ -67,28 +66,15 @@ class ModelQueue:
         self.window = window
         self.gathering = gathering
         self.num_gpus = num_gpus
-        self.least_ns = gathering.least_ns(spec, max(num_gpus, 1))
         self.lead_ns = window.lead_ns(spec, self.delays)
         self.lead_ns += [NEVER_NS] * (len(self.jobs) + 1)  # more may wait than fit a batch now
-        self.num_quiet = 0
+        self.num_quiet = self.num_jobs_max + 1 if self.is_offered else 0
 
     def arm(self, at_ns: int) -> None:
         """Time alone changes the candidate no earlier than this."""
         self.armed_at_ns = at_ns
         num_quiet = bisect_left(self.lead_ns, self.base_ns - at_ns)
         self.num_quiet = min(num_quiet, self.num_jobs_max + 1)
-
-    def wait_offered(self, now_ns: int) -> None:
-        """The batch waits for a GPU: a job more changes nothing, unless it is one too many."""
-        self.num_quiet = self.num_jobs_max + 1
-        if self.least_ns > 0:
-            num_sure = int((self.tail_ns - now_ns) / self.least_ns)
-            self.num_quiet = min(self.num_quiet, max(num_sure, 0) + 1)
-
-    def is_one_too_many(self, now_ns: int) -> bool:
-        """Whether the last job cannot be served in time, whatever happens, or will not be."""
-        num_jobs = len(self.jobs)
-        return num_jobs > self.num_jobs_max or num_jobs * self.least_ns > self.tail_ns - now_ns
 
     def disarm(self) -> None:
         """There is no candidate: whatever comes makes one."""
@@ -97,7 +83,7 @@ class ModelQueue:
 
     def insert(self, job: Job) -> None:
         """Queue a job whose deadline is before the last one's."""
-        insort(self.jobs, job, key=_deadline)
+        insort(self.jobs, job, key=deadline_of)
 
     def pop(self, num_jobs: int) -> list[Job]:
         """Take jobs off the head."""
@@ -179,7 +165,3 @@ class ModelQueue:
             return False
         self.tail_ns = self.jobs[-1].deadline_ns if self.jobs else 0
         return True
-
-
-def _deadline(job: Job) -> int:
-    return job.deadline_ns

@@ -14,7 +14,7 @@ from math import inf
 from typing import Protocol
 
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 from services.scheduler.core.batching.offer_book import Offer
 from services.scheduler.core.batching.queue import RATE_NS, ModelQueue
 from services.scheduler.core.batching.rank import Grant
@@ -116,7 +116,7 @@ class ModelShard:
             queue.insert(job)
             if jobs[0] is job:  # what is offered is more urgent now
                 return self._refreshed(queue, now_ns)
-        if queue.is_one_too_many(now_ns):
+        if len(jobs) > queue.num_jobs_max:
             self._out.append(Drop([queue.refuse()], "crowded"))
             return self._finish()
         if queue.is_offered:
@@ -127,6 +127,11 @@ class ModelShard:
         # Wake halfway, so that not every arrival sets a timer; never later than was set.
         self._arm(queue, min((opens_at_ns + now_ns) >> 1, queue.armed_at_ns))
         return NOTHING
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""
@@ -213,7 +218,7 @@ class ModelShard:
             if grant is None:
                 queue.is_offered = True
                 self._arm(queue, max(latest_at_ns - delay_ns, now_ns) + 1)
-                queue.wait_offered(now_ns)
+                queue.num_quiet = queue.num_jobs_max + 1
                 return
             queue.is_offered = False
             self._dispatch(queue, grant, now_ns)
@@ -270,7 +275,10 @@ class ModelShard:
             queue.is_offered = False
 
     def _arm(self, queue: ModelQueue, at_ns: int) -> None:
+        is_set = queue.armed_at_ns == at_ns  # a timer for that instant is in the heap
         queue.arm(at_ns)
+        if is_set:
+            return
         self._num_timers += 1
         heappush(self._timers, (at_ns, self._num_timers, queue))
         if len(self._timers) > 2 * len(self._queues) + STALE_TIMERS_MAX:

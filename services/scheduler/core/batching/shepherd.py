@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
 from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 
 PREEMPT_FACTOR = 3.0
 
@@ -97,6 +97,11 @@ class ShepherdBatcher:
             self._preempt_for(queue, now_ns)
         self._timers.arm(queue)
         return self._finish()
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""

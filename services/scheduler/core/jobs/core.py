@@ -184,13 +184,19 @@ class JobsCore:
         if job_id in self._foreign or self._ledger.knows(job_id, now_ns):
             return
         submitted = self._intake.record(frontend_id, submit, heard_at_ns, now_ns)
-        if self.devices.num_serving(model_key(submitted)) == 0:
+        job, key = submitted.job, model_key(submitted)
+        num_workers = self.devices.num_serving(key)
+        if num_workers == 0:
             self._drop([submitted], "no_worker", now_ns)
-        elif len(self._ledger) >= self._limits.jobs_max:
+            return
+        num_jobs = self._batcher.num_ahead(key, job.deadline_ns) + 1
+        if len(self._ledger) >= self._limits.jobs_max:
             self._drop([submitted], "overloaded", now_ns)
+        elif not self._latencies.can_do(key, num_jobs, num_workers, job.deadline_ns - now_ns):
+            self._drop([submitted], "crowded", now_ns)
         else:
             self._ledger.open(submitted)
-            self._perform(self._batcher.on_job(submitted.job, now_ns), now_ns)
+            self._perform(self._batcher.on_job(job, now_ns), now_ns)
 
     def _perform(self, effects: Sequence[batching.Effect], now_ns: int) -> None:
         """Turn the batcher's effects into messages."""

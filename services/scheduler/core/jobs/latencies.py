@@ -49,6 +49,15 @@ class Latencies:
         latency.observe(size, max(took_ns, 1))
         return self._spec(key) if latency.version != self._versions[key] else None
 
+    def can_do(self, key: ModelKey, num_jobs: int, num_workers: int, time_ns: int) -> bool:
+        """Whether so many jobs can be done in this time at best: in the largest batches on all of
+        the model's workers, and without the margin for what goes wrong.
+        """
+        latency = self._latencies[key]
+        table = latency.table()
+        batch_ns = table[-1] - latency.margin_ns
+        return num_jobs * batch_ns <= time_ns * num_workers * (len(table) - 1)
+
     def miss(self, key: ModelKey) -> None:
         """A job of this model was dropped because it could not be done in time."""
         self._missed.setdefault(key, False)

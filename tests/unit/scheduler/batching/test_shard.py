@@ -240,18 +240,6 @@ def test_steady_waits_no_longer_than_for_the_models_own_target() -> None:
     assert [sent.at_ns for sent in player.sent] == [12 - 7]
 
 
-def test_steady_tells_at_once_what_no_luck_could_serve() -> None:
-    """Two GPUs can do 7 jobs in 12 each, so at most 35 by 30; the first 3 left at once."""
-    player = new_player("steady", Delays(), num_gpus=2)
-    for _ in range(60):
-        player.submit("a", 30)
-    assert {dropped.at_ns for dropped in player.dropped} == {0}
-    num_left = 60 - len(player.dropped)
-    assert 35 <= num_left <= 35 + 2 * 3
-    player.advance(END_NS)
-    check_ends(player)
-
-
 def test_an_earlier_deadline_that_comes_later_moves_the_offer_of_its_model() -> None:
     """`b` is offered, without a GPU that could take it; then comes a job that is due too soon."""
     player = new_player("deferred-prefix", Delays(), num_gpus=0)

@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.jobs import AnswerDropped
-from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ready, with_limits
+from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, Driver, held, ready, with_limits
 
 
 def test_a_job_becomes_a_batch_with_its_names_on_it() -> None:
@@ -150,3 +150,29 @@ def test_cancelling_a_job_in_a_batch_changes_nothing() -> None:
     assert driver.core.num_running == 1
     driver.done("w", start)
     assert driver.counts() == {"done": 1}
+
+
+@pytest.mark.parametrize(
+    "policy", ["steady", "deferred", "eager", "clockwork", "nexus", "shepherd"]
+)
+def test_what_cannot_be_served_whatever_happens_is_told_so_on_arrival(policy: str) -> None:
+    """8 jobs take 13 ms, so at most 30 can be done in 50 ms, beside those that left at once."""
+    driver = ready(policy)
+    driver.submit(*(f"j{number}" for number in range(100)), slo_ms=50)
+    refused = [job for job, code in driver.dropped() if code == "deadline_unreachable"]
+    assert refused == [f"j{number}" for number in range(100 - len(refused), 100)]
+    assert 100 - 30 - 16 <= len(refused) <= 100 - 30
+    driver.submit("patient", slo_ms=3_600_000)
+    driver.submit("one_more", slo_ms=50)
+    assert driver.dropped() == [("one_more", "deadline_unreachable")]
+
+
+def test_workers_that_are_busy_with_an_earlier_leaders_batches_count() -> None:
+    driver = Driver("steady", with_limits(learning_ns=10 * MS), fence=2)
+    workers = [f"w{number}" for number in range(4)]
+    for worker in workers:
+        driver.report(worker, held(f"s-1-{worker}", f"old-{worker}"))
+    driver.submit(*(f"j{number}" for number in range(100)), slo_ms=60)
+    driver.wait(10 * MS)
+    assert not driver.dropped()
+    assert driver.core.num_waiting == 100
