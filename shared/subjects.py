@@ -104,7 +104,8 @@ RANK_GRANT = Subject("symphony.scheduler.*.grant", m.RankGrant, NoReply)
 AUTOSCALE_ADVICE = Subject("symphony.autoscale.advice", m.AutoscaleAdvice, NoReply)
 LEADER_CHANGED = Subject("symphony.scheduler.leader", m.LeaderChanged, NoReply)
 LEASE_WRITTEN = Subject("symphony.lease.*", m.LeaseWritten, NoReply)
-LEASE_HOLDER = Subject("symphony.lease.*.holder", m.Empty, m.LeaseHolder)
+# Outside of `symphony.`: who watches all of that must not seem to be a holder.
+LEASE_HOLDER = Subject("symphony-lease.*.holder", m.Empty, m.LeaseHolder)
 
 # Tracker and scheduler.
 SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)

@@ -97,6 +97,7 @@ class Lease:
         self._is_alone = False  # leads without a lease
         self._has_led = asyncio.Event()
         self._is_over = asyncio.Event()
+        self._num_cuts = 0  # of the connection, that the core does not know of yet
         self._presence: Subscription | None = None  # what spares ask of the holder
 
     @property
@@ -111,8 +112,13 @@ class Lease:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this instance may act as the leader at this instant."""
-        return self._is_alone or self._core.is_leading(self._clock.now_ns())
+        """Whether this instance may act as the leader at this instant: not without a connection,
+        nor before the core knows that there was none for a while.
+        """
+        if self._is_alone:
+            return True
+        is_cut = self._num_cuts > 0 or not self._runtime.bus.connected
+        return not is_cut and self._core.is_leading(self._clock.now_ns())
 
     async def lead(self) -> int:
         """Wait, as a spare, until this instance leads; returns the fence. May be cancelled; then
@@ -180,7 +186,12 @@ class Lease:
         self._events.put(partial(self._core.on_announced, stored))
 
     def _on_disconnect(self) -> None:
-        self._events.put(self._core.on_cut)
+        self._num_cuts += 1
+        self._runtime.spawn(self._events.put_surely(self._on_cut), "lease cut")
+
+    def _on_cut(self, now_ns: int) -> list[LeaseEffect]:
+        self._num_cuts -= 1
+        return self._core.on_cut(now_ns)
 
     async def _consume(self, bucket: KvBucket[LeaderLease]) -> None:
         while not self._is_over.is_set():
@@ -209,9 +220,11 @@ class Lease:
                 self._change("resumed", logging.INFO)
                 self._on_resume()
             case Lost():
+                await self._be_absent()
                 self._finish("lost", logging.WARNING)
                 self._on_lost()
             case Released():
+                await self._be_absent()
                 self._finish("released", logging.INFO)
 
     async def _read(self, bucket: KvBucket[LeaderLease]) -> None:
@@ -251,6 +264,11 @@ class Lease:
         if self._presence is None:
             bus = self._runtime.bus
             self._presence = await bus.serve(LEASE_HOLDER, self._say_who, self._key)
+
+    async def _be_absent(self) -> None:
+        """Another one is asked from now on: do not answer in its place."""
+        if self._presence is not None and self._runtime.bus.connected:
+            await self._presence.unsubscribe()
 
     async def _say_who(self, _: Empty) -> LeaseHolder:
         return LeaseHolder(instance=self._instance)

@@ -67,6 +67,7 @@ class LeaseCore:
         self._act_at_ns = 0  # a holder's next renewal; after a failure, the next attempt
         self._watch = HolderWatch(probe_ns=times.probe_ns, return_ns=times.return_ns)
         self._wake_at_ns: int | None = None
+        self._is_forgiven = False  # a standstill since the last news
         self._asked: ReadLease | WriteLease | None = None
         self._asked_at_ns = 0
         self._fence_floor = 0  # no lower fence is written by this instance
@@ -180,12 +181,7 @@ class LeaseCore:
         """The connection to the bus broke: spares may take this instance for dead."""
         self._cut_at_ns = now_ns
         self._watch.on_cut()
-        if not self._is_believing:
-            return self._next(now_ns)
-        self._is_suspended = True
-        if self._asked is None:
-            self._doubt(now_ns)
-        return [Suspend(), *self._next(now_ns)]
+        return self._suspend(now_ns) + self._next(now_ns)
 
     def raise_fence(self, above: int, now_ns: int) -> list[LeaseEffect]:
         """Somebody has seen the fence `above`: lead under a higher one, now or when the time comes.
@@ -213,6 +209,7 @@ class LeaseCore:
 
     def _learn(self, stored: Stored, now_ns: int) -> None:
         self._known, self._known_at_ns = stored, now_ns
+        self._is_forgiven = False
         self._watch.on_news(stored)
         if stored.lease is not None:
             self._fence_floor = max(self._fence_floor, stored.lease.fence + 1)
@@ -225,6 +222,15 @@ class LeaseCore:
         self._phase = _Phase.RELEASED if self._is_releasing else _Phase.LOST
         return [Released() if self._is_releasing else Lost()]
 
+    def _suspend(self, now_ns: int) -> list[LeaseEffect]:
+        """A holder that believed in its lease stops, and looks before it writes."""
+        if not self._is_believing:
+            return []
+        self._is_suspended = True
+        if self._asked is None:
+            self._doubt(now_ns)
+        return [Suspend()]
+
     def _next(self, now_ns: int) -> list[LeaseEffect]:
         """What follows from the state: belief ends by the clock, the next question is asked in its
         time.
@@ -232,12 +238,7 @@ class LeaseCore:
         if self._phase in (_Phase.LOST, _Phase.RELEASED):
             return []
         self._notice_standstill(now_ns)
-        effects: list[LeaseEffect] = []
-        if self._is_believing and now_ns >= self._believed_until_ns:
-            self._is_suspended = True
-            effects.append(Suspend())
-            if self._asked is None:
-                self._doubt(now_ns)  # after a standstill: look before writing
+        effects = self._suspend(now_ns) if now_ns >= self._believed_until_ns else []
         wake_at_ns = [self._believed_until_ns] if self._is_believing else []
         if self._asked is None:
             if self._is_releasing and self._phase is _Phase.SPARE:
@@ -254,6 +255,8 @@ class LeaseCore:
                 effects.append(AskHolder())
             elif (ask_at_ns := self._watch.ask_at_ns) is not None:
                 wake_at_ns.append(ask_at_ns)
+            if not wake_at_ns:
+                wake_at_ns.append(now_ns + self._times.beat_ns)  # to notice a standstill
         self._wake_at_ns = min(wake_at_ns, default=None)
         if self._wake_at_ns is not None:
             effects.append(WakeAt(self._wake_at_ns))
@@ -261,10 +264,11 @@ class LeaseCore:
 
     def _notice_standstill(self, now_ns: int) -> None:
         """Woken late, a spare has heard nothing because it did not listen: its patience begins
-        anew. Often the whole machine stood still, and the holder with it.
+        anew, once. Often the whole machine stood still, and the holder with it.
         """
         late_ns = 0 if self._wake_at_ns is None else now_ns - self._wake_at_ns
-        if self._phase is _Phase.SPARE and late_ns > self._times.beat_ns:
+        if self._phase is _Phase.SPARE and late_ns > self._times.beat_ns and not self._is_forgiven:
+            self._is_forgiven = True
             self._known_at_ns = now_ns
             self._watch.on_standstill()
 

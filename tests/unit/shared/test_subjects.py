@@ -28,7 +28,7 @@ def test_each_star_takes_one_id(ids: tuple[str, ...]) -> None:
 def test_every_wire_is_declared_once() -> None:
     patterns = [subject.pattern for subject in TABLE] + [INFERENCE_SUBMIT]
     assert len(set(patterns)) == len(patterns)
-    assert all(pattern.startswith("symphony.") for pattern in patterns)
+    assert all(pattern.startswith(("symphony.", "symphony-")) for pattern in patterns)
 
 
 def test_no_two_patterns_can_name_the_same_subject() -> None:
