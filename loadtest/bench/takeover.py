@@ -19,14 +19,15 @@ from loadtest.simulator.models import linear_model
 from shared.ids import FrontendId, JobId, ModelId
 from shared.messages import (
     BatchStart,
+    Empty,
     JobsSubmit,
     JobSubmit,
     LeaderChanged,
 )
-from shared.subjects import BATCH_START, JOBS_SUBMIT, LEADER_CHANGED
+from shared.subjects import BATCH_START, JOBS_SUBMIT, LEADER_CHANGED, SERVICE_STATUS
 
 MODEL = linear_model("encoder", alpha_ms=1.0, beta_ms=5.0, slo_ms=5000.0)
-SETTLE_S = 1.5  # until the process that was started anew waits as a spare
+SETTLE_S = 0.5  # until a spare has heard the leader
 ANSWER_WITHIN_S = 30.0
 
 
@@ -107,6 +108,7 @@ async def _measure(args: argparse.Namespace) -> list[tuple[float, float]]:
             _start(cluster, name)
         leader = names[0]
         for _ in range(args.rounds):
+            await _wait_ready(cluster, names)
             await asyncio.sleep(SETTLE_S + rng.random())
             witness.leader.clear()
             witness.batch.clear()
@@ -126,6 +128,15 @@ async def _measure(args: argparse.Namespace) -> list[tuple[float, float]]:
 
 def _start(cluster: Cluster, name: str) -> None:
     cluster.start(name, ["-m", "services.scheduler"], instance=name, batch_policy="eager")
+
+
+async def _wait_ready(cluster: Cluster, names: Sequence[str]) -> None:
+    """Until every scheduler leads or waits as a spare."""
+    async with asyncio.timeout(ANSWER_WITHIN_S):
+        while True:
+            status = await cluster.bus.gather(SERVICE_STATUS, Empty(), timeout_s=0.1)
+            if set(names) <= {one.instance for one in status if one.state == "ready"}:
+                return
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

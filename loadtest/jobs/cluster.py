@@ -174,7 +174,7 @@ def _start_schedulers(cluster: Cluster, policy: str, num_shards: int, profile: P
     command = ["-m", "services.scheduler"]
     profiled = ["-m", "cProfile", "-o", str(profile), *command] if profile else command
     if num_shards == 1:
-        cluster.start("scheduler", profiled, batch_policy=policy)
+        cluster.start("scheduler", profiled, batch_policy=policy, instance="scheduler")
         return
     cluster.start("rank", command, scheduler_role="rank")
     for shard in range(num_shards):

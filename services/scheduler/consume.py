@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E")
 
 EVENTS_PER_TURN_OF_LOOP = 64
+SILENT_S = 2.0
 
 UNSENT = counter("scheduler_effects_unsent_total", "Effects that the bus did not take")
 PROBES = counter(
@@ -60,13 +61,15 @@ async def probe(
     events: EventQueue[E],
     on_gone: Callable[[WorkerId, int], list[E]],
 ) -> None:
-    """Ask whether a worker is there, and tell the core by `on_gone` if nobody listens."""
+    """Ask whether a worker is there; tell the core by `on_gone` if nobody listens, or if it says
+    nothing for longer than a busy machine stands still.
+    """
     try:
-        is_there = await bus.has_responder(WORKER_PING, Empty(), worker_id)
-    except ValueError:  # no worker can have such an id
-        is_there = False
-    PROBES.labels("yes" if is_there else "no").inc()
-    # While the bus itself is away nobody can answer, and that tells nothing.
-    if not is_there and bus.connected:
-        log.warning("worker does not answer", extra={"worker_id": worker_id})
-        events.put(partial(on_gone, worker_id))
+        await bus.request(WORKER_PING, Empty(), worker_id, timeout_s=SILENT_S, grace_s=0.0)
+    except (PeerUnavailable, ValueError):  # ValueError: no worker can have such an id
+        PROBES.labels("no").inc()
+        if bus.connected:  # else nobody can answer, and that tells nothing
+            log.warning("worker does not answer", extra={"worker_id": worker_id})
+            events.put(partial(on_gone, worker_id))
+    else:
+        PROBES.labels("yes").inc()

@@ -258,9 +258,7 @@ class LeaseCore:
             if not wake_at_ns:
                 wake_at_ns.append(now_ns + self._times.beat_ns)  # to notice a standstill
         self._wake_at_ns = min(wake_at_ns, default=None)
-        if self._wake_at_ns is not None:
-            effects.append(WakeAt(self._wake_at_ns))
-        return effects
+        return effects if self._wake_at_ns is None else [*effects, WakeAt(self._wake_at_ns)]
 
     def _notice_standstill(self, now_ns: int) -> None:
         """Woken late, a spare has heard nothing because it did not listen: its patience begins
@@ -280,9 +278,8 @@ class LeaseCore:
         if self._phase is _Phase.HOLDER:
             is_urgent = self._is_releasing or self._fence_floor > (self._fence or 0)
             return now_ns if is_urgent else self._act_at_ns, self._write(known, now_ns)
-        if known.lease is not None and known.lease.instance == NOBODY:
-            return now_ns, self._write(known, now_ns)
-        if self._watch.is_gone(now_ns):
+        is_free = known.lease is not None and known.lease.instance == NOBODY
+        if is_free or self._watch.is_gone(now_ns):
             return now_ns, self._write(known, now_ns)
         # Also where there is no lease: the store may have forgotten one whose holder still leads.
         due_at_ns = self._known_at_ns + self._times.ttl_ns

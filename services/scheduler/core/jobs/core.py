@@ -233,21 +233,21 @@ class JobsCore:
     def _reconcile(self, device: Device, report: WorkerReport, now_ns: int) -> None:
         """Compare what the worker holds with what it was sent."""
         for batch in self._batches.missing(device, {ref.batch_id for ref in report.batches}):
-            self._batches.close(batch)
-            self._requeue(batch.jobs, now_ns)
-            self._perform(self._batcher.on_batch_done(device.number, now_ns), now_ns)
+            if batch in self._batches:  # else preempted for the jobs of one before it
+                self._batches.close(batch)
+                self._requeue(batch.jobs, now_ns)
+                self._perform(self._batcher.on_batch_done(device.number, now_ns), now_ns)
         self._foreign.on_report(device, report.batches)
 
     def _settle(self, device: Device, now_ns: int, *, keys_changed: bool) -> None:
         """Let the batcher have the device, or not, as it stands now."""
         wanted = self._is_usable(device) and self._intake.is_open
-        number = device.number
         if wanted and (keys_changed or not device.is_added):
             device.is_added = True
-            self._perform(self._batcher.add_gpu(number, device.keys, now_ns), now_ns)
+            self._perform(self._batcher.add_gpu(device.number, device.keys, now_ns), now_ns)
         elif device.is_added and not wanted:
             device.is_added = False
-            self._perform(self._batcher.remove_gpu(number, now_ns), now_ns)
+            self._perform(self._batcher.remove_gpu(device.number, now_ns), now_ns)
         else:
             return
         self._drop_unserved(now_ns)

@@ -6,9 +6,8 @@ from itertools import count
 
 from services.scheduler.core.jobs.records import MAX_SILENT_REPORTS, Device, ModelKey
 from shared.ids import WorkerId
-from shared.messages import OneshotCard, WorkerReport
+from shared.messages import SLO_MS_MAX, OneshotCard, WorkerReport
 
-SLO_MS_MAX = 86_400_000.0
 FORGET_AFTER_NS = 600_000_000_000
 
 

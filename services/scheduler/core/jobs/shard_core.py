@@ -52,6 +52,8 @@ class ShardJobsCore(JobsCore):
         """The rank process advises: it alone knows how busy the workers are. It hears of jobs that
         were dropped although no batch went out.
         """
+        known = {w: grant for w, grant in self._last_grant.items() if self.devices.get(w)}
+        self._last_grant = known
         num_good, num_bad = self._meter.take_counts()
         if num_good or num_bad:
             nobody = WorkerId("")
