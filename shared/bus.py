@@ -31,6 +31,7 @@ from shared.errors import (
 from shared.messages import decode, encode, prepare
 from shared.metrics import counter
 from shared.subjects import Bucket, Subject
+from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Bus:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("handler failed")
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
@@ -260,9 +261,7 @@ class Bus:
 
         async def on_message(msg: Msg) -> None:
             await slots.acquire()
-            task = asyncio.create_task(answer(msg))
-            self._tasks.add(task)
-            task.add_done_callback(self._finish_task)
+            self._tasks.spawn(answer(msg))
 
         return await self._subscribe_raw(name, subject.queue, on_message)
 
@@ -277,9 +276,7 @@ class Bus:
             async def run() -> None:
                 await handler(msg.data, msg.reply)
 
-            task = asyncio.create_task(run())
-            self._tasks.add(task)
-            task.add_done_callback(self._finish_task)
+            self._tasks.spawn(run())
 
         return await self._subscribe_raw(name, queue, on_message)
 
@@ -301,8 +298,7 @@ class Bus:
     async def drain(self) -> None:
         """Finish what was delivered, send what is buffered, then close."""
         self._is_draining = True
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=2.0)
+        await self._tasks.wait(2.0)
         try:
             if self._client.is_connected:
                 await self._client.drain()
@@ -329,14 +325,6 @@ class Bus:
             await self._client.publish(msg.reply, payload, headers=headers)
         except NatsError as error:
             log.warning("reply lost", extra={"subject": msg.subject, "error": str(error)})
-
-    def _finish_task(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A broken invariant in a handler: end the process, which is restarted.
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "handler failed", "exception": error, "task": task}
-            )
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):

@@ -25,6 +25,7 @@ from shared.messages import (
     LeaderChanged,
 )
 from shared.subjects import BATCH_START, JOBS_SUBMIT, LEADER_CHANGED, SERVICE_STATUS
+from shared.tasks import Tasks
 
 MODEL = linear_model("encoder", alpha_ms=1.0, beta_ms=5.0, slo_ms=5000.0)
 SETTLE_S = 0.5  # until a spare has heard the leader
@@ -58,7 +59,7 @@ class _Witness:
         self._bus = cluster.bus
         self._worker_ids = cluster.workers
         self._num_jobs = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("submitting failed")
         self.leader = asyncio.Event()
         self.batch = asyncio.Event()
         self.instance = ""
@@ -75,9 +76,7 @@ class _Witness:
         self.leads_at_ns, self.instance = time.monotonic_ns(), changed.instance
         self._fence = changed.fence
         self.leader.set()
-        task = asyncio.ensure_future(self.submit())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self.submit())
 
     def _on_batch(self, batch: BatchStart) -> None:
         if batch.fence == self._fence and not self.batch.is_set():

@@ -10,6 +10,7 @@ from shared.errors import SymphonyError
 from shared.ids import FrontendId, TurnId, WorkerId
 from shared.messages import Prompt, PromptPull, TurnRef, TurnStart
 from shared.subjects import PROMPT_PULL
+from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class PromptPuller:
         self._on_prompt = on_prompt
         self._starts: dict[FrontendId, list[TurnStart]] = defaultdict(list)
         self._pulling: dict[TurnId, TurnStart] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("pulling prompts failed")
 
     def refs(self) -> list[TurnRef]:
         """Attempts whose prompt is on its way."""
@@ -57,9 +58,7 @@ class PromptPuller:
         starts, self._starts = self._starts, defaultdict(list)
         for frontend_id, turns in starts.items():
             for group in _groups(turns):
-                task = asyncio.create_task(self._pull(frontend_id, group))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.spawn(self._pull(frontend_id, group))
 
     async def _pull(self, frontend_id: FrontendId, starts: list[TurnStart]) -> None:
         refs = [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in starts]

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
 from services.worker import metrics
@@ -39,6 +38,7 @@ from shared.messages import (
     unpack_ints,
 )
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
+from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class EngineRunner:
         self._went_idle = asyncio.Event()
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[TurnEnd] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("performing an effect failed")
 
     # Events.
 
@@ -111,7 +111,7 @@ class EngineRunner:
             prefetch.tenant, prefetch.session_id, prefetch.priority
         ):
             assert isinstance(effect, StageSession)
-            self._spawn(self._stage_session(effect, expires_at_ns))
+            self._tasks.spawn(self._stage_session(effect, expires_at_ns))
 
     def on_loaded(self, good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
         """The mover's report (called in the event loop)."""
@@ -193,15 +193,15 @@ class EngineRunner:
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads, is_prefetch=effect.is_prefetch)
                 case StageTurn():
-                    self._spawn(self._stage_turn(effect))
+                    self._tasks.spawn(self._stage_turn(effect))
                 case CommitBlocks():
-                    self._spawn(self._commit(effect))
+                    self._tasks.spawn(self._commit(effect))
                 case LeasePages():
-                    self._spawn(self._lease(effect.num_pages))
+                    self._tasks.spawn(self._lease(effect.num_pages))
                 case ReleaseTicket():
-                    self._spawn(self._kv.release(ticket=effect.ticket))
+                    self._tasks.spawn(self._kv.release(ticket=effect.ticket))
                 case ReturnPages():
-                    self._spawn(self._kv.release(pages=effect.arena_pages))
+                    self._tasks.spawn(self._kv.release(pages=effect.arena_pages))
                 case StageSession():
                     raise AssertionError("performed where its expiry is known")
 
@@ -232,15 +232,3 @@ class EngineRunner:
         self.core.on_leased(pages)
         if pages:
             self._wake.set()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "performing an effect failed", "exception": error}
-            )

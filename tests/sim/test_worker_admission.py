@@ -1,6 +1,6 @@
 """The engine's simulation with deferred admission: the same trouble, and nobody left waiting.
 
-A failure names its seed; `run_world(seed).trace` shows what happened.
+A failure names its seed; `run_seed(seed).trace` shows what happened.
 """
 
 import statistics
@@ -13,9 +13,9 @@ from services.worker.core.effects import StepPlan
 from services.worker.core.limits import EngineLimits
 from services.worker.core.turn import TurnState
 from shared.profiles import PROFILES
+from tests.sim.engine_traffic import run_world
 from tests.sim.engine_world import US, EngineWorld
 from tests.sim.heap import MS
-from tests.sim.test_worker_engine import Traffic
 
 NUM_SEEDS = 60
 SEEDS_PER_TEST = 10
@@ -52,30 +52,23 @@ class DeferringWorld(EngineWorld):
         super()._start_step(plan)
 
 
-def run_world(seed: int) -> DeferringWorld:
+def run_seed(seed: int) -> DeferringWorld:
     """Run a seed's world to its end."""
-    world = DeferringWorld(seed)
-    Traffic(world)
-    try:
-        world.run()
-    except Exception as error:
-        error.add_note(f"seed {seed}")
-        raise
-    return world
+    return run_world(DeferringWorld(seed), seed)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_all_invariants_hold(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
-        run_world(seed)
+        run_seed(seed)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
-    assert run_world(7).trace == run_world(7).trace
+    assert run_seed(7).trace == run_seed(7).trace
 
 
 def test_the_worlds_meet_what_they_are_for() -> None:
-    worlds = [run_world(seed) for seed in range(30)]
+    worlds = [run_seed(seed) for seed in range(30)]
     assert sum(world.num_kept_waiting for world in worlds) > 100
     assert sum(world.core.num_preemptions for world in worlds) > 10
     assert sum(world.core.num_load_failures for world in worlds) > 10

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -51,6 +51,7 @@ from shared.subjects import (
     JOB_RESULTS,
     LEADER_CHANGED,
 )
+from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class OneshotRunner:
             EVENTS_MAX, clock, self._core.on_wake, metrics.ONESHOT_DROPPED
         )
         self._stops: dict[BatchId, threading.Event] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("performing an effect failed")
         self._went_idle = asyncio.Event()
 
     @property
@@ -130,8 +131,7 @@ class OneshotRunner:
         self._events.stop()
         for stop in self._stops.values():
             stop.set()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     # Events.
 
@@ -154,9 +154,9 @@ class OneshotRunner:
     async def _perform(self, effect: Effect) -> None:
         match effect:
             case PullInputs():
-                self._spawn(self._pull(effect))
+                self._tasks.spawn(self._pull(effect))
             case RunBatch():
-                self._spawn(self._run(effect))
+                self._tasks.spawn(self._run(effect))
             case StopRun():
                 if (stop := self._stops.get(effect.batch_id)) is not None:
                     stop.set()
@@ -240,15 +240,3 @@ class OneshotRunner:
             await self._bus.publish(BATCH_DONE, done)
         except SymphonyError as error:  # the next report says that the batch is gone
             log.warning("end of a batch not told", extra={"error": error.message})
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "performing an effect failed", "exception": error}
-            )

@@ -1,0 +1,40 @@
+"""Background work of one component: kept until it is over, and never failing in silence."""
+
+import asyncio
+from collections.abc import Coroutine
+
+
+class Tasks:
+    """Work that nobody waits for. What breaks in it goes to the loop's exception handler, which
+    ends the process: a component must not be half alive.
+
+    Args:
+        failure: says in the log what broke.
+    """
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Begin, and go on without waiting."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Let what is under way end, for so long at most."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout_s)
+
+    def cancel(self) -> None:
+        """End all of it where it waits."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": self._failure, "exception": error, "task": task}
+            )
