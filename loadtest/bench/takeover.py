@@ -16,6 +16,7 @@ import uvloop
 
 from loadtest.jobs.cluster import Cluster, open_cluster
 from loadtest.simulator.models import linear_model
+from services.worker.oneshot.emulated import emulated_fingerprint
 from shared.ids import FrontendId, JobId, ModelId
 from shared.messages import (
     BatchStart,
@@ -89,6 +90,7 @@ class _Witness:
         job = JobSubmit(
             job_id=JobId(f"job-{self._num_jobs}"),
             model_id=ModelId(MODEL.name),
+            fingerprint=emulated_fingerprint(MODEL.name),
             variant=0,
             slo_ns=int(MODEL.slo_ms * 1e6),
         )

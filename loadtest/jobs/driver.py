@@ -29,6 +29,7 @@ from services.frontend.core.job_events import (
     WakeAt,
 )
 from services.frontend.core.jobs import Jobs
+from services.worker.oneshot.emulated import emulated_fingerprint
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, JobId, ModelId, new_id, shard_of
@@ -136,6 +137,7 @@ class Driver:
         new = NewRequest(
             request_id=request_id,
             model_id=model_id,
+            fingerprint=emulated_fingerprint(model.name),
             shard=shard_of(model_id, self._order.num_shards),
             jobs=[NewJob(variant=0, input=JobInput(job_id=job_id, tokens=self._tokens))],
             arrived_at_ns=due_ns,

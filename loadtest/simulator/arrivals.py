@@ -148,6 +148,8 @@ def read_instants(path: Path) -> NDArray[np.float64]:
         instants = np.sort(np.array([_seconds(row[column]) for row in rows if row]))
     except (OSError, ValueError, IndexError) as error:
         raise InvalidRequest(f"cannot read the arrivals in {path}: {error}") from None
+    if not np.isfinite(instants).all():
+        raise InvalidRequest(f"{path} holds an instant that is no finite number")
     if len(instants) < 2:
         raise InvalidRequest(f"{path} holds fewer than two arrivals")
     return instants

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.simulator.arrivals import Arrivals
-from loadtest.simulator.faults import GpuFault
+from loadtest.simulator.faults import GpuFault, check_faults
 from loadtest.simulator.gpus import EmulatedGpu
 from loadtest.simulator.log import DONE, LOST, PREEMPTED, Batch, Log, Reason
 from loadtest.simulator.models import MS_NS, SimModel, Truth
@@ -81,6 +81,7 @@ class Simulation:
             batcher.add_model(model.spec())
         for gpu in self.gpus:
             self._perform(batcher.add_gpu(gpu.number, list(self._index), 0))
+        check_faults(faults)
         for fault in faults:
             self.at(fault.at_ns, self._vanish, fault)
 

@@ -54,6 +54,7 @@ class JobSubmit:
 
     job_id: JobId
     model_id: ModelId
+    fingerprint: str  # of the card that the input was made for
     variant: int
     slo_ns: int  # from the sending of this message to the deadline
 
@@ -97,6 +98,7 @@ class BatchStart:
     batch_id: BatchId
     fence: int
     model_id: ModelId
+    fingerprint: str
     variant: int
     jobs: list[JobRef]
     start_in_ns: int = 0
@@ -235,6 +237,7 @@ class RankOffer:
 
     shard: int
     model_id: ModelId
+    fingerprint: str
     variant: int
     seq: int  # grows; an offer that arrives after a later one is void
     latest_in_ns: int | None = None
@@ -247,6 +250,7 @@ class RankGrant:
 
     grant_id: int
     model_id: ModelId
+    fingerprint: str
     variant: int
     worker_id: WorkerId
     free_in_ns: int

@@ -122,6 +122,7 @@ class SimFrontend:
         new = frontend_effects.NewRequest(
             request_id=request_id,
             model_id=ModelId(model.name),
+            fingerprint=model.name,
             shard=self.house.shard_of(model.name),
             jobs=jobs,
             arrived_at_ns=now_ns,

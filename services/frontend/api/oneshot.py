@@ -183,6 +183,7 @@ async def _run(
     new = NewRequest(
         request_id=ask.inquiry.request_id,
         model_id=card.model_id,
+        fingerprint=card.fingerprint,
         shard=shard_of(card.model_id, ask.app.config.scheduler_shards),
         jobs=jobs,
         arrived_at_ns=ask.inquiry.arrived_at_ns,

@@ -1,5 +1,6 @@
 """One-shot models by name, and which workers serve them."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ from shared.messages import OneshotCard
 
 class Catalog:
     """The cards of ready workers. Workers may differ in speed; for a request the fastest counts,
-    for the scheduler may choose it.
+    for the scheduler may choose it. While they differ in weights, as when a model is replaced, all
+    requests go to the version that most of them have.
     """
 
     def __init__(self) -> None:
@@ -46,14 +48,21 @@ class Catalog:
         return self._cards.get(model_id, ())
 
     def card(self, model_id: ModelId) -> OneshotCard:
-        """The model's card, each variant with the times of the worker that runs one input of it
-        fastest.
+        """The model's card in the version that most workers have (of several, the newest), each
+        variant with the times of the worker that runs one input of it fastest.
         """
         merged = self._merged.get(model_id)
         if merged is None:
             workers = self._cards[model_id]
-            merged = self._merged[model_id] = _merge([workers[name] for name in sorted(workers)])
+            cards = _of_one_version([workers[name] for name in sorted(workers)])
+            merged = self._merged[model_id] = _merge(cards)
         return merged
+
+
+def _of_one_version(cards: list[OneshotCard]) -> list[OneshotCard]:
+    num_of = Counter(card.fingerprint for card in cards)
+    chosen = max(cards, key=lambda card: (num_of[card.fingerprint], card.created, card.fingerprint))
+    return [card for card in cards if card.fingerprint == chosen.fingerprint]
 
 
 def _merge(cards: list[OneshotCard]) -> OneshotCard:

@@ -20,12 +20,15 @@ class JobLimits:
         is left to their deadline, but not sooner than this.
     grace_ns: how long after its deadline a request still waits for its results.
     reply_bytes_max: of one answer to a pull, unless a single input is larger.
+    missed_ns: how long after an input missed its batch its job is submitted again: the scheduler
+        ignores what has just ended.
     """
 
     gather_ns: int = 1_000_000
     silent_min_ns: int = 50_000_000
     grace_ns: int = 250_000_000
     reply_bytes_max: int = 900_000
+    missed_ns: int = 250_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class NewRequest:
 
     request_id: str
     model_id: ModelId
+    fingerprint: str
     shard: int
     jobs: Sequence[NewJob]
     arrived_at_ns: int

@@ -38,6 +38,8 @@ from shared.messages import (
 )
 
 JOBS_PER_MESSAGE_MAX = 1024
+INPUT_MISSING = "input_missing"
+STATUS_OF = {"invalid_input": 400}  # of what a worker says of a job; 500 of the rest
 STALE_TIMERS_MIN = 1024
 
 
@@ -48,10 +50,13 @@ class _Group:
     news_at_ns: int
     submitted_at_ns: int
     was_submitted: bool = False
+    missed_at_ns: int | None = None
     values: dict[JobId, str] = field(default_factory=dict)
 
     def check_at_ns(self, limits: JobLimits) -> int:
         """When to submit again or to give up, if nothing is heard until then."""
+        if self.missed_at_ns is not None:
+            return self.missed_at_ns + limits.missed_ns
         heard_at_ns = max(self.news_at_ns, self.submitted_at_ns)
         half_ns = (self.new.deadline_at_ns - heard_at_ns) // 2
         again_at_ns = heard_at_ns + max(half_ns, limits.silent_min_ns)
@@ -121,9 +126,15 @@ class Jobs:
             if group is None:
                 continue
             group.news_at_ns = now_ns
+            if result.code == INPUT_MISSING:
+                effects += self._on_missed(group, now_ns)
+                continue
             if result.code:
                 why = JobDropped(
-                    job_id=result.job_id, code=result.code, message=result.message, http_status=500
+                    job_id=result.job_id,
+                    code=result.code,
+                    message=result.message,
+                    http_status=STATUS_OF.get(result.code, 500),
                 )
                 effects += self._fail(group, "failed", why, spare=(result.job_id,))
                 continue
@@ -132,7 +143,7 @@ class Jobs:
             group.values[result.job_id] = result.values
             if not group.open:
                 effects.append(self._done(group, now_ns))
-        return effects
+        return [*effects, *self._announce()]
 
     def on_dropped(self, message: JobsDropped) -> list[Effect]:
         """The scheduler will not have these jobs run: their requests end."""
@@ -176,6 +187,18 @@ class Jobs:
             effects += self._flush(now_ns)
         return [*effects, *self._announce()]
 
+    def _on_missed(self, group: _Group, now_ns: int) -> list[Effect]:
+        """A batch ran without an input that is here: its job goes into another one, if there is
+        time for that.
+        """
+        again_at_ns = now_ns + self._limits.missed_ns
+        if again_at_ns + group.new.fastest_ns > group.new.deadline_at_ns:
+            return self._miss(group, "its inputs did not reach the worker in time")
+        if group.missed_at_ns is None:
+            group.missed_at_ns = now_ns
+            self._check_at(group, again_at_ns)
+        return []
+
     def _check(self, group: _Group, now_ns: int) -> list[Effect]:
         give_up_at_ns = group.new.deadline_at_ns + self._limits.grace_ns
         if now_ns >= give_up_at_ns:
@@ -183,7 +206,7 @@ class Jobs:
         check_at_ns = group.check_at_ns(self._limits)
         if check_at_ns <= now_ns < group.new.deadline_at_ns:
             self._queue(group, now_ns)
-            group.submitted_at_ns = now_ns
+            group.submitted_at_ns, group.missed_at_ns = now_ns, None
             check_at_ns = group.check_at_ns(self._limits)
         # An alarm that rings late finds the deadline past: it is too late to submit again.
         self._check_at(group, check_at_ns if check_at_ns > now_ns else give_up_at_ns)
@@ -269,6 +292,7 @@ def _submits(group: _Group, now_ns: int) -> list[JobSubmit]:
         JobSubmit(
             job_id=job_id,
             model_id=group.new.model_id,
+            fingerprint=group.new.fingerprint,
             variant=job.variant,
             slo_ns=max(group.new.deadline_at_ns - now_ns, 0),
         )

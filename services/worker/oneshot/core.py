@@ -8,7 +8,7 @@ Source: deferred batch scheduling, section 4.1 (backends pull inputs from fronte
 dispatch).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from services.worker.oneshot.batch import Batch, EndedBatches
 from services.worker.oneshot.effects import (
@@ -45,10 +45,11 @@ class BatchCore:
     """
 
     def __init__(
-        self, worker_id: WorkerId, cards: Iterable[OneshotCard], limits: BatchLimits
+        self, worker_id: WorkerId, cards: Collection[OneshotCard], limits: BatchLimits
     ) -> None:
         self._worker_id = worker_id
         self._limits = limits
+        self._fingerprints = {card.model_id: card.fingerprint for card in cards}
         self._batch_ns: dict[tuple[ModelId, int], list[int]] = {
             (card.model_id, variant.variant): variant.batch_ns
             for card in cards
@@ -192,6 +193,7 @@ class BatchCore:
         return (
             start.fence >= self.fence(start.office)
             and not self._is_draining
+            and start.fingerprint == self._fingerprints.get(start.model_id)
             and batch_ns is not None
             and 0 < len(start.jobs) <= len(batch_ns)
             and self.num_held < self._limits.batches_max

@@ -17,6 +17,11 @@ NUM_VALUES = 8
 BATCH_MAX = 256
 
 
+def emulated_fingerprint(name: str) -> str:
+    """What stands for the weights of an emulated model."""
+    return f"emulated-{name}-1"
+
+
 class EmulatedOneshot:
     """Takes the profile's time; says of every input a hash of it.
 
@@ -36,7 +41,7 @@ class EmulatedOneshot:
             task="embed",
             modality="text",
             source=source,
-            fingerprint=f"emulated-{profile.name}-1",
+            fingerprint=emulated_fingerprint(profile.name),
             slo_ms=profile.slo_ms,
             variants=[OneshotVariant(variant=0, batch_ns=batch_ns)],
             num_values=NUM_VALUES,

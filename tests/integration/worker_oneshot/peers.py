@@ -98,6 +98,7 @@ class FakeScheduler:
             batch_id=BatchId(name),
             fence=self.fence,
             model_id=ModelId(card.model_id),
+            fingerprint=card.fingerprint,
             variant=card.variants[-1].variant if variant < 0 else variant,
             jobs=jobs,
         )

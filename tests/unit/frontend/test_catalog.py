@@ -49,3 +49,14 @@ def test_a_worker_that_names_a_model_twice_serves_it_once() -> None:
     catalog.put(ONE, [CARD, CARD])
     catalog.put(ONE, [])
     assert catalog.names() == []
+
+
+def test_requests_go_to_the_version_that_most_workers_have() -> None:
+    new = replace(CARD, fingerprint="g", labels=["a", "b"], created=2)
+    catalog = Catalog()
+    catalog.put(ONE, [CARD])
+    catalog.put(TWO, [CARD])
+    catalog.put(ONE, [new])
+    assert catalog.card(ModelId("m")) == new, "one each: the newer"
+    catalog.put(WorkerId("w3"), [CARD])
+    assert catalog.card(ModelId("m")).fingerprint == "f"

@@ -38,6 +38,7 @@ def request(
     return NewRequest(
         request_id=name,
         model_id=ModelId("m"),
+        fingerprint="f",
         shard=shard,
         jobs=[
             NewJob(variant=8, input=m.JobInput(job_id=JobId(f"{name}-{at}"), tokens="x" * size))
@@ -158,6 +159,38 @@ def test_a_failed_job_ends_its_request() -> None:
     fail, cancel = it.jobs.on_results(results("r-0", code="broke"), 2 * MS)
     assert isinstance(fail, Fail) and fail.outcome == "failed" and fail.why.http_status == 500
     assert isinstance(cancel, Cancel) and cancel.message.job_ids == ["r-1"]
+
+
+def test_what_the_client_sent_is_the_clients_fault() -> None:
+    it = Driver()
+    it.new(request())
+    it.until(MS)
+    fail, _ = it.jobs.on_results(results("r-0", code="invalid_input"), 2 * MS)
+    assert isinstance(fail, Fail) and fail.why.http_status == 400
+
+
+def test_an_input_that_missed_its_batch_goes_into_another() -> None:
+    it = Driver()
+    it.new(request())
+    it.until(10 * MS)
+    missed = results("r-0", "r-1", values="", code="input_missing")
+    assert it.take(it.jobs.on_results(missed, 10 * MS)) == []
+    again_ns = (10 + 250) * MS
+    assert submitted(it.until(again_ns - 1)) == []
+    [(_, jobs)] = submitted(it.until(again_ns))
+    assert jobs == [("r-0", 1000 * MS - again_ns), ("r-1", 1000 * MS - again_ns)]
+    it.jobs.on_results(results("r-0"), 300 * MS)
+    [done] = it.jobs.on_results(results("r-1"), 300 * MS)
+    assert isinstance(done, Done)
+
+
+def test_an_input_that_missed_its_batch_too_late_for_another_is_told_at_once() -> None:
+    it = Driver()
+    it.new(request(slo_ms=200))
+    it.until(10 * MS)
+    fail, cancel = it.jobs.on_results(results("r-0", code="input_missing"), 10 * MS)
+    assert isinstance(fail, Fail) and fail.why.code == "deadline_exceeded"
+    assert fail.why.http_status == 503 and isinstance(cancel, Cancel)
 
 
 def test_silence_submits_again_after_half_of_what_is_left() -> None:

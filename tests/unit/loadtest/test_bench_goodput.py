@@ -51,6 +51,9 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
     path.write_text("kind,timestamp\n" + "\n".join(f"x,{n * 0.01}" for n in range(500)))
     found = goodput.run([*RESNET, *SHORT, "--rps", "400", "--arrivals", str(path)])
     assert found["bad_rate"] == 0  # evenly spaced
+    path.write_text("timestamp\n1.0\nnan\n2.0\n")
+    with pytest.raises(InvalidRequest, match="no finite number"):
+        goodput.run([*RESNET, *SHORT, "--rps", "400", "--arrivals", str(path)])
     path.write_text("timestamp\nsoon\n")
     with pytest.raises(InvalidRequest, match="cannot read the arrivals"):
         goodput.run([*RESNET, *SHORT, "--rps", "400", "--arrivals", str(path)])

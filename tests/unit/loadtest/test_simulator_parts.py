@@ -13,6 +13,7 @@ from loadtest.simulator.arrivals import (
     with_own_targets,
 )
 from loadtest.simulator.bounds import capacity_rps, staggered_rps, uncoordinated_rps
+from loadtest.simulator.faults import GpuFault, check_faults
 from loadtest.simulator.models import copies, linear_model, zoo_models
 from loadtest.simulator.network import Delay, jittered
 
@@ -87,3 +88,11 @@ def test_jitter_stays_within_what_the_scheduler_reckons_with() -> None:
         delays = [jittered(bound, jitter).sample(random) for _ in range(20_000)]
         assert sum(delay > bound for delay in delays) <= 10
         assert min(delays) < bound / 4
+
+
+def test_a_gpu_cannot_vanish_twice_without_coming_back() -> None:
+    check_faults([GpuFault(0, 10, 5, 20), GpuFault(1, 12), GpuFault(0, 30)])
+    with pytest.raises(AssertionError, match="GPU 0"):
+        check_faults([GpuFault(0, 10, 5, 20), GpuFault(0, 29)])
+    with pytest.raises(AssertionError, match="GPU 0"):
+        check_faults([GpuFault(0, 10), GpuFault(0, 29)])

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -61,6 +61,7 @@ def batch(
         batch_id=BatchId(name),
         fence=fence,
         model_id=ModelId(model),
+        fingerprint="f",
         variant=variant,
         jobs=[JobRef(job_id=JobId(j), frontend_id=FrontendId(j.split("/")[0])) for j in jobs],
         start_in_ns=start_in_ms * MS,
@@ -199,6 +200,7 @@ def test_a_model_that_fails_fails_its_jobs_and_the_next_batch_runs() -> None:
     [
         batch("b", "f/1", model="other"),
         batch("b", "f/1", variant=16),
+        replace(batch("b", "f/1"), fingerprint="other"),
         batch("b"),
         batch("b", *(f"f/{n}" for n in range(9))),
     ],

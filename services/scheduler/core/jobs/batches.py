@@ -63,6 +63,7 @@ class Batches:
             fence=self.fence,
             office=self._office,
             model_id=key.model_id,
+            fingerprint=key.fingerprint,
             variant=key.variant,
             jobs=[JobRef(job_id=job.job_id, frontend_id=job.frontend_id) for job in jobs],
             start_in_ns=max(dispatch.start_at_ns - now_ns, 0),

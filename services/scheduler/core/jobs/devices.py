@@ -97,7 +97,7 @@ class Devices:
         device.interval_ns = report.interval_ns
         device.cards = [sound for card in report.oneshot if (sound := _sound(card)) is not None]
         keys = frozenset(
-            ModelKey(card.model_id, variant.variant)
+            ModelKey(card.model_id, card.fingerprint, variant.variant)
             for card in device.cards
             for variant in card.variants
             if report.state == "ready"

@@ -56,6 +56,7 @@ class Intake:
         """A job that comes in: its result must exist early enough to find its way back."""
         slo_ns = min(submit.slo_ns, self._limits.slo_max_ns)
         deadline_ns = heard_at_ns + slo_ns - self._limits.return_ns
-        job = Job(ModelKey(submit.model_id, submit.variant), deadline_ns, now_ns)
+        key = ModelKey(submit.model_id, submit.fingerprint, submit.variant)
+        job = Job(key, deadline_ns, now_ns)
         job.ref = submitted = Submitted(submit.job_id, frontend_id, job)
         return submitted

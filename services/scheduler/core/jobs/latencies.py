@@ -32,14 +32,18 @@ class Latencies:
         """Take in a worker's card; the specs that are new by it."""
         specs = []
         for variant in card.variants:
-            key = ModelKey(card.model_id, variant.variant)
+            key = ModelKey(card.model_id, card.fingerprint, variant.variant)
+            slo_ns = max(int(card.slo_ms * 1e6) - self._return_ns, 1)
+            is_same = self._slo_ns.get(key) == slo_ns
             known = self._profiles.get(key)
-            if known is not None and len(known) <= len(variant.batch_ns):
-                continue  # else this worker runs smaller batches: then no worker gets larger ones
-            self._profiles[key] = variant.batch_ns
-            self._latencies[key] = _from_profile(variant.batch_ns)
-            self._slo_ns[key] = max(int(card.slo_ms * 1e6) - self._return_ns, 1)
-            specs.append(self._spec(key))
+            if known is None or len(known) > len(variant.batch_ns):
+                # Where one worker runs smaller batches, no worker gets larger ones.
+                self._profiles[key] = variant.batch_ns
+                self._latencies[key] = _from_profile(variant.batch_ns)
+                is_same = False
+            if not is_same:
+                self._slo_ns[key] = slo_ns
+                specs.append(self._spec(key))
         return specs
 
     def observe(self, key: ModelKey, size: int, took_ns: int) -> ModelSpec | None:

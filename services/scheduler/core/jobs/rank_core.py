@@ -75,7 +75,7 @@ class RankCore:
 
     def on_offer(self, message: RankOffer, now_ns: int) -> list[JobsEffect]:
         """A shard's model has a schedulable batch, or none any more."""
-        key = ModelKey(message.model_id, message.variant)
+        key = ModelKey(message.model_id, message.fingerprint, message.variant)
         is_stale = message.seq <= self._last_seq.get(key, 0)
         if is_stale and self._shard_of.get(key) == message.shard:
             return self._match(now_ns)
@@ -163,6 +163,7 @@ class RankCore:
         message = RankGrant(
             grant_id=grant_id,
             model_id=key.model_id,
+            fingerprint=key.fingerprint,
             variant=key.variant,
             worker_id=self._devices.numbered(grant.gpu).worker_id,
             free_in_ns=grant.free_at_ns - now_ns,

@@ -15,9 +15,10 @@ MAX_RETIRED = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """What is batched together: a model at one input size."""
+    """What is batched together: a model with these weights, at one input size."""
 
     model_id: ModelId
+    fingerprint: str
     variant: int
 
     def __str__(self) -> str:

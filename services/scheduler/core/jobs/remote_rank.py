@@ -65,6 +65,7 @@ class RemoteRank:
         offer = RankOffer(
             shard=self._shard,
             model_id=model.model_id,
+            fingerprint=model.fingerprint,
             variant=model.variant,
             seq=self._seq,
             latest_in_ns=latest_in_ns,

@@ -28,7 +28,7 @@ class ShardJobsCore(JobsCore):
         if message.grant_id <= self._last_grant.get(message.worker_id, 0):
             return self._take_effects(now_ns)
         self._last_grant[message.worker_id] = message.grant_id
-        key = ModelKey(message.model_id, message.variant)
+        key = ModelKey(message.model_id, message.fingerprint, message.variant)
         device = self.devices.get(message.worker_id)
         if device is None or not device.is_added:
             booked = RankBooked(

@@ -43,14 +43,16 @@ BATCH_NS = [(size + 5) * MS for size in range(1, 9)]
 LIMITS = JobLimits(learning_ns=0, ctrl_ns=0, data_ns=0, return_ns=0, slack_ns=0)
 
 
-def card(model: str, batch_ns: Sequence[int] = BATCH_NS) -> OneshotCard:
+def card(
+    model: str, batch_ns: Sequence[int] = BATCH_NS, fingerprint: str = "", slo_ms: float = 50.0
+) -> OneshotCard:
     return OneshotCard(
         model_id=ModelId(model),
         task="embed",
         modality="text",
         source=model,
-        fingerprint=model,
-        slo_ms=50.0,
+        fingerprint=fingerprint or model,
+        slo_ms=slo_ms,
         variants=[OneshotVariant(variant=0, batch_ns=list(batch_ns))],
         num_values=1,
     )
@@ -76,6 +78,8 @@ class Reports:
         incarnation: str = "1",
         models: Sequence[str] = ("m",),
         batch_ns: Sequence[int] = BATCH_NS,
+        fingerprint: str = "",
+        slo_ms: float = 50.0,
         state: State = "ready",
         seq: int | None = None,
         fence: int = 0,
@@ -88,7 +92,7 @@ class Reports:
             seq=self._seqs[key],
             host_id=HostId("h"),
             state=state,
-            oneshot=[card(model, batch_ns) for model in models],
+            oneshot=[card(model, batch_ns, fingerprint, slo_ms) for model in models],
             batches=list(batches),
             fences=[OfficeFence(office="all", fence=fence)] if fence else [],
         )
@@ -141,10 +145,21 @@ class Driver:
             self.wake()
         self.now_ns = until_ns
 
-    def submit(self, *jobs: str, slo_ms: float = 50, model: str = "m", frontend: str = "f") -> None:
+    def submit(
+        self,
+        *jobs: str,
+        slo_ms: float = 50,
+        model: str = "m",
+        frontend: str = "f",
+        fingerprint: str = "",
+    ) -> None:
         submits = [
             JobSubmit(
-                job_id=JobId(job), model_id=ModelId(model), variant=0, slo_ns=int(slo_ms * MS)
+                job_id=JobId(job),
+                model_id=ModelId(model),
+                fingerprint=fingerprint or model,
+                variant=0,
+                slo_ns=int(slo_ms * MS),
             )
             for job in jobs
         ]
@@ -243,6 +258,7 @@ class ShardDriver(Driver):
         message = RankGrant(
             grant_id=grant_id,
             model_id=ModelId(model),
+            fingerprint=model,
             variant=0,
             worker_id=WorkerId(worker),
             free_in_ns=int(free_in_ms * MS),

@@ -55,6 +55,7 @@ class RankDriver:
         offer = RankOffer(
             shard=shard,
             model_id=ModelId(model),
+            fingerprint=model,
             variant=0,
             seq=self._seq if seq is None else seq,
             latest_in_ns=None if latest_in_ms is None else int(latest_in_ms * MS),

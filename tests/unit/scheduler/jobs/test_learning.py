@@ -44,7 +44,12 @@ def test_the_end_of_an_earlier_leaders_batch_frees_the_worker_and_its_jobs() -> 
     driver.submit("b")
     assert not driver.sent()
     start = BatchStart(
-        batch_id=BatchId("s-0-7"), fence=1, model_id=ModelId("m"), variant=0, jobs=[]
+        batch_id=BatchId("s-0-7"),
+        fence=1,
+        model_id=ModelId("m"),
+        fingerprint="m",
+        variant=0,
+        jobs=[],
     )
     driver.done("w", start)
     assert driver.sent_jobs() == [("w", ["b"])]

@@ -106,3 +106,12 @@ def test_a_few_stalls_do_not_make_a_target_look_out_of_reach() -> None:
         driver.wait(300 * MS if number % 50 == 5 else 6 * MS)
         driver.done("w", start)
     assert 20 * MS < expected_ns(driver) <= 25 * MS, "half of the target of 50 ms"
+
+
+def test_a_target_that_was_changed_is_learnt() -> None:
+    """A timer waits for the end of the model's own target, where a job's is longer."""
+    driver = ready("steady")
+    driver.report("w", slo_ms=12, incarnation="2")
+    driver.submit("a", slo_ms=1000)
+    driver.wait(12 * MS)
+    assert driver.sent_jobs() == [("w", ["a"])]

@@ -133,3 +133,16 @@ def test_advice_comes_once_a_second() -> None:
     advice = driver.pop(PublishAdvice)
     assert len(advice) == 5
     assert {effect.advice.num_workers for effect in advice} == {1}
+
+
+def test_two_versions_of_a_model_are_two_models() -> None:
+    """While a model is replaced, a job runs on the weights that its input was made for."""
+    driver = ready("eager", "old")
+    driver.report("new", fingerprint="v2")
+    driver.submit("a", "b", fingerprint="v2")
+    driver.submit("c")
+    sent = [(worker, start.fingerprint) for worker, start in driver.sent()]
+    assert sent == [("new", "v2"), ("old", "m")]
+    driver.gone("old")
+    driver.submit("d")
+    assert driver.dropped() == [("c", "no_worker"), ("d", "no_worker")]
