@@ -109,6 +109,11 @@ class Bus:
         """Whether the connection stands at this moment."""
         return self._client.is_connected
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest message that the server takes."""
+        return self._client.max_payload
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every reconnect (messages sent meanwhile by others are lost)."""
         self._on_reconnect.append(callback)

@@ -19,7 +19,7 @@ class FrontendConfig(ServiceConfig):
     scheduler_shards: processes among which the scheduler divides one-shot models.
     inputs_max: of one request to a one-shot model.
     jobs_max: inputs for one-shot models at once; more are answered with 429.
-    job_bytes_max: of all those inputs together.
+    job_bytes_max: of all those inputs together, and of large bodies that they come in.
     image_bytes_max, image_pixels_max: of one image as it comes.
     session_expiry_s: how long an unused session is remembered.
     drain_s: on stop, how long open streams may take to finish.

@@ -13,13 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from shared.errors import InvalidRequest
 from shared.image_size import image_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-NUM_THREADS = 4  # each holds at most one decoded image of the largest size
+# Each thread converts one image at a time and holds at most four of the largest size: as decoded,
+# with its transparency, on white, resized; each at up to 4 bytes a pixel. Most need two.
+NUM_THREADS = 4
 
 # The limit is `ImageProcessor.decode`'s own; Pillow's would only warn.
 Image.MAX_IMAGE_PIXELS = None
@@ -147,7 +150,19 @@ def image_processor(config: Mapping[str, Any]) -> ImageProcessor:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The first frame, upright, without transparency."""
-    upright = ImageOps.exif_transpose(image)
-    assert upright is not None
-    return upright.convert("RGB")
+    """The first frame, upright, on white where it is transparent; it may be `image` itself."""
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I"):
+        return _grey(image).convert("RGB")
+    if image.has_transparency_data:
+        seen = image if image.mode == "RGBA" else image.convert("RGBA")
+        ground = Image.new("RGB", image.size, "white")
+        ground.paste(seen, mask=seen)
+        return ground
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """Eight bits of sixteen: Pillow's own conversion would make white of all but the darkest."""
+    values = np.clip(np.asarray(image), 0, 65_535)
+    return Image.fromarray((values >> 8).astype(np.uint8))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.frontend.core.fleet import Fleet, LoadTokenizer
+from services.frontend.core.fleet import Files, Fleet, LoadTokenizer, files_of
 from services.frontend.images import ImageProcessor, load_image_processor
 from services.frontend.tokenizer import ModelTokenizer, load_tokenizer
 from shared.clock import Clock
@@ -54,8 +54,8 @@ class Models:
         self._clock = clock
         self._spawn = spawn
         self._fleet = Fleet()
-        self._tokenizers: dict[str, ModelTokenizer] = {}
-        self._images: dict[str, ImageProcessor] = {}
+        self._tokenizers: dict[Files, ModelTokenizer] = {}
+        self._images: dict[Files, ImageProcessor] = {}
 
     def on_report(self, report: WorkerReport) -> None:
         """Handler of WORKER_REPORT."""
@@ -66,8 +66,16 @@ class Models:
                 self._spawn(self._load_oneshot(effect.card), f"processor {effect.card.model_id}")
 
     def on_tick(self) -> None:
-        """Forget workers that are long gone."""
+        """Forget workers that are long gone, and the files of models that were replaced."""
         self._fleet.forget_dead(self._clock.now_ns())
+        kept = self._fleet.files()
+        self._tokenizers = {name: made for name, made in self._tokenizers.items() if name in kept}
+        self._images = {name: made for name, made in self._images.items() if name in kept}
+
+    @property
+    def num_loaded(self) -> int:
+        """Tokenizers and image processors in memory."""
+        return len(self._tokenizers) + len(self._images)
 
     def hosts(self) -> set[HostId]:
         """Hosts with a live worker."""
@@ -77,9 +85,9 @@ class Models:
         """Every model that can be asked now, by name."""
         cards = self._fleet.models(self._clock.now_ns())
         return [
-            ServedModel(cards[name], self._tokenizers[cards[name].source])
+            ServedModel(cards[name], tokenizer)
             for name in sorted(cards)
-            if cards[name].source in self._tokenizers
+            if (tokenizer := self._tokenizers.get(files_of(cards[name]))) is not None
         ]
 
     def all_oneshot(self) -> list[OneshotModel]:
@@ -106,7 +114,7 @@ class Models:
                 raise NoCapacity(f"no worker serves {model_id!r} now")
             self._refuse_other_task(name)
             raise _unknown(model_id)
-        tokenizer = self._tokenizers.get(card.source)
+        tokenizer = self._tokenizers.get(files_of(card))
         if tokenizer is None:
             raise NoCapacity(f"the tokenizer of {model_id!r} is not loaded")
         return ServedModel(card, tokenizer)
@@ -145,14 +153,12 @@ class Models:
 
     def _processor(self, card: OneshotCard) -> ModelTokenizer | ImageProcessor | None:
         if card.modality == "image":
-            return self._images.get(card.source)
-        return self._tokenizers.get(card.source)
+            return self._images.get(files_of(card))
+        return self._tokenizers.get(files_of(card))
 
     async def _load(self, card: ModelCard | OneshotCard) -> None:
-        if card.source in self._tokenizers:
-            return
         try:
-            self._tokenizers[card.source] = await asyncio.to_thread(load_tokenizer, card.source)
+            self._tokenizers[files_of(card)] = await asyncio.to_thread(load_tokenizer, card.source)
         except LOAD_ERRORS as error:
             await self._retry_load(card, error)
         else:
@@ -164,7 +170,8 @@ class Models:
             await self._load(card)
             return
         try:
-            self._images[card.source] = await asyncio.to_thread(load_image_processor, card.source)
+            made = await asyncio.to_thread(load_image_processor, card.source)
+            self._images[files_of(card)] = made
         except LOAD_ERRORS as error:
             await self._retry_load(card, error)
 

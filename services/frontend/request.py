@@ -110,8 +110,11 @@ def _positive(value: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, on_bytes: Callable[[int], None] | None = None) -> bytes:
     """The whole body.
+
+    Args:
+        on_bytes: told how many have come, as often as some come; it may refuse more.
 
     Raises:
         PayloadTooLarge: known as soon as its length is declared, or too much has come.
@@ -127,6 +130,8 @@ async def read_body(request: Request) -> bytes:
         num_bytes += len(part)
         if num_bytes > limit:
             raise PayloadTooLarge(f"the body is larger than {limit} bytes")
+        if on_bytes is not None:
+            on_bytes(num_bytes)
         parts.append(part)
     return b"".join(parts)
 

@@ -5,6 +5,7 @@ where there is one: it keeps no state between calls, so that threads may share i
 """
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -29,6 +30,20 @@ class ModelInput:
     segments: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    """First half of pairs. Make one with `ModelTokenizer.encode_query`.
+
+    Attributes:
+        tokens: without special ones.
+        encoding: the fast backend's own; None without one.
+    """
+
+    text: str
+    tokens: list[int]
+    encoding: Any
+
+
 class ModelTokenizer:
     """Text to tokens and back, for one model. Make one with `load_tokenizer`."""
 
@@ -40,7 +55,14 @@ class ModelTokenizer:
             self._backend.no_padding()
         self._has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
         self.vocab_size = len(tokenizer)
-        self.token_bytes = lru_cache(maxsize=65_536)(self._token_bytes)
+        # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
+        me: ModelTokenizer = weakref.proxy(self)
+
+        @lru_cache(maxsize=65_536)
+        def token_bytes(token: int) -> bytes:
+            return me._token_bytes(token)
+
+        self.token_bytes = token_bytes
 
     def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         """A chat as the model's own template writes it.
@@ -71,8 +93,15 @@ class ModelTokenizer:
             tokens = self._tokenizer.encode(text, add_special_tokens=special)
         return tokens
 
+    def encode_query(self, text: str) -> Query:
+        """What `encode_inputs` pairs texts with. Blocks for a long one: call it in a thread."""
+        if self._backend is None:
+            return Query(text, self.encode_now(text, special=False), None)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Query(text, encoding.ids, encoding)
+
     def encode_inputs(
-        self, texts: Sequence[str], query: str | None, *, special: bool, cut_to: int | None
+        self, texts: Sequence[str], query: Query | None, *, special: bool, cut_to: int | None
     ) -> list[ModelInput]:
         """Texts as an encoder reads them: each alone, or as the second half of a pair.
 
@@ -81,21 +110,21 @@ class ModelTokenizer:
             special: add what the model expects around and between.
             cut_to: tokens to keep, special ones included, from a text's start; None: all. A query
                 is never cut.
+
+        Raises:
+            InvalidRequest: `cut_to` would leave nothing of any text.
         """
+        keep = None if cut_to is None or not texts else self._num_kept(cut_to, query, special)
         backend = self._backend
         if backend is None:
-            return [self._encode_slowly(text, query, special, cut_to) for text in texts]
-        is_pair = query is not None
-        first = backend.encode(query, add_special_tokens=False) if is_pair else None
-        num_fixed = len(first.ids) if first is not None else 0
-        if special:
-            num_fixed += backend.num_special_tokens_to_add(is_pair)
+            return [self._encode_slowly(text, query, special, keep) for text in texts]
         inputs = []
         for text in texts:
             part = backend.encode(text, add_special_tokens=False)
-            if cut_to is not None:
-                part.truncate(max(cut_to - num_fixed, 0))
-            whole = backend.post_process(*((first, part) if is_pair else (part, None)), special)
+            if keep is not None:
+                part.truncate(keep)
+            halves = (part, None) if query is None else (query.encoding, part)
+            whole = backend.post_process(*halves, special)
             inputs.append(self._input(whole.ids, whole.type_ids))
         return inputs
 
@@ -118,19 +147,33 @@ class ModelTokenizer:
         """The vocabulary's own name for a token."""
         return str(self._tokenizer.convert_ids_to_tokens(token))
 
+    def _num_kept(self, cut_to: int, query: Query | None, special: bool) -> int:
+        """Tokens of a text that is cut, without those that are there anyway."""
+        num_fixed = 0 if query is None else len(query.tokens)
+        if special:
+            num_fixed += self._tokenizer.num_special_tokens_to_add(query is not None)
+        if cut_to > num_fixed:
+            return cut_to - num_fixed
+        whose = "special tokens" if query is None else "special tokens and the query"
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: {cut_to} leaves nothing of the text: "
+            f"{whose} take {num_fixed} tokens",
+            "truncate_prompt_tokens",
+        )
+
     def _encode_slowly(
-        self, text: str, query: str | None, special: bool, cut_to: int | None
+        self, text: str, query: Query | None, special: bool, keep: int | None
     ) -> ModelInput:
         """`encode_inputs` for one text, without the fast backend."""
-        pair = (text, None) if query is None else (query, text)
+        pair = (text, None) if query is None else (query.text, text)
         options: dict[str, Any] = {"add_special_tokens": special}
         whole = self._tokenizer(*pair, **options)
-        num_over = 0 if cut_to is None else len(whole["input_ids"]) - cut_to
-        if num_over > 0:
-            side = "only_first" if query is None else "only_second"
+        if keep is not None:
             alone = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-            if num_over < alone:
-                whole = self._tokenizer(*pair, **options, truncation=side, max_length=cut_to)
+            if alone > keep:
+                side = "only_first" if query is None else "only_second"
+                num_max = len(whole["input_ids"]) - alone + keep
+                whole = self._tokenizer(*pair, **options, truncation=side, max_length=num_max)
         return self._input(whole["input_ids"], whole.get("token_type_ids", ()))
 
     def _input(self, tokens: list[int], segments: Sequence[int]) -> ModelInput:

@@ -1,16 +1,13 @@
 """``POST /v1/classify``, as vLLM has it, for texts and images."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import parse
 from services.frontend.api.documents import takes
 from services.frontend.api.oneshot import (
     SLO_HEADERS,
-    Ask,
     Values,
     dumps,
     respond,
@@ -19,7 +16,7 @@ from services.frontend.api.oneshot import (
     usage,
 )
 from services.frontend.api.oneshot_bodies import ClassifyBody, texts_of, urls_of
-from services.frontend.request import read_body
+from services.frontend.api.oneshot_inputs import Ask
 from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
@@ -28,8 +25,7 @@ router = APIRouter(tags=["one-shot models"])
 @router.post("/v1/classify", openapi_extra=takes(ClassifyBody, *SLO_HEADERS))
 async def classify(request: Request) -> Response:
     """The likeliest label of texts or images, and the probabilities of all."""
-    body = parse(ClassifyBody, await read_body(request))
-    return await respond(request, partial(label, body))
+    return await respond(request, ClassifyBody, label)
 
 
 async def label(body: ClassifyBody, ask: Ask) -> bytes:

@@ -1,17 +1,14 @@
 """``POST /v1/embeddings``."""
 
 import base64
-from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import parse
 from services.frontend.api.documents import takes
 from services.frontend.api.oneshot import (
     SLO_HEADERS,
-    Ask,
     Values,
     dumps,
     respond,
@@ -19,7 +16,7 @@ from services.frontend.api.oneshot import (
     usage,
 )
 from services.frontend.api.oneshot_bodies import EmbeddingBody, texts_of
-from services.frontend.request import read_body
+from services.frontend.api.oneshot_inputs import Ask
 from shared.errors import InvalidRequest
 from shared.ids import new_id
 
@@ -29,8 +26,7 @@ router = APIRouter(tags=["one-shot models"])
 @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingBody, *SLO_HEADERS))
 async def embeddings(request: Request) -> Response:
     """Texts as vectors."""
-    body = parse(EmbeddingBody, await read_body(request))
-    return await respond(request, partial(embed, body))
+    return await respond(request, EmbeddingBody, embed)
 
 
 async def embed(body: EmbeddingBody, ask: Ask) -> bytes:

@@ -3,7 +3,8 @@
 A body with ``messages`` is a chat, one with ``prompt`` a completion, one with ``query`` a
 reranking, one with ``input`` an embedding or a classification, as its model does. With ``stream``
 each chunk is a message to the reply subject and ``[DONE]`` the last; without, the answer is one
-message. Errors have OpenAI's shape.
+message. Errors have OpenAI's shape; one is the answer too where the real one is larger than NATS
+takes.
 """
 
 import logging
@@ -19,8 +20,8 @@ from services.frontend.api.classify import label
 from services.frontend.api.completions import prepare_completion
 from services.frontend.api.delivery import Writer, answer_whole, stream_chunks
 from services.frontend.api.embeddings import embed
-from services.frontend.api.oneshot import Ask
 from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
+from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.rerank import rank
 from services.frontend.app import App
 from services.frontend.auth import Keyring
@@ -60,19 +61,32 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
     try:
         fields = _fields(app, payload)
         if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
-            await app.bus.publish_raw(reply, await _answer_job(app, payload, fields))
+            await _send(app, reply, await _answer_job(app, payload, fields))
             return
         body, writer = await _prepare(app, keyring, payload, fields, request_id)
         if not body.stream:
-            await app.bus.publish_raw(reply, await answer_whole(writer))
+            await _send(app, reply, await answer_whole(writer))
             return
         async with aclosing(stream_chunks(writer)) as batches:
             async for chunks in batches:
                 for chunk in chunks:
-                    await app.bus.publish_raw(reply, chunk)
+                    await _send(app, reply, chunk)
     except SymphonyError as error:
         telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
         await app.bus.publish_raw(reply, error_body(error))
+
+
+async def _send(app: App, reply: str, answer: bytes) -> None:
+    """Raises:
+    InvalidRequest: the answer does not fit; its caller has to be told, or waits in vain.
+    """
+    if len(answer) > app.bus.payload_bytes_max:
+        raise InvalidRequest(
+            f"the answer has {len(answer)} bytes, and NATS takes {app.bus.payload_bytes_max}: ask "
+            "for less at once (fewer inputs or choices, shorter texts), or over HTTP",
+            code="answer_too_large",
+        )
+    await app.bus.publish_raw(reply, answer)
 
 
 def _fields(app: App, payload: bytes) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """``POST /v1/rerank``, as Jina and Cohere have it."""
 
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import parse
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import SLO_HEADERS, Ask, dumps, respond, run_texts
+from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts
 from services.frontend.api.oneshot_bodies import RerankBody, documents_of
-from services.frontend.request import read_body
+from services.frontend.api.oneshot_inputs import Ask
 from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
@@ -20,8 +18,7 @@ router = APIRouter(tags=["one-shot models"])
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(request: Request) -> Response:
     """Documents by how well they answer a query, the best first."""
-    body = parse(RerankBody, await read_body(request))
-    return await respond(request, partial(rank, body))
+    return await respond(request, RerankBody, rank)
 
 
 async def rank(body: RerankBody, ask: Ask) -> bytes:

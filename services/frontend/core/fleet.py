@@ -1,13 +1,27 @@
 """Which models can be served now, from the workers' reports alone."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.frontend.core.catalog import Catalog
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelCard, OneshotCard, WorkerReport
+from shared.messages import Modality, ModelCard, OneshotCard, WorkerReport
 
 INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000
+
+
+class Files(NamedTuple):
+    """What a tokenizer or image processor is made of.
+
+    Attributes:
+        fingerprint: of a one-shot model: another model at the same place has other files. Empty
+            for a model for text, whose workers may differ in dtype over the same files.
+    """
+
+    source: str
+    fingerprint: str
+    modality: Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,7 @@ class Fleet:
     def __init__(self) -> None:
         self._seen: dict[WorkerId, _Seen] = {}
         self._ever: dict[ModelId, ModelCard] = {}
-        self._asked: set[tuple[ModelId, str]] = set()
+        self._asked: set[Files] = set()
         self._catalog = Catalog()
         self._ever_oneshot: dict[ModelId, OneshotCard] = {}
 
@@ -69,13 +83,24 @@ class Fleet:
 
     def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
         """Ask again at the next report: the files may be on their way."""
-        self._asked.discard((card.model_id, card.source))
+        self._asked.discard(files_of(card))
 
     def forget_dead(self, now_ns: int) -> None:
-        """Drop workers that are gone, so that names that never come back do not pile up."""
+        """Drop workers that are gone, and what they alone had, so that neither piles up."""
         for worker_id in [name for name, seen in self._seen.items() if not seen.alive(now_ns)]:
             del self._seen[worker_id]
             self._catalog.put(worker_id, [])
+        self._asked &= self.files()
+
+    def files(self) -> set[Files]:
+        """What is worth keeping: the files of every model that a worker reports, and of those
+        last seen under each name, for a worker may come back.
+        """
+        cards: list[ModelCard | OneshotCard] = [*self._ever.values(), *self._ever_oneshot.values()]
+        for seen in self._seen.values():
+            cards += seen.report.models
+            cards += seen.report.oneshot
+        return {files_of(card) for card in cards}
 
     def models(self, now_ns: int) -> dict[ModelId, ModelCard]:
         """Models that some ready worker serves, by name."""
@@ -121,11 +146,18 @@ class Fleet:
         return {seen.report.host_id for seen in self._seen.values() if seen.alive(now_ns)}
 
     def _is_new(self, card: ModelCard | OneshotCard) -> bool:
-        key = (card.model_id, card.source)
-        if key in self._asked:
+        files = files_of(card)
+        if files in self._asked:
             return False
-        self._asked.add(key)
+        self._asked.add(files)
         return True
+
+
+def files_of(card: ModelCard | OneshotCard) -> Files:
+    """What makes a model's inputs."""
+    if isinstance(card, ModelCard):
+        return Files(card.source, "", "text")
+    return Files(card.source, card.fingerprint, card.modality)
 
 
 def _has_times(card: OneshotCard) -> bool:

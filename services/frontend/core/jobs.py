@@ -232,6 +232,8 @@ class Jobs:
             jobs: list[JobSubmit] = []
             for request_id in request_ids:
                 group = self._groups[request_id]
+                if group.new.deadline_at_ns <= now_ns:
+                    continue  # the alarm rang late: nobody can serve these any more
                 group.was_submitted = True
                 group.submitted_at_ns = now_ns
                 jobs += _submits(group, now_ns)

@@ -1,6 +1,8 @@
-"""How much input of one-shot models one frontend holds at once."""
+"""How much input of one-shot models one frontend holds at once, as it comes and as it goes out."""
 
 from dataclasses import dataclass
+
+from shared.errors import NoCapacity
 
 
 @dataclass(slots=True)
@@ -30,3 +32,35 @@ class Room:
         self.num -= num
         self.num_bytes -= num_bytes
         assert self.num >= 0 and self.num_bytes >= 0, "more given back than was taken"
+
+
+class Hold:
+    """What a body takes of a room while it comes in and is worked on. A context: leaving it gives
+    everything back.
+
+    Args:
+        free_bytes: bodies up to this length take nothing.
+    """
+
+    def __init__(self, room: Room, free_bytes: int) -> None:
+        self._room = room
+        self._free_bytes = free_bytes
+        self._num_bytes = 0
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.give(0, self._num_bytes)
+
+    def grow_to(self, num_bytes: int) -> None:
+        """So much of the body has come.
+
+        Raises:
+            NoCapacity: there is no room for it.
+        """
+        if num_bytes <= self._free_bytes:
+            return
+        if not self._room.take(0, num_bytes - self._num_bytes):
+            raise NoCapacity("too many large bodies at once")
+        self._num_bytes = num_bytes

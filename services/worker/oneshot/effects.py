@@ -46,7 +46,8 @@ class Ran:
     """How a run on the device ended.
 
     Attributes:
-        values: packed results in the order of the inputs; None: it failed or was stopped.
+        values: packed results in the order of the inputs, empty where the model's numbers were not
+            finite; None: it failed or was stopped.
         error: why it failed; empty if it did not.
     """
 

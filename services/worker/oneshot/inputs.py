@@ -2,8 +2,9 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,12 @@ from shared.messages import JobInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+UNSUPPORTED_PROCESSORS = ("levit", "perceiver")  # they resize and crop in ways of their own
+PROCESSORS_OF_KEYS = {  # what each key means is known of these processors only
+    "do_flip_channel_order": "mobilevit",
+    "include_top": "efficientnet",
+    "rescale_offset": "efficientnet",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Text:
 
 
 Pixels = npt.NDArray[np.uint8]
+Channels = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +104,15 @@ class ImageInputs:
     """Attributes:
     height, width: of every image.
     scale, shift: a channel's value is ``scale * byte + shift``.
+    is_bgr: the model's channels, and so scale and shift, are blue, green, red.
     dtype: of the model.
     """
 
     height: int
     width: int
-    scale: tuple[float, ...]
-    shift: tuple[float, ...]
+    scale: Channels
+    shift: Channels
+    is_bgr: bool
     dtype: torch.dtype
 
     def decode(self, job: JobInput, variant: int) -> Pixels:
@@ -124,6 +134,8 @@ class ImageInputs:
         quarter of the bytes so.
         """
         pixels = torch.from_numpy(np.stack(inputs)).to(device)
+        if self.is_bgr:
+            pixels = pixels.flip(-1)
         scale = torch.tensor(self.scale, device=device)
         shift = torch.tensor(self.shift, device=device)
         return {"pixel_values": (pixels * scale + shift).to(self.dtype).permute(0, 3, 1, 2)}
@@ -139,7 +151,8 @@ def load_image_inputs(source: str, dtype: torch.dtype) -> ImageInputs:
     """What ``preprocessor_config.json`` says of sizes and normalisation.
 
     Raises:
-        ConfigError: there is none, or it names no size.
+        ConfigError: there is none, it names no size, or it asks for something else that is not
+            done here.
     """
     config = read_json(source, "preprocessor_config.json")
     if config is None:
@@ -148,22 +161,64 @@ def load_image_inputs(source: str, dtype: torch.dtype) -> ImageInputs:
         size = image_size(config)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
-    factor = float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0
-    means: tuple[float, ...] = (0.0,) * 3
-    stds: tuple[float, ...] = (1.0,) * 3
-    if config.get("do_normalize", True):
-        means = _channels(config.get("image_mean") or IMAGENET_MEAN)
-        stds = _channels(config.get("image_std") or IMAGENET_STD)
+    kind = _processor_kind(source, config)
+    scale, shift = _normalisation(kind, config)
     return ImageInputs(
         height=size.height,
         width=size.width,
-        scale=tuple(factor / std for std in stds),
-        shift=tuple(-mean / std for mean, std in zip(means, stds, strict=True)),
+        scale=scale,
+        shift=shift,
+        is_bgr=kind.startswith("mobilevit") and bool(config.get("do_flip_channel_order", True)),
         dtype=dtype,
     )
 
 
-def _channels(values: float | Sequence[float]) -> tuple[float, ...]:
+def _normalisation(kind: str, config: Mapping[str, Any]) -> tuple[Channels, Channels]:
+    """Scale and shift of each channel."""
+    is_efficientnet = kind.startswith("efficientnet")
+    factor, offset = 1.0, 0.0
+    if config.get("do_rescale", True):
+        factor = float(config.get("rescale_factor", 1 / 255))
+        offset = -1.0 if is_efficientnet and config.get("rescale_offset") else 0.0
+    # MobileViT's processor never normalises, whatever its file says.
+    if kind.startswith("mobilevit"):
+        return (factor,) * 3, (offset,) * 3
+    means: Channels = (0.0,) * 3
+    divisors: Channels = (1.0,) * 3
+    stds = _channels(config.get("image_std") or IMAGENET_STD)
+    if config.get("do_normalize", True):
+        means = _channels(config.get("image_mean") or IMAGENET_MEAN)
+        divisors = stds
+    if is_efficientnet and config.get("include_top", True):
+        # Its classifiers were trained on what is divided twice.
+        divisors = tuple(divisor * std for divisor, std in zip(divisors, stds, strict=True))
+    return (
+        tuple(factor / divisor for divisor in divisors),
+        tuple((offset - mean) / divisor for mean, divisor in zip(means, divisors, strict=True)),
+    )
+
+
+def _processor_kind(source: str, config: Mapping[str, Any]) -> str:
+    """The class of the model's own processor, or its model's type, in small letters.
+
+    Raises:
+        ConfigError: it makes something of an image that is not made here.
+    """
+    kind = str(
+        config.get("image_processor_type")
+        or config.get("feature_extractor_type")
+        or (read_json(source, "config.json") or {}).get("model_type", "")
+    )
+    lower = kind.lower()
+    if lower.startswith(UNSUPPORTED_PROCESSORS):
+        raise ConfigError(f"{source}: images cut as {kind} does it are not supported")
+    for key, owner in PROCESSORS_OF_KEYS.items():
+        if config.get(key) and not lower.startswith(owner):
+            raise ConfigError(f"{source}: {key} is not supported for {kind!r}")
+    return lower
+
+
+def _channels(values: float | Sequence[float]) -> Channels:
     if isinstance(values, int | float):
         return (float(values),) * 3
     if len(values) != 3:

@@ -61,13 +61,17 @@ class OneshotModel(Protocol):
 
 
 def pack_values(values: Values) -> list[str]:
-    """Each row as the wire carries it: base64 of little-endian float32.
+    """Each row as the wire carries it: base64 of little-endian float32. A row with a number that is
+    not finite is no result, and empty.
 
     >>> pack_values(np.array([[1.0]], np.float32))
     ['AACAPw==']
     """
     rows = np.ascontiguousarray(values, dtype="<f4")
-    return [base64.b64encode(row.tobytes()).decode("ascii") for row in rows]
+    return [
+        base64.b64encode(row.tobytes()).decode("ascii") if is_finite else ""
+        for row, is_finite in zip(rows, np.isfinite(rows).all(-1), strict=True)
+    ]
 
 
 def task_of(config: Any, source: str, *, has_pooling: bool) -> ServedTask:

@@ -4,7 +4,7 @@ A sentence-transformers model lists its steps in ``modules.json``. A model witho
 the mean of its tokens and brought to length 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from services.worker.oneshot.files import read_json
 from shared.errors import ConfigError
 
 PREFIX = "pooling_mode_"
+PROMPTS_FILE = "config_sentence_transformers.json"
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet", "mpnet")
+SENTENCE_FILES = [f"sentence_{kind}_config.json" for kind in KINDS]  # the first found counts
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -98,31 +101,74 @@ def has_pooling(source: str) -> bool:
     return read_json(source, "modules.json") is not None
 
 
+def pooling_files(source: str) -> list[str]:
+    """Names of sentence-transformers' files, in subfolders too, whether they are there or not."""
+    modules = read_json(source, "modules.json") or []
+    folders = [path for _, path in _steps(source, modules) if path]
+    return ["modules.json", PROMPTS_FILE, *SENTENCE_FILES, *(f"{p}/config.json" for p in folders)]
+
+
 def load_pooling(source: str) -> Pooling:
     """How this model pools, from sentence-transformers' files, or the default.
 
     Raises:
-        ConfigError: it has a step that is not known here.
+        ConfigError: it has a step or a setting that is not known here.
     """
     modules = read_json(source, "modules.json")
     if modules is None:
         return Pooling()
     modes: tuple[str, ...] = ()
     normalize = False
-    for module in modules:
-        kind = str(module["type"]).rsplit(".", 1)[-1]
-        if kind == "Transformer" and module.get("path"):
-            raise ConfigError(f"{source}: its weights are in the subfolder {module['path']!r}")
+    for kind, path in _steps(source, modules):
+        if kind == "Transformer" and path:
+            raise ConfigError(f"{source}: its weights are in the subfolder {path!r}")
         if kind == "Pooling":
-            modes = _modes(source, read_json(source, f"{module['path']}/config.json") or {})
+            modes = _modes(source, _settings(source, f"{path}/config.json") or {})
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
             raise ConfigError(f"{source}: embedding step {kind!r} is not supported")
     if not modes:
         raise ConfigError(f"{source}: modules.json names no pooling")
-    sizes = read_json(source, "sentence_bert_config.json") or {}
-    return Pooling(modes, normalize, sizes.get("max_seq_length"))
+    _check_prompts(source)
+    return Pooling(modes, normalize, _max_tokens(source))
+
+
+def _steps(source: str, modules: Any) -> Iterator[tuple[str, str]]:
+    """Kind and folder of each step; every kind but the transformer itself has a folder."""
+    for module in modules if isinstance(modules, list) else [None]:
+        if not isinstance(module, dict) or "type" not in module:
+            raise ConfigError(f"{source}: modules.json is not a list of steps with their types")
+        kind, path = str(module["type"]).rsplit(".", 1)[-1], str(module.get("path") or "")
+        if kind == "Pooling" and not path:
+            raise ConfigError(f"{source}: modules.json names no folder of its pooling")
+        yield kind, path
+
+
+def _settings(source: str, name: str) -> dict[str, Any] | None:
+    settings = read_json(source, name)
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"{source}: {name} holds no settings")
+    return settings
+
+
+def _check_prompts(source: str) -> None:
+    """What is put before every text would have to be put there by the frontend."""
+    settings = _settings(source, PROMPTS_FILE) or {}
+    name = settings.get("default_prompt_name")
+    if name is not None and (settings.get("prompts") or {}).get(name) != "":
+        raise ConfigError(f"{source}: default_prompt_name {name!r} is not supported")
+
+
+def _max_tokens(source: str) -> int | None:
+    found = (_settings(source, name) for name in SENTENCE_FILES)
+    settings = next((one for one in found if one is not None), {})
+    if settings.get("do_lower_case"):  # texts have become tokens before they come here
+        raise ConfigError(f"{source}: do_lower_case of sentence-transformers is not supported")
+    stated = settings.get("max_seq_length")
+    if stated is not None and not isinstance(stated, int):
+        raise ConfigError(f"{source}: max_seq_length {stated!r} is no number")
+    return stated
 
 
 def _modes(source: str, config: dict[str, Any]) -> tuple[str, ...]:

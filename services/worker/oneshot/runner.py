@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from services.worker import metrics
@@ -38,6 +39,7 @@ from shared.messages import (
     BatchStart,
     InputPull,
     JobInput,
+    JobResult,
     JobResults,
     LeaderChanged,
     OfficeFence,
@@ -56,6 +58,7 @@ from shared.tasks import Tasks
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 4096
+NOT_FINITE = "the model made a number that is not finite of this input"
 
 
 class OneshotRunner:
@@ -156,10 +159,12 @@ class OneshotRunner:
             case PullInputs():
                 self._tasks.spawn(self._pull(effect))
             case RunBatch():
-                self._tasks.spawn(self._run(effect))
+                # Made here: a stop may be the very next effect, before the task has begun.
+                stop = self._stops[effect.batch_id] = threading.Event()
+                self._tasks.spawn(self._run(effect, stop))
             case StopRun():
-                if (stop := self._stops.get(effect.batch_id)) is not None:
-                    stop.set()
+                if (running := self._stops.get(effect.batch_id)) is not None:
+                    running.set()
             case SendResults():
                 await self._send_results(effect)
             case SendDone():
@@ -191,8 +196,7 @@ class OneshotRunner:
             return Pulled(job_id=job.job_id, error=error.message)
         return Pulled(job_id=job.job_id, value=value)
 
-    async def _run(self, effect: RunBatch) -> None:
-        stop = self._stops[effect.batch_id] = threading.Event()
+    async def _run(self, effect: RunBatch, stop: threading.Event) -> None:
         loop = asyncio.get_running_loop()
         ran = await loop.run_in_executor(self._thread, self._compute, effect, stop)
         del self._stops[effect.batch_id]
@@ -222,7 +226,9 @@ class OneshotRunner:
 
     async def _send_results(self, effect: SendResults) -> None:
         message = JobResults(
-            worker_id=self._worker_id, batch_id=effect.batch_id, results=list(effect.results)
+            worker_id=self._worker_id,
+            batch_id=effect.batch_id,
+            results=[_checked(result) for result in effect.results],
         )
         try:
             await self._bus.publish(JOB_RESULTS, message, effect.frontend_id)
@@ -240,3 +246,10 @@ class OneshotRunner:
             await self._bus.publish(BATCH_DONE, done)
         except SymphonyError as error:  # the next report says that the batch is gone
             log.warning("end of a batch not told", extra={"error": error.message})
+
+
+def _checked(result: JobResult) -> JobResult:
+    """A result as it is, or a failure if the model's numbers were not fit to be packed."""
+    if result.values or result.code:
+        return result
+    return replace(result, code="model_error", message=NOT_FINITE)

@@ -16,10 +16,16 @@ from transformers import (
 )
 
 from services.worker.engine.model import weights_digest
-from services.worker.oneshot.files import read_json
+from services.worker.oneshot.files import (
+    IMAGE_FILES,
+    TOKENIZER_FILES,
+    digest_files,
+    read_json,
+)
 from services.worker.oneshot.inputs import ImageInputs, TextInputs, load_image_inputs
 from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values
-from services.worker.oneshot.pooling import Pooling, load_pooling
+from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
+from services.worker.oneshot.probe import probe
 from shared.errors import ConfigError
 from shared.ids import ModelId
 from shared.messages import Modality, OneshotCard, OneshotVariant, Task
@@ -53,8 +59,13 @@ class LoadedOneshot:
     def compute(self, inputs: Sequence[Any], variant: int) -> torch.Tensor:
         """One forward pass; ``[len(inputs), num_values]`` float32, on the device."""
         with torch.inference_mode():
+            return self.head(*self.forward(inputs, variant))
+
+    def forward(self, inputs: Sequence[Any], variant: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        """One forward pass: the model's own outputs, and the arguments it had."""
+        with torch.inference_mode():
             arguments = self.inputs.batch(inputs, variant, self.module.device)
-            return self.head(self.module(**arguments), arguments)
+            return self.module(**arguments), arguments
 
 
 class TorchOneshot:
@@ -124,7 +135,8 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
 
     Raises:
-        ConfigError: no such model, it is not readable, or it cannot do this task.
+        ConfigError: no such model, it is not readable, or it cannot do this task, or not in
+            batches.
     """
     try:
         config = AutoConfig.from_pretrained(source)
@@ -144,6 +156,10 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
     else:
         inputs = _text_inputs(source, module, pooling)
     digest = weights_digest(source)
+    # What else decides what an input becomes, here or in the frontend.
+    digest_files(digest, source, IMAGE_FILES if is_image else TOKENIZER_FILES)
+    if pooling is not None:
+        digest_files(digest, source, pooling_files(source))
     digest.update(f"{task}:{module.dtype}:{pooling}:{inputs}".encode())
     loaded = LoadedOneshot(
         module=module,
@@ -156,17 +172,7 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
         labels=_labels(config) if task == "classify" else [],
         fingerprint=digest.hexdigest(),
     )
-    return replace(loaded, num_values=_probe(loaded))
-
-
-def _probe(loaded: LoadedOneshot) -> int:
-    """Floats in one result, as a first run shows them."""
-    variant = min(loaded.inputs.tokens_max, 8) if isinstance(loaded.inputs, TextInputs) else 0
-    try:
-        return loaded.compute(loaded.inputs.sample(1, variant), variant).shape[1]
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{loaded.source!r} does not {loaded.task}: {first_line}") from error
+    return replace(loaded, num_values=probe(loaded))
 
 
 def _auto_class(task: Task, is_image: bool, config: Any, source: str) -> Any:
@@ -203,19 +209,32 @@ def _text_inputs(source: str, module: Any, pooling: Pooling | None) -> TextInput
     if pad_token is None and pooling is None:
         # Classifiers on a decoder find a text's last token by the padding behind it.
         raise ConfigError(f"{source}: its config names no pad_token_id")
+    # Some models take segments but have no embeddings for them: GPT-2 would add a token's instead.
+    num_segments = int(getattr(config, "type_vocab_size", 0) or 0)
     takes_segments = "token_type_ids" in inspect.signature(module.forward).parameters
     return TextInputs(
-        vocab_size=module.get_input_embeddings().num_embeddings,
-        num_segments=int(getattr(config, "type_vocab_size", 2) or 0) if takes_segments else 0,
+        vocab_size=_vocab_size(source, module),
+        num_segments=num_segments if takes_segments else 0,
         pad_token=int(pad_token or 0),
         tokens_max=_tokens_max(source, module, pooling),
     )
 
 
+def _vocab_size(source: str, module: Any) -> int:
+    try:
+        return int(module.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        kind = module.config.model_type
+        raise ConfigError(
+            f"cannot serve {source!r}: the token embeddings of type {kind!r} are not supported"
+        ) from None
+
+
 def _tokens_max(source: str, module: Any, pooling: Pooling | None) -> int:
     """The longest input, special tokens included, that model and tokenizer are meant for."""
     config = module.config.get_text_config()
-    limits = [int(getattr(config, "max_position_embeddings", None) or TOKENS_MAX)]
+    num_positions = int(getattr(config, "max_position_embeddings", None) or 0)
+    limits = [num_positions if num_positions > 0 else TOKENS_MAX]  # XLNet says -1: no limit
     for name, part in module.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
             # Where a padding position is set aside (RoBERTa), real ones begin behind it.
@@ -226,4 +245,4 @@ def _tokens_max(source: str, module: Any, pooling: Pooling | None) -> int:
         limits.append(int(stated))
     if pooling is not None and pooling.max_tokens is not None:
         limits.append(pooling.max_tokens)
-    return min(limits)
+    return min(limit for limit in limits if limit > 0)

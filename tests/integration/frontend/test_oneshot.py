@@ -146,6 +146,9 @@ async def check_errors(it: JobHouse) -> None:
         ("/v1/embeddings", EMBED | {"input": [999]}, 400, None),
         ("/v1/embeddings", EMBED | {"dimensions": DIMENSIONS + 1}, 400, None),
         ("/v1/embeddings", EMBED | {"truncate_prompt_tokens": 33}, 400, None),
+        ("/v1/embeddings", EMBED | {"truncate_prompt_tokens": 2}, 400, None),
+        ("/v1/rerank", {"model": "rer", "query": "w1 w2", "documents": ["a"],
+         "truncate_prompt_tokens": 5}, 400, None),
         ("/v1/embeddings", EMBED | {"input": "x" * 4000}, 400, "context_length_exceeded"),
         ("/v1/embeddings", EMBED | {"input": [image]}, 400, None),
         ("/v1/classify", {"model": "img", "input": "w1"}, 400, None),
@@ -218,6 +221,43 @@ def test_every_endpoint(nats_server: Server, redis_server: Server, tmp_path: Pat
             assert it.cancels == []
             ended = await it.metric('frontend_jobs_total{outcome="done"}')
             assert ended >= len({job.job_id for job in it.jobs()})
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nats_does_not_take(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with job_house(nats_server, redis_server, tmp_path) as it:
+            it.runtime.bus._client._max_payload = 2000
+            body = orjson.dumps({"model": "rer", "query": "w1", "documents": ["w" * 3000]})
+            reply = await it.bus._client.request(INFERENCE_SUBMIT, body, timeout=20)
+            error = orjson.loads(reply.data)["error"]
+            assert error["code"] == "answer_too_large", error
+            assert "NATS" in error["message"] and "fewer inputs" in error["message"]
+
+    asyncio.run(scenario())
+
+
+def test_large_bodies_have_room_together(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with job_house(nats_server, redis_server, tmp_path, job_bytes_max=250_000) as it:
+            large = EMBED | {"user": "u" * 150_000}
+            for _ in range(3):
+                answer = await it.http.post("/v1/embeddings", json=large)
+                assert answer.status_code == 200, "what was held is given back"
+            it.hold = asyncio.Event()
+            first = asyncio.create_task(it.http.post("/v1/embeddings", json=large))
+            await eventually(lambda: len(it.jobs()) == 4)
+            answer = await it.http.post("/v1/embeddings", json=large)
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+            small = asyncio.create_task(it.http.post("/v1/embeddings", json=EMBED))
+            await eventually(lambda: len(it.jobs()) == 5)
+            it.hold.set()
+            assert [(await task).status_code for task in (first, small)] == [200, 200]
 
     asyncio.run(scenario())
 

@@ -1,9 +1,11 @@
 """Inputs of one-shot models: as transformers itself would make them."""
 
 import base64
+import gc
 import io
 import json
 import warnings
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from services.frontend.images import (
     FORMATS,
     ImageProcessor,
+    _rgb,
     data_url_bytes,
     image_processor,
     load_image_processor,
@@ -72,7 +75,8 @@ def test_texts_and_pairs_are_framed_and_never_padded(tmp_path: Path) -> None:
     assert second.tokens == [CLS, *ids(*long), SEP]
     (bare,) = tokenizer.encode_inputs([words(1)], None, special=False, cut_to=None)
     assert bare.tokens == ids(1)
-    (pair,) = tokenizer.encode_inputs([words(3)], words(1, 2), special=True, cut_to=None)
+    query = tokenizer.encode_query(words(1, 2))
+    (pair,) = tokenizer.encode_inputs([words(3)], query, special=True, cut_to=None)
     assert pair.tokens == [CLS, *ids(1, 2), SEP, *ids(3), SEP]
     assert pair.segments == [0, 0, 0, 0, 1, 1]
 
@@ -82,10 +86,31 @@ def test_only_texts_are_cut_and_stay_framed(tmp_path: Path) -> None:
     text = words(*range(9))
     (cut,) = tokenizer.encode_inputs([text], None, special=True, cut_to=5)
     assert cut.tokens == [CLS, *ids(0, 1, 2), SEP]
-    (pair,) = tokenizer.encode_inputs([text], words(7, 8), special=True, cut_to=7)
+    query = tokenizer.encode_query(words(7, 8))
+    assert query.tokens == ids(7, 8)
+    (pair,) = tokenizer.encode_inputs([text], query, special=True, cut_to=7)
     assert pair.tokens == [CLS, *ids(7, 8), SEP, *ids(0, 1), SEP] and pair.segments == []
-    (full,) = tokenizer.encode_inputs([text], words(7, 8), special=True, cut_to=3)
-    assert full.tokens == [CLS, *ids(7, 8), SEP, SEP], "a query is never cut"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_cut_that_would_leave_nothing_is_refused(tmp_path: Path, is_fast: bool) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    if not is_fast:
+        tokenizer._backend = None
+    query = tokenizer.encode_query(words(7, 8))
+    for pair_of, special, num_fixed in (
+        (None, True, 2), (query, True, 5), (query, False, 2), (None, False, 0)
+    ):  # fmt: skip
+        made = tokenizer.encode_inputs(
+            [words(1, 2)], pair_of, special=special, cut_to=num_fixed + 1
+        )
+        assert len(made[0].tokens) == num_fixed + 1
+        for cut_to in range(1, num_fixed + 1):
+            with pytest.raises(InvalidRequest, match=f"truncate_prompt_tokens.* {num_fixed} ") as e:
+                tokenizer.encode_inputs([words(1)], pair_of, special=special, cut_to=cut_to)
+            assert e.value.param == "truncate_prompt_tokens"
+            assert ("query" in e.value.message) == (pair_of is not None)
+            assert tokenizer.encode_inputs([], pair_of, special=special, cut_to=cut_to) == []
 
 
 def test_without_a_fast_backend_it_is_the_same(tmp_path: Path) -> None:
@@ -95,9 +120,10 @@ def test_without_a_fast_backend_it_is_the_same(tmp_path: Path) -> None:
     for query in (None, words(7, 8)):
         for cut_to in (None, 7, 9, 40):
             texts = [words(*range(9)), words(1)]
-            made = [
-                t.encode_inputs(texts, query, special=True, cut_to=cut_to) for t in (fast, slow)
-            ]
+            made = []
+            for tokenizer in (fast, slow):
+                first = None if query is None else tokenizer.encode_query(query)
+                made.append(tokenizer.encode_inputs(texts, first, special=True, cut_to=cut_to))
             assert made[0] == made[1], (query, cut_to)
 
 
@@ -159,8 +185,58 @@ def test_every_format_and_mode_becomes_rgb() -> None:
     processor = image_processor({"size": 8})
     for kind in FORMATS:
         assert pixels(processor, file_of(picture(16, 16), kind)).shape == (8, 8, 3)
-    for mode in ("L", "LA", "RGBA", "P", "1", "I;16"):
+    for mode in ("L", "LA", "RGBA", "P", "1"):
         assert pixels(processor, file_of(picture(16, 16).convert("L").convert(mode))).any()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_sixteen_bits_of_grey_become_eight(mode: str) -> None:
+    kind = np.dtype({"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[mode])
+    values = np.array([[0, 255, 256, 32_768, 65_535]], kind)
+    image = Image.frombytes(mode, (5, 1), values.tobytes())
+    greys = [[grey] * 3 for grey in (0, 0, 1, 128, 255)]
+    assert np.asarray(_rgb(image))[0].tolist() == greys
+    if mode != "I":  # what older releases of Pillow open and save them as
+        got = pixels(image_processor({"size": {"height": 1, "width": 5}}), file_of(image))
+        assert got[0].tolist() == greys
+
+
+def test_what_shines_through_is_white() -> None:
+    processor = image_processor({"size": {"height": 1, "width": 3}})
+    clear = Image.new("RGBA", (3, 1))
+    for at, alpha in enumerate((0, 255, 51)):
+        clear.putpixel((at, 0), (0, 0, 0, alpha))
+    grey = [[255] * 3, [0] * 3, [204] * 3]
+    for image in (clear, clear.convert("LA")):
+        assert pixels(processor, file_of(image))[0].tolist() == grey
+        assert pixels(processor, file_of(image, "WEBP"))[0, :2].tolist() == grey[:2]
+    palette = Image.new("P", (3, 1), 1)
+    palette.putpalette([9, 9, 9, 0, 0, 200])
+    palette.putpixel((0, 0), 0)
+    plain = Image.new("RGB", (3, 1), (0, 0, 200))
+    plain.putpixel((0, 0), (9, 9, 9))
+    hidden: list[tuple[Image.Image, Any, str]] = [
+        (palette, 0, "PNG"), (palette, 0, "GIF"), (palette, b"\0\xff", "PNG"),
+        (plain, (9, 9, 9), "PNG"),
+    ]  # fmt: skip
+    for image, transparency, kind in hidden:
+        out = io.BytesIO()
+        image.save(out, kind, transparency=transparency)
+        got = pixels(processor, out.getvalue())[0].tolist()
+        assert got == [[255] * 3, [0, 0, 200], [0, 0, 200]], (image.mode, kind)
+
+
+def test_an_upright_image_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file_of(picture(8, 8))
+
+    real = Image.Image.copy
+
+    def copy(image: Image.Image) -> Image.Image:
+        assert image.size != (8, 8)
+        return real(image)
+
+    monkeypatch.setattr(Image.Image, "copy", copy)
+    assert pixels(image_processor({"size": 4}), data).shape == (4, 4, 3)
 
 
 def test_images_are_turned_upright() -> None:
@@ -208,3 +284,15 @@ def test_a_folder_without_files_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 9}}))
     with pytest.raises(ValueError, match="names no size"):
         load_image_processor(str(tmp_path))
+
+
+def test_a_tokenizer_that_nobody_holds_is_gone_at_once(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    assert tokenizer.token_bytes(4) == b"w0"
+    left = [weakref.ref(tokenizer), weakref.ref(tokenizer._tokenizer)]
+    gc.disable()  # what is loaded is frozen: the collector does not see it
+    try:
+        del tokenizer
+        assert [ref() for ref in left] == [None, None]
+    finally:
+        gc.enable()

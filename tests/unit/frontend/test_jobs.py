@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.frontend.core.job_events import (
@@ -315,6 +315,7 @@ events = st.one_of(
 
 @given(st.lists(events, max_size=50))
 @settings(max_examples=200, deadline=None)
+@example([("new", 0, 20), ("time", 20, 120), ("leader", None, None)])  # the alarm rings late
 def test_any_order_answers_every_request_once(script: list[tuple[str, object, object]]) -> None:
     """Results, repeated and unknown ones too, drops, pulls, leader changes, hang-ups, silence."""
     it = Driver()

@@ -1,0 +1,151 @@
+"""Making the inputs of one request to a one-shot model ready, as long as somebody waits for them.
+
+The work is done in threads. They ask `Preparation` before each piece of it whether to go on; room
+and errors are the event loop's business. Texts are in `oneshot_texts`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.frontend.app import App
+from services.frontend.core.job_events import Fail, NewJob
+from services.frontend.errors import JobError
+from services.frontend.hub import ClientGone
+from services.frontend.images import THREADS, ImageProcessor, data_url_bytes
+from services.frontend.job_hub import Inquiry, count
+from services.frontend.models import OneshotModel
+from shared.errors import InvalidRequest
+from shared.ids import JobId
+from shared.messages import JobDropped, JobInput
+
+ENTRY_BYTES = 256  # of an input, beside its tokens or pixels
+
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True)
+class Ask:
+    """What an endpoint works with beside its body.
+
+    Attributes:
+        is_abandoned: nobody reads the answer; threads look at it.
+    """
+
+    app: App
+    inquiry: Inquiry
+    header_slo_ms: float | None = None
+    is_abandoned: bool = False
+
+    def abandon(self) -> None:
+        """The client hung up."""
+        self.is_abandoned = True
+        self.inquiry.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Whether inputs that are being made ready are still of use.
+
+    Attributes:
+        num_jobs: of the request.
+        latest_at_ns: the last instant at which they are.
+    """
+
+    ask: Ask
+    num_jobs: int
+    latest_at_ns: int
+
+    def is_wanted(self) -> bool:
+        """Whether to go on. Any thread may ask."""
+        return not self.ask.is_abandoned and self._left_ns() >= 0
+
+    def left_s(self) -> float:
+        """Time until it is too late, seconds, never negative."""
+        return max(self._left_ns(), 0) / 1e9
+
+    def ended(self) -> ClientGone | JobError:
+        """Why it is over; a missed target is counted."""
+        if self.ask.is_abandoned:
+            return ClientGone()
+        request_id = self.ask.inquiry.request_id
+        why = JobDropped(
+            job_id=JobId(request_id),
+            code="deadline_exceeded",
+            message="its inputs were ready too late for the target",
+        )
+        count(Fail(request_id=request_id, num_jobs=self.num_jobs, outcome="unanswered", why=why))
+        return JobError(why)
+
+    def _left_ns(self) -> int:
+        return self.latest_at_ns - self.ask.app.clock.now_ns()
+
+
+async def image_jobs(
+    preparation: Preparation, model: OneshotModel, urls: Sequence[str]
+) -> list[NewJob]:
+    """Jobs of images.
+
+    Raises:
+        InvalidRequest: one cannot be read.
+        NoCapacity: too many inputs are held already, or it is too late for these.
+        ClientGone: the client hung up.
+    """
+    ask, processor = preparation.ask, model.processor
+    config = ask.app.config
+    assert isinstance(processor, ImageProcessor)
+    ask.inquiry.take(len(urls), len(urls) * (processor.num_bytes + ENTRY_BYTES))
+    variant = variant_of(model, 0)
+
+    def decode(at: int) -> NewJob | None:
+        if not preparation.is_wanted():
+            return None
+        try:
+            data = data_url_bytes(urls[at], config.image_bytes_max)
+            pixels = processor.decode(data, config.image_pixels_max)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
+        made = JobInput(
+            job_id=job_id_of(ask, at), pixels=pixels.data, height=pixels.height, width=pixels.width
+        )
+        return NewJob(variant=variant, input=made)
+
+    futures = [THREADS.submit(decode, at) for at in range(len(urls))]
+    made = await _all_or_first_error(futures, preparation.left_s())
+    jobs = [job for job in made if job is not None]
+    if len(jobs) < len(urls):
+        raise preparation.ended()
+    return jobs
+
+
+def variant_of(model: OneshotModel, num_tokens: int) -> int:
+    """The smallest variant that holds an input; 0 holds any."""
+    sizes = [variant.variant for variant in model.card.variants]
+    return min((size for size in sizes if size >= num_tokens), default=0)
+
+
+def job_id_of(ask: Ask, at: int) -> JobId:
+    """The id of a request's job."""
+    return JobId(f"{ask.inquiry.request_id}-{at}")
+
+
+async def _all_or_first_error(
+    futures: Sequence[Future[Made]], timeout_s: float
+) -> list[Made | None]:
+    """What each has made; None for those that had not begun when time was up. On an error too
+    nothing more is begun, but what runs is waited for: its memory is accounted for until then.
+    """
+    waiting = [asyncio.wrap_future(future) for future in futures]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for future in futures:
+            future.cancel()  # does nothing to those that have begun
+    await asyncio.wait(waiting)
+    ended = [future for future in waiting if not future.cancelled()]
+    errors = [error for error in [future.exception() for future in ended] if error is not None]
+    if errors:
+        raise errors[0]
+    return [None if future.cancelled() else future.result() for future in waiting]

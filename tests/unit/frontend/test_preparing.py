@@ -1,0 +1,236 @@
+"""Inputs are made ready off the event loop, and only while somebody waits for them."""
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.frontend.api.oneshot import run_images, run_texts
+from services.frontend.api.oneshot_bodies import OneshotBody
+from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.oneshot_texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
+from services.frontend.core.room import Room
+from services.frontend.errors import JobError
+from services.frontend.hub import ClientGone
+from services.frontend.images import NUM_THREADS, THREADS, ImageProcessor, Pixels
+from services.frontend.job_hub import Inquiry
+from services.frontend.models import OneshotModel
+from services.frontend.tokenizer import ModelInput, ModelTokenizer, Query
+from shared.clock import ManualClock
+from shared.errors import InvalidRequest
+from shared.ids import ModelId
+from shared.messages import OneshotCard, OneshotVariant
+
+MS = 1_000_000
+CARD = OneshotCard(
+    model_id=ModelId("m"), task="embed", modality="text", source="/m", fingerprint="f", slo_ms=50,
+    variants=[
+        OneshotVariant(variant=512, batch_ns=[2 * MS]), OneshotVariant(variant=0, batch_ns=[9 * MS])
+    ],
+    num_values=4,
+)  # fmt: skip
+
+
+class Words(ModelTokenizer):
+    """Every text has one token. Remembers where it was called, and does something each time."""
+
+    def __init__(self, on_call: Callable[[], None] = lambda: None) -> None:
+        self.vocab_size = 10
+        self.threads: list[threading.Thread] = []
+        self._on_call = on_call
+
+    def encode_query(self, text: str) -> Query:
+        self.threads.append(threading.current_thread())
+        return Query(text, [1], None)
+
+    def encode_inputs(
+        self, texts: Sequence[str], query: Query | None, *, special: bool, cut_to: int | None
+    ) -> list[ModelInput]:
+        self.threads.append(threading.current_thread())
+        self._on_call()
+        return [ModelInput([1], []) for _ in texts]
+
+
+class House:
+    """An `Ask` without a house behind it: what reaches the scheduler ends with `Reached`."""
+
+    class Reached(Exception):
+        """The inputs were ready."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.room = Room(1000, 10**9)
+        hub: Any = SimpleNamespace(room=self.room, open=self._open)
+        self.inquiry = Inquiry(hub, 0)
+        config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
+        app: Any = SimpleNamespace(clock=self.clock, config=config)
+        self.ask = Ask(app, self.inquiry)
+
+    def texts(self, tokenizer: Words, texts: Sequence[str], query: str | None = None) -> None:
+        model = OneshotModel(CARD, tokenizer)
+        with self.inquiry:
+            asyncio.run(self._run(run_texts(self.ask, model, OneshotBody(model="m"), texts, query)))
+
+    def images(self, processor: ImageProcessor, num: int) -> None:
+        model = OneshotModel(CARD, processor)
+        urls = [
+            f"data:image/png;base64,{base64.b64encode(bytes([at])).decode()}" for at in range(num)
+        ]
+        with self.inquiry:
+            asyncio.run(self._run(run_images(self.ask, model, OneshotBody(model="m"), urls)))
+
+    @staticmethod
+    async def _run(work: Any) -> None:
+        await work
+
+    def _open(self, new: Any) -> Any:
+        raise House.Reached
+
+
+def many(num: int) -> list[str]:
+    return ["w" * 30] * num
+
+
+def test_short_requests_are_tokenized_at_once() -> None:
+    house, tokenizer = House(), Words()
+    with pytest.raises(House.Reached):
+        house.texts(tokenizer, many(5), "query")
+    assert set(tokenizer.threads) == {threading.main_thread()}
+    assert house.room.num == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "query"),
+    [
+        (many(500), None),  # each chunk alone would be short
+        (["w"] * 50, "q" * 1000),  # the query comes again with each document
+        (["w"], "q" * 30_000),
+    ],
+)
+def test_long_requests_are_tokenized_in_threads(texts: list[str], query: str | None) -> None:
+    tokenizer = Words()
+    with pytest.raises(House.Reached):
+        House().texts(tokenizer, texts, query)
+    assert tokenizer.threads and threading.main_thread() not in tokenizer.threads
+
+
+def test_a_query_that_no_model_could_hold_is_not_tokenized() -> None:
+    tokenizer = Words()
+    with pytest.raises(InvalidRequest) as caught:
+        House().texts(tokenizer, ["w"], "q" * 13_200_000)
+    assert caught.value.param == "query" and not tokenizer.threads
+
+
+def test_chunks_are_short() -> None:
+    half = CHUNK_CHARS_MAX // 2
+    assert [*chunks([])] == []
+    assert [*chunks([1] * (CHUNK_INPUTS + 1))] == [
+        range(CHUNK_INPUTS), range(CHUNK_INPUTS, CHUNK_INPUTS + 1)
+    ]  # fmt: skip
+    assert [len(some) for some in chunks([half, half, 1, 9 * half, 9 * half])] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("num", [5, 500])
+def test_nothing_is_tokenized_for_who_hung_up(num: int) -> None:
+    house, tokenizer = House(), Words()
+    house.ask.abandon()
+    with pytest.raises(ClientGone):
+        house.texts(tokenizer, many(num))
+    assert not tokenizer.threads
+
+
+def test_tokenizing_stops_when_the_client_hangs_up() -> None:
+    house = House()
+    tokenizer = Words(house.ask.abandon)
+    with pytest.raises(ClientGone):
+        house.texts(tokenizer, many(500))
+    assert len(tokenizer.threads) == 1 and house.room.num == 0
+
+
+def test_tokenizing_stops_when_it_is_too_late() -> None:
+    house = House()
+    tokenizer = Words(lambda: house.clock.advance(24 * MS + 1))
+    with pytest.raises(JobError, match="its inputs were ready too late for the target") as caught:
+        house.texts(tokenizer, many(500))
+    assert (caught.value.code, caught.value.http_status) == ("deadline_exceeded", 503)
+    assert len(tokenizer.threads) == 2, "the fastest batch takes 2 ms of the 50"
+
+
+def test_a_target_that_cannot_be_met_is_told_before_work_begins() -> None:
+    tokenizer = Words()
+    house = House()
+    house.ask.header_slo_ms = 1.5
+    with pytest.raises(InvalidRequest) as caught:
+        house.texts(tokenizer, many(500))
+    assert caught.value.code == "slo_too_short" and not tokenizer.threads
+
+
+class Slow(ImageProcessor):
+    """Remembers the first bytes of what it began and ended; `on_begin` may raise or wait."""
+
+    def __init__(self, on_begin: Callable[[int], None]) -> None:
+        super().__init__(height=1, width=1, resize_to=1)
+        object.__setattr__(self, "on_begin", on_begin)
+        object.__setattr__(self, "begun", [])
+        object.__setattr__(self, "ended", [])
+
+    def decode(self, data: bytes, pixels_max: int) -> Pixels:
+        me: Any = self
+        me.begun.append(data[0])
+        try:
+            me.on_begin(data[0])
+        finally:
+            me.ended.append(data[0])
+        return Pixels("", 1, 1)
+
+
+def test_a_bad_image_ends_the_request_when_the_others_rest() -> None:
+    house, release = House(), threading.Event()
+    held: list[int] = []
+
+    def let_go() -> None:
+        held.append(house.room.num)
+        release.set()
+
+    def on_begin(at: int) -> None:
+        if at == 1:
+            threading.Timer(0.2, let_go).start()
+            raise InvalidRequest("broken")
+        assert release.wait(10)
+
+    processor: Any = Slow(on_begin)
+    with pytest.raises(InvalidRequest) as caught:
+        house.images(processor, 40)
+    assert caught.value.param == "input[1]"
+    assert held == [40], "the room is taken while others decode"
+    assert sorted(processor.begun) == sorted(processor.ended)
+    assert len(processor.begun) <= NUM_THREADS + 1
+    assert house.room.num == 0
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_images_that_nobody_waits_for_are_not_decoded(is_gone: bool) -> None:
+    house = House()
+
+    def on_begin(_: int) -> None:
+        house.ask.abandon() if is_gone else house.clock.advance(60 * MS)
+
+    processor: Any = Slow(on_begin)
+    with pytest.raises(ClientGone if is_gone else JobError):
+        house.images(processor, 40)
+    assert 1 <= len(processor.begun) <= NUM_THREADS
+    assert house.room.num == 0
+
+
+def test_a_deadline_ends_the_wait_for_a_busy_pool() -> None:
+    house, release = House(), threading.Event()
+    blocked = [THREADS.submit(release.wait, 10) for _ in range(NUM_THREADS)]
+    processor: Any = Slow(lambda _: None)
+    with pytest.raises(JobError):
+        house.images(processor, 3)
+    assert not processor.begun and not any(future.done() for future in blocked)
+    release.set()
