@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ async def candidate(url: str, *, ttl_ms: int = 600, mode: str = "auto") -> Async
         assert runtime.failure is None, runtime.failure
 
 
+async def note(seen: list[str], payload: bytes, reply: str) -> None:
+    """What somebody does who watches the bus."""
+    seen.append(reply)
+
+
 def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
     async def scenario() -> None:
         url = nats_server.url
@@ -76,7 +82,8 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
             candidate(url, ttl_ms=NEVER_MS) as first,
             candidate(url, ttl_ms=NEVER_MS) as spare,
         ):
-            await watcher._client.subscribe("symphony.>")
+            seen: list[str] = []
+            await watcher.serve_raw("symphony.>", partial(note, seen), "")
             fence = await first.lead()
             assert first.lease.is_leading
             waiting = asyncio.create_task(spare.lead())
@@ -84,6 +91,7 @@ def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:
             await sever(first.bus)
             assert await waiting > fence
             assert spare.lease.is_leading and not first.lease.is_leading
+            assert seen
             await eventually(lambda: first.told == ["suspend"])  # it cannot know more
 
     asyncio.run(scenario())
