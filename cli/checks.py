@@ -11,6 +11,8 @@ from cli.reporting import out
 
 # A file's tests share a house, so they stay together. Every process may hold one in memory.
 PARALLEL = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "loadfile")
+# Threads of several processes that wait for one another by spinning keep one another from working.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("style", ("ruff", "check", ".")),
     ("format", ("ruff", "format", "--check", ".")),
@@ -37,7 +39,7 @@ def _run(command: Sequence[str]) -> tuple[int, float]:
     code = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path},
         check=False,
     ).returncode
     return code, time.monotonic() - start

@@ -197,9 +197,9 @@ def test_the_disruption_bound_limits_what_moves() -> None:
         assert found.cost == sum(2 * costs[i] for i in moved(found, current)) <= cost_max
         check(found, models, 4, math.inf, math.inf)
     assert list(results[0.0].assignment) == current
-    objectives = [found.objective for found in results.values()]
-    assert objectives == sorted(objectives, reverse=True)
-    assert objectives[1] < 0.8 * objectives[0]
+    # How good each is depends on how far the solver came in its time.
+    staying, *moving = [found.objective for found in results.values()]
+    assert max(moving) < 0.8 * staying
 
 
 def test_new_models_cost_their_loading_and_may_be_all_that_is_allowed() -> None:
