@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.batching.batcher import WindowBatcher
@@ -37,6 +37,16 @@ HAPPENINGS = st.builds(
     index=st.integers(0, 30),
     value=st.integers(1, 30),
 )
+
+
+LEFT_OUT_AT_THE_GRANT = [
+    Happening("job", 0, 1, 9),
+    Happening("job", 0, 1, 9),
+    Happening("job", 0, 1, 19),
+    Happening("job", 1, 0, 1),
+    Happening("job", 5, 1, 13),
+    Happening("job", 1, 1, 10),
+]
 
 
 def happen(player: Player, happening: Happening, *, mixed_targets: bool) -> None:
@@ -136,6 +146,7 @@ def test_a_job_that_cannot_make_it_is_told_so_at_once(
 
 @pytest.mark.parametrize("policy", DEFERRED)
 @given(history=st.lists(HAPPENINGS, max_size=60), delays=DELAYS)
+@example(history=LEFT_OUT_AT_THE_GRANT, delays=Delays(0, 1))
 @settings(max_examples=60, deadline=None)
 def test_no_batch_goes_before_its_window_unless_it_is_full(
     policy: str, history: list[Happening], delays: Delays
