@@ -65,11 +65,10 @@ async def probe(
     nothing for longer than a busy machine stands still.
     """
     try:
-        await bus.request(WORKER_PING, Empty(), worker_id, timeout_s=SILENT_S, grace_s=0.0)
-    except (PeerUnavailable, ValueError):  # ValueError: no worker can have such an id
-        PROBES.labels("no").inc()
-        if bus.connected:  # else nobody can answer, and that tells nothing
-            log.warning("worker does not answer", extra={"worker_id": worker_id})
-            events.put(partial(on_gone, worker_id))
-    else:
-        PROBES.labels("yes").inc()
+        is_there = await bus.has_responder(WORKER_PING, Empty(), worker_id, timeout_s=SILENT_S)
+    except ValueError:  # no worker can have such an id
+        is_there = False
+    PROBES.labels("yes" if is_there else "no").inc()
+    if not is_there and bus.connected:  # else nobody can answer, and that tells nothing
+        log.warning("worker does not answer", extra={"worker_id": worker_id})
+        events.put(partial(on_gone, worker_id))

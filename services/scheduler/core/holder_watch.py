@@ -8,7 +8,6 @@ way back, as after a restart of the bus, and is given time. Silence proves nothi
 
 from services.scheduler.core.lease_effects import Stored
 
-NOBODY = ""  # the instance in a lease that was given back
 SURE_AFTER = 2  # answers "nobody" in a row: one can be a subscription that is being renewed
 
 

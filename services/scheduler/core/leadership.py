@@ -18,8 +18,9 @@ Source: deferred batch scheduling, section 6 (hot spares that exchange heartbeat
 
 from enum import Enum, auto
 
-from services.scheduler.core.holder_watch import NOBODY, HolderWatch
+from services.scheduler.core.holder_watch import HolderWatch
 from services.scheduler.core.lease_effects import (
+    NOBODY,
     Announce,
     AskHolder,
     Lead,

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from shared.messages import LeaderLease
 
+NOBODY = ""  # the instance in a lease that was given back
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

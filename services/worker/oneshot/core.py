@@ -32,6 +32,8 @@ from shared.messages import (
     OneshotCard,
 )
 
+NOT_FINITE = "the model made a number that is not finite of this input"
+
 
 class BatchCore:
     """Told an event and the time, returns what is to be done.
@@ -162,10 +164,11 @@ class BatchCore:
             batch.fail(batch.run_order, "model_error", ran.error)
         else:
             size = len(batch.run_order)
-            batch.results += [
-                JobResult(job_id=job_id, values=values)
-                for job_id, values in zip(batch.run_order, ran.values, strict=True)
-            ]
+            for job_id, values in zip(batch.run_order, ran.values, strict=True):
+                if values:
+                    batch.results.append(JobResult(job_id=job_id, values=values))
+                else:
+                    batch.fail([job_id], "model_error", NOT_FINITE)
         wait_ns = max(ran.started_at_ns - batch.arrived_at_ns, 0)
         effects = self._end(batch, size, ran.run_ns, wait_ns, now_ns)
         return [*effects, *self._advance(now_ns)]

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 from services.worker import metrics
@@ -39,7 +38,6 @@ from shared.messages import (
     BatchStart,
     InputPull,
     JobInput,
-    JobResult,
     JobResults,
     LeaderChanged,
     OfficeFence,
@@ -58,7 +56,6 @@ from shared.tasks import Tasks
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 4096
-NOT_FINITE = "the model made a number that is not finite of this input"
 
 
 class OneshotRunner:
@@ -228,7 +225,7 @@ class OneshotRunner:
         message = JobResults(
             worker_id=self._worker_id,
             batch_id=effect.batch_id,
-            results=[_checked(result) for result in effect.results],
+            results=list(effect.results),
         )
         try:
             await self._bus.publish(JOB_RESULTS, message, effect.frontend_id)
@@ -246,10 +243,3 @@ class OneshotRunner:
             await self._bus.publish(BATCH_DONE, done)
         except SymphonyError as error:  # the next report says that the batch is gone
             log.warning("end of a batch not told", extra={"error": error.message})
-
-
-def _checked(result: JobResult) -> JobResult:
-    """A result as it is, or a failure if the model's numbers were not fit to be packed."""
-    if result.values or result.code:
-        return result
-    return replace(result, code="model_error", message=NOT_FINITE)

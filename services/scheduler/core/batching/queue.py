@@ -70,6 +70,11 @@ class ModelQueue:
         self.lead_ns += [NEVER_NS] * (len(self.jobs) + 1)  # more may wait than fit a batch now
         self.num_quiet = self.num_jobs_max + 1 if self.is_offered else 0
 
+    def find_opening(self) -> int:
+        """When the window of all that waits opens; there must be a job. Sets `base_ns`."""
+        self.base_ns = self.window.base_ns(self.jobs[0])
+        return self.base_ns - self.lead_ns[min(len(self.jobs), self.spec.size_max)]
+
     def arm(self, at_ns: int) -> None:
         """Time alone changes the candidate no earlier than this."""
         self.armed_at_ns = at_ns

@@ -200,9 +200,7 @@ class ModelShard:
                 queue.disarm()
                 return
             head = queue.jobs[0]
-            num_jobs = min(len(queue.jobs), queue.spec.size_max)
-            queue.base_ns = queue.window.base_ns(head)
-            opens_at_ns = queue.base_ns - queue.lead_ns[num_jobs]
+            opens_at_ns = queue.find_opening()
             if opens_at_ns > now_ns:
                 self._retract(queue)
                 last_at_ns = head.deadline_ns - queue.spec.batch_ns[1] - self._delays.of(1)
@@ -245,7 +243,7 @@ class ModelShard:
         size = self._gather(queue, start_ns)
         while size > 1 and self._ends_late(queue, size, now_ns, grant):
             size -= 1
-        if size == 0 or not self._is_open(queue, now_ns):
+        if size == 0 or queue.find_opening() > now_ns:
             self._rank.give_back(grant)  # what was offered had a head that is late by now
             return
         start_at_ns = max(now_ns + self._delays.of(size), grant.free_at_ns)
@@ -264,10 +262,6 @@ class ModelShard:
             self._num_active = sum(queue.is_active(now_ns) for queue in self._queues.values())
             self._count_at_ns = now_ns + RATE_NS
         return self._num_active
-
-    def _is_open(self, queue: ModelQueue, now_ns: int) -> bool:
-        num_jobs = min(len(queue.jobs), queue.spec.size_max)
-        return queue.window.base_ns(queue.jobs[0]) - queue.lead_ns[num_jobs] <= now_ns
 
     def _ends_late(self, queue: ModelQueue, size: int, now_ns: int, grant: Grant) -> bool:
         start_at_ns = max(now_ns + self._delays.of(size), grant.free_at_ns)
