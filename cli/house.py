@@ -34,6 +34,17 @@ class HouseFailed(SymphonyError):
     """A child does not stay alive, or the house was not ready in time."""
 
 
+def check_start(options: HouseOptions) -> None:
+    """See that a house could start now; `run_house` looks again.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    check_data_dir(options.data_dir)
+    os.close(take_lock(options.data_dir))
+    check_port(options.host, options.port)
+
+
 def run_house(options: HouseOptions, reporter: Reporter) -> None:
     """Run a house until a signal asks it to stop.
 
@@ -186,6 +197,8 @@ class House:
         run = self._run_state()
         snapshot = look(run)
         if snapshot is None or snapshot.num_ready_workers() < self._options.num_workers:
+            return False
+        if snapshot.models_missing():
             return False
         services = [self._children.get(plan.name) for plan in self._plan.services]
         return all(

@@ -57,7 +57,10 @@ def _start() -> None:
 def up(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Model folder or hub id; may be given several times."),
+        typer.Option(
+            help="Model: smollm2-135m (the default), minilm, demo, a folder, a GGUF file or a hub "
+            "id; may be given several times."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, max=64, help="How many workers.")] = 1,
     no_worker: Annotated[
@@ -96,7 +99,8 @@ def up(
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
     from cli.children import free_port
-    from cli.plan import HouseOptions, resolve_model
+    from cli.models.prepare import check_model
+    from cli.plan import HouseOptions
     from cli.up import up as run_here
     from cli.up import up_detached
     from shared.zoo import parse_emulation
@@ -104,9 +108,11 @@ def up(
     with _errors_in_a_line():
         if emulate is not None:
             parse_emulation(emulate)
+        for source in model or ():
+            check_model(source)
         options = HouseOptions(
             data_dir=_folder(data_dir),
-            models=tuple(resolve_model(source) for source in model or ()),
+            models=tuple(model or ()),
             num_workers=0 if no_worker else workers,
             emulate=emulate,
             num_spares=spares,

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -22,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FREE_BYTES_MIN = 64 * 1024**2
 PROBE_BYTES = 4096
 SHARED_MEMORY = Path("/dev/shm")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -31,7 +29,8 @@ class HouseOptions:
     """What `symphony up` was asked for.
 
     Attributes:
-        models: folders (absolute) and hub ids; none: the bundled demo model.
+        models: what was asked for, or once that is prepared folders (absolute) and hub ids; none:
+            the default.
         emulate: latency profile of emulated workers; None: real ones.
         num_spares: hot spares of each scheduler process.
         num_shards: processes among which the batching of one-shot models is divided; 1: it is done
@@ -132,26 +131,6 @@ def check_port(host: str, port: int) -> None:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
-
-
-def resolve_model(source: str) -> str:
-    """An absolute path for a model's folder; a hub id as it is.
-
-    Raises:
-        ConfigError: neither, or a folder without a model.
-    """
-    if not source:
-        raise ConfigError("--model: no such folder: the name is empty")
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"--model {source}: the folder holds no config.json")
-        return str(folder.resolve())
-    if folder.exists():
-        raise ConfigError(f"--model {source}: a file; give the folder that holds config.json")
-    if source.startswith((".", "~")) or not _HUB_ID.fullmatch(source):
-        raise ConfigError(f"--model {source}: no such folder")
-    return source
 
 
 def plan_house(

@@ -8,7 +8,7 @@ from typing import Any
 from cli.runfile import RunState
 from shared.bus import Bus
 from shared.errors import PeerUnavailable, SymphonyError
-from shared.messages import Empty, KvStats, SchedulerStatus, ServiceStatus
+from shared.messages import Empty, KvStats, SchedulerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
@@ -23,13 +23,23 @@ class Snapshot:
 
     Attributes:
         states: by pid, what each service says of itself.
+        models_served: that a frontend answers for.
         scheduler: None while nobody answers.
         stores: one a host.
     """
 
     states: dict[int, str]
+    models_served: frozenset[str] = frozenset()
     scheduler: SchedulerStatus | None
     stores: list[KvStats]
+
+    def models_missing(self) -> set[str]:
+        """Models that a ready worker serves and that cannot be asked for all the same, because no
+        frontend has their files yet.
+        """
+        workers = self.scheduler.workers if self.scheduler else []
+        served = {name for worker in workers if worker.state == "ready" for name in worker.models}
+        return served - self.models_served
 
     def num_ready_workers(self) -> int:
         """Workers that the scheduler would place a turn on."""
@@ -55,7 +65,12 @@ async def take_snapshot(run: RunState) -> Snapshot:
         )
     finally:
         await bus.drain()
-    return Snapshot(states=_states(services), scheduler=scheduler, stores=stores)
+    return Snapshot(
+        states={service.pid: service.state for service in services},
+        models_served=frozenset(name for service in services for name in service.models),
+        scheduler=scheduler,
+        stores=stores,
+    )
 
 
 def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
@@ -111,10 +126,6 @@ def look(run: RunState) -> Snapshot | None:
         return asyncio.run(take_snapshot(run))
     except SymphonyError:
         return None
-
-
-def _states(services: list[ServiceStatus]) -> dict[int, str]:
-    return {service.pid: service.state for service in services}
 
 
 def _process_state(name: str, pid: int, states: dict[int, str]) -> str:

@@ -5,14 +5,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from cli.house import run_house
-from cli.plan import ROOT, HouseOptions, check_data_dir
+from cli.house import check_start, run_house
+from cli.models.prepare import prepare_default, prepare_models
+from cli.plan import ROOT, HouseOptions
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.signals import StopRequested, StopSignals
+from services.worker.config import WorkerConfig
+from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
 
 _OPTIONS = TypeAdapter(HouseOptions)
@@ -24,7 +28,8 @@ def up(options: HouseOptions) -> None:
     Raises:
         SymphonyError: it did not come up or did not stay up; nothing is left running.
     """
-    run_house(options, TerminalReporter(options.data_dir, "Ctrl-C"))
+    reporter = TerminalReporter(options.data_dir, "Ctrl-C")
+    run_house(_with_models(options, reporter), reporter)
 
 
 def up_detached(options: HouseOptions) -> None:
@@ -33,7 +38,8 @@ def up_detached(options: HouseOptions) -> None:
     Raises:
         SymphonyError: it did not come up; nothing is left running.
     """
-    check_data_dir(options.data_dir)
+    terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
+    options = _with_models(options, terminal)
     log_path = options.data_dir / "logs" / "supervisor.log"
     log_path.parent.mkdir(exist_ok=True)
     reading, writing = os.pipe()
@@ -48,7 +54,6 @@ def up_detached(options: HouseOptions) -> None:
             start_new_session=True,
         )
     os.close(writing)
-    terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
     assert supervisor.stdin is not None
     supervisor.stdin.write(_OPTIONS.dump_json(options))
     supervisor.stdin.close()
@@ -65,6 +70,24 @@ def up_detached(options: HouseOptions) -> None:
             os.close(reading)
     supervisor.wait()
     raise ConfigError(f"the supervisor ended before the house was ready: see {log_path}")
+
+
+def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
+    """`options` with models that workers can load. In front of the user, since it may take minutes
+    the first time; after a look at what would keep the house from starting anyway.
+
+    Raises:
+        SymphonyError: a model cannot be had, or the house could not start.
+    """
+    check_start(options)
+    if options.emulate is not None or not options.num_workers:
+        return options
+    wanted = options.models or tuple(load_config(WorkerConfig).models)
+    if wanted:
+        models = prepare_models(wanted, options.data_dir, reporter.progress)
+    else:
+        models = (prepare_default(options.data_dir, reporter.progress),)
+    return replace(options, models=models)
 
 
 def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:

@@ -37,6 +37,7 @@ class Runtime:
         clock: the machine's clocks.
         stack: closed in reverse order at the end; push what must be closed.
         stopping: set on SIGTERM or SIGINT, and by `fail`.
+        models: tells which models can be asked here now; empty unless this is a frontend.
     """
 
     def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
@@ -48,6 +49,7 @@ class Runtime:
         self.stopping = asyncio.Event()
         self.state = "starting"
         self.exit_code = 0
+        self.models: Callable[[], list[str]] = list
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
@@ -89,7 +91,11 @@ class Runtime:
 
     async def _status(self, _: Empty) -> ServiceStatus:
         return ServiceStatus(
-            service=self.service, instance=self.instance, pid=os.getpid(), state=self.state
+            service=self.service,
+            instance=self.instance,
+            pid=os.getpid(),
+            state=self.state,
+            models=self.models(),
         )
 
 

@@ -4,17 +4,21 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.frontend.core.fleet import Files, Fleet, LoadTokenizer, files_of
 from services.frontend.images import ImageProcessor, load_image_processor
-from services.frontend.tokenizer import ModelTokenizer, load_tokenizer
+from services.frontend.tokenizer import ModelTokenizer, import_library, load_tokenizer
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId
 from shared.messages import ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 RETRY_LOAD_S = 10.0
 LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
@@ -43,8 +47,8 @@ class OneshotModel:
 
 
 class Models:
-    """Fed with workers' reports; loads each tokenizer and image processor in a thread on first
-    sight.
+    """Fed with workers' reports; loads each tokenizer and image processor on first sight, one after
+    another: transformers' imports fail when two threads make them at once.
 
     Args:
         spawn: runs a coroutine for the life of the service.
@@ -56,6 +60,15 @@ class Models:
         self._fleet = Fleet()
         self._tokenizers: dict[Files, ModelTokenizer] = {}
         self._images: dict[Files, ImageProcessor] = {}
+        self._thread = ThreadPoolExecutor(1, "files")
+
+    async def prepare(self) -> None:
+        """Import what loading needs, while workers are still busy with their weights."""
+        await self._in_thread(import_library)
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def on_report(self, report: WorkerReport) -> None:
         """Handler of WORKER_REPORT."""
@@ -98,6 +111,11 @@ class Models:
             if processor is not None:
                 models.append(OneshotModel(card, processor))
         return models
+
+    def names(self) -> list[str]:
+        """Ids of all that can be asked now."""
+        served: list[ServedModel | OneshotModel] = [*self.all(), *self.all_oneshot()]
+        return [str(model.card.model_id) for model in served]
 
     def get(self, model_id: str) -> ServedModel:
         """The model for text that a request names.
@@ -158,7 +176,8 @@ class Models:
 
     async def _load(self, card: ModelCard | OneshotCard) -> None:
         try:
-            self._tokenizers[files_of(card)] = await asyncio.to_thread(load_tokenizer, card.source)
+            made = await self._in_thread(load_tokenizer, card.source)
+            self._tokenizers[files_of(card)] = made
         except LOAD_ERRORS as error:
             await self._retry_load(card, error)
         else:
@@ -170,10 +189,13 @@ class Models:
             await self._load(card)
             return
         try:
-            made = await asyncio.to_thread(load_image_processor, card.source)
+            made = await self._in_thread(load_image_processor, card.source)
             self._images[files_of(card)] = made
         except LOAD_ERRORS as error:
             await self._retry_load(card, error)
+
+    async def _in_thread(self, work: Callable[..., Made], *arguments: str) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _retry_load(self, card: ModelCard | OneshotCard, error: Exception) -> None:
         log.error(

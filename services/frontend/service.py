@@ -52,6 +52,9 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     sessions = SessionStore(config.redis_url, runtime.clock, config.session_expiry_s)
     runtime.stack.push_async_callback(sessions.close)
     models = Models(runtime.clock, runtime.spawn)
+    runtime.stack.callback(models.close)
+    runtime.models = models.names
+    runtime.spawn(models.prepare(), "imports")
     hub = Hub(runtime.bus, runtime.clock, frontend_id, Turns(frontend_id, _limits(config)))
     jobs = JobHub(
         runtime.bus,

@@ -205,6 +205,11 @@ class ModelTokenizer:
         return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
 
 
+def import_library() -> None:
+    """Make the imports of `load_tokenizer`, which take a second."""
+    from transformers import AutoTokenizer  # noqa: F401
+
+
 def load_tokenizer(source: str) -> ModelTokenizer:
     """Read a tokenizer from a folder or hub id. Blocks; takes seconds.
 

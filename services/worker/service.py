@@ -281,6 +281,7 @@ class Worker:
             block_tokens=info.block_tokens,
             created=self._created,
             emulated=info.is_emulated,
+            sampling=info.sampling,
         )
 
     async def _drain(self) -> None:

@@ -80,7 +80,7 @@ from shared.messages.turns import (
     TurnStart,
     TurnSubmit,
 )
-from shared.messages.workers import ModelCard, Prefetch, WorkerReport
+from shared.messages.workers import ModelCard, Prefetch, SamplingDefaults, WorkerReport
 
 __all__ = [
     "NO_GRANT",
@@ -138,6 +138,7 @@ __all__ = [
     "RankBooked",
     "RankGrant",
     "RankOffer",
+    "SamplingDefaults",
     "SamplingParams",
     "SchedulerStatus",
     "ServiceStatus",

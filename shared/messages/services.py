@@ -18,6 +18,7 @@ class ServiceStatus:
     instance: str
     pid: int
     state: str  # starting, ready, draining
+    models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,17 @@ from shared.messages.turns import TurnRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """How to sample for requests that do not say: what ``generation_config.json`` advises."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A model as one worker serves it: enough for the frontend to tokenize and for anyone to name
     its KV.
@@ -24,6 +35,7 @@ class ModelCard:
     block_tokens: int = BLOCK_TOKENS
     created: int = 0  # wall-clock seconds
     emulated: bool = False
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

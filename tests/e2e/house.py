@@ -93,7 +93,7 @@ class House:
         self,
         data_dir: Path,
         *,
-        models: tuple[str | Path, ...] = (),
+        models: tuple[str | Path, ...] = ("demo",),
         num_workers: int = 1,
         emulate: str | None = None,
         restart: bool = True,
@@ -107,7 +107,7 @@ class House:
         self._arguments = ["--data-dir", str(data_dir), "--port", str(self.port)]
         self._arguments += ["--workers", str(num_workers)]
         self._arguments += ["--spares", str(num_spares), "--shards", str(num_shards)]
-        for model in models:
+        for model in () if emulate else models:
             self._arguments += ["--model", str(model)]
         if emulate is not None:
             self._arguments += ["--emulate", emulate]

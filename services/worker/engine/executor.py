@@ -1,10 +1,11 @@
 """The one interface behind which a forward pass happens, on a CPU, a GPU, or not at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.worker.core.effects import StepPlan, StepResult
 from services.worker.engine.mover import KvMover
+from shared.messages import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class ModelInfo:
         fingerprint: hash of weights, dtype and KV layout.
         page_bytes: KV of one block in one layer.
         num_pages: pages that the device has room for.
+        sampling: for requests that do not say how to sample.
     """
 
     model_id: str
@@ -27,6 +29,7 @@ class ModelInfo:
     end_token_ids: frozenset[int]
     block_tokens: int
     is_emulated: bool = False
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 class Executor(Protocol):

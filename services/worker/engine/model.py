@@ -12,9 +12,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from services.worker.engine.attention import ATTENTION, LayerProbe, UnsupportedModelError
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
+from shared.messages import SamplingDefaults
 
 KV_LAYOUT_VERSION = 1
 READ_BYTES = 16 * 1024 * 1024
+ADVISABLE = {
+    "temperature": (0.01, 2.0),
+    "top_p": (0.01, 1.0),
+    "top_k": (1, 1 << 20),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+}
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class LoadedModel:
     head_dim: int
     max_model_len: int
     end_token_ids: frozenset[int]
+    sampling: SamplingDefaults
     fingerprint: str
 
     @property
@@ -66,6 +75,7 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
     module.requires_grad_(False).train(False)
     module.to(torch.device(device))  # type: ignore[arg-type]  # its decorator loses the overload
+    generation = _generation_config(source)
     num_kv_heads, head_dim = _probe_layout(module, config.get_text_config().num_hidden_layers)
     loaded = LoadedModel(
         module=module,
@@ -76,7 +86,8 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_model_len=_max_model_len(config.get_text_config()),
-        end_token_ids=_end_token_ids(source, config.get_text_config()),
+        end_token_ids=_end_token_ids(generation, config.get_text_config()),
+        sampling=sampling_defaults(generation),
         fingerprint="",
     )
     loaded.fingerprint = _fingerprint(loaded)
@@ -107,16 +118,30 @@ def _max_model_len(config: Any) -> int:
     return 2048
 
 
-def _end_token_ids(source: str, config: Any) -> frozenset[int]:
+def _generation_config(source: str) -> GenerationConfig | None:
     try:
-        ends = GenerationConfig.from_pretrained(source).eos_token_id
+        return GenerationConfig.from_pretrained(source)
     except OSError:
-        ends = None
+        return None
+
+
+def _end_token_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
+    ends = None if generation is None else generation.eos_token_id
     if ends is None:
         ends = config.eos_token_id
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def sampling_defaults(generation: GenerationConfig | None) -> SamplingDefaults:
+    """What a model's files advise; values that no request could ask for are passed over."""
+    advised: dict[str, Any] = {}
+    for name, (low, high) in ADVISABLE.items():
+        value = getattr(generation, name, None)
+        if isinstance(value, int | float) and low <= value <= high:
+            advised[name] = value
+    return SamplingDefaults(**advised)
 
 
 def weights_digest(source: str) -> blake2b:

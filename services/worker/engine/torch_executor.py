@@ -43,6 +43,7 @@ class TorchExecutor:
             num_pages=num_pages,
             end_token_ids=model.end_token_ids,
             block_tokens=BLOCK_TOKENS,
+            sampling=model.sampling,
         )
         shape = (num_pages, 2, model.num_kv_heads, BLOCK_TOKENS, model.head_dim)
         self._pool = torch.zeros(shape, dtype=model.dtype, device=model.device)

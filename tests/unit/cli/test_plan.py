@@ -6,29 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.plan import HouseOptions, check_data_dir, check_port, plan_house, resolve_model
+from cli.plan import HouseOptions, check_data_dir, check_port, plan_house
 from shared.errors import ConfigError
-
-
-def test_models_are_folders_or_hub_ids(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert resolve_model(str(tmp_path)) == str(tmp_path.resolve())
-    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-    assert resolve_model("gpt2") == "gpt2"
-
-
-@pytest.mark.parametrize("source", ["/no/such/folder", "./none", "~/none-there", "a/b/c", ""])
-def test_what_is_neither_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        resolve_model(source)
-
-
-def test_a_folder_without_a_model_and_a_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        resolve_model(str(tmp_path))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="a file"):
-        resolve_model(str(tmp_path / "file"))
 
 
 def test_own_servers_come_first_and_given_ones_are_not_started(tmp_path: Path) -> None:

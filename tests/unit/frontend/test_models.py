@@ -1,6 +1,7 @@
 """What makes a one-shot model's inputs changes with the model, and goes when nobody needs it."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,41 @@ def test_a_model_for_text_keeps_its_tokenizer(loaded: list[str]) -> None:
         house.models.on_tick()
     assert sorted(loaded) == ["/m", "/t"]
     assert house.models.get("t").card.fingerprint == "g"
+
+
+def test_files_of_several_models_are_read_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers' imports fail when two threads make them at once."""
+    alone = threading.Lock()
+    met: list[str] = []
+
+    def load(source: str) -> ImageProcessor:
+        if not alone.acquire(blocking=False):
+            met.append(source)
+            return ImageProcessor(height=1, width=1, resize_to=1)
+        threading.Event().wait(0.05)  # long enough for another to come in, were it let
+        alone.release()
+        return ImageProcessor(height=1, width=1, resize_to=1)
+
+    monkeypatch.setattr(subject, "load_tokenizer", load)
+    monkeypatch.setattr(subject, "load_image_processor", load)
+
+    async def scenario() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        models = Models(ManualClock(), lambda work, _: tasks.append(asyncio.create_task(work)))
+        cards = [
+            replace(card, model_id=ModelId(f"m{at}"), source=f"/m{at}")
+            for at, card in enumerate((TEXTS, IMAGES, TEXTS, IMAGES))
+        ]
+        models.on_report(replace(REPORT, oneshot=cards))
+        assert models.names() == []
+        await asyncio.gather(*tasks)
+        assert sorted(models.names()) == ["m0", "m1", "m2", "m3"]
+        models.close()
+
+    asyncio.run(scenario())
+    assert met == []
 
 
 def test_files_in_use_anywhere_are_kept() -> None:

