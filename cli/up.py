@@ -82,11 +82,12 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
     check_start(options)
     if options.emulate is not None or not options.num_workers:
         return options
+    kept = options.data_dir / "models"
     wanted = options.models or tuple(load_config(WorkerConfig).models)
     if wanted:
-        models = prepare_models(wanted, options.data_dir, reporter.progress)
+        models = prepare_models(wanted, kept, reporter.progress)
     else:
-        models = (prepare_default(options.data_dir, reporter.progress),)
+        models = (prepare_default(kept, reporter.progress),)
     return replace(options, models=models)
 
 

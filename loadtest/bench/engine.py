@@ -12,13 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from loadtest.models import make_llama_125m
+from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
@@ -29,7 +28,6 @@ from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams
 
-VOCAB = 32000
 ROUNDS = 3
 
 
@@ -41,10 +39,9 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--model", default="")
-    parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    add_model_options(parser)
     args = parser.parse_args(argv)
-    source = args.model or str(make_llama_125m(args.models_dir, args.dtype))
+    source = model_source(args, args.dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ours = _Ours(source, device, args)
     theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
@@ -91,6 +88,7 @@ class _Ours:
 
     def __init__(self, source: str, device: str, args: argparse.Namespace) -> None:
         model = load_model(source, device, "auto")
+        self._vocab_size = shape_of(source).vocab_size
         tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
         num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
         self._executor = TorchExecutor(model, "bench", num_pages, lambda *_: None)
@@ -138,7 +136,7 @@ class _Ours:
             tenant=DEFAULT_TENANT,
             session_id=None,
             root=root_key(info.fingerprint, "bench"),
-            tokens=_prompt(self._num_turns, length),
+            tokens=_prompt(self._num_turns, length, self._vocab_size),
             num_generated_before=0,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             arrived_at_ns=0,
@@ -157,6 +155,7 @@ class _Transformers:
     """transformers' own forward pass with its own cache."""
 
     def __init__(self, source: str, device: str, attention: str) -> None:
+        self._vocab_size = shape_of(source).vocab_size
         self._model = AutoModelForCausalLM.from_pretrained(
             source, dtype="auto", attn_implementation=attention
         ).to(device)  # type: ignore[arg-type]
@@ -164,7 +163,7 @@ class _Transformers:
     @torch.inference_mode()
     def decode_ms(self, batch: int, context: int, steps: int) -> float:
         cache = DynamicCache()
-        ids = torch.tensor([_prompt(n, context) for n in range(batch)])
+        ids = torch.tensor([_prompt(n, context, self._vocab_size) for n in range(batch)])
         ids = ids.to(self._model.device)
         chunk = 128  # a whole batched prefill at once would need gigabytes for its scores
         for start in range(0, context, chunk):
@@ -179,7 +178,7 @@ class _Transformers:
 
     @torch.inference_mode()
     def prefill_tokens_per_s(self, length: int) -> float:
-        ids = torch.tensor([_prompt(1, length)]).to(self._model.device)
+        ids = torch.tensor([_prompt(1, length, self._vocab_size)]).to(self._model.device)
         started = time.perf_counter()
         self._forward(ids, DynamicCache()).tolist()
         return length / (time.perf_counter() - started)
@@ -190,6 +189,6 @@ class _Transformers:
         return token
 
 
-def _prompt(seed: int, length: int) -> list[int]:
+def _prompt(seed: int, length: int, vocab_size: int) -> list[int]:
     rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(length)]
+    return [rng.randrange(vocab_size) for _ in range(length)]

@@ -13,16 +13,12 @@ import os
 import random
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from loadtest.bench.lab import Lab, open_lab
-from loadtest.models import make_llama_125m
+from loadtest.models import Shape, add_model_options, model_source, shape_of
 
-VOCAB = 32000
 BLOCK_TOKENS = 64
-NUM_LAYERS = 12
-HIDDEN = 768
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -32,21 +28,20 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--history-tokens", type=int, default=2000)
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--sessions", type=int, default=5)
-    parser.add_argument("--dtype", default="bfloat16,float32")
-    parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    parser.add_argument("--dtype", default="bfloat16,float32", help="of random weights")
+    add_model_options(parser)
     args = parser.parse_args(argv)
     figures: dict[str, Any] = {}
-    for dtype in args.dtype.split(","):
-        model = make_llama_125m(args.models_dir, dtype)
-        figures[dtype] = asyncio.run(_measure(args, model, dtype))
+    for dtype in args.dtype.split(",") if not args.model else ("",):
+        model = model_source(args, dtype)
+        shape = shape_of(model)
+        figures[shape.dtype] = asyncio.run(_measure(args, model, shape))
     return {**next(iter(figures.values())), "by_dtype": figures}
 
 
-async def _measure(args: argparse.Namespace, model: Path, dtype: str) -> dict[str, Any]:
-    element_bytes = 2 if dtype == "bfloat16" else 4
-    page_bytes = 2 * BLOCK_TOKENS * HIDDEN * element_bytes
+async def _measure(args: argparse.Namespace, model: str, shape: Shape) -> dict[str, Any]:
     blocks = (args.history_tokens + args.new_tokens) // BLOCK_TOKENS + 4
-    session_bytes = blocks * NUM_LAYERS * page_bytes
+    session_bytes = blocks * BLOCK_TOKENS * shape.token_bytes
     settings = {
         "models": f'["{model}"]',
         "kv_bytes": str(int(1.4 * session_bytes)),
@@ -54,27 +49,32 @@ async def _measure(args: argparse.Namespace, model: Path, dtype: str) -> dict[st
     }
     rng = random.Random(1)
     histories = [
-        [rng.randrange(VOCAB) for _ in range(args.history_tokens)] for _ in range(args.sessions)
+        [rng.randrange(shape.vocab_size) for _ in range(args.history_tokens)]
+        for _ in range(args.sessions)
     ]
     async with open_lab(**settings) as lab:
         await lab.start("kvstore")
         await lab.start("worker")
         await lab.wait_connected()
-        _say(f"{dtype}: warming up")
-        await lab.turn([rng.randrange(VOCAB) for _ in range(args.history_tokens)])
-        bench = _Resume(lab, args, histories, rng)
+        _say(f"{shape.dtype}: warming up")
+        await lab.turn([rng.randrange(shape.vocab_size) for _ in range(args.history_tokens)])
+        bench = _Resume(lab, args, histories, rng, shape.vocab_size)
         figures = await bench.measure()
-    figures["history_mb"] = round(
-        args.history_tokens * NUM_LAYERS * 2 * HIDDEN * element_bytes / 1e6, 1
-    )
+    figures["history_mb"] = round(args.history_tokens * shape.token_bytes / 1e6, 1)
     return figures
 
 
 class _Resume:
     def __init__(
-        self, lab: Lab, args: argparse.Namespace, histories: list[list[int]], rng: random.Random
+        self,
+        lab: Lab,
+        args: argparse.Namespace,
+        histories: list[list[int]],
+        rng: random.Random,
+        vocab_size: int,
     ) -> None:
         self._lab = lab
+        self._vocab_size = vocab_size
         self._args = args
         self._histories = histories
         self._rng = rng
@@ -128,7 +128,9 @@ class _Resume:
         self._lab.mark_log("worker")
         await self._lab.start("kvstore")
         # The worker learns of the new kvstore at its next call; a turn of its own is one.
-        await self._lab.turn([self._rng.randrange(VOCAB) for _ in range(4 * BLOCK_TOKENS)])
+        await self._lab.turn(
+            [self._rng.randrange(self._vocab_size) for _ in range(4 * BLOCK_TOKENS)]
+        )
         await self._lab.wait_connected()
 
     def _stall(self, before: list[float]) -> list[float]:
@@ -138,7 +140,7 @@ class _Resume:
         return [round((b - a) / count, 2) for a, b in zip(start, after, strict=True)]
 
     def _new(self) -> list[int]:
-        return [self._rng.randrange(VOCAB) for _ in range(self._args.new_tokens)]
+        return [self._rng.randrange(self._vocab_size) for _ in range(self._args.new_tokens)]
 
 
 def _median(values: list[float]) -> float:

@@ -57,11 +57,11 @@ def test_an_unknown_rule_is_remarked_on(tmp_path: Path) -> None:
 def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path: Path) -> None:
     said: list[str] = []
     file = write_gguf(tmp_path / "My.Tiny-Q8.gguf", small_llama())
-    folder = Path(prepare_model(str(file), tmp_path, said.append))
+    folder = Path(prepare_model(str(file), tmp_path / "models", said.append))
     assert folder.name == "My.Tiny-Q8" and (folder / "config.json").is_file()
-    assert prepare_model(str(file), tmp_path, said.append) == str(folder)
+    assert prepare_model(str(file), tmp_path / "models", said.append) == str(folder)
     assert len(said) == 1 and "converting My.Tiny-Q8" in said[0]
     file.write_bytes(b"GGUF but broken")
     with pytest.raises(ConfigError, match=r"My\.Tiny-Q8.*not a GGUF file"):
-        prepare_model(str(file), tmp_path, said.append)
+        prepare_model(str(file), tmp_path / "models", said.append)
     assert len(list((tmp_path / "models").glob("*/My*"))) == 1

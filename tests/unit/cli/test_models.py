@@ -69,9 +69,9 @@ def test_a_folder_without_a_model_and_another_file_are_refused(tmp_path: Path) -
 
 def test_folders_and_hub_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert prepare_model(str(tmp_path), tmp_path) == str(tmp_path.resolve())
-    assert prepare_model("Qwen/Qwen3-0.6B", tmp_path) == "Qwen/Qwen3-0.6B"
-    demo = Path(prepare_model("demo", tmp_path))
+    assert prepare_model(str(tmp_path), tmp_path, print) == str(tmp_path.resolve())
+    assert prepare_model("Qwen/Qwen3-0.6B", tmp_path, print) == "Qwen/Qwen3-0.6B"
+    demo = Path(prepare_model("demo", tmp_path, print))
     assert (demo / "config.json").is_file() and demo.name == "symphony-demo"
 
 
@@ -123,7 +123,7 @@ def test_without_a_network_the_demo_model_serves_and_one_line_says_why(tmp_path:
     assert said[1].startswith(f"no {DEFAULT}: Could not find a version")
     assert "is there a network?" in said[1] and "demo model" in said[1]
     with pytest.raises(PeerUnavailable, match="Could not find a version"):
-        prepare_model("minilm", tmp_path)
+        prepare_model("minilm", tmp_path, said.append)
 
 
 def test_a_silent_index_is_given_up(
