@@ -21,12 +21,27 @@ TenantId = NewType("TenantId", str)
 
 DEFAULT_TENANT = TenantId("default")
 
+REQUEST_ID_CHARS = 64  # that a job's id takes along
 _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def new_id(prefix: str) -> str:
     """A fresh random id such as ``turn-3f9c...`` (96 random bits)."""
     return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def job_group(request_id: str) -> str:
+    """A fresh id for the jobs of one request, from which `request_of_job` tells the request."""
+    return f"{new_id('job')}:{request_id[:REQUEST_ID_CHARS]}"
+
+
+def request_of_job(job_id: JobId) -> str:
+    """What the client calls the request that a job belongs to; empty if that is not told.
+
+    >>> request_of_job(JobId("job-3f9c:my-request-7"))
+    'my-request'
+    """
+    return job_id.partition(":")[2].rpartition("-")[0]
 
 
 def subject_token(text: str) -> str:

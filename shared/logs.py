@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 _context: ContextVar[dict[str, str] | None] = ContextVar("symphony_log_context", default=None)
+VALUE_CHARS_MAX = 1024  # of a field: it may be a stranger's
 _STANDARD = set(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
     "message",
     "asctime",
@@ -44,10 +45,14 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **(_context.get() or {}),
         }
-        line.update({k: v for k, v in record.__dict__.items() if k not in _STANDARD})
+        line.update({k: _cut(v) for k, v in record.__dict__.items() if k not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def _cut(value: Any) -> Any:
+    return value[:VALUE_CHARS_MAX] if isinstance(value, str) else value
 
 
 def configure_logs(service: str, instance: str, level: str) -> None:

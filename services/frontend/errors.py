@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from services.frontend import telemetry
+from services.frontend.access import note
 from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
 from shared.messages import JobDropped, TurnFailed
 
@@ -113,6 +114,7 @@ def refusal(error: SymphonyError, realm: str = "Bearer") -> Response:
         realm: how to ask for a key that is missing.
     """
     status = error.http_status
+    note(error=error.code)
     telemetry.HTTP_ERRORS.labels(str(status)).inc()
     headers = {}
     if status == 401:

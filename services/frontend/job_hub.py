@@ -22,7 +22,7 @@ from services.frontend.hub import STOP_S, ClientGone
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import PeerUnavailable
-from shared.ids import FrontendId, new_id
+from shared.ids import FrontendId, job_group
 from shared.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
 from shared.service import Runtime
 from shared.subjects import (
@@ -160,12 +160,12 @@ class Inquiry:
     took, and cancels what still runs.
 
     Attributes:
-        request_id: its jobs' ids begin with it.
+        request_id: its jobs' ids begin with it. It is unique, and holds what the client calls it.
         arrived_at_ns: when its target began to count.
     """
 
-    def __init__(self, hub: JobHub, now_ns: int) -> None:
-        self.request_id = new_id("job")
+    def __init__(self, hub: JobHub, now_ns: int, request_id: str) -> None:
+        self.request_id = job_group(request_id)
         self.arrived_at_ns = now_ns
         self._hub = hub
         self._num = 0

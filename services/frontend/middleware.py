@@ -1,12 +1,15 @@
 """What every request goes through, found or not: its id, its logs, its key."""
 
 import logging
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.frontend.access import Fields, access_line
 from services.frontend.auth import SCOPE_INFERENCE, SCOPE_METRICS, Keyring
 from services.frontend.errors import refusal
 from services.frontend.hub import ClientGone
@@ -18,16 +21,24 @@ from shared.logs import log_context
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = {"/health", "/ping"}
+UNTOLD_PATHS = {*OPEN_PATHS, "/metrics"}  # asked by machines every few seconds
+CLIENT_CLOSED_REQUEST = 499  # what nginx calls it; nobody is there to be sent it
 SCOPES = {"/metrics": SCOPE_METRICS}  # what a key must hold; for all others: SCOPE_INFERENCE
 BEARER_REALM = "Bearer"
 PAGE_REALM = 'Basic realm="symphony: any user name, the API key as password"'  # browsers ask
 
 
 class RequestContext:
-    """Names a request in its logs and its answer, and answers for what nobody caught."""
+    """Names a request in its logs and its answer, and answers for what nobody caught. At the end
+    there is a line about it in the log.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        now_s: a clock.
+    """
+
+    def __init__(self, app: ASGIApp, now_s: Callable[[], float] = time.monotonic) -> None:
         self._app = app
+        self._now_s = now_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is configured for nothing else"
@@ -35,24 +46,41 @@ class RequestContext:
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         header = (b"x-request-id", request_id.encode("latin-1"))
-        has_started = False
 
         async def send_named(message: Message) -> None:
-            nonlocal has_started
             if message["type"] == "http.response.start":
-                has_started = True
+                line["status"] = message["status"]
                 message["headers"] = [*message["headers"], header]
             await send(message)
 
-        with log_context(**_log_fields(scope, headers, request_id)):
+        fields = _log_fields(headers, request_id)
+        with log_context(**fields), self._told(scope) as line:
             try:
                 await self._app(scope, receive, send_named)
             except (ClientGone, ClientDisconnect):
-                log.debug("client gone")
+                line.setdefault("status", CLIENT_CLOSED_REQUEST)
+                line["error"] = "client_gone"
             except Exception:
                 log.exception("request failed")
-                if not has_started:  # else uvicorn breaks the stream off, as its client can see
+                if "status" not in line:  # else uvicorn breaks the stream off, as its client sees
                     await refusal(SymphonyError("internal error"))(scope, receive, send_named)
+                line["error"] = SymphonyError.code
+
+    @contextmanager
+    def _told(self, scope: Scope) -> Iterator[Fields]:
+        """The fields of the request's line, which is logged at the end of the block."""
+        started_at_s = self._now_s()
+        line: Fields = {"method": scope["method"], "path": scope["path"]}
+        if scope["path"] in UNTOLD_PATHS:
+            yield line
+            return
+        with access_line(line):
+            try:
+                yield line
+            finally:
+                if (caller := scope["state"].get("caller")) is not None:
+                    line["tenant"] = caller.tenant
+                line["duration_ms"] = round((self._now_s() - started_at_s) * 1e3, 1)
 
 
 class Authentication:
@@ -82,10 +110,9 @@ def _request_id(headers: Headers) -> str:
     return given if given and given.isprintable() else new_id("req")
 
 
-def _log_fields(scope: Scope, headers: Headers, request_id: str) -> dict[str, Any]:
-    """What every line about this request says; one that is part of a trace is logged itself."""
+def _log_fields(headers: Headers, request_id: str) -> dict[str, str]:
+    """What every line about this request says."""
     fields = {"request_id": request_id}
     if traceparent := headers.get("traceparent", "")[:HEADER_CHARS_MAX]:
         fields["traceparent"] = traceparent
-        log.info("request", extra={**fields, "method": scope["method"], "path": scope["path"]})
     return fields

@@ -43,6 +43,12 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def request_id_of(request: Request) -> str:
+    """What the request is called in every log."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id
+
+
 def origin_of(request: Request) -> Origin:
     """The request's origin.
 
@@ -56,7 +62,7 @@ def origin_of(request: Request) -> Origin:
         )
     return Origin(
         tenant=caller_of(request).tenant,
-        request_id=request.scope["state"]["request_id"],
+        request_id=request_id_of(request),
         session_id=SessionId(session_id) if session_id else None,
         slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
     )

@@ -1,6 +1,7 @@
 """The kvstore's shell: decodes calls, feeds the core, performs its effects."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import ParamSpec
@@ -41,6 +42,8 @@ from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
 from shared.ids import subject_token
 from shared.messages.codec import pack_ints, unpack_ints
 from shared.service import Runtime
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
@@ -211,6 +214,16 @@ class KvService:
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)
+        log.info(
+            "staged",
+            extra={
+                "request_id": message.request_id,
+                "session_id": message.session_id,
+                "worker_id": message.worker_id,
+                "num_blocks": staged.num_blocks,
+                "num_pages_from_disk": staged.num_from_disk,
+            },
+        )
         return m.KvStaged(
             ticket=staged.ticket,
             num_blocks=staged.num_blocks,

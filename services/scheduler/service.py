@@ -1,6 +1,7 @@
 """The scheduler's shell: messages to the core through one queue, its effects back onto the bus."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -24,7 +25,15 @@ from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.office import Office
 from shared.errors import NoCapacity
 from shared.events import EventQueue
-from shared.messages import AdvisoryKey, Empty, ExpectSession, SchedulerStatus, SessionPlacement
+from shared.ids import WorkerId
+from shared.messages import (
+    AdvisoryKey,
+    Empty,
+    ExpectSession,
+    SchedulerStatus,
+    SessionPlacement,
+    TurnStart,
+)
 from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import (
@@ -41,6 +50,8 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
@@ -115,10 +126,13 @@ class SchedulerService:
         match effect:
             case StartTurn(worker_id, start, reason):
                 PLACEMENTS.labels(reason).inc()
+                _log_placed(worker_id, start, reason)
                 await self._bus.publish(WORKER_START, start, worker_id)
             case CancelTurn(worker_id, cancel):
                 await self._bus.publish(WORKER_CANCEL, cancel, worker_id)
-            case FailTurn(frontend_id, failed):
+            case FailTurn(frontend_id, failed, request_id):
+                fields = {"request_id": request_id, "turn_id": failed.turn_id, "code": failed.code}
+                log.info("turn failed", extra=fields)
                 await self._bus.publish(TURN_FAILED, failed, frontend_id)
             case SendPrefetch(worker_id, prefetch):
                 PREFETCHES.inc()
@@ -142,6 +156,19 @@ class SchedulerService:
             TURNS_NOW.labels("waiting").set(status.num_turns_waiting)
             RESERVATIONS.set(status.num_reservations)
             await asyncio.sleep(GAUGES_EVERY_S)
+
+
+def _log_placed(worker_id: WorkerId, start: TurnStart, reason: str) -> None:
+    log.info(
+        "turn placed",
+        extra={
+            "request_id": start.request_id,
+            "turn_id": start.turn_id,
+            "attempt": start.attempt,
+            "worker_id": worker_id,
+            "reason": reason,
+        },
+    )
 
 
 async def main(runtime: Runtime, config: SchedulerConfig) -> None:

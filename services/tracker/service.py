@@ -59,6 +59,15 @@ class TrackerService:
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
         record = await self._events.ask(self._core.on_submit, advisory)
+        log.info(
+            "advisory",
+            extra={
+                "request_id": advisory.request_id,
+                "session_id": advisory.session_id,
+                "state": record.state,
+                "num_merged": record.num_merged,
+            },
+        )
         answered = self._answered.get(record.wire_key)
         if record.state == "expected" and answered is not None:
             with suppress(TimeoutError):  # the caller needs no place, only an answer
@@ -72,6 +81,15 @@ class TrackerService:
         return _to_wire(self._core.get(key), self._clock)
 
     def _turn_arrived(self, arrived: TurnArrived) -> None:
+        log.info(
+            "turn arrived",
+            extra={
+                "request_id": arrived.request_id,
+                "session_id": arrived.session_id,
+                "turn_id": arrived.turn_id,
+                "reserved": arrived.reserved,
+            },
+        )
         self._events.put(partial(self._core.on_turn_arrived, arrived))
 
     async def _consume(self) -> None:

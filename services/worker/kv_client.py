@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -115,10 +116,10 @@ class KvClient:
         reply = await self._call(self._bus.request(KV_LEASE, request, self._host_id))
         return [] if reply is None else unpack_ints(reply.pages)
 
-    async def stage(self, keys: list[BlockKey]) -> Staged | None:
+    async def stage(self, keys: list[BlockKey], request_id: str = "") -> Staged | None:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
         epoch = self.epoch
-        request = self._stage_request(pack_keys(keys))
+        request = replace(self._stage_request(pack_keys(keys)), request_id=request_id)
         reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
         return None if reply is None else self._staged(reply, keys, epoch)
 

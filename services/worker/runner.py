@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 from services.worker import metrics
 from services.worker.core.effects import (
@@ -17,6 +18,7 @@ from services.worker.core.effects import (
     ReturnPages,
     StageSession,
     StageTurn,
+    TurnAccount,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.turn import Turn
@@ -96,6 +98,7 @@ class EngineRunner:
             num_layers=info.num_layers,
             block_tokens=info.block_tokens,
             priority=start.priority,
+            request_id=start.request_id,
             slo_ttft_ns=None if start.slo_ttft_ms is None else int(start.slo_ttft_ms * 1e6),
         )
         self._react(self.core.on_turn(turn, now_ns))
@@ -190,6 +193,7 @@ class EngineRunner:
                     self._deltas[effect.frontend_id].append(effect.delta)
                 case Ended():
                     self._ends.append(effect.end)
+                    self._log_end(effect.end, effect.account)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads, is_prefetch=effect.is_prefetch)
                 case StageTurn():
@@ -205,8 +209,13 @@ class EngineRunner:
                 case StageSession():
                     raise AssertionError("performed where its expiry is known")
 
+    def _log_end(self, end: TurnEnd, account: TurnAccount | None) -> None:
+        fields = {} if account is None else asdict(account)
+        named = {"turn_id": end.turn_id, "attempt": end.attempt, "reason": end.reason}
+        log.info("turn ended", extra={**named, **fields})
+
     async def _stage_turn(self, effect: StageTurn) -> None:
-        staged = await self._kv.stage(effect.keys)
+        staged = await self._kv.stage(effect.keys, effect.request_id)
         now_ns = self._clock.now_ns()
         self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
 

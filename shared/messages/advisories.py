@@ -16,6 +16,7 @@ class Advisory:
 
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
     advisories of this sender arrive in the order of their turns. Higher `priority` goes first.
+    `request_id` is what the sender calls it in logs.
     """
 
     session_id: SessionId
@@ -24,6 +25,7 @@ class Advisory:
     ordered: bool = False
     priority: int = 1
     tenant: TenantId = DEFAULT_TENANT
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +79,4 @@ class TurnArrived:
     tenant: TenantId = DEFAULT_TENANT
     worker_id: WorkerId | None = None
     reserved: bool = False
+    request_id: str = ""

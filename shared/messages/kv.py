@@ -72,6 +72,7 @@ class KvStage:
     session_id: SessionId | None = None
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 0  # a waiting turn outranks advisories
+    request_id: str = ""  # of the waiting turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

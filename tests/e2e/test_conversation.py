@@ -222,3 +222,31 @@ def test_chat_by_nats(house: House) -> None:
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
     assert len({chunk["id"] for chunk in parsed}) == 1
     assert parsed[-1]["usage"]["completion_tokens"] == 20
+
+
+def test_a_request_is_found_in_the_log_of_every_service(house: House) -> None:
+    text = "What did the fox say to the crow about the cheese, and what did the crow answer then?"
+    answer = httpx.post(
+        f"{house.url}/v1/chat/completions",
+        headers={"X-Request-Id": "find-me-7"},
+        json={
+            "model": DEMO_MODEL_ID, "messages": [{"role": "user", "content": text}],
+            "session_id": "logged", "max_tokens": 5, "ignore_eos": True,
+        },
+        timeout=60,
+    )  # fmt: skip
+    assert answer.headers["x-request-id"] == "find-me-7"
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def lines(service: str) -> list[dict[str, Any]]:
+        log = (house.data_dir / "logs" / f"{service}.log").read_text().splitlines()
+        found = [json.loads(line) for line in log if '"find-me-7"' in line]
+        return [line for line in found if line["request_id"] == "find-me-7"]
+
+    services = ("frontend", "scheduler", "worker-0", "kvstore", "tracker")
+    wait_until(lambda: all(lines(service) for service in services), "every log has the request")
+    said = {line["message"]: line for service in services for line in lines(service)}
+    assert set(said) == {"access", "turn placed", "turn ended", "staged", "turn arrived"}
+    assert said["access"]["completion_tokens"] == said["turn ended"]["num_generated"] == 5
+    assert said["access"]["cached_tokens"] == said["turn ended"]["num_cached"] == cached
+    assert said["turn ended"]["reason"] == "length"

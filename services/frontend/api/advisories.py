@@ -4,11 +4,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
+from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import ID_CHARS_MAX, AdvisoryBody, parse
 from services.frontend.api.documents import takes
 from services.frontend.app import app_of
-from services.frontend.request import caller_of, read_body
+from services.frontend.request import caller_of, read_body, request_id_of
 from shared.ids import ModelId, SessionId
 from shared.messages import Advisory, AdvisoryKey
 from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT
@@ -31,7 +32,9 @@ async def submit_advisory(request: Request) -> Response:
         ordered=body.ordered,
         priority=body.priority,
         tenant=caller_of(request).tenant,
+        request_id=request_id_of(request),
     )
+    note(session_id=body.session_id, model=model_id)
     bus = app_of(request).bus
     return Json(await bus.request(ADVISORY_SUBMIT, advisory, timeout_s=TRACKER_TIMEOUT_S), 202)
 

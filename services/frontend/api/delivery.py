@@ -7,6 +7,7 @@ from typing import Protocol
 from fastapi import Request, Response
 
 from services.frontend import telemetry
+from services.frontend.access import note
 from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.generation import Generation
 from services.frontend.core.choice import Piece
@@ -68,6 +69,7 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
             if not started:
                 raise
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+            note(error=error.code)
             yield [error_body(error)]
             return
     last = writer.usage_chunk()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from services.frontend import telemetry
+from services.frontend.access import note
 from services.frontend.api.prompts import Owner, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.choice import Choice, Piece, TextRules
@@ -93,6 +94,7 @@ class Generation:
     ) -> None:
         self._app.num_generations -= 1
         telemetry.RUNNING.dec()
+        self._note()
         for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):
             if choice.finish is None:
                 telemetry.FINISHED["abort"].inc()
@@ -175,6 +177,21 @@ class Generation:
         plan = self.plan
         if index == 0 and plan.owner.session_id is not None:
             await remember(app, plan.model, plan.owner, plan.prompts[0], choice.kept())
+
+    def _note(self) -> None:
+        """Tell the access log."""
+        usage = self.usage()
+        firsts = [times.first_at_ns for times in self._times if times.first_at_ns is not None]
+        if firsts:
+            note(first_token_ms=round((min(firsts) - self._started_at_ns) / 1e6, 1))
+        note(
+            model=self.plan.model.card.model_id,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.plan.n]),
+            completion_tokens=usage["completion_tokens"],
+        )
+        if self.plan.owner.session_id is not None:
+            note(session_id=self.plan.owner.session_id)
 
     def _measure(self, index: int, event: Deliver) -> None:
         now_ns, times = self._app.clock.now_ns(), self._times[index]

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from services.frontend import telemetry
+from services.frontend.access import Fields, access_line, note
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
 from services.frontend.api.chat import prepare_chat
 from services.frontend.api.classify import label
@@ -45,7 +46,8 @@ async def serve(app: App, keyring: Keyring) -> None:
 
     async def handle(payload: bytes, reply: str) -> None:
         request_id = new_id("req")
-        with log_context(request_id=request_id):
+        line: Fields = {"method": "NATS", "path": INFERENCE_SUBMIT}
+        with log_context(request_id=request_id), access_line(line):
             try:
                 await _answer(app, keyring, payload, reply, request_id)
             except PeerUnavailable as error:
@@ -61,7 +63,7 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
     try:
         fields = _fields(app, payload)
         if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
-            await _send(app, reply, await _answer_job(app, payload, fields))
+            await _send(app, reply, await _answer_job(app, payload, fields, request_id))
             return
         body, writer = await _prepare(app, keyring, payload, fields, request_id)
         if not body.stream:
@@ -73,6 +75,7 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
                     await _send(app, reply, chunk)
     except SymphonyError as error:
         telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+        note(error=error.code)
         await app.bus.publish_raw(reply, error_body(error))
 
 
@@ -100,8 +103,8 @@ def _fields(app: App, payload: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _answer_job(app: App, payload: bytes, fields: dict[str, Any]) -> bytes:
-    with Inquiry(app.jobs, app.clock.now_ns()) as inquiry:
+async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_id: str) -> bytes:
+    with Inquiry(app.jobs, app.clock.now_ns(), request_id) as inquiry:
         ask = Ask(app, inquiry)
         if "query" in fields:
             return await rank(parse(RerankBody, payload), ask)
@@ -124,7 +127,9 @@ async def _prepare(
 
 def _tenant(body: Generate, keyring: Keyring) -> TenantId:
     if body.tenant is None:
+        note(tenant=DEFAULT_TENANT)
         return DEFAULT_TENANT
     if not keyring.is_open:
         raise InvalidRequest("tenant: comes from the API key when keys are asked for", "tenant")
+    note(tenant=body.tenant)
     return TenantId(body.tenant)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import orjson
 from fastapi import Request, Response
 
+from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
 from services.frontend.api.documents import header
@@ -24,7 +25,7 @@ from services.frontend.core.job_events import NewJob, NewRequest
 from services.frontend.core.room import Hold
 from services.frontend.job_hub import Inquiry
 from services.frontend.models import OneshotModel
-from services.frontend.request import SLO_HEADER, read_body, slo_ms, watched
+from services.frontend.request import SLO_HEADER, read_body, request_id_of, slo_ms, watched
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import shard_of
 
@@ -64,7 +65,7 @@ async def respond(
     with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
         body = parse(kind, await read_body(request, hold.grow_to))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
-        with Inquiry(app.jobs, app.clock.now_ns()) as inquiry:
+        with Inquiry(app.jobs, app.clock.now_ns(), request_id_of(request)) as inquiry:
             ask = Ask(app, inquiry, target_ms)
             with watched(request.receive, ask.abandon):
                 return Json(await work(body, ask))
@@ -79,8 +80,10 @@ async def run_texts(
         SymphonyError: an input cannot be served, or the house cannot serve it in time.
         ClientGone: the client hung up.
     """
+    note(model=model.card.model_id, inputs=len(texts))
     preparation = _preparation(ask, model, body, len(texts))
     jobs, num_tokens = await text_jobs(preparation, model, body, texts, query)
+    note(prompt_tokens=num_tokens)
     return Results(await _run(ask, model, body, jobs), num_tokens)
 
 
@@ -91,6 +94,7 @@ async def run_images(
 
     Raises: as `run_texts`.
     """
+    note(model=model.card.model_id, inputs=len(urls))
     preparation = _preparation(ask, model, body, len(urls))
     jobs = await image_jobs(preparation, model, urls)
     return Results(await _run(ask, model, body, jobs), 0)

@@ -33,6 +33,7 @@ class FailTurn:
 
     frontend_id: FrontendId
     failed: TurnFailed
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

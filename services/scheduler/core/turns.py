@@ -217,6 +217,7 @@ class Turns:
                 tenant=submit.tenant,
                 worker_id=worker.worker_id,
                 reserved=reason == "reserved",
+                request_id=submit.request_id,
             )
             self._out.append(NotifyArrival(arrived))
 
@@ -291,7 +292,7 @@ class Turns:
         failed = TurnFailed(
             turn_id=turn.turn_id, code=code, message=message, http_status=http_status
         )
-        self._out.append(FailTurn(turn.submit.frontend_id, failed))
+        self._out.append(FailTurn(turn.submit.frontend_id, failed, turn.submit.request_id))
         self._out.append(CountTurn("failed"))
         self._close(turn)
 

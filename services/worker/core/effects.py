@@ -16,6 +16,7 @@ class StageTurn:
     turn_id: TurnId
     attempt: int
     keys: list[BlockKey]
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +105,26 @@ class Emit:
     delta: TurnDelta
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnAccount:
+    """What an attempt came to, for the log."""
+
+    request_id: str
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The scheduler is to know that this attempt is over."""
+    """The scheduler is to know that this attempt is over.
+
+    Attributes:
+        account: None if it never began.
+    """
 
     end: TurnEnd
+    account: TurnAccount | None = None
 
 
 LATE = -1

@@ -12,7 +12,6 @@ from services.worker.core.admission import Punctuality
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
     Effect,
-    Ended,
     ReleaseTicket,
     StageSession,
     StepPlan,
@@ -22,6 +21,7 @@ from services.worker.core.history import look_up, release_holds
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.outcome import (
     end_turn,
+    ended,
     measure,
     refuse,
     register_blocks,
@@ -36,7 +36,7 @@ from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import TurnEnd, TurnRef
+from shared.messages import TurnRef
 
 
 @dataclass(slots=True)
@@ -244,8 +244,7 @@ class EngineCore:
     def _finish_ended(self, turn: Turn) -> list[Effect]:
         del self._ended_in_flight[turn.turn_id]
         (self.running if turn in self.running else self.waiting).remove(turn)
-        end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason="cancelled")
-        return [*release_holds(self, turn), Ended(end)]
+        return [*release_holds(self, turn), ended(turn, "cancelled")]
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
         self.running.remove(turn)

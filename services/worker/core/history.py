@@ -25,7 +25,7 @@ def look_up(core: "EngineCore", turn: Turn, now_ns: int) -> list[Effect]:
     turn.state = TurnState.STAGING
     turn.staged_from = len(turn.blocks)
     turn.stage_deadline_ns = now_ns + _patience_ns(core, len(keys))
-    return [StageTurn(turn.turn_id, turn.attempt, keys)]
+    return [StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id)]
 
 
 def _patience_ns(core: "EngineCore", num_blocks: int) -> int:

@@ -14,6 +14,7 @@ from services.worker.core.effects import (
     Sampled,
     StepPlan,
     StepResult,
+    TurnAccount,
 )
 from services.worker.core.history import release_holds
 from services.worker.core.pages import NO_PAGE, CachedBlock
@@ -114,8 +115,7 @@ def refuse(turn: Turn, code: str, message: str) -> list[Effect]:
         code=code,
         message=message,
     )
-    end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason="error")
-    return [Emit(turn.frontend_id, delta), Ended(end)]
+    return [Emit(turn.frontend_id, delta), ended(turn, "error")]
 
 
 def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effect]:
@@ -125,8 +125,20 @@ def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effec
         core.running.remove(turn)
     else:
         core.waiting.remove(turn)
-    end = TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason=reason)
-    return [*release_holds(core, turn), Ended(end)]
+    return [*release_holds(core, turn), ended(turn, reason)]
+
+
+def ended(turn: Turn, reason: FinishReason) -> Ended:
+    """How an attempt is told to be over."""
+    return Ended(
+        TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason=reason),
+        TurnAccount(
+            request_id=turn.request_id,
+            num_prompt=turn.num_prompt,
+            num_cached=min(turn.num_cached, turn.num_prompt),
+            num_generated=turn.num_generated,
+        ),
+    )
 
 
 def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:

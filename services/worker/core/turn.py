@@ -57,6 +57,7 @@ class Turn:
     block_tokens: int
     priority: int = 0
     slo_ttft_ns: int | None = None
+    request_id: str = ""
     is_called: bool = False
     state: TurnState = TurnState.WAITING
     num_known: int = field(init=False)

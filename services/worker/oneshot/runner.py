@@ -31,7 +31,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import InvalidRequest, SymphonyError
 from shared.events import EventQueue
-from shared.ids import BatchId, ModelId, WorkerId
+from shared.ids import BatchId, ModelId, WorkerId, request_of_job
 from shared.messages import (
     BatchCancel,
     BatchRef,
@@ -163,6 +163,7 @@ class OneshotRunner:
                 if (running := self._stops.get(effect.batch_id)) is not None:
                     running.set()
             case SendResults():
+                _log_results(effect)
                 await self._send_results(effect)
             case SendDone():
                 await self._send_done(effect)
@@ -243,3 +244,9 @@ class OneshotRunner:
             await self._bus.publish(BATCH_DONE, done)
         except SymphonyError as error:  # the next report says that the batch is gone
             log.warning("end of a batch not told", extra={"error": error.message})
+
+
+def _log_results(effect: SendResults) -> None:
+    requests = {request_of_job(result.job_id) for result in effect.results}
+    fields = {"batch_id": effect.batch_id, "num_jobs": len(effect.results)}
+    log.info("jobs ended", extra={**fields, "request_ids": sorted(requests)})

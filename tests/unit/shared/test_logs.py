@@ -38,6 +38,10 @@ def test_extra_fields_are_top_level_keys_whatever_they_hold() -> None:
     assert fields["why"] == "{1, 2}"
 
 
+def test_what_a_stranger_sent_does_not_fill_the_log() -> None:
+    assert len(line("x", session_id="s" * 1_000_000)["session_id"]) == 1024
+
+
 def test_context_reaches_every_line_inside_and_none_after() -> None:
     with log_context(request_id="r"):
         with log_context(turn_id="t"):
