@@ -162,11 +162,12 @@ def chat(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat in the terminal."""
-    from cli.chat import chat as talk
+    from cli.chat.app import chat as talk
     from cli.runfile import running_house
 
     with _errors_in_a_line():
-        talk(url or running_house(_folder(data_dir)).url, model, session, api_key)
+        folder = _folder(data_dir)
+        talk(url or running_house(folder).url, model, session, api_key, folder)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The thin commands: chat's stream, benchmarks, status, doctor, checks."""
+"""The thin commands: benchmarks, status, doctor, checks."""
 
 import json
 import sys
@@ -6,67 +6,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import bench, checks
-from cli.chat import Conversation, Reply
 from cli.doctor import examine
 from cli.main import app
 from cli.runfile import RunningService, RunState
 from cli.snapshot import Snapshot, describe, is_alive
 from cli.status import render
-from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
 
 runner = CliRunner()
-
-
-def conversation(body: str, status: int = 200) -> tuple[Conversation, list[httpx.Request]]:
-    requests: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(status, text=body)
-
-    client = httpx.Client(base_url="http://house", transport=httpx.MockTransport(answer))
-    return Conversation(client, "m", "s-1"), requests
-
-
-def event(text: str) -> str:
-    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]}) + "\n\n"
-
-
-def test_chat_streams_keeps_the_session_and_its_messages() -> None:
-    usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    last = "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\n"
-    talk, requests = conversation(
-        event("Hel") + ": comment\n\n" + event("lo") + last + "data: [DONE]\n\n"
-    )
-    reply = Reply()
-    assert list(talk.say("hi", reply)) == ["Hel", "lo"]
-    assert reply.usage == usage
-    sent = json.loads(requests[0].content)
-    assert (sent["session_id"], sent["model"], sent["stream"]) == ("s-1", "m", True)
-    assert talk.messages == [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "Hello"},
-    ]
-
-
-def test_chat_reports_errors_and_broken_streams() -> None:
-    failed, _ = conversation('{"error": {"message": "no such model"}}', 404)
-    with pytest.raises(SymphonyError, match="no such model"):
-        list(failed.say("hi", Reply()))
-    in_mid, _ = conversation(event("a") + 'data: {"error": {"message": "worker lost"}}\n\n')
-    with pytest.raises(SymphonyError, match="worker lost"):
-        list(in_mid.say("hi", Reply()))
-    broken, _ = conversation(event("a"))
-    with pytest.raises(PeerUnavailable, match="last event"):
-        list(broken.say("hi", Reply()))
 
 
 def test_bench_keeps_stdout_for_the_result(

@@ -1,0 +1,31 @@
+"""Where the frontend is, as a user may write it."""
+
+import httpx
+
+from shared.errors import InvalidRequest
+
+API_PATH = "/v1"
+PORT_MAX = 65535
+
+
+def base_url(url: str) -> str:
+    """The address that paths such as ``/v1/models`` are appended to.
+
+    Raises:
+        InvalidRequest: it is no http(s) address.
+
+    >>> base_url("http://house:8080/v1/")
+    'http://house:8080'
+    """
+    try:
+        parsed = httpx.URL(url.strip())
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"--url {url}: {error}") from None
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise InvalidRequest(f"--url {url}: give an address such as http://127.0.0.1:8080")
+    if (parsed.port or 0) > PORT_MAX:
+        raise InvalidRequest(f"--url {url}: no port is above {PORT_MAX}")
+    if parsed.query or parsed.fragment:
+        raise InvalidRequest(f"--url {url}: give an address without ? and #")
+    path = parsed.path.rstrip("/").removesuffix(API_PATH).rstrip("/")
+    return str(parsed.copy_with(path=path or "/")).rstrip("/")
