@@ -1,20 +1,27 @@
 """Settings: one frozen class a service, read once from the environment (``SYMPHONY_...``) and an
-optional file.
+optional file by `load_config`.
 """
 
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from shared.errors import ConfigError
 from shared.ids import HostId, subject_token
-
-ENV_PREFIX = "SYMPHONY_"
+from shared.settings import ENV_PREFIX, read_variables, shown
+from shared.urls import check_nats_url, check_redis_url
 
 C = TypeVar("C", bound="ServiceConfig")
 
@@ -27,14 +34,9 @@ def default_host_id() -> str:
 
 
 class ServiceConfig(BaseSettings):
-    """What every service needs to start."""
+    """What every service needs to start. Made by hand it reads no environment."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_file=os.environ.get("SYMPHONY_ENV_FILE"),
-        frozen=True,
-        extra="ignore",
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
@@ -44,6 +46,18 @@ class ServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_port: int = 0  # 0: off; the frontend serves /metrics on its own port
     metrics_address: str = "127.0.0.1"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What it is made with, alone: the launcher looks at environments that are not its own."""
+        return (init_settings,)
 
     @field_validator("data_dir")
     @classmethod
@@ -55,19 +69,46 @@ class ServiceConfig(BaseSettings):
     def _token(cls, value: str) -> str:
         return subject_token(value)
 
+    @field_validator("nats_url")
+    @classmethod
+    def _nats(cls, value: str) -> str:
+        return check_nats_url(value)
 
-def load_config(kind: type[C]) -> C:
-    """Read the environment into `kind`.
+    @field_validator("redis_url")
+    @classmethod
+    def _redis(cls, value: str) -> str:
+        return check_redis_url(value)
+
+
+class _Variables(EnvSettingsSource):
+    """Variables as values of a class's fields: lists and objects decoded from JSON."""
+
+    def __init__(self, kind: type[BaseSettings], variables: Mapping[str, str]) -> None:
+        super().__init__(kind)
+        self.env_vars = {name.lower(): value for name, value in variables.items()}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError as error:
+            raise ConfigError(f"{shown(_variable(field_name), value)}: no JSON: {error}") from None
+
+
+def load_config(kind: type[C], environ: Mapping[str, str] | None = None) -> C:
+    """Read an environment, and the file that it names, into `kind`. None: this process's.
 
     Raises:
         ConfigError: names the first wrong variable and its value.
     """
+    variables = read_variables(os.environ if environ is None else environ)
     try:
-        return kind()
+        return kind(**_Variables(kind, variables)())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ENV_PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigError(f"{name}={first.get('input')!r}: {first['msg']}") from None
+        name = _variable(str(first["loc"][0]))
+        value = variables.get(name, str(first.get("input")))
+        why = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{shown(name, value)}: {why}") from None
 
 
 def load_config_or_exit(kind: type[C]) -> C:
@@ -77,3 +118,7 @@ def load_config_or_exit(kind: type[C]) -> C:
     except ConfigError as error:
         print(f"symphony: {error.message}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _variable(field_name: str) -> str:
+    return ENV_PREFIX + field_name.upper()

@@ -8,6 +8,7 @@ from shared.config import ServiceConfig
 from shared.sessions import DEFAULT_EXPIRY_S
 
 GIB = 1024**3
+ARENA_BYTES_MIN = 1024**2  # less holds no two blocks of any model of use
 
 
 class KvstoreConfig(ServiceConfig):
@@ -19,7 +20,7 @@ class KvstoreConfig(ServiceConfig):
     """
 
     arena_dir: Path | None = None
-    arena_bytes: int = Field(default=512 * 1024**2, gt=0)
+    arena_bytes: int = Field(default=512 * 1024**2, ge=ARENA_BYTES_MIN)
     disk_bytes_max: int = Field(default=16 * GIB, gt=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
 

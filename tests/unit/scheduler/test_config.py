@@ -20,7 +20,7 @@ def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.Monk
 
 def test_a_lease_shorter_than_three_beats_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYMPHONY_SCHEDULER_LEASE_BEAT_MS", "700")
-    with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS=2000.*three times"):
+    with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS='2000'.*three times"):
         load_config(SchedulerConfig)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from shared import config
-from shared.config import ENV_PREFIX, ServiceConfig, default_host_id, load_config
+from shared.config import ServiceConfig, default_host_id, load_config
 from shared.errors import ConfigError
+from shared.settings import ENV_PREFIX
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.config import LauncherConfig
 from cli.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
 from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
@@ -15,11 +16,14 @@ from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.worker.config import WorkerConfig
 from shared import subjects
-from shared.config import ENV_PREFIX, ServiceConfig
+from shared.config import ServiceConfig
+from shared.settings import ENV_PREFIX
 from shared.subjects import INFERENCE_SUBMIT, NoReply, Subject
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGS = [FrontendConfig, KvstoreConfig, SchedulerConfig, TrackerConfig, WorkerConfig]
+CONFIGS: list[type[ServiceConfig]] = [
+    FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
+]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 METRIC = re.compile(r"\b(counter|gauge|histogram)\(\s*\"([a-z_]+)\"")
 
