@@ -6,7 +6,9 @@ behind drops and counts, a serving subject runs at most `concurrency_max` handle
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -27,11 +29,14 @@ from shared.errors import (
     NotFound,
     PeerUnavailable,
     SymphonyError,
+    reason,
 )
 from shared.messages import decode, encode, prepare
 from shared.metrics import counter
+from shared.sparsely import Sparsely
 from shared.subjects import Bucket, Subject
 from shared.tasks import Tasks
+from shared.urls import hide_password
 
 log = logging.getLogger(__name__)
 
@@ -64,25 +69,28 @@ class Bus:
     Make one with `Bus.connect`; end it with `drain`, after which nothing is delivered any more.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, url: str = "") -> None:
         self._client = client
+        self._server = hide_password(url)
+        self._troubles = Sparsely()  # NATS' client tells of every attempt, ten a second
+        self._last_reason = "no answer"
         self._tasks = Tasks("handler failed")
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
 
     @classmethod
-    async def connect(cls, url: str, name: str, *, timeout_s: float = 30.0) -> "Bus":
-        """Connect to the server at `url`, waiting up to `timeout_s` for it to come up.
+    async def connect(cls, url: str, name: str, *, timeout_s: float | None = 30.0) -> "Bus":
+        """Connect to the server at `url`, waiting up to `timeout_s` for it to come up; None: until
+        it does.
 
         Raises:
-            PeerUnavailable: no server answered in time.
+            PeerUnavailable: no server answered in time; says why the last attempt failed.
         """
         client = Client()
-        bus = cls(client)
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while True:
-            try:
+        bus = cls(client, url)
+        try:
+            async with asyncio.timeout(timeout_s):
                 await client.connect(
                     url,
                     name=name,
@@ -96,13 +104,15 @@ class Bus:
                     disconnected_cb=bus._on_disconnected,
                     reconnected_cb=bus._on_reconnected,
                 )
-                return bus
-            except (TimeoutError, OSError, NatsError) as error:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise PeerUnavailable(
-                        f"NATS at {url} did not answer within {timeout_s:g} s: {error}"
-                    ) from None
-                await asyncio.sleep(0.1)
+        except (OSError, NatsError) as error:  # a timeout is an OSError
+            why = bus._last_reason if isinstance(error, TimeoutError) else reason(error)
+            with suppress(OSError, NatsError):
+                await client.close()
+            within = "" if timeout_s is None else f" within {timeout_s:g} s"
+            raise PeerUnavailable(f"NATS at {bus._server} did not answer{within}: {why}") from None
+        if bus._troubles.clear():
+            log.info("nats connected")
+        return bus
 
     @property
     def connected(self) -> bool:
@@ -334,7 +344,17 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
             SLOW.inc()
-        log.warning("nats error", extra={"error": f"{type(error).__name__}: {error}"})
+        self._last_reason = reason(error)
+        num = self._troubles.hear(type(error).__name__, time.monotonic_ns())
+        if num:
+            log.warning(
+                "nats error",
+                extra={
+                    "url": self._server,
+                    "error": f"{type(error).__name__}: {error}",
+                    "num_errors": num,
+                },
+            )
 
     async def _on_disconnected(self) -> None:
         if self._is_draining:
@@ -344,6 +364,7 @@ class Bus:
             callback()
 
     async def _on_reconnected(self) -> None:
+        self._troubles.clear()
         log.info("nats reconnected")
         for callback in self._on_reconnect:
             callback()

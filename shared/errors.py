@@ -4,6 +4,8 @@ A peer's fault is rejected and counted and the service goes on; lack of capacity
 answer; a broken invariant is an ``assert`` and ends the process.
 """
 
+import os
+
 
 class SymphonyError(Exception):
     """Base of every error with a meaning outside the service that raised it.
@@ -72,3 +74,18 @@ class ConfigError(SymphonyError):
     """A wrong setting; names the variable and the value. Ends the start with one line."""
 
     code = "config"
+
+
+def reason(error: BaseException) -> str:
+    """Why a connection failed, in the operating system's words where it has some.
+
+    >>> reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"))
+    'Connection refused'
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    text = " ".join(str(error).split())
+    return text or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)

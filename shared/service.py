@@ -113,7 +113,8 @@ def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitab
 
 async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]) -> int:
     async with AsyncExitStack() as stack:
-        bus = await Bus.connect(config.nats_url, f"{service}-{config.instance}")
+        # However long it takes: whoever starts a machine starts its servers and us in any order.
+        bus = await Bus.connect(config.nats_url, f"{service}-{config.instance}", timeout_s=None)
         stack.push_async_callback(bus.drain)
         runtime = Runtime(service, config.instance, bus, stack)
         stack.push_async_callback(runtime.cancel_tasks)

@@ -1,12 +1,14 @@
 """The bus over a real NATS server."""
 
 import asyncio
+import logging
 
 import pytest
 
+from cli.children import free_port
 from shared import messages as m
 from shared.bus import Bus
-from shared.errors import NobodyListens, NotFound
+from shared.errors import NobodyListens, NotFound, PeerUnavailable
 from shared.ids import SessionId, TurnId
 from shared.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
 from tests.conftest import Server
@@ -56,3 +58,35 @@ def test_messages_flow_again_after_nats_restarts(nats_server: Server) -> None:
         await b.drain()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_is_not_there_is_waited_for_as_long_as_asked_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = f"nats://me:secret@127.0.0.1:{free_port()}"
+    with pytest.raises(PeerUnavailable) as caught:
+        asyncio.run(Bus.connect(url, "a", timeout_s=0.5))  # about five attempts
+    assert "within 0.5 s: Connection refused" in caught.value.message
+    lines = [record for record in caplog.records if record.message == "nats error"]
+    assert len(lines) == 1
+    assert "secret" not in f"{caught.value.message} {lines[0].__dict__}"
+
+
+def test_a_server_that_comes_late_is_reported(
+    nats_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        nats_server.kill()
+        failed = asyncio.Event()
+        handler = logging.Handler()
+        handler.emit = lambda record: failed.set()  # type: ignore[method-assign]
+        logging.getLogger("shared.bus").addHandler(handler)
+        connecting = asyncio.create_task(Bus.connect(nats_server.url, "a", timeout_s=None))
+        await failed.wait()
+        logging.getLogger("shared.bus").removeHandler(handler)
+        nats_server.start()
+        await (await connecting).drain()
+
+    with caplog.at_level(logging.INFO, "shared.bus"):
+        asyncio.run(scenario())
+    assert [record.message for record in caplog.records] == ["nats error", "nats connected"]
