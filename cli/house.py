@@ -8,14 +8,20 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
 from cli.children import free_port, is_listening
+from cli.condition import assess
+from cli.config import LauncherConfig
+from cli.description import process_states
 from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
+from cli.preflight import check_addresses, check_nats, check_settings
 from cli.reporting import Reporter
+from cli.rotation import LogKeeper
 from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import look
@@ -35,18 +41,23 @@ class HouseFailed(SymphonyError):
 
 
 def check_start(options: HouseOptions) -> None:
-    """See that a house could start now; `run_house` looks again.
+    """See that nothing is known that would keep a house from starting; `run_house` looks again.
 
     Raises:
-        ConfigError: it could not.
+        ConfigError: something is.
     """
     check_data_dir(options.data_dir)
     os.close(take_lock(options.data_dir))
-    check_port(options.host, options.port)
+    _checked_plan(options)
 
 
-def run_house(options: HouseOptions, reporter: Reporter) -> None:
+def run_house(
+    options: HouseOptions, reporter: Reporter, on_accepted: Callable[[], None] = lambda: None
+) -> None:
     """Run a house until a signal asks it to stop.
+
+    Args:
+        on_accepted: called when nothing is known that keeps it from starting, before it does.
 
     Raises:
         ConfigError: it cannot start like this. Nothing is left running.
@@ -55,15 +66,26 @@ def run_house(options: HouseOptions, reporter: Reporter) -> None:
     check_data_dir(options.data_dir)
     lock = take_lock(options.data_dir)
     try:
-        check_port(options.host, options.port)
-        plan = plan_house(options, free_port(), free_port(), os.environ)
+        plan, config = _checked_plan(options)
+        on_accepted()
+        logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
-            _live(House(options, plan, reporter, signals), reporter)
+            _live(House(options, plan, reporter, signals, logs), reporter)
     except OSError as error:  # the disk filled up, or there are no more processes
         raise HouseFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
     finally:
         remove_run_state(options.data_dir)
         os.close(lock)
+
+
+def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
+    check_addresses(options)
+    plan = plan_house(options, free_port(), free_port(), os.environ)
+    config = check_settings(plan)
+    check_port(options.host, options.port)
+    if options.nats_url is not None:
+        check_nats(options.nats_url)
+    return plan, config
 
 
 def _live(house: "House", reporter: Reporter) -> None:
@@ -83,7 +105,12 @@ class House:
     """
 
     def __init__(
-        self, options: HouseOptions, plan: HousePlan, reporter: Reporter, signals: StopSignals
+        self,
+        options: HouseOptions,
+        plan: HousePlan,
+        reporter: Reporter,
+        signals: StopSignals,
+        logs: LogKeeper,
     ) -> None:
         self._signals = signals
         self._options = options
@@ -93,6 +120,8 @@ class House:
         self._supervision = Supervision(restart=options.restart)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._state = "starting"
+        self._logs = logs
+        self._degraded: list[str] = []  # reasons, when last looked
 
     def start(self) -> None:
         """Start the servers, wait until they listen, start the services."""
@@ -124,7 +153,7 @@ class House:
         self._supervision.on_ready()
         self._state = "ready"
         self._write_down()
-        self._reporter.ready(self._options.url)
+        self._reporter.ready(self._options.url, self._degraded)
 
     def watch(self) -> None:
         """Restart what dies, until a signal comes or a child does not stay alive."""
@@ -146,11 +175,13 @@ class House:
         shutil.rmtree(self._options.arena_dir, ignore_errors=True)
 
     def _watch_once(self, patience_s: float | None) -> None:
-        """Wait for a death, a restart that is due, or the end of `patience_s`; handle it."""
-        next_at_ns = self._supervision.next_at_ns()
-        if next_at_ns is not None:
-            due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
-            patience_s = due_s if patience_s is None else min(patience_s, due_s)
+        """Wait for a death, a restart or a look at the logs that is due, or the end of
+        `patience_s`; handle it.
+        """
+        for next_at_ns in (self._supervision.next_at_ns(), self._logs.next_at_ns()):
+            if next_at_ns is not None:
+                due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
+                patience_s = due_s if patience_s is None else min(patience_s, due_s)
         with _death_watch(self._children.values()) as files:
             self._signals.wait(files, patience_s)
         now_ns = time.monotonic_ns()
@@ -161,6 +192,7 @@ class House:
         for name in self._supervision.due(now_ns):
             self._start_child(name)
             self._write_down()
+        self._logs.look(now_ns)
 
     def _perform(self, name: str, code: int, effects: list[Effect]) -> None:
         what = f"{name} {_how_it_ended(code)}"
@@ -200,6 +232,9 @@ class House:
             return False
         if snapshot.models_missing():
             return False
+        self._degraded = assess(
+            replace(run, state="ready"), process_states(run, snapshot), snapshot
+        ).reasons
         services = [self._children.get(plan.name) for plan in self._plan.services]
         return all(
             child is not None and snapshot.states.get(child.pid) == "ready" for child in services
@@ -219,6 +254,7 @@ class House:
                 for name in self._plans
                 if name in self._children
             ],
+            names=list(self._plans),
         )
 
     def _write_down(self) -> None:

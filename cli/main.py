@@ -140,8 +140,9 @@ def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 @app.command()
 def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
     """Say what runs, and how it is."""
+    from cli.description import describe
     from cli.runfile import running_house
-    from cli.snapshot import describe, look
+    from cli.snapshot import look
     from cli.status import render
 
     with _errors_in_a_line():

@@ -80,6 +80,7 @@ class ChildPlan:
     Attributes:
         stop_stage: children stop in the order of their stages, those of one stage together.
         port: loopback port that it listens on once it is up, if others wait for that.
+        service: whose settings it reads, and in which environment; of servers none.
     """
 
     name: str
@@ -87,16 +88,23 @@ class ChildPlan:
     log_path: Path
     start: Callable[[], "Popen[bytes]"] = field(repr=False)
     port: int | None = None
+    service: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class HousePlan:
-    """Every process of a house, in the order they start."""
+    """Every process of a house, in the order they start.
+
+    Attributes:
+        environment: what all services have in common.
+    """
 
     nats_url: str
     redis_url: str
     servers: list[ChildPlan]
     services: list[ChildPlan]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def check_data_dir(data_dir: Path) -> None:
@@ -169,7 +177,7 @@ def plan_house(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
     }
-    return HousePlan(nats_url, redis_url, servers, _services(options, common, logs))
+    return HousePlan(nats_url, redis_url, servers, _services(options, common, logs), common)
 
 
 def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:
@@ -217,10 +225,15 @@ def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
 
 
 def _service(
-    name: str, module: str, stage: int, env: Mapping[str, str], log_path: Path
+    name: str, service: str, stage: int, env: Mapping[str, str], log_path: Path
 ) -> ChildPlan:
     # -P: the folder the user stands in is no place to import from.
-    command = [sys.executable, "-P", "-m", f"services.{module}"]
+    command = [sys.executable, "-P", "-m", f"services.{service}"]
     return ChildPlan(
-        name, stage, log_path, lambda: start_child(command, log_path=log_path, env=env)
+        name,
+        stage,
+        log_path,
+        lambda: start_child(command, log_path=log_path, env=env),
+        service=service,
+        environment=env,
     )

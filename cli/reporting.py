@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,8 +36,8 @@ class Reporter(Protocol):
         """A step of the start."""
         ...
 
-    def ready(self, url: str) -> None:
-        """A turn can be served."""
+    def ready(self, url: str, reasons: Sequence[str]) -> None:
+        """A turn can be served; `reasons` tell why not everything is there."""
         ...
 
     def event(self, text: str) -> None:
@@ -54,30 +55,46 @@ class TerminalReporter:
     def progress(self, text: str) -> None:
         out.print(f"[dim]symphony:[/dim] {text}")
 
-    def ready(self, url: str) -> None:
+    def ready(self, url: str, reasons: Sequence[str]) -> None:
         out.print(welcome(url, self._data_dir))
         out.print(f"[dim]{self._goodbye} stops everything.[/dim]")
+        for reason in reasons:
+            complain(f"degraded: {reason}")
 
     def event(self, text: str) -> None:
         complain(text)
 
 
 class PipeReporter:
-    """To the `up --detach` that waits for us, one JSON object a line, and then to our own log."""
+    """To the `up --detach` that waits for us, one JSON object a line, and from `log_to` on to our
+    own log.
+    """
 
     def __init__(self, file_number: int) -> None:
         self._file_number: int | None = file_number
+        self._has_log = False
+
+    def log_to(self, path: Path) -> None:
+        """Send what this process prints to the end of a file, and no more to the terminal."""
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab", buffering=0) as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        self._has_log = True
 
     def progress(self, text: str) -> None:
         self._send({"progress": text})
 
-    def ready(self, url: str) -> None:
-        self._send({"ready": url})
+    def ready(self, url: str, reasons: Sequence[str]) -> None:
+        for reason in reasons:
+            complain(f"degraded: {reason}")
+        self._send({"ready": url, "reasons": list(reasons)})
         self._close()
 
     def failed(self, message: str) -> None:
-        """The house did not come up."""
-        complain(message)
+        """The house did not come up. A refusal, before there is a log, is the caller's to show."""
+        if self._has_log:
+            complain(message)
         self._send({"failed": message})
         self._close()
 

@@ -7,7 +7,7 @@ house runs; ``run.json`` says where it is and is replaced as a whole.
 import fcntl
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,6 +34,8 @@ class RunState:
         pid: the supervisor's.
         state: ``starting``, ``ready`` or ``stopping``.
         num_workers: how many it was told to run.
+        services: the children that run now.
+        names: of all children that should.
     """
 
     pid: int
@@ -44,15 +46,19 @@ class RunState:
     host_id: str
     num_workers: int
     services: list[RunningService]
+    names: list[str] = field(default_factory=list)
 
 
 _ADAPTER = TypeAdapter(RunState)
 
 
 def write_run_state(data_dir: Path, state: RunState) -> None:
-    """Replace ``run.json``; a reader sees the old one or the new one."""
+    """Replace ``run.json``; a reader sees the old one or the new one. Others than its owner see
+    none: the addresses in it may hold passwords.
+    """
     path = data_dir / "run.json"
     temporary = path.with_suffix(".json.new")
+    temporary.touch(mode=0o600)
     temporary.write_bytes(_ADAPTER.dump_json(state, indent=2) + b"\n")
     temporary.rename(path)
 

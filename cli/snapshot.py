@@ -1,20 +1,25 @@
-"""Asks a running house how it is."""
+"""Asks a running house, and its Redis, how they are."""
 
 import asyncio
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
 from cli.runfile import RunState
 from shared.bus import Bus
-from shared.errors import PeerUnavailable, SymphonyError
+from shared.errors import PeerUnavailable, SymphonyError, reason
 from shared.messages import Empty, KvStats, SchedulerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 2.0
 HOSTS_MAX = 1024
-SERVERS = ("nats", "redis")  # they answer no status call: running is all there is to know
+SERVERS = ("nats", "redis")  # they answer no status call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +31,14 @@ class Snapshot:
         models_served: that a frontend answers for.
         scheduler: None while nobody answers.
         stores: one a host.
+        redis_trouble: why Redis cannot be reached; empty: it can.
     """
 
     states: dict[int, str]
     models_served: frozenset[str] = frozenset()
     scheduler: SchedulerStatus | None
     stores: list[KvStats]
+    redis_trouble: str = ""
 
     def models_missing(self) -> set[str]:
         """Models that a ready worker serves and that cannot be asked for all the same, because no
@@ -58,10 +65,11 @@ async def take_snapshot(run: RunState) -> Snapshot:
         num_services = sum(child.name not in SERVERS for child in run.services)
         # Our own NATS reaches one kvstore, ours; on a shared one there may be more: wait for them.
         num_stores = 1 if any(child.name == "nats" for child in run.services) else HOSTS_MAX
-        services, scheduler, stores = await asyncio.gather(
+        services, scheduler, stores, trouble = await asyncio.gather(
             bus.gather(SERVICE_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_services),
             _scheduler(bus),
             bus.gather(KV_STATS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_stores),
+            redis_trouble(run.redis_url),
         )
     finally:
         await bus.drain()
@@ -70,47 +78,8 @@ async def take_snapshot(run: RunState) -> Snapshot:
         models_served=frozenset(name for service in services for name in service.models),
         scheduler=scheduler,
         stores=stores,
+        redis_trouble=trouble,
     )
-
-
-def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
-    """The object that ``status --json`` prints."""
-    states = snapshot.states if snapshot else {}
-    workers = snapshot.scheduler.workers if snapshot and snapshot.scheduler else []
-    stores = snapshot.stores if snapshot else []
-    return {
-        "url": run.url,
-        "state": run.state,
-        "services": [
-            {
-                "name": child.name,
-                "pid": child.pid,
-                "state": _process_state(child.name, child.pid, states),
-            }
-            for child in run.services
-        ],
-        "workers": [asdict(worker) for worker in workers],
-        "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
-        "tiers": {
-            "gpu": {
-                "pages": sum(worker.num_pages for worker in workers),
-                "pages_free": sum(worker.num_pages_free for worker in workers),
-                "pages_clean": sum(worker.num_pages_clean for worker in workers),
-                "pages_dirty": sum(worker.num_pages_dirty for worker in workers),
-            },
-            "arena": {
-                "pages": sum(store.arena_pages for store in stores),
-                "pages_used": sum(store.arena_pages_used for store in stores),
-                "bytes": sum(store.arena_bytes for store in stores),
-                "bytes_used": sum(store.arena_bytes_used for store in stores),
-            },
-            "disk": {
-                "blocks": sum(store.disk_blocks for store in stores),
-                "bytes": sum(store.disk_bytes for store in stores),
-                "pages_corrupt": sum(store.num_corrupt for store in stores),
-            },
-        },
-    }
 
 
 async def _scheduler(bus: Bus) -> SchedulerStatus | None:
@@ -120,18 +89,25 @@ async def _scheduler(bus: Bus) -> SchedulerStatus | None:
         return None
 
 
+async def redis_trouble(url: str) -> str:
+    """Why Redis does not answer, or nothing."""
+    redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0))
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await redis.ping()
+    except (RedisError, OSError) as error:  # a timeout is an OSError
+        return reason(error)
+    finally:
+        await redis.aclose()
+    return ""
+
+
 def look(run: RunState) -> Snapshot | None:
     """`take_snapshot` for synchronous callers; None when the house cannot be asked now."""
     try:
         return asyncio.run(take_snapshot(run))
     except SymphonyError:
         return None
-
-
-def _process_state(name: str, pid: int, states: dict[int, str]) -> str:
-    if not is_alive(pid):
-        return "dead"
-    return "running" if name in SERVERS else states.get(pid, "starting")
 
 
 def is_alive(pid: int) -> bool:

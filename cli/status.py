@@ -4,13 +4,18 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 MIB = 1024**2
 
 
 def render(status: dict[str, Any]) -> RenderableType:
     """The object of ``status --json`` as tables."""
-    services = Table(title=status["url"], title_justify="left", box=None, pad_edge=False)
+    head = Text(f"{status['url']}  ")
+    head.append(status["state"], "green" if status["state"] == "ready" else "yellow")
+    for reason in status["reasons"]:
+        head.append(f"\n  {reason}", "yellow")
+    services = Table(box=None, pad_edge=False)
     for column in ("service", "pid", "state"):
         services.add_column(column)
     for service in status["services"]:
@@ -18,7 +23,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         services.add_row(
             service["name"], str(service["pid"]), f"[{colour}]{service['state']}[/{colour}]"
         )
-    parts: list[RenderableType] = [services]
+    parts: list[RenderableType] = [head, "", services]
     if status["workers"]:
         parts += ["", _workers(status["workers"])]
     parts += ["", _tiers(status)]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -40,19 +41,14 @@ def up_detached(options: HouseOptions) -> None:
     """
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
     options = _with_models(options, terminal)
-    log_path = options.data_dir / "logs" / "supervisor.log"
-    log_path.parent.mkdir(exist_ok=True)
     reading, writing = os.pipe()
-    with log_path.open("ab") as log:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.up", str(writing)],
-            env={**os.environ, "PYTHONPATH": _python_path()},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writing],
-            start_new_session=True,
-        )
+    supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
+        [sys.executable, "-P", "-m", "cli.up", str(writing)],
+        env={**os.environ, "PYTHONPATH": _python_path()},
+        stdin=subprocess.PIPE,
+        pass_fds=[writing],
+        start_new_session=True,
+    )
     os.close(writing)
     assert supervisor.stdin is not None
     supervisor.stdin.write(_OPTIONS.dump_json(options))
@@ -69,7 +65,12 @@ def up_detached(options: HouseOptions) -> None:
         finally:
             os.close(reading)
     supervisor.wait()
+    log_path = _log_path(options.data_dir)
     raise ConfigError(f"the supervisor ended before the house was ready: see {log_path}")
+
+
+def _log_path(data_dir: Path) -> Path:
+    return data_dir / "logs" / "supervisor.log"
 
 
 def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
@@ -110,8 +111,8 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
             terminal.progress(text)
         case {"failed": message}:
             raise SymphonyError(message)
-        case {"ready": url}:
-            terminal.ready(url)
+        case {"ready": url, "reasons": reasons}:
+            terminal.ready(url, reasons)
             return True
     return False
 
@@ -126,7 +127,9 @@ def _main() -> int:
     reporter = PipeReporter(int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
-        run_house(_OPTIONS.validate_json(sys.stdin.buffer.read()), reporter)
+        options = _OPTIONS.validate_json(sys.stdin.buffer.read())
+        log_path = _log_path(options.data_dir)
+        run_house(options, reporter, on_accepted=lambda: reporter.log_to(log_path))
     except SymphonyError as error:
         reporter.failed(error.message)
         return 1

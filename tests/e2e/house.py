@@ -15,9 +15,10 @@ import httpx
 from openai import OpenAI
 
 from cli.children import free_port
+from cli.description import describe
 from cli.plan import ROOT
 from cli.runfile import RunState, read_run_state
-from cli.snapshot import describe, look
+from cli.snapshot import look
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0

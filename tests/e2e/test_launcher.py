@@ -95,6 +95,11 @@ def test_detached_house_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> 
         assert report["url"] in up.stdout
         assert len(report["workers"]) == 2
         assert httpx.get(f"{report['url']}/health").status_code == 200
+        log = data_dir / "logs" / "supervisor.log"
+        said = log.read_text()
+        second = symphony("up", "--detach", "--port", "0", "--data-dir", str(data_dir))
+        assert_one_line(second, "already runs", report["url"])
+        assert log.read_text() == said
     finally:
         down = symphony("down", "--data-dir", str(data_dir))
     assert down.returncode == 0, down.stderr
@@ -133,13 +138,66 @@ def test_missing_model(tmp_path: Path) -> None:
 
 
 def test_a_service_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (data_dir / "kv").write_text("where the kvstore wants a folder")
     done = symphony(
-        "up", "--detach", "--emulate", "zero", "--port", "0", "--data-dir", str(tmp_path / "data"),
-        env={"SYMPHONY_SCHEDULER_POLICY": "nonsense"},
-    )  # fmt: skip
+        "up", "--detach", "--emulate", "zero", "--port", "0", "--data-dir", str(data_dir)
+    )
     assert done.stdout.startswith("symphony: starting")
-    assert_one_line(done, "scheduler", "SYMPHONY_SCHEDULER_POLICY", "nonsense")
+    assert_one_line(done, "kvstore", "SYMPHONY_DATA_DIR", str(data_dir))
     assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        ((), {"SYMPHONY_SCHEDULER_POLICY": "nonsense"}, ("SYMPHONY_SCHEDULER_POLICY='nonsense'",)),
+        (("--host", "0.0.0.0"), {}, ("SYMPHONY_HTTP_ADDRESS='0.0.0.0'", "SYMPHONY_API_KEYS_FILE")),
+        (
+            ("--nats-url", "nats://me:secret@127.0.0.1:1"),
+            {},
+            ("--nats-url", "nats://***@127.0.0.1:1", "Connection refused"),
+        ),
+    ],
+)
+def test_what_is_known_to_be_wrong_is_refused_before_anything_starts(
+    tmp_path: Path, arguments: tuple[str, ...], env: dict[str, str], words: tuple[str, ...]
+) -> None:
+    data_dir = tmp_path / "data"
+    up = ("up", "--detach", "--emulate", "zero", "--port", "0", "--data-dir", str(data_dir))
+    done = symphony(*up, *arguments, env=env)
+    assert_one_line(done, *words)
+    assert done.stdout == ""
+    assert [path.name for path in data_dir.iterdir()] == ["run.lock"]
+    assert not processes_of(tmp_path)
+
+
+def test_a_service_started_alone_refuses_what_the_house_would(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.tracker"],
+        env=environment({"SYMPHONY_TRACKER_TTL": "5"}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_one_line(done, "SYMPHONY_TRACKER_TTL='5'", "do you mean SYMPHONY_TRACKER_TTL_S?")
+
+
+def test_a_house_without_its_redis_starts_and_says_what_it_lacks(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    env = {"SYMPHONY_REDIS_URL": f"redis://:secret@{address}/0"}
+    with House(tmp_path / "data", emulate="zero", env=env) as house:
+        expected = (
+            f"Redis at redis://***@{address}/0 cannot be reached (Connection refused): "
+            "conversations are not remembered"
+        )
+        report = house.status()
+        assert (report["state"], report["reasons"]) == ("degraded", [expected])
+        said = (house.data_dir / "up.log").read_text()
+        assert f"symphony: degraded: {expected}\n" in said
+        assert "secret" not in house.logs()
 
 
 def test_full_disk(tmp_path: Path) -> None:

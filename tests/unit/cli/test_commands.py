@@ -11,10 +11,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import bench, checks
+from cli.description import describe
 from cli.doctor import examine
 from cli.main import app
 from cli.runfile import RunningService, RunState
-from cli.snapshot import Snapshot, describe, is_alive
+from cli.snapshot import Snapshot, is_alive
 from cli.status import render
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
@@ -73,6 +74,23 @@ def test_status_tells_of_services_workers_and_tiers() -> None:
         console.print(render(report))
     assert "7 sessions" in capture.get()
     assert describe(run, None)["services"][1]["state"] == "starting"
+
+
+def test_status_says_what_is_missing() -> None:
+    run = RunState(
+        pid=1, state="ready", url="http://u", nats_url="", redis_url="redis://[::1]:2/0",
+        host_id="h", num_workers=1, services=[RunningService(name="nats", pid=1)],
+        names=["nats", "tracker"],
+    )  # fmt: skip
+    snapshot = Snapshot(states={}, scheduler=None, stores=[], redis_trouble="Connection refused")
+    report = describe(run, snapshot)
+    assert report["state"] == "degraded"
+    assert len(report["reasons"]) == 2
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(report))
+    for reason in ("degraded", *report["reasons"]):
+        assert reason in capture.get()
 
 
 def test_a_process_that_was_not_waited_for_is_not_alive() -> None:

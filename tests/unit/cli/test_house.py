@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from cli.children import start_child
 from cli.house import House, HouseFailed, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
+from cli.rotation import LogKeeper
 from cli.runfile import read_run_state
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import is_alive
@@ -28,8 +29,8 @@ class Notes:
     def progress(self, text: str) -> None:
         self.said.append(text)
 
-    def ready(self, url: str) -> None:
-        self.said.append(url)
+    def ready(self, url: str, reasons: Sequence[str]) -> None:
+        self.said += [url, *reasons]
 
     def event(self, text: str) -> None:
         self.said.append(text)
@@ -43,11 +44,16 @@ def stand_in(tmp_path: Path, name: str, code: str, stage: int = 0) -> ChildPlan:
 
 
 def make_house(
-    tmp_path: Path, signals: StopSignals, *children: ChildPlan, restart: bool = True
+    tmp_path: Path,
+    signals: StopSignals,
+    *children: ChildPlan,
+    restart: bool = True,
+    log_bytes_max: int = 0,
 ) -> tuple[House, Notes]:
     notes = Notes()
+    logs = LogKeeper(tmp_path, log_bytes_max, notes.event)
     options = HouseOptions(data_dir=tmp_path, restart=restart, ready_timeout_s=30)
-    return House(options, HousePlan("", "", [], list(children)), notes, signals), notes
+    return House(options, HousePlan("", "", [], list(children)), notes, signals, logs), notes
 
 
 def live(house: House) -> None:
@@ -178,6 +184,28 @@ def test_a_signal_in_the_middle_of_starting_children_is_heard(tmp_path: Path) ->
             with pytest.raises(StopRequested):
                 live(house)
             house.stop()
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
+    tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.rotation.CHECK_EVERY_NS", 1_000_000)
+    flag = tmp_path / "write"
+    code = (
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.001)\n"
+        f"print('x' * 100, flush=True)\n{SLEEP}"
+    )
+    child = stand_in(tmp_path, "a", code)
+    house, _ = make_house(tmp_path, signals, child, log_bytes_max=50)
+    house.start()
+    house.wait_ready()
+    flag.touch()
+    while not (tmp_path / "a.log.1").exists():
+        house._watch_once(None)  # nothing else wakes it
+    house.stop()
+    assert (tmp_path / "a.log.1").read_text() == "x" * 100 + "\n"
+    assert child.log_path.read_text() == ""
 
 
 @pytest.mark.parametrize(

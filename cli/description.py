@@ -1,0 +1,59 @@
+"""What `symphony status` says, as one object."""
+
+from dataclasses import asdict
+from typing import Any
+
+from cli.condition import assess
+from cli.runfile import RunState
+from cli.snapshot import SERVERS, Snapshot, is_alive
+
+
+def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
+    """What is known of each process that the supervisor has written down, by name."""
+    states = snapshot.states if snapshot else {}
+    return {child.name: _process_state(child.name, child.pid, states) for child in run.services}
+
+
+def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
+    """The object that ``status --json`` prints."""
+    states = process_states(run, snapshot)
+    condition = assess(run, states, snapshot)
+    workers = snapshot.scheduler.workers if snapshot and snapshot.scheduler else []
+    stores = snapshot.stores if snapshot else []
+    return {
+        "url": run.url,
+        "state": condition.state,
+        "reasons": condition.reasons,
+        "services": [
+            {"name": child.name, "pid": child.pid, "state": states[child.name]}
+            for child in run.services
+        ],
+        "workers": [asdict(worker) for worker in workers],
+        "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
+        "tiers": {
+            "gpu": {
+                "pages": sum(worker.num_pages for worker in workers),
+                "pages_free": sum(worker.num_pages_free for worker in workers),
+                "pages_clean": sum(worker.num_pages_clean for worker in workers),
+                "pages_dirty": sum(worker.num_pages_dirty for worker in workers),
+            },
+            "arena": {
+                "pages": sum(store.arena_pages for store in stores),
+                "pages_used": sum(store.arena_pages_used for store in stores),
+                "bytes": sum(store.arena_bytes for store in stores),
+                "bytes_used": sum(store.arena_bytes_used for store in stores),
+            },
+            "disk": {
+                "blocks": sum(store.disk_blocks for store in stores),
+                "bytes": sum(store.disk_bytes for store in stores),
+                "pages_corrupt": sum(store.num_corrupt for store in stores),
+            },
+        },
+    }
+
+
+def _process_state(name: str, pid: int, states: dict[int, str]) -> str:
+    if not is_alive(pid):
+        return "dead"
+    # Of servers that they run is all there is to know.
+    return "running" if name in SERVERS else states.get(pid, "starting")
