@@ -23,7 +23,11 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker as the scheduler sees it."""
+    """A worker as the scheduler sees it.
+
+    Attributes:
+        models: those of turns, then the one-shot ones.
+    """
 
     worker_id: WorkerId
     host_id: HostId

@@ -167,7 +167,10 @@ def _worker_status(worker: Worker, now_ns: int) -> WorkerStatus:
         worker_id=report.worker_id,
         host_id=report.host_id,
         state=report.state if worker.alive else "dead",
-        models=[card.model_id for card in report.models],
+        models=[
+            *(card.model_id for card in report.models),
+            *(card.model_id for card in report.oneshot),
+        ],
         num_turns=len(worker.turns),
         num_reservations=len(worker.reservations),
         num_pages=report.num_pages,

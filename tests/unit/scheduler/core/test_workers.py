@@ -1,8 +1,10 @@
-"""Silence, probes, death and return of workers."""
+"""Silence, probes, death and return of workers, and what is told of them."""
 
 from services.scheduler.core import ProbeWorker, StartTurn, WakeAt
-from shared.ids import WorkerId
-from tests.unit.scheduler.core.driver import INTERVAL, SECOND, Driver, only
+from shared.ids import HostId, WorkerId
+from shared.messages import WorkerReport
+from tests.unit.scheduler.core.driver import INTERVAL, SECOND, Driver, card, only
+from tests.unit.scheduler.jobs.driver import card as oneshot_card
 
 
 def state_of(d: Driver, worker: str) -> str:
@@ -77,3 +79,19 @@ def test_following_the_wakes_alone_finds_the_death() -> None:
         d.now_ns = wakes[-1].at_ns
         wakes = only(WakeAt, d.wake()) or wakes
     assert d.now_ns == died_at_ns
+
+
+def test_the_status_names_models_of_both_kinds() -> None:
+    d = Driver()
+    report = WorkerReport(
+        worker_id=WorkerId("w1"),
+        incarnation="a",
+        seq=1,
+        host_id=HostId("h"),
+        state="ready",
+        models=[card("chat")],
+        oneshot=[oneshot_card("embed")],
+    )
+    d.core.on_report(report, d.now_ns)
+    [worker] = d.core.status(d.now_ns).workers
+    assert worker.models == ["chat", "embed"]
