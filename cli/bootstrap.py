@@ -1,5 +1,7 @@
 """Makes the environment that a command runs in, and becomes that command.
 
+Help is shown from a file as long as nothing is installed: nobody should wait for it.
+
 Runs on a bare Python: standard library only, and nothing of ours is imported. Does nothing but two
 small reads when everything is there. ``SYMPHONY_VENV`` names the environment (default ``.venv``
 beside this checkout), ``SYMPHONY_TORCH_SPEC`` the torch to install, in pip's words.
@@ -9,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +20,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+HELP_FILE = Path(__file__).with_name("help.txt")
 STAMP = "symphony-installed.json"
+USAGE_STATUS = 2  # of a command line without a command
 EXTRAS = {"test": {"worker", "test"}, "bench": {"worker", "loadtest"}}
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -42,13 +48,38 @@ def needed_extras(argv: Sequence[str]) -> set[str]:
     set()
     """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if "--help" in argv:
+    if wanted_help(argv) is not None:
         return set()
     if command == "up":
         options = {word.partition("=")[0] for word in argv}
         no_workers = "--no-worker" in options or _option(argv, "--workers") == "0"
         return set() if "--emulate" in options or no_workers else {"worker"}
     return set(EXTRAS.get(command, set()))
+
+
+def wanted_help(argv: Sequence[str]) -> str | None:
+    """The command whose help is asked for, "" for that of all, None for none.
+
+    >>> wanted_help(["up", "--help"])
+    'up'
+    >>> wanted_help(["bench", "resume", "--help"])  # the benchmark's own, which we do not have
+    """
+    words = list(takewhile(lambda word: word != "--", argv))
+    if not argv:
+        return ""
+    if not {"--help", "-h"} & set(words):
+        return None
+    command = words[0] if not words[0].startswith("-") else ""
+    if command == "bench" and any(not word.startswith("-") for word in words[1:]):
+        return None
+    return command
+
+
+def help_of(command: str) -> str | None:
+    """What the file says of a command; None: it knows none of this name."""
+    sections = re.split(r"^(?=Usage: )", HELP_FILE.read_text(), flags=re.MULTILINE)
+    start = f"Usage: symphony {command}".rstrip() + " ["
+    return next((text.rstrip() for text in sections if text.startswith(start)), None)
 
 
 def _option(argv: Sequence[str], name: str) -> str | None:
@@ -231,8 +262,9 @@ def locked() -> Iterator[None]:
         yield
 
 
-def prepare(argv: Sequence[str]) -> Path:
-    """The Python to run `argv` with, everything that it needs installed.
+def prepare(argv: Sequence[str]) -> Path | None:
+    """The Python to run `argv` with, everything that it needs installed; None for help that needs
+    none, because nothing is installed yet.
 
     Raises:
         BootstrapError: something could not be installed.
@@ -246,6 +278,8 @@ def prepare(argv: Sequence[str]) -> Path:
 
     if missing() is None:
         return environment.python
+    if (command := wanted_help(argv)) is not None and help_of(command) is not None:
+        return None
     try:
         with locked():
             if (extras := missing()) is not None:
@@ -266,9 +300,14 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    if python is None:
+        command = wanted_help(sys.argv[1:])
+        assert command is not None
+        print(help_of(command), file=sys.stdout if sys.argv[1:] else sys.stderr)
+        sys.exit(0 if sys.argv[1:] else USAGE_STATUS)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [str(python), "-P", "-m", "cli.main", *sys.argv[1:]]
-    os.execve(python, command, {**os.environ, "PYTHONPATH": path})
+    line = [str(python), "-P", "-m", "cli.main", *sys.argv[1:]]
+    os.execve(python, line, {**os.environ, "PYTHONPATH": path})
 
 
 if __name__ == "__main__":

@@ -13,8 +13,13 @@ from cli.reporting import complain, out, quiet_libraries
 from cli.runfile import DEFAULT_DATA_DIR
 from shared.errors import SymphonyError
 
+NAME = "symphony"
+
+# Plain and of one width, so that cli/help.txt can hold it word for word.
 app = typer.Typer(
-    name="symphony",
+    name=NAME,
+    rich_markup_mode=None,
+    context_settings={"terminal_width": 80, "help_option_names": ["--help", "-h"]},
     help="Serves many-turn chats and agents, on many fine-tuned models, from few GPUs.",
     no_args_is_help=True,
     add_completion=False,
@@ -26,7 +31,10 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 DataDir = Annotated[
     Path,
     typer.Option(
-        "--data-dir", envvar="SYMPHONY_DATA_DIR", help="Where everything that lasts is kept."
+        "--data-dir",
+        metavar="PATH",
+        envvar="SYMPHONY_DATA_DIR",
+        help="Where everything that lasts is kept.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
@@ -58,43 +66,59 @@ def up(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Model: smollm2-135m (the default), minilm, demo, a folder, a GGUF file or a hub "
-            "id; may be given several times."
+            metavar="MODEL",
+            help="smollm2-135m (the default), minilm, demo, a folder, a GGUF file or a hub id; may "
+            "be given several times.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, max=64, help="How many workers.")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", min=0, max=64, help="How many workers.")] = 1,
     no_worker: Annotated[
         bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
     ] = False,
     emulate: Annotated[
-        str | None, typer.Option(help="Emulate workers by this latency profile; needs no torch.")
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="Emulate workers by this latency profile; needs no torch."
+        ),
     ] = None,
     spares: Annotated[
-        int, typer.Option(min=0, max=8, help="Hot spares of each scheduler process.")
+        int, typer.Option(metavar="N", min=0, max=8, help="Hot spares of each scheduler process.")
     ] = 0,
     shards: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes that batch jobs of one-shot models.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=64, help="Processes that batch jobs of one-shot models."
+        ),
     ] = 1,
     host: Annotated[
-        str, typer.Option(envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, envvar="SYMPHONY_HTTP_PORT", help="Port to listen on; 0: a free one."
+            metavar="N",
+            min=0,
+            max=65535,
+            envvar="SYMPHONY_HTTP_PORT",
+            help="Port to listen on; 0: a free one.",
         ),
     ] = 8080,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")] = False,
     nats_url: Annotated[
-        str | None, typer.Option(envvar="SYMPHONY_NATS_URL", help="A NATS that runs already.")
+        str | None,
+        typer.Option(metavar="URL", envvar="SYMPHONY_NATS_URL", help="A NATS that runs already."),
     ] = None,
     redis_url: Annotated[
-        str | None, typer.Option(envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already.")
+        str | None,
+        typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
     ] = None,
     no_restart: Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")] = False,
     ready_timeout_s: Annotated[
-        float, typer.Option(min=1.0, help="How long the start may take.")
+        float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
     ] = 900.0,
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
@@ -156,10 +180,16 @@ def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> Non
 
 @app.command()
 def chat(
-    model: Annotated[str | None, typer.Option(help="Model to talk to.")] = None,
-    session: Annotated[str | None, typer.Option(help="Session to go on with.")] = None,
-    url: Annotated[str | None, typer.Option(help="Frontend of a house elsewhere.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="SYMPHONY_API_KEY", help="Its API key.")] = "",
+    model: Annotated[str | None, typer.Option(metavar="TEXT", help="Model to talk to.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Session to go on with.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")
+    ] = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat in the terminal."""
@@ -190,18 +220,36 @@ def test(context: typer.Context) -> None:
         raise typer.Exit(run_checks(context.args))
 
 
-@app.command(context_settings=PASS_ON)
+# Its --help is an option of ours: the help that comes with every command would keep the
+# benchmark's from being seen.
+@app.command(context_settings={**PASS_ON, "help_option_names": []})
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which one; `list` lists them.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Which one; `list` lists them.", show_default=False),
+    ] = "",
     as_json: AsJson = False,
+    wants_help: Annotated[
+        bool, typer.Option("--help", "-h", help="Show this message, or NAME's options, and exit.")
+    ] = False,
 ) -> None:
     """Measure. Options after NAME go to the benchmark."""
+    if not name and not wants_help:
+        raise typer.BadParameter("say which one: `symphony bench list` lists them", context)
+    if not name:
+        print(context.get_help())
+        return
     from cli.bench import run_bench
 
     with _errors_in_a_line():
-        run_bench(name, context.args, as_json=as_json)
+        run_bench(name, [*context.args, *(["--help"] if wants_help else [])], as_json=as_json)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(app(prog_name=NAME))
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main()

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from cli import bootstrap
-from cli.bootstrap import BootstrapError, Environment, missing_extras, needed_extras
+from cli.bootstrap import (
+    ROOT,
+    BootstrapError,
+    Environment,
+    help_of,
+    missing_extras,
+    needed_extras,
+    wanted_help,
+)
+from cli.help import HELP_FILE, render_help
+from cli.main import app
+from tests.e2e.house import environment
 
 
 @pytest.mark.parametrize(
@@ -23,7 +34,12 @@ from cli.bootstrap import BootstrapError, Environment, missing_extras, needed_ex
         ("up --workers 2", {"worker"}),
         ("up --no-worker", set()),
         ("up --help", set()),
+        ("up -h", set()),
         ("--help", set()),
+        ("bench --help", set()),
+        ("bench --json -h", set()),
+        ("bench http --help", {"worker", "loadtest"}),
+        ("test -- --help", {"worker", "test"}),
         ("", set()),
         ("status --json", set()),
         ("down", set()),
@@ -109,3 +125,57 @@ def test_needs_nothing_but_the_standard_library() -> None:
         "import runpy; runpy.run_path(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", code, bootstrap.__file__], check=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("", ""),
+        ("-h", ""),
+        ("--help up", ""),
+        ("up --model x --help", "up"),
+        ("status -h", "status"),
+        ("bench --help", "bench"),
+        ("bench resume --help", None),
+        ("test -- --help", None),
+        ("status", None),
+    ],
+)
+def test_whose_help_is_wanted(line: str, command: str | None) -> None:
+    assert wanted_help(line.split()) == command
+
+
+def test_the_help_file_is_what_the_command_line_prints() -> None:
+    assert HELP_FILE.read_text() == render_help(), "run: python -m cli.help > cli/help.txt"
+
+
+def test_every_command_has_its_section() -> None:
+    for info in app.registered_commands:
+        assert info.callback is not None
+        name = info.callback.__name__
+        text = help_of(name)
+        assert text is not None and text.startswith(f"Usage: symphony {name} [")
+        assert text.count("Usage: ") == 1
+    assert help_of("nonsense") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "first"),
+    [
+        ("--help", 0, "Usage: symphony [OPTIONS] COMMAND"),
+        ("up -h", 0, "Usage: symphony up [OPTIONS]"),
+        ("bench --help", 0, "Usage: symphony bench [OPTIONS]"),
+        ("", 2, "Usage: symphony [OPTIONS] COMMAND"),
+    ],
+)
+def test_help_installs_nothing(tmp_path: Path, line: str, status: int, first: str) -> None:
+    done = subprocess.run(
+        [str(ROOT / "symphony"), *line.split()],
+        env=environment({"SYMPHONY_VENV": str(tmp_path / "venv")}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert (done.stdout if line else done.stderr).startswith(first)
+    assert not (tmp_path / "venv").exists()

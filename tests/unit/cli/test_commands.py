@@ -19,6 +19,7 @@ from cli.snapshot import Snapshot, is_alive
 from cli.status import render
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
+from tests.e2e.house import symphony
 
 runner = CliRunner()
 
@@ -48,6 +49,30 @@ def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert runner.invoke(app, ["bench", "http", "--concurrency", "64", "--json"]).exit_code == 0
     assert seen == [("http", ["--concurrency", "64"], True)]
+
+
+@pytest.mark.parametrize("name", bench.BENCHES)
+def test_a_benchmark_shows_its_own_options(name: str) -> None:
+    result = runner.invoke(app, ["bench", name, "--help"])
+    assert result.exit_code == 0, result.stderr
+    assert f"usage: symphony bench {name} [-h] [--" in " ".join(result.stdout.split())
+
+
+def test_bench_alone_shows_the_way() -> None:
+    for words in (["bench", "--help"], ["bench", "-h", "--json"]):
+        result = runner.invoke(app, words)
+        assert result.exit_code == 0
+        assert "bench [OPTIONS]" in result.stdout
+    result = runner.invoke(app, ["bench"])
+    assert result.exit_code == 2
+    assert "symphony bench list" in result.stderr
+
+
+@pytest.mark.parametrize("line", ["", "up --help", "up --nonsense", "bench http --concurrency x"])
+def test_usage_names_the_command_that_people_type(line: str) -> None:
+    done = symphony(*line.split())
+    assert f"sage: symphony {line.partition(' --')[0]}".strip() in done.stdout + done.stderr
+    assert "python" not in done.stdout + done.stderr
 
 
 def test_status_tells_of_services_workers_and_tiers() -> None:
