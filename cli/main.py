@@ -222,7 +222,7 @@ def test(context: typer.Context) -> None:
 
 # Its --help is an option of ours: the help that comes with every command would keep the
 # benchmark's from being seen.
-@app.command(context_settings={**PASS_ON, "help_option_names": []})
+@app.command(context_settings=PASS_ON)
 def bench(
     context: typer.Context,
     name: Annotated[

@@ -32,6 +32,7 @@ STATE = RunState(
 def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_run_state(tmp_path, STATE)
     assert read_run_state(tmp_path) == STATE
+    assert (tmp_path / "run.json").stat().st_mode & 0o077 == 0, "passwords are in its addresses"
     remove_run_state(tmp_path)
     remove_run_state(tmp_path)
     assert read_run_state(tmp_path) is None
