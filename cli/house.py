@@ -21,7 +21,7 @@ from cli.description import process_states
 from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
 from cli.preflight import check_addresses, check_nats, check_settings
 from cli.reporting import Reporter
-from cli.rotation import LogKeeper
+from cli.rotation import LogKeeper, kept
 from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import look
@@ -266,7 +266,12 @@ class House:
 
 
 def last_line(path: Path) -> str:
-    """The last thing a log says, in words: a JSON line's message, and its exception's last line."""
+    """The last thing a log says, in words: a JSON line's message, and its exception's last line.
+    One that was just emptied says it in the copy.
+    """
+    earlier = kept(path, 1)
+    if earlier.exists() and path.exists() and not path.stat().st_size:
+        path = earlier
     try:
         with path.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))

@@ -78,8 +78,8 @@ def put_aside(path: Path) -> None:
                 room = _copy(log, copy, room)
                 for number in range(NUM_KEPT - 1, 0, -1):
                     with suppress(FileNotFoundError):
-                        _kept(path, number).replace(_kept(path, number + 1))
-                new.replace(_kept(path, 1))
+                        kept(path, number).replace(kept(path, number + 1))
+                new.replace(kept(path, 1))
                 with suppress(OSError):  # what came meanwhile
                     _copy(log, copy, room)
         except OSError:
@@ -98,7 +98,8 @@ def _copy(log: FileIO, copy: FileIO, room: int) -> int:
     return room
 
 
-def _kept(path: Path, number: int) -> Path:
+def kept(path: Path, number: int) -> Path:
+    """Where the copy of a log is: number 1 is the newest."""
     return path.with_name(f"{path.name}.{number}")
 
 

@@ -13,7 +13,7 @@ import pytest
 from cli.children import start_child
 from cli.house import House, HouseFailed, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
-from cli.rotation import LogKeeper
+from cli.rotation import LogKeeper, put_aside
 from cli.runfile import read_run_state
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import is_alive
@@ -222,6 +222,12 @@ def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
 def test_last_line_of_a_log(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "log").write_text(text)
     assert last_line(tmp_path / "log") == words
+
+
+def test_last_line_of_a_log_that_was_just_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("why\n")
+    put_aside(tmp_path / "log")
+    assert last_line(tmp_path / "log") == "why"
 
 
 def test_last_line_of_no_log(tmp_path: Path) -> None:
