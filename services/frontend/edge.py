@@ -16,7 +16,9 @@ from services.frontend.api import (
     models,
     operations,
     page,
+    pooling,
     rerank,
+    score,
     sessions,
     tokenize,
 )
@@ -31,6 +33,8 @@ ROUTERS = (
     embeddings,
     classify,
     rerank,
+    score,
+    pooling,
     models,
     advisories,
     sessions,

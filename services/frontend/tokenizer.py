@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from shared.errors import InvalidRequest
 
+Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
 INLINE_CHARS_MAX = 20_000  # about 5 ms of tokenizing; longer texts go to a thread
 
 
@@ -42,6 +43,34 @@ class Query:
     text: str
     tokens: list[int]
     encoding: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is kept of texts that are longer.
+
+    Attributes:
+        cut_to: tokens of an input, special ones and the query included; None: all.
+        text_max: tokens of the text alone; None: all.
+        keep_end: keep the end instead of the start.
+    """
+
+    cut_to: int | None = None
+    text_max: int | None = None
+    keep_end: bool = False
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a text that can be kept at most."""
+        return min((n for n in (self.cut_to, self.text_max) if n is not None), default=None)
+
+    def of(self, tokens: list[int]) -> list[int]:
+        """What is kept of a text that came as tokens."""
+        return tokens if self.longest is None else self.side_of(tokens, self.longest)
+
+    def side_of(self, text: Cuttable, length: int) -> Cuttable:
+        """So much of a text's start or end."""
+        return text[max(len(text) - length, 0) :] if self.keep_end else text[:length]
 
 
 class ModelTokenizer:
@@ -101,28 +130,32 @@ class ModelTokenizer:
         return Query(text, encoding.ids, encoding)
 
     def encode_inputs(
-        self, texts: Sequence[str], query: Query | None, *, special: bool, cut_to: int | None
+        self, texts: Sequence[str], query: Query | None, *, special: bool, cut: Cut
     ) -> list[ModelInput]:
         """Texts as an encoder reads them: each alone, or as the second half of a pair.
 
         Args:
             query: first half of every pair.
             special: add what the model expects around and between.
-            cut_to: tokens to keep, special ones included, from a text's start; None: all. A query
-                is never cut.
+            cut: what is kept of longer texts. A query is never cut.
 
         Raises:
-            InvalidRequest: `cut_to` would leave nothing of any text.
+            InvalidRequest: the cut would leave nothing of any text.
         """
-        keep = None if cut_to is None or not texts else self._num_kept(cut_to, query, special)
+        keep = self._num_kept(cut, query, special) if texts else None
         backend = self._backend
         if backend is None:
+            if keep is not None and cut.keep_end:
+                raise InvalidRequest(
+                    "truncation_side: this model's tokenizer keeps the start only",
+                    "truncation_side", "unsupported_value",
+                )  # fmt: skip
             return [self._encode_slowly(text, query, special, keep) for text in texts]
         inputs = []
         for text in texts:
             part = backend.encode(text, add_special_tokens=False)
             if keep is not None:
-                part.truncate(keep)
+                part.truncate(keep, direction="left" if cut.keep_end else "right")
             halves = (part, None) if query is None else (query.encoding, part)
             whole = backend.post_process(*halves, special)
             inputs.append(self._input(whole.ids, whole.type_ids))
@@ -147,13 +180,16 @@ class ModelTokenizer:
         """The vocabulary's own name for a token."""
         return str(self._tokenizer.convert_ids_to_tokens(token))
 
-    def _num_kept(self, cut_to: int, query: Query | None, special: bool) -> int:
-        """Tokens of a text that is cut, without those that are there anyway."""
+    def _num_kept(self, cut: Cut, query: Query | None, special: bool) -> int | None:
+        """Tokens of a text that is cut, without those that are there anyway; None: all."""
+        cut_to, text_max = cut.cut_to, cut.text_max
+        if cut_to is None:
+            return text_max
         num_fixed = 0 if query is None else len(query.tokens)
         if special:
             num_fixed += self._tokenizer.num_special_tokens_to_add(query is not None)
         if cut_to > num_fixed:
-            return cut_to - num_fixed
+            return min(cut_to - num_fixed, text_max or cut_to)
         whose = "special tokens" if query is None else "special tokens and the query"
         raise InvalidRequest(
             f"truncate_prompt_tokens: {cut_to} leaves nothing of the text: "

@@ -28,6 +28,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: list[tuple[int, float]] = field(default_factory=list)
+    allowed_token_ids: list[int] = field(default_factory=list)  # empty: all
     seed: int | None = (
         None  # None: the frontend draws one, so that a re-placed turn samples the same tokens
     )

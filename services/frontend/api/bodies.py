@@ -1,12 +1,13 @@
-"""Request bodies: what is read, with ranges; what is known but not supported, refused by name.
+"""Request bodies: what is read, with ranges. Types are strict: a number in quotes is no number.
 
-Fields that nobody knows are ignored. Types are strict: a number in quotes is no number.
+What becomes of all other fields stands in `fields`.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.frontend.api.fields import Endpoint, check, unsupported
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
@@ -19,22 +20,31 @@ PROMPTS_MAX = 1024
 STOPS_MAX = 16
 STOP_CHARS_MAX = 512
 LOGPROBS_MAX = 20
+TOKEN_IDS_MAX = 1024
 INT64_MAX = 2**63 - 1
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Cut = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 class Body(BaseModel):
-    """Base of every body."""
+    """Base of every body. Other fields than its own are kept only to be looked up by `parse`.
 
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+    Attributes:
+        endpoint: whose fields these are.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    endpoint: ClassVar[Endpoint]
 
 
-class StreamOptions(Body):
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Generate(Body):
@@ -65,27 +75,18 @@ class Generate(Body):
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
     tenant: Id | None = None  # read on NATS only
-    # Known to others, not supported here: refused, see `refuse_unsupported`.
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    best_of: Any = None
-    length_penalty: Any = None
-    prompt_logprobs: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    response_format: Any = None
-    logits_processors: Any = None
-    kv_transfer_params: Any = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX)] | None = None
+    truncate_prompt_tokens: Cut | None = None
+    truncation_side: Any = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class ChatBody(Generate):
     """``POST /v1/chat/completions``."""
 
+    endpoint: ClassVar[Endpoint] = "chat"
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=65_536)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -93,39 +94,28 @@ class ChatBody(Generate):
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: Any = None
-    echo: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    mm_processor_kwargs: Any = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(Generate):
     """``POST /v1/completions``."""
 
+    endpoint: ClassVar[Endpoint] = "completions"
     prompt: Any
     echo: bool | None = None
-    suffix: Any = None
     logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
-    prompt_embeds: Any = None
 
 
 class TokenizeBody(Body):
     """``POST /tokenize``: a prompt, or a chat."""
 
+    endpoint: ClassVar[Endpoint] = "tokenize"
     model: Id | None = None
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -133,6 +123,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
+    endpoint: ClassVar[Endpoint] = "detokenize"
     model: Id | None = None
     tokens: list[TokenId]
 
@@ -140,6 +131,7 @@ class DetokenizeBody(Body):
 class AdvisoryBody(Body):
     """``POST /v1/advisories``; `model` is taken for `model_id`, as clients of chat know it."""
 
+    endpoint: ClassVar[Endpoint] = "advisories"
     session_id: Id
     model_id: Id | None = None
     model: Id | None = None
@@ -148,50 +140,22 @@ class AdvisoryBody(Body):
     priority: Annotated[int, Field(ge=0, le=9)] = 1
 
 
-# The values of unsupported fields that mean the same as leaving them out.
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
-    "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "continue_final_message": (False,),
-    "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "documents": ([],),
-    "suffix": ("",),
-}
-UNSUPPORTED = (
-    "truncate_prompt_tokens", "use_beam_search", "length_penalty", "prompt_logprobs", "bad_words",
-    "allowed_token_ids", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs", "response_format", "logits_processors", "kv_transfer_params",
-)  # fmt: skip
-UNSUPPORTED_CHAT = (
-    "continue_final_message", "echo", "tools", "tool_choice", "functions", "function_call",
-    "audio", "modalities", "prediction", "web_search_options", "chat_template", "documents",
-    "mm_processor_kwargs",
-)  # fmt: skip
-UNSUPPORTED_COMPLETION = ("suffix", "prompt_embeds")
-
-
 def parse(kind: type[B], data: bytes) -> B:
     """A body from its JSON.
 
     Raises:
-        InvalidRequest: malformed, or a field is missing, of the wrong type or out of range.
+        InvalidRequest: malformed, or a field is missing, of the wrong type, out of range, or asks
+            for what is not there.
     """
     try:
-        return kind.model_validate_json(data)
+        body = kind.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         param = param_name(first["loc"])
         message = f"{param}: {first['msg']}" if param else f"the body: {first['msg']}"
         raise InvalidRequest(message, param or None) from None
+    check(kind.endpoint, {**body.__dict__, **(body.model_extra or {})})
+    return body
 
 
 def param_name(loc: tuple[int | str, ...]) -> str:
@@ -209,21 +173,14 @@ def param_name(loc: tuple[int | str, ...]) -> str:
     return name
 
 
-def refuse_unsupported(body: Generate) -> None:
-    """Say no to what would change the answer and is not there.
+def check_options(body: Generate) -> None:
+    """What no field says alone.
 
     Raises:
-        InvalidRequest: names the field.
+        InvalidRequest: fields that contradict each other.
     """
-    others = UNSUPPORTED_CHAT if isinstance(body, ChatBody) else UNSUPPORTED_COMPLETION
-    for name in body.model_fields_set.intersection(UNSUPPORTED + others):
-        value = getattr(body, name)
-        if value is not None and value not in HARMLESS.get(name, ()):
-            raise InvalidRequest(
-                f"{name}: this value is not supported", name, code="unsupported_value"
-            )
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of: only best_of = n is supported", "best_of")
+        raise unsupported("best_of", "only best_of = n is")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: only with stream = true", "stream_options")
 
@@ -249,6 +206,34 @@ def stop_strings(value: Any) -> list[str]:
 def session_of(body: Generate, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
     return SessionId(body.session_id) if body.session_id else origin.session_id
+
+
+TEMPLATE_OWN = (
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
+    "documents", "max_length", "padding", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools",
+    "truncation",
+)  # fmt: skip
+
+
+def template_options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """What a chat template is told beside the messages.
+
+    Raises:
+        InvalidRequest: options that exclude each other, or that are no variables of a template.
+    """
+    options = dict(body.chat_template_kwargs or {})
+    for name in options.keys() & set(TEMPLATE_OWN):
+        where = f"chat_template_kwargs.{name}"
+        raise InvalidRequest(f"{where}: not a template's variable", where, "unsupported_value")
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: not together with add_generation_prompt = true",
+            "continue_final_message",
+        )
+    begins = body.add_generation_prompt is not False and not continues
+    return options | {"add_generation_prompt": begins, "continue_final_message": continues}
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

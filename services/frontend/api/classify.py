@@ -8,21 +8,30 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.documents import takes
 from services.frontend.api.oneshot import (
     SLO_HEADERS,
-    Values,
+    Results,
     dumps,
     respond,
     run_images,
     run_texts,
     usage,
 )
-from services.frontend.api.oneshot_bodies import ClassifyBody, texts_of, urls_of
+from services.frontend.api.oneshot_bodies import (
+    ClassifyBody,
+    EncodedBody,
+    inputs_of,
+    texts_of,
+    urls_of,
+)
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.vectors import Values
+from services.frontend.models import OneshotModel
 from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
 
 
 @router.post("/v1/classify", openapi_extra=takes(ClassifyBody, *SLO_HEADERS))
+@router.post("/classify", include_in_schema=False)
 async def classify(request: Request) -> Response:
     """The likeliest label of texts or images, and the probabilities of all."""
     return await respond(request, ClassifyBody, label)
@@ -35,11 +44,7 @@ async def label(body: ClassifyBody, ask: Ask) -> bytes:
         SymphonyError: it cannot be served.
     """
     model = ask.app.models.oneshot(body.model, "classify")
-    num_max = ask.app.config.inputs_max
-    if model.card.modality == "image":
-        results = await run_images(ask, model, body, urls_of(body.input, num_max))
-    else:
-        results = await run_texts(ask, model, body, texts_of(body.input, num_max), None)
+    results = await run_inputs(ask, model, body, body.input)
     labels = model.card.labels
     return dumps(
         {
@@ -53,6 +58,18 @@ async def label(body: ClassifyBody, ask: Ask) -> bytes:
             "usage": usage(results.num_tokens) | {"completion_tokens": 0},
         }
     )
+
+
+async def run_inputs(ask: Ask, model: OneshotModel, body: EncodedBody, given: Any) -> Results:
+    """What the model makes of the field `input`: texts, or images.
+
+    Raises:
+        SymphonyError: it cannot be served.
+    """
+    num_max = ask.app.config.inputs_max
+    if model.card.modality == "image":
+        return await run_images(ask, model, body, urls_of(given, num_max))
+    return await run_texts(ask, model, body, inputs_of(body, texts_of(given, num_max), "input"))
 
 
 def _entry(index: int, probs: Values, labels: list[str]) -> dict[str, Any]:

@@ -2,24 +2,14 @@
 
 from typing import Any
 
-from services.frontend.api.bodies import (
-    UNSUPPORTED,
-    UNSUPPORTED_CHAT,
-    UNSUPPORTED_COMPLETION,
-    Body,
-    Generate,
-)
+from services.frontend.api.bodies import Body
 from services.frontend.request import SESSION_HEADER, SLO_TTFT_HEADER
-
-HIDDEN = {*UNSUPPORTED, *UNSUPPORTED_CHAT, *UNSUPPORTED_COMPLETION, "best_of"} - {"echo"}
 
 
 def takes(body: type[Body], *headers: dict[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of an endpoint that reads `body`; fields that are refused are not shown."""
+    """`openapi_extra` of an endpoint that reads `body`."""
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
-    for name in HIDDEN if issubclass(body, Generate) else ():
-        schema["properties"].pop(name, None)
     content = {"application/json": {"schema": _inline(schema, definitions)}}
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
     if headers:

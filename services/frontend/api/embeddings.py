@@ -1,24 +1,28 @@
-"""``POST /v1/embeddings``."""
+"""``POST /v1/embeddings``, and Cohere's ``POST /v2/embed``."""
 
-import base64
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import (
-    SLO_HEADERS,
-    Values,
-    dumps,
-    respond,
-    run_texts,
-    usage,
+from services.frontend.api.fields import unsupported
+from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts, usage
+from services.frontend.api.oneshot_bodies import (
+    CohereEmbedBody,
+    EmbeddingBody,
+    Inputs,
+    inputs_of,
+    names_of,
+    strings_of,
+    texts_of,
 )
-from services.frontend.api.oneshot_bodies import EmbeddingBody, texts_of
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.vectors import packed, scaled, shortened, written
+from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
 from shared.ids import new_id
+
+COHERE_TYPES = ("float", "base64")
 
 router = APIRouter(tags=["one-shot models"])
 
@@ -29,6 +33,12 @@ async def embeddings(request: Request) -> Response:
     return await respond(request, EmbeddingBody, embed)
 
 
+@router.post("/v2/embed", openapi_extra=takes(CohereEmbedBody, *SLO_HEADERS))
+async def cohere_embed(request: Request) -> Response:
+    """Texts as vectors, as Cohere asks for them."""
+    return await respond(request, CohereEmbedBody, embed_as_cohere)
+
+
 async def embed(body: EmbeddingBody, ask: Ask) -> bytes:
     """The answer to a body.
 
@@ -36,13 +46,11 @@ async def embed(body: EmbeddingBody, ask: Ask) -> bytes:
         SymphonyError: it cannot be served.
     """
     model = ask.app.models.oneshot(body.model, "embed")
-    num_values = model.card.num_values
-    if body.dimensions is not None and body.dimensions > num_values:
-        raise InvalidRequest(f"dimensions: the model makes {num_values}", "dimensions")
+    check_dimensions(model, body.dimensions, "dimensions")
     texts = texts_of(body.input, ask.app.config.inputs_max)
-    results = await run_texts(ask, model, body, texts, None)
+    results = await run_texts(ask, model, body, inputs_of(body, texts, "input"))
     data = [
-        {"object": "embedding", "index": index, "embedding": _written(values, body)}
+        {"object": "embedding", "index": index, "embedding": written(scaled(values, body), body)}
         for index, values in enumerate(results.values(model))
     ]
     return dumps(
@@ -57,20 +65,47 @@ async def embed(body: EmbeddingBody, ask: Ask) -> bytes:
     )
 
 
-def _written(values: Values, body: EmbeddingBody) -> Any:
-    if body.dimensions is not None:
-        values = shortened(values, body.dimensions)
-    if body.encoding_format == "base64":
-        return base64.b64encode(values.tobytes()).decode("ascii")
-    return values
+async def embed_as_cohere(body: CohereEmbedBody, ask: Ask) -> bytes:
+    """The answer to a body of Cohere's.
 
-
-def shortened(values: Values, dimensions: int) -> Values:
-    """The first `dimensions` of an embedding, scaled to length 1; all zeros stay so.
-
-    >>> shortened(np.array([3, 4, 12], np.float32), 2).tolist()
-    [0.6000000238418579, 0.800000011920929]
+    Raises:
+        SymphonyError: it cannot be served.
     """
-    first = values[:dimensions].astype(np.float64)
-    length = float(np.linalg.norm(first))
-    return (first / (length or 1.0)).astype("<f4")
+    types = body.embedding_types or ["float"]
+    if any(kind not in COHERE_TYPES for kind in types):
+        raise unsupported("embedding_types", f"give {' or '.join(COHERE_TYPES)}")
+    model = ask.app.models.oneshot(body.model, "embed")
+    check_dimensions(model, body.output_dimension, "output_dimension")
+    texts = strings_of(body.texts, "texts", ask.app.config.inputs_max)
+    inputs = Inputs(
+        texts=list(texts),
+        names=names_of("texts", texts),
+        queries=[],
+        query_names=[],
+        cut_to=None if body.truncate == "NONE" else -1,
+        keep_end=body.truncate == "START",
+    )
+    results = await run_texts(ask, model, body, inputs)
+    vectors = results.values(model)
+    if body.output_dimension is not None:
+        vectors = [shortened(values, body.output_dimension) for values in vectors]
+    made: dict[str, list[Any]] = {"float": vectors, "base64": [packed(v) for v in vectors]}
+    billed = {"input_tokens": results.num_tokens}
+    return dumps(
+        {
+            "id": new_id("embd"),
+            "response_type": "embeddings_by_type",
+            "embeddings": {kind: made[kind] for kind in COHERE_TYPES if kind in types},
+            "texts": texts,
+            "meta": {"api_version": {"version": "2"}, "billed_units": billed},
+        }
+    )
+
+
+def check_dimensions(model: OneshotModel, dimensions: int | None, name: str) -> None:
+    """Raises:
+    InvalidRequest: the model makes fewer.
+    """
+    num_values = model.card.num_values
+    if dimensions is not None and dimensions > num_values:
+        raise InvalidRequest(f"{name}: the model makes {num_values}", name)

@@ -1,26 +1,38 @@
 """Log-probabilities in OpenAI's two shapes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from services.frontend.tokenizer import ModelTokenizer
 from shared.messages import TokenLogprobs
 
+NameOf = Callable[[int], str]
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
-def chat_entry(tokenizer: ModelTokenizer, entry: TokenLogprobs, num_top: int) -> dict[str, Any]:
+def name_of(tokenizer: ModelTokenizer, *, as_ids: bool) -> NameOf:
+    """How tokens are written: as text, or as vLLM's ``token_id:123``."""
+    return "token_id:{}".format if as_ids else tokenizer.token_text
+
+
+def chat_entry(
+    tokenizer: ModelTokenizer, name: NameOf, entry: TokenLogprobs, num_top: int
+) -> dict[str, Any]:
     """One element of a chat choice's ``logprobs.content``."""
-    return {
-        **_token(tokenizer, entry.token, entry.logprob),
-        "top_logprobs": [
-            _token(tokenizer, token, logprob) for token, logprob in entry.top[:num_top]
-        ],
-    }
+
+    def written(token: int, logprob: float | None) -> dict[str, Any]:
+        return {
+            "token": name(token),
+            "logprob": _finite(logprob),
+            "bytes": list(tokenizer.token_bytes(token)),
+        }
+
+    top = [written(token, logprob) for token, logprob in entry.top[:num_top]]
+    return {**written(entry.token, entry.logprob), "top_logprobs": top}
 
 
 def completion_block(
-    tokenizer: ModelTokenizer, entries: Iterable[tuple[TokenLogprobs, int]], num_top: int
+    name: NameOf, entries: Iterable[tuple[TokenLogprobs, int]], num_top: int
 ) -> dict[str, Any]:
     """A completion choice's ``logprobs``: entries with where their text starts. The chosen token
     stands among the likeliest even if it is not one of them.
@@ -29,26 +41,18 @@ def completion_block(
         "text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": [],
     }  # fmt: skip
     for entry, start in entries:
-        name = tokenizer.token_text(entry.token)
+        chosen = name(entry.token)
         block["text_offset"].append(start)
-        block["tokens"].append(name)
+        block["tokens"].append(chosen)
         if entry.logprob is None:
             block["token_logprobs"].append(None)
             block["top_logprobs"].append(None)
             continue
         block["token_logprobs"].append(_finite(entry.logprob))
-        top = {tokenizer.token_text(t): _finite(lp) for t, lp in entry.top[:num_top]}
-        top.setdefault(name, _finite(entry.logprob))
+        top = {name(token): _finite(logprob) for token, logprob in entry.top[:num_top]}
+        top.setdefault(chosen, _finite(entry.logprob))
         block["top_logprobs"].append(top)
     return block
-
-
-def _token(tokenizer: ModelTokenizer, token: int, logprob: float | None) -> dict[str, Any]:
-    return {
-        "token": tokenizer.token_text(token),
-        "logprob": _finite(logprob),
-        "bytes": list(tokenizer.token_bytes(token)),
-    }
 
 
 def _finite(logprob: float | None) -> float:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 from fastapi import Request, Response
 
@@ -17,9 +16,10 @@ from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
 from services.frontend.api.documents import header
-from services.frontend.api.oneshot_bodies import OneshotBody, Text
+from services.frontend.api.oneshot_bodies import Inputs, OneshotBody
 from services.frontend.api.oneshot_inputs import Ask, Preparation, image_jobs
 from services.frontend.api.oneshot_texts import text_jobs
+from services.frontend.api.vectors import Values
 from services.frontend.app import app_of
 from services.frontend.core.job_events import NewJob, NewRequest
 from services.frontend.core.room import Hold
@@ -33,7 +33,6 @@ SLO_HEADERS = (header(SLO_HEADER, "number", "Target for the whole answer, millis
 
 FREE_BODY_BYTES = 64 * 1024  # a body with more takes room among the inputs
 Body = TypeVar("Body", bound=OneshotBody)
-Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +70,16 @@ async def respond(
                 return Json(await work(body, ask))
 
 
-async def run_texts(
-    ask: Ask, model: OneshotModel, body: OneshotBody, texts: Sequence[Text], query: str | None
-) -> Results:
-    """What the model makes of texts, or of pairs of a query and each text.
+async def run_texts(ask: Ask, model: OneshotModel, body: OneshotBody, inputs: Inputs) -> Results:
+    """What the model makes of texts, or of pairs of a query and a text.
 
     Raises:
         SymphonyError: an input cannot be served, or the house cannot serve it in time.
         ClientGone: the client hung up.
     """
-    note(model=model.card.model_id, inputs=len(texts))
-    preparation = _preparation(ask, model, body, len(texts))
-    jobs, num_tokens = await text_jobs(preparation, model, body, texts, query)
+    note(model=model.card.model_id, inputs=len(inputs.texts))
+    preparation = _preparation(ask, model, body, len(inputs.texts))
+    jobs, num_tokens = await text_jobs(preparation, model, inputs)
     note(prompt_tokens=num_tokens)
     return Results(await _run(ask, model, body, jobs), num_tokens)
 

@@ -1,14 +1,18 @@
 """Bodies of requests to one-shot models, and what their inputs may be."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from services.frontend.api.bodies import Body, Finite, Id
+from services.frontend.api.bodies import Body, Cut, Finite, Id
+from services.frontend.api.fields import Endpoint
 from shared.errors import InvalidRequest
 from shared.messages import SLO_MS_MAX
 
 Text = str | list[int]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class OneshotBody(Body):
@@ -16,31 +20,130 @@ class OneshotBody(Body):
 
     model: Id
     slo_ms: Annotated[Finite, Field(gt=0, le=SLO_MS_MAX)] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+
+
+class EncodedBody(OneshotBody):
+    """How texts become tokens."""
+
+    truncate_prompt_tokens: Cut | None = None
+    truncation_side: Any = None
     add_special_tokens: bool | None = None
 
 
-class EmbeddingBody(OneshotBody):
+class VectorBody(EncodedBody):
+    """How vectors are written; see `vectors`."""
+
+    input: Any
+    encoding_format: Any = None
+    embed_dtype: Any = None
+    endianness: Any = None
+    dimensions: Size | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+
+
+class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
 
-    input: Any
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    endpoint: ClassVar[Endpoint] = "embeddings"
 
 
-class ClassifyBody(OneshotBody):
+class PoolingBody(VectorBody):
+    """``POST /pooling``."""
+
+    endpoint: ClassVar[Endpoint] = "pooling"
+    task: Any = None
+
+
+class CohereEmbedBody(OneshotBody):
+    """``POST /v2/embed``, Cohere's."""
+
+    endpoint: ClassVar[Endpoint] = "v2/embed"
+    texts: Annotated[list[str], Field(min_length=1)]
+    input_type: Any = None
+    embedding_types: Annotated[list[str], Field(min_length=1)] | None = None
+    truncate: Any = None
+    output_dimension: Size | None = None
+
+
+class ClassifyBody(EncodedBody):
     """``POST /v1/classify``."""
 
+    endpoint: ClassVar[Endpoint] = "classify"
     input: Any
 
 
-class RerankBody(OneshotBody):
+class RerankBody(EncodedBody):
     """``POST /v1/rerank``."""
 
+    endpoint: ClassVar[Endpoint] = "rerank"
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[Any], Field(min_length=1)]
-    top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    top_n: Size | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Size | None = None
+
+
+class ScoreBody(EncodedBody):
+    """``POST /score``: one pair of fields of three that mean the same."""
+
+    endpoint: ClassVar[Endpoint] = "score"
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Texts, or pairs of a query and a text, and how to make tokens of them.
+
+    Attributes:
+        queries: none, one for all texts, or one a text.
+        names: of the texts in errors.
+        query_names: as many as queries.
+        cut_to: tokens to keep of an input; -1: as many as the model takes.
+        document_tokens_max: to keep of a text, special ones and the query not counted.
+        keep_end: what is cut is cut at the start.
+    """
+
+    texts: list[Text]
+    names: list[str]
+    queries: list[str]
+    query_names: list[str]
+    cut_to: int | None = None
+    document_tokens_max: int | None = None
+    keep_end: bool = False
+    special: bool = True
+
+
+def inputs_of(
+    body: EncodedBody,
+    texts: list[Text],
+    name: str,
+    queries: list[str] | None = None,
+    query_name: str = "query",
+) -> Inputs:
+    """Texts of a body's field `name`, cut as it asks for."""
+    queries = queries or []
+    return Inputs(
+        texts=texts,
+        names=names_of(name, texts),
+        queries=queries,
+        query_names=[query_name] if len(queries) == 1 else names_of(query_name, queries),
+        cut_to=body.truncate_prompt_tokens,
+        document_tokens_max=body.max_tokens_per_doc if isinstance(body, RerankBody) else None,
+        keep_end=body.truncation_side == "left",
+        special=body.add_special_tokens is not False,
+    )
+
+
+def names_of(field: str, values: Sequence[object]) -> list[str]:
+    """What errors call the values of a field."""
+    return [f"{field}[{at}]" for at in range(len(values))]
 
 
 def texts_of(given: Any, num_max: int) -> list[Text]:
@@ -91,14 +194,14 @@ def urls_of(given: Any, num_max: int) -> list[str]:
     return urls
 
 
-def documents_of(body: RerankBody, num_max: int) -> list[str]:
+def documents_of(body: RerankBody, num_max: int) -> list[Text]:
     """The texts of the field `documents`.
 
     Raises:
         InvalidRequest: one is no text, or empty, or they are too many.
     """
     check_number(body.documents, "documents", num_max)
-    texts = []
+    texts: list[Text] = []
     for at, document in enumerate(body.documents):
         text = document.get("text") if isinstance(document, dict) else document
         where = f"documents[{at}]"
@@ -108,6 +211,25 @@ def documents_of(body: RerankBody, num_max: int) -> list[str]:
             raise InvalidRequest(f"{where}: it is empty", where)
         texts.append(text)
     return texts
+
+
+def strings_of(given: Any, name: str, num_max: int) -> list[str]:
+    """A field that is a text or a list of texts.
+
+    Raises:
+        InvalidRequest: something else, an empty one, or too many.
+    """
+    many = [given] if isinstance(given, str) else given
+    if not isinstance(many, list) or not many:
+        raise InvalidRequest(f"{name}: give text or a list of texts", name)
+    check_number(many, name, num_max)
+    for at, text in enumerate(many):
+        where = name if isinstance(given, str) else f"{name}[{at}]"
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where}: give text", where)
+        if not text:
+            raise InvalidRequest(f"{where}: it is empty", where)
+    return many
 
 
 def check_number(many: list[Any], name: str, num_max: int) -> None:

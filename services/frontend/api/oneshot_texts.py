@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TypeVar
 
-from services.frontend.api.oneshot_bodies import OneshotBody, Text
+from services.frontend.api.oneshot_bodies import Inputs, Text
 from services.frontend.api.oneshot_inputs import (
     ENTRY_BYTES,
     Ask,
@@ -16,7 +17,7 @@ from services.frontend.api.oneshot_inputs import (
 )
 from services.frontend.core.job_events import NewJob
 from services.frontend.models import OneshotModel
-from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelInput, ModelTokenizer, Query
+from services.frontend.tokenizer import INLINE_CHARS_MAX, Cut, ModelInput, ModelTokenizer, Query
 from shared.errors import InvalidRequest
 from shared.messages import JobInput, pack_ints
 
@@ -30,22 +31,18 @@ Made = TypeVar("Made")
 
 
 async def text_jobs(
-    preparation: Preparation,
-    model: OneshotModel,
-    body: OneshotBody,
-    texts: Sequence[Text],
-    query: str | None,
+    preparation: Preparation, model: OneshotModel, inputs: Inputs
 ) -> tuple[list[NewJob], int]:
-    """Jobs of texts, or of pairs of a query and each text, and how many tokens they have.
+    """Jobs of texts, or of pairs, and how many tokens they have.
 
     Raises:
         InvalidRequest: an input cannot be served.
         NoCapacity: too many inputs are held already, or it is too late for these.
         ClientGone: the client hung up.
     """
-    work = _texts(preparation, model, body, texts, query)
-    costs = [len(text) + INPUT_CHARS + len(query or "") for text in work.texts]
-    is_inline = sum(costs) + len(query or "") <= INLINE_CHARS_MAX
+    work = _texts(preparation, model, inputs)
+    costs = work.costs()
+    is_inline = sum(costs) + sum(map(len, inputs.queries)) <= INLINE_CHARS_MAX
 
     async def step(do: Callable[[], Made]) -> Made:
         def unless_over() -> Made | None:
@@ -56,7 +53,7 @@ async def text_jobs(
             raise preparation.ended()
         return made
 
-    first = None if query is None else await step(partial(work.encode_query, query))
+    first = await step(partial(work.encode_query, 0)) if len(inputs.queries) == 1 else None
     jobs: list[NewJob] = []
     num_tokens = 0
     for some in chunks(costs):
@@ -86,39 +83,55 @@ class _Texts:
     """Texts to tokenize, and how.
 
     Attributes:
-        field: of the body, to name in errors.
+        texts: without what a cut leaves out anyway.
         limit: most tokens of an input.
-        cut_to: what longer texts are cut to; None: they are refused.
+        cut: what longer texts are cut to.
     """
 
     ask: Ask
     model: OneshotModel
     tokenizer: ModelTokenizer
-    texts: Sequence[Text]
-    field: str
+    given: Inputs
+    texts: list[Text]
     limit: int
-    cut_to: int | None
-    special: bool
+    cut: Cut
 
-    def encode_query(self, text: str) -> Query:
+    def costs(self) -> list[int]:
+        """Characters to tokenize for each text."""
+        queries = self.given.queries
+        if len(queries) == 1:
+            queries = queries * len(self.texts)
+        with_query = zip_longest(self.texts, queries, fillvalue="")
+        return [len(text) + INPUT_CHARS + len(query) for text, query in with_query]
+
+    def encode_query(self, at: int) -> Query:
         """Blocks."""
-        query = self.tokenizer.encode_query(text)
-        _check_tokens(query.tokens, "query", self.limit, self.tokenizer)
+        query = self.tokenizer.encode_query(self.given.queries[at])
+        name = self.given.query_names[at]
+        _check_tokens(query.tokens, name, self.limit, self.tokenizer, is_query=True)
         return query
 
     def encode(self, some: range, query: Query | None) -> list[tuple[NewJob, int]]:
-        """Jobs of some of the texts, and their numbers of tokens. Blocks. What came as tokens is
-        taken as it is, but cut.
+        """Jobs of some of the texts, and their numbers of tokens. Blocks.
+
+        Args:
+            query: the one that all texts share, if they do.
         """
+        if len(self.given.queries) <= 1:
+            return self._encode(some, query)
+        pairs = ((at, self.encode_query(at)) for at in some)
+        return [made for at, own in pairs for made in self._encode(range(at, at + 1), own)]
+
+    def _encode(self, some: range, query: Query | None) -> list[tuple[NewJob, int]]:
+        """What came as tokens is taken as it is, but cut."""
         words = [text for at in some if isinstance(text := self.texts[at], str)]
-        encoded = iter(
-            self.tokenizer.encode_inputs(words, query, special=self.special, cut_to=self.cut_to)
-        )
+        special = self.given.special
+        encoded = iter(self.tokenizer.encode_inputs(words, query, special=special, cut=self.cut))
         jobs = []
         for at in some:
             text = self.texts[at]
-            given = next(encoded) if isinstance(text, str) else ModelInput(text[: self.cut_to], [])
-            _check_tokens(given.tokens, f"{self.field}[{at}]", self.limit, self.tokenizer)
+            given = next(encoded) if isinstance(text, str) else ModelInput(self.cut.of(text), [])
+            _check_tokens(given.tokens, self.given.names[at], self.limit, self.tokenizer)
             num_tokens = len(given.tokens)
             made = JobInput(
                 job_id=job_id_of(self.ask, at),
@@ -130,65 +143,60 @@ class _Texts:
         return jobs
 
 
-def _texts(
-    preparation: Preparation,
-    model: OneshotModel,
-    body: OneshotBody,
-    texts: Sequence[Text],
-    query: str | None,
-) -> _Texts:
+def _texts(preparation: Preparation, model: OneshotModel, inputs: Inputs) -> _Texts:
     """Raises:
     InvalidRequest: the model takes no texts, or one is longer than any that it takes.
     """
-    field = "documents" if query is not None else "input"
     tokenizer = model.processor
     if not isinstance(tokenizer, ModelTokenizer):
+        field = inputs.names[0].partition("[")[0]
         raise InvalidRequest(f"{field}: this model takes images", field)
-    limit, cut_to = _limits(model, body)
-    if query is not None:
-        _check_chars(query, "query", limit)
-    if cut_to is not None:
-        chars_max = cut_to * CHARS_PER_TOKEN_MAX
-        texts = [text if len(text) <= chars_max else text[:chars_max] for text in texts]
-    for at, text in enumerate(texts):
-        _check_chars(text, f"{field}[{at}]", limit)
+    limit, cut = _limits(model, inputs)
+    for query, name in zip(inputs.queries, inputs.query_names, strict=True):
+        _check_chars(query, name, limit, is_query=True)
+    texts = inputs.texts
+    if (longest := cut.longest) is not None:
+        # Only what can be kept is worth tokenizing.
+        texts = [cut.side_of(text, longest * CHARS_PER_TOKEN_MAX) for text in texts]
+    for text, name in zip(texts, inputs.names, strict=True):
+        _check_chars(text, name, limit)
     return _Texts(
-        ask=preparation.ask, model=model, tokenizer=tokenizer, texts=texts, field=field,
-        limit=limit, cut_to=cut_to, special=body.add_special_tokens is not False,
+        ask=preparation.ask, model=model, tokenizer=tokenizer, given=inputs, texts=texts,
+        limit=limit, cut=cut,
     )  # fmt: skip
 
 
-def _limits(model: OneshotModel, body: OneshotBody) -> tuple[int, int | None]:
-    """Most tokens of an input, and what longer texts are cut to, if they are."""
+def _limits(model: OneshotModel, inputs: Inputs) -> tuple[int, Cut]:
+    """Most tokens of an input, and what longer texts are cut to."""
     limit = max(variant.variant for variant in model.card.variants)
     if limit == 0 or any(variant.variant == 0 for variant in model.card.variants):
         limit = TOKENS_MAX
-    cut_to = body.truncate_prompt_tokens
-    if cut_to == -1:
-        return limit, limit
+    cut_to = limit if inputs.cut_to == -1 else inputs.cut_to
     if cut_to is not None and not 1 <= cut_to <= limit:
         raise InvalidRequest(
             f"truncate_prompt_tokens: give -1, or 1 to {limit}", "truncate_prompt_tokens"
         )
-    return limit, cut_to
+    return limit, Cut(cut_to, inputs.document_tokens_max, inputs.keep_end)
 
 
-def _check_chars(text: Text, where: str, limit: int) -> None:
+def _check_chars(text: Text, where: str, limit: int, *, is_query: bool = False) -> None:
     if len(text) > limit * CHARS_PER_TOKEN_MAX:
-        raise _too_long(f"{len(text)} characters", where, limit)
+        raise _too_long(f"{len(text)} characters", where, limit, is_query)
 
 
-def _check_tokens(tokens: list[int], where: str, limit: int, tokenizer: ModelTokenizer) -> None:
+def _check_tokens(
+    tokens: list[int], where: str, limit: int, tokenizer: ModelTokenizer, *, is_query: bool = False
+) -> None:
     if not tokens:
         raise InvalidRequest(f"{where}: it has no tokens", where)
     if len(tokens) > limit:
-        raise _too_long(f"{len(tokens)} tokens", where, limit)
+        raise _too_long(f"{len(tokens)} tokens", where, limit, is_query)
     if max(tokens) >= tokenizer.vocab_size:
         raise InvalidRequest(f"{where}: a token is outside the vocabulary", where)
 
 
-def _too_long(length: str, where: str, limit: int) -> InvalidRequest:
-    advice = "" if where == "query" else "; truncate_prompt_tokens = -1 cuts it"
+def _too_long(length: str, where: str, limit: int, is_query: bool) -> InvalidRequest:
+    advice = "" if is_query else "; truncate_prompt_tokens = -1 cuts it"
     return InvalidRequest(
         f"{where}: it has {length}, and the model takes at most {limit} tokens{advice}",
         where,

@@ -57,14 +57,27 @@ async def tokenize_text(
     return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
 
 
-def given_tokens(model: ServedModel, owner: Owner, tokens: list[int]) -> TokenizedPrompt:
-    """A prompt that came as tokens."""
+def given_tokens(
+    model: ServedModel,
+    owner: Owner,
+    tokens: list[int],
+    *,
+    text: str | None = None,
+    num_turns: int = 0,
+) -> TokenizedPrompt:
+    """A prompt of which the tokens are known.
+
+    Args:
+        text: as the session's record is to keep it; None: the tokens' own. An empty one is never
+            extended: the next turn is tokenized from its beginning.
+    """
     if owner.session_id is None:
         return TokenizedPrompt(text="", tokens=tokens, keys=[])
     return TokenizedPrompt(
-        text=model.tokenizer.decode_all(tokens),
+        text=model.tokenizer.decode_all(tokens) if text is None else text,
         tokens=tokens,
         keys=extend_keys(_root(model, owner), [], tokens, model.card.block_tokens),
+        num_turns=num_turns,
     )
 
 

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts
-from services.frontend.api.oneshot_bodies import RerankBody, documents_of
+from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts, usage
+from services.frontend.api.oneshot_bodies import RerankBody, Text, documents_of, inputs_of
 from services.frontend.api.oneshot_inputs import Ask
 from shared.ids import new_id
 
@@ -29,7 +29,8 @@ async def rank(body: RerankBody, ask: Ask) -> bytes:
     """
     model = ask.app.models.oneshot(body.model, "rerank")
     texts = documents_of(body, ask.app.config.inputs_max)
-    results = await run_texts(ask, model, body, texts, body.query)
+    inputs = inputs_of(body, texts, "documents", [body.query])
+    results = await run_texts(ask, model, body, inputs)
     scores = [float(values[0]) for values in results.values(model)]
     order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
     shown = body.return_documents is not False
@@ -37,13 +38,13 @@ async def rank(body: RerankBody, ask: Ask) -> bytes:
         {
             "id": new_id("rerank"),
             "model": body.model,
-            "usage": {"total_tokens": results.num_tokens},
+            "usage": usage(results.num_tokens),
             "results": [_entry(i, scores[i], texts[i], shown) for i in order[: body.top_n]],
         }
     )
 
 
-def _entry(index: int, score: float, text: str, shown: bool) -> dict[str, Any]:
+def _entry(index: int, score: float, text: Text, shown: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"index": index}
     if shown:
         entry["document"] = {"text": text}

@@ -2,11 +2,12 @@
 
 import secrets
 
-from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
+from services.frontend.api.bodies import TOKEN_IDS_MAX, ChatBody, CompletionBody, Generate
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
 
 SEEDS = 2**63
+ID_DIGITS_MAX = 12
 
 
 def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> SamplingParams:
@@ -18,12 +19,8 @@ def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> Samp
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest("min_tokens: more than max_tokens", "min_tokens")
-    for token in body.stop_token_ids or ():
-        if token >= vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}",
-                "stop_token_ids",
-            )
+    _check_ids("stop_token_ids", body.stop_token_ids, vocab_size)
+    _check_ids("allowed_token_ids", body.allowed_token_ids, vocab_size)
     logprobs, prompt_logprobs = _logprobs(body)
     seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed % SEEDS
     return SamplingParams(
@@ -37,6 +34,7 @@ def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> Samp
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         seed=seed,
+        allowed_token_ids=body.allowed_token_ids or [],
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
@@ -82,15 +80,33 @@ def _logprobs(body: Generate) -> tuple[int | None, int | None]:
     return body.logprobs, body.logprobs if body.echo else None
 
 
+def _check_ids(name: str, tokens: list[int] | None, vocab_size: int) -> None:
+    for token in tokens or ():
+        if token >= vocab_size:
+            raise InvalidRequest(f"{name}: {token} is outside the vocabulary of {vocab_size}", name)
+
+
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> list[tuple[int, float]]:
-    pairs = []
+    if len(biases) > TOKEN_IDS_MAX:
+        raise InvalidRequest(f"logit_bias: more than {TOKEN_IDS_MAX} entries", "logit_bias")
+    pairs: dict[int, float] = {}
     for key, bias in biases.items():
-        if not (key.isascii() and key.isdigit()) or int(key[:12]) >= vocab_size:
+        token = _token_id(key, vocab_size)
+        if token is None:
             raise InvalidRequest(
                 f"logit_bias: {key[:40]!r} is no token id below {vocab_size}", "logit_bias"
             )
-        pairs.append((int(key), bias))
-    return pairs
+        if token in pairs:
+            raise InvalidRequest(f"logit_bias: {token} is there twice", "logit_bias")
+        pairs[token] = bias
+    return list(pairs.items())
+
+
+def _token_id(text: str, vocab_size: int) -> int | None:
+    if len(text) > ID_DIGITS_MAX or not (text.isascii() and text.isdigit()):
+        return None
+    token = int(text)
+    return token if token < vocab_size else None
 
 
 def _or(value: float | None, default: float) -> float:

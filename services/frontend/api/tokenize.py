@@ -3,7 +3,13 @@
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, chat_messages, parse
+from services.frontend.api.bodies import (
+    DetokenizeBody,
+    TokenizeBody,
+    chat_messages,
+    parse,
+    template_options,
+)
 from services.frontend.api.documents import takes
 from services.frontend.app import App, app_of
 from services.frontend.models import ServedModel
@@ -21,11 +27,7 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.messages is not None:
-        options = {
-            **(body.chat_template_kwargs or {}),
-            "add_generation_prompt": body.add_generation_prompt,
-        }
-        text = model.tokenizer.render(chat_messages(body.messages), options)
+        text = model.tokenizer.render(chat_messages(body.messages), template_options(body))
         special = bool(body.add_special_tokens)
     else:
         text = body.prompt or ""

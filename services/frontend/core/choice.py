@@ -18,6 +18,7 @@ class Piece:
     Attributes:
         logprobs: of tokens whose text is out by now, each with where its text starts.
         cancel: the worker goes on, but the reply is complete: stop it.
+        tokens: generated since the last piece, shown or not, an end token included.
     """
 
     index: int
@@ -25,6 +26,7 @@ class Piece:
     finish: PublicFinish | None = None
     logprobs: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
     cancel: bool = False
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +91,15 @@ class Choice:
         self._shown += shown[:num_taken]
         if event.logprobs is not None:
             self._logprobs += event.logprobs[:num_taken]
+        tokens = event.tokens
         if self._text.stopped:
-            self.num_completion_tokens += num_taken
+            tokens = event.tokens[:num_taken]
             self.finish = "stop"
-        else:
-            self.num_completion_tokens += len(event.tokens)
-            if event.finish is not None:
-                self.finish = "stop" if event.finish == "stop" else "length"
+        elif event.finish is not None:
+            self.finish = "stop" if event.finish == "stop" else "length"
+        self.num_completion_tokens += len(tokens)
         cancel = self.finish is not None and event.finish is None
-        return Piece(self.index, text, self.finish, self._take_logprobs(), cancel)
+        return Piece(self.index, text, self.finish, self._take_logprobs(), cancel, tokens)
 
     def kept(self) -> tuple[list[int], str]:
         """Tokens that lie wholly in the visible reply, and exactly their text."""

@@ -55,6 +55,7 @@ def is_plain_greedy(params: SamplingParams) -> bool:
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
         and not params.logit_bias
+        and not params.allowed_token_ids
         and params.min_tokens == 0
     )
 
@@ -81,8 +82,13 @@ def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> 
     logits = _penalized(logits, turn)
     for token, bias in params.logit_bias:
         logits[token] += bias
+    too_early: set[int] = set()
     if turn.num_generated < params.min_tokens:
-        logits[[*end_token_ids, *params.stop_token_ids]] = float("-inf")
+        too_early = {*end_token_ids, *params.stop_token_ids}
+    if params.allowed_token_ids:
+        logits = _only(logits, params.allowed_token_ids, too_early)
+    elif too_early:
+        logits[[*too_early]] = float("-inf")
     if params.temperature == 0.0:
         return int(logits.argmax())
     probabilities = (logits / params.temperature).softmax(-1)
@@ -108,6 +114,14 @@ def _penalized(logits: torch.Tensor, turn: Turn) -> torch.Tensor:
         logits -= params.frequency_penalty * counts
         logits -= params.presence_penalty * (counts > 0)
     return logits
+
+
+def _only(logits: torch.Tensor, allowed: list[int], too_early: set[int]) -> torch.Tensor:
+    """All others masked. If nothing but ends is allowed, an early one is better than none."""
+    kept = [token for token in allowed if token not in too_early] or allowed
+    masked = torch.full_like(logits, float("-inf"))
+    masked[kept] = logits[kept]
+    return masked
 
 
 def _draw_truncated(probabilities: torch.Tensor, params: SamplingParams, draw: float) -> int:

@@ -1,5 +1,6 @@
 """Bodies: what is refused, and that the answer names the field."""
 
+import inspect
 import json
 from functools import partial
 from typing import Any
@@ -8,12 +9,14 @@ import orjson
 import pytest
 
 from services.frontend.api.bodies import (
+    TEMPLATE_OWN,
     ChatBody,
     CompletionBody,
     chat_messages,
+    check_options,
     parse,
-    refuse_unsupported,
     stop_strings,
+    template_options,
 )
 from services.frontend.api.sampling import max_new_tokens, sampling_params
 from shared.errors import InvalidRequest
@@ -64,7 +67,7 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
 )
 def test_unsupported_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        refuse_unsupported(chat(**{name: value}))
+        check_options(chat(**{name: value}))
     assert caught.value.param == name
 
 
@@ -73,7 +76,7 @@ def test_unknown_and_harmless_fields_pass() -> None:
         nobody_knows=1, tools=[], tool_choice="none", response_format={"type": "text"},
         modalities=["text"], user="u", functions=None, best_of=1,
     )  # fmt: skip
-    refuse_unsupported(body)
+    check_options(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"\xff"}', b"null", b'"\\ud800"'])
@@ -121,15 +124,54 @@ def test_sampling_draws_a_seed_and_checks_token_ids() -> None:
     assert first.seed is not None and first.seed != second.seed
     biased = sampling_params(chat(logit_bias={"9": -100, "1": 1}), max_tokens=5, vocab_size=10)
     assert biased.logit_bias == [(9, -100.0), (1, 1.0)]
-    for key in ("10", "-1", "x", "\u0663", "9" * 5000):
-        with pytest.raises(InvalidRequest):
+    for key in ("10", "-1", "x", "\u0663", "9" * 5000, "000000000001" + "0" * 9, "", "0" * 13):
+        with pytest.raises(InvalidRequest) as caught:
             sampling_params(chat(logit_bias={key: 1}), max_tokens=5, vocab_size=10)
+        assert caught.value.param == "logit_bias"
+    with pytest.raises(InvalidRequest, match="twice"):
+        sampling_params(chat(logit_bias={"1": 1, "01": 2}), max_tokens=5, vocab_size=10)
+    many = {str(token): 1 for token in range(1025)}
+    with pytest.raises(InvalidRequest, match="1024"):
+        sampling_params(chat(logit_bias=many), max_tokens=5, vocab_size=5000)
     with pytest.raises(InvalidRequest):
         sampling_params(chat(stop_token_ids=[10]), max_tokens=5, vocab_size=10)
     with pytest.raises(InvalidRequest):
         sampling_params(chat(top_logprobs=1), max_tokens=5, vocab_size=10)
     with pytest.raises(InvalidRequest):
         sampling_params(chat(min_tokens=6), max_tokens=5, vocab_size=10)
+
+
+def test_allowed_tokens_are_checked_whole() -> None:
+    params = sampling_params(chat(allowed_token_ids=[9, 0]), max_tokens=5, vocab_size=10)
+    assert params.allowed_token_ids == [9, 0]
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_params(chat(allowed_token_ids=[10]), max_tokens=5, vocab_size=10)
+    assert caught.value.param == "allowed_token_ids"
+    for wrong in ([0] * 1025, [-1], ["1"], [1.5], [True]):
+        with pytest.raises(InvalidRequest):
+            chat(allowed_token_ids=wrong)
+
+
+def test_what_a_template_is_told() -> None:
+    assert template_options(chat())["add_generation_prompt"] is True
+    assert template_options(chat(chat_template_kwargs={"x": 1}))["x"] == 1
+    options = template_options(chat(continue_final_message=True))
+    assert options == {"add_generation_prompt": False, "continue_final_message": True}
+    for fields, param in (
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs.tools"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            template_options(chat(**fields))
+        assert caught.value.param == param
+
+
+def test_what_a_template_cannot_be_told_is_all_of_its_callers() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
+    assert own - {"self", "kwargs"} <= set(TEMPLATE_OWN)
 
 
 def test_room_for_the_reply() -> None:

@@ -62,3 +62,11 @@ def test_a_discarded_reply_ends_at_once_with_the_prompts_logprobs() -> None:
     assert choice.prompt_logprobs == entries
     assert choice.num_completion_tokens == 0
     assert choice.cached_tokens == 5
+
+
+def test_pieces_carry_every_generated_token() -> None:
+    choice = Choice(0, decode, [], TextRules(stop=["STOP"]))
+    assert list(deliver(choice, "aST").tokens) == [*b"aST"], "held back or not"
+    assert list(deliver(choice, "OPz").tokens) == [*b"OP"], "nothing beyond the stop"
+    choice = Choice(0, decode, [], TextRules())
+    assert list(deliver(choice, "a", "stop").tokens) == [97, EOS]

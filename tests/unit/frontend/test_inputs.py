@@ -26,7 +26,7 @@ from services.frontend.images import (
     image_processor,
     load_image_processor,
 )
-from services.frontend.tokenizer import ModelTokenizer, load_tokenizer
+from services.frontend.tokenizer import Cut, ModelTokenizer, load_tokenizer
 from shared.errors import InvalidRequest
 
 CLS, SEP = 2, 3
@@ -69,14 +69,14 @@ def test_texts_and_pairs_are_framed_and_never_padded(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path)
     long = list(range(20))
     first, second = tokenizer.encode_inputs(
-        [words(1, 2), words(*long)], None, special=True, cut_to=None
+        [words(1, 2), words(*long)], None, special=True, cut=Cut()
     )
     assert first.tokens == [CLS, *ids(1, 2), SEP] and first.segments == []
     assert second.tokens == [CLS, *ids(*long), SEP]
-    (bare,) = tokenizer.encode_inputs([words(1)], None, special=False, cut_to=None)
+    (bare,) = tokenizer.encode_inputs([words(1)], None, special=False, cut=Cut())
     assert bare.tokens == ids(1)
     query = tokenizer.encode_query(words(1, 2))
-    (pair,) = tokenizer.encode_inputs([words(3)], query, special=True, cut_to=None)
+    (pair,) = tokenizer.encode_inputs([words(3)], query, special=True, cut=Cut())
     assert pair.tokens == [CLS, *ids(1, 2), SEP, *ids(3), SEP]
     assert pair.segments == [0, 0, 0, 0, 1, 1]
 
@@ -84,12 +84,38 @@ def test_texts_and_pairs_are_framed_and_never_padded(tmp_path: Path) -> None:
 def test_only_texts_are_cut_and_stay_framed(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, has_segments=False)
     text = words(*range(9))
-    (cut,) = tokenizer.encode_inputs([text], None, special=True, cut_to=5)
+    (cut,) = tokenizer.encode_inputs([text], None, special=True, cut=Cut(5))
     assert cut.tokens == [CLS, *ids(0, 1, 2), SEP]
     query = tokenizer.encode_query(words(7, 8))
     assert query.tokens == ids(7, 8)
-    (pair,) = tokenizer.encode_inputs([text], query, special=True, cut_to=7)
+    (pair,) = tokenizer.encode_inputs([text], query, special=True, cut=Cut(7))
     assert pair.tokens == [CLS, *ids(7, 8), SEP, *ids(0, 1), SEP] and pair.segments == []
+
+
+def test_the_end_can_be_kept(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    text, cut = words(*range(9)), Cut(5, keep_end=True)
+    assert tokenizer.encode_inputs([text], None, special=True, cut=cut)[0].tokens == [
+        CLS, *ids(6, 7, 8), SEP
+    ]  # fmt: skip
+    assert cut.of([1, 2, 3, 4, 5, 6]) == [2, 3, 4, 5, 6] and cut.of([1]) == [1]
+    tokenizer._backend = None
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer.encode_inputs([text], None, special=True, cut=cut)
+    assert caught.value.param == "truncation_side"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_documents_are_cut_and_their_query_is_not(tmp_path: Path, is_fast: bool) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    if not is_fast:
+        tokenizer._backend = None
+    query = tokenizer.encode_query(words(7, 8, 9))
+    texts = [words(*range(6)), words(1)]
+    for cut, kept in ((Cut(text_max=2), 2), (Cut(9, text_max=2), 2), (Cut(7, text_max=5), 1)):
+        long, short = tokenizer.encode_inputs(texts, query, special=True, cut=cut)
+        assert long.tokens == [CLS, *ids(7, 8, 9), SEP, *ids(*range(kept)), SEP]
+        assert short.tokens == [CLS, *ids(7, 8, 9), SEP, *ids(1), SEP]
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
@@ -102,15 +128,15 @@ def test_a_cut_that_would_leave_nothing_is_refused(tmp_path: Path, is_fast: bool
         (None, True, 2), (query, True, 5), (query, False, 2), (None, False, 0)
     ):  # fmt: skip
         made = tokenizer.encode_inputs(
-            [words(1, 2)], pair_of, special=special, cut_to=num_fixed + 1
+            [words(1, 2)], pair_of, special=special, cut=Cut(num_fixed + 1)
         )
         assert len(made[0].tokens) == num_fixed + 1
         for cut_to in range(1, num_fixed + 1):
             with pytest.raises(InvalidRequest, match=f"truncate_prompt_tokens.* {num_fixed} ") as e:
-                tokenizer.encode_inputs([words(1)], pair_of, special=special, cut_to=cut_to)
+                tokenizer.encode_inputs([words(1)], pair_of, special=special, cut=Cut(cut_to))
             assert e.value.param == "truncate_prompt_tokens"
             assert ("query" in e.value.message) == (pair_of is not None)
-            assert tokenizer.encode_inputs([], pair_of, special=special, cut_to=cut_to) == []
+            assert tokenizer.encode_inputs([], pair_of, special=special, cut=Cut(cut_to)) == []
 
 
 def test_without_a_fast_backend_it_is_the_same(tmp_path: Path) -> None:
@@ -123,7 +149,7 @@ def test_without_a_fast_backend_it_is_the_same(tmp_path: Path) -> None:
             made = []
             for tokenizer in (fast, slow):
                 first = None if query is None else tokenizer.encode_query(query)
-                made.append(tokenizer.encode_inputs(texts, first, special=True, cut_to=cut_to))
+                made.append(tokenizer.encode_inputs(texts, first, special=True, cut=Cut(cut_to)))
             assert made[0] == made[1], (query, cut_to)
 
 

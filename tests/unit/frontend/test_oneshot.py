@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from services.frontend.api.bodies import parse
-from services.frontend.api.embeddings import shortened
 from services.frontend.api.oneshot import unpack_values
 from services.frontend.api.oneshot_bodies import (
     ClassifyBody,
@@ -18,6 +17,7 @@ from services.frontend.api.oneshot_bodies import (
     texts_of,
     urls_of,
 )
+from services.frontend.api.vectors import shortened
 from services.frontend.core.fleet import Fleet, LoadProcessor
 from services.frontend.request import slo_ms
 from shared.errors import InvalidRequest, SymphonyError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.frontend.api.oneshot import run_images, run_texts
-from services.frontend.api.oneshot_bodies import OneshotBody
+from services.frontend.api.oneshot_bodies import EncodedBody, OneshotBody, inputs_of
 from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.oneshot_texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.room import Room
@@ -19,7 +19,7 @@ from services.frontend.hub import ClientGone
 from services.frontend.images import NUM_THREADS, THREADS, ImageProcessor, Pixels
 from services.frontend.job_hub import Inquiry
 from services.frontend.models import OneshotModel
-from services.frontend.tokenizer import ModelInput, ModelTokenizer, Query
+from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from shared.clock import ManualClock
 from shared.errors import InvalidRequest
 from shared.ids import ModelId
@@ -48,7 +48,7 @@ class Words(ModelTokenizer):
         return Query(text, [1], None)
 
     def encode_inputs(
-        self, texts: Sequence[str], query: Query | None, *, special: bool, cut_to: int | None
+        self, texts: Sequence[str], query: Query | None, *, special: bool, cut: Cut
     ) -> list[ModelInput]:
         self.threads.append(threading.current_thread())
         self._on_call()
@@ -73,7 +73,9 @@ class House:
     def texts(self, tokenizer: Words, texts: Sequence[str], query: str | None = None) -> None:
         model = OneshotModel(CARD, tokenizer)
         with self.inquiry:
-            asyncio.run(self._run(run_texts(self.ask, model, OneshotBody(model="m"), texts, query)))
+            body = EncodedBody(model="m")
+            inputs = inputs_of(body, list(texts), "input", None if query is None else [query])
+            asyncio.run(self._run(run_texts(self.ask, model, body, inputs)))
 
     def images(self, processor: ImageProcessor, num: int) -> None:
         model = OneshotModel(CARD, processor)

@@ -9,7 +9,14 @@ import pytest
 from cli.config import LauncherConfig
 from cli.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
-from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
+from services.frontend.api.oneshot_bodies import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
@@ -75,8 +82,12 @@ def headings(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "kind", [ChatBody, CompletionBody, AdvisoryBody, EmbeddingBody, ClassifyBody, RerankBody]
-)
+    "kind",
+    [
+        ChatBody, CompletionBody, AdvisoryBody, EmbeddingBody, PoolingBody, CohereEmbedBody,
+        ClassifyBody, RerankBody, ScoreBody,
+    ],
+)  # fmt: skip
 def test_every_parameter_is_documented(kind: type[Body]) -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     internal = {"tenant"}  # of NATS alone

@@ -43,6 +43,11 @@ def test_zero_temperature_takes_the_likeliest() -> None:
     assert sample(LOGITS[None], [turn(temperature=0.0)], NO_END)[0].token == 0
 
 
+def test_zero_temperature_takes_the_likeliest_of_the_allowed() -> None:
+    params: dict[str, Any] = {"temperature": 0.0, "allowed_token_ids": [4, 2]}
+    assert sample(LOGITS[None], [turn(**params)], NO_END)[0].token == 2
+
+
 def test_frequencies_follow_the_softmax() -> None:
     counts = drawn(4000)
     for token, probability in enumerate(LOGITS.softmax(0).tolist()):
@@ -64,6 +69,11 @@ def test_temperature_sharpens() -> None:
         ({"top_k": 4, "top_p": 0.9}, {0, 1, 2}),
         ({"logit_bias": [(0, -100.0), (1, -100.0)]}, {2, 3, 4}),
         ({"stop_token_ids": [0], "min_tokens": 3}, {1, 2, 3, 4}),
+        ({"allowed_token_ids": [1, 3]}, {1, 3}),
+        ({"allowed_token_ids": [1, 3], "top_k": 1}, {1}),
+        ({"allowed_token_ids": [0, 2], "stop_token_ids": [0], "min_tokens": 3}, {2}),
+        ({"allowed_token_ids": [0], "stop_token_ids": [0], "min_tokens": 3}, {0}),
+        ({"allowed_token_ids": [4], "logit_bias": [(4, -100.0)]}, {4}),
     ],
 )
 def test_truncation_leaves_exactly_these(sampling: dict[str, Any], allowed: set[int]) -> None:

@@ -1,0 +1,112 @@
+"""From a body and its prompts to what is to be generated: what chat and completions share."""
+
+from services.frontend.api.bodies import Generate, session_of, stop_strings
+from services.frontend.api.generation import Generation, Plan
+from services.frontend.api.prompts import Owner, TokenizedPrompt, given_tokens
+from services.frontend.api.sampling import max_new_tokens, sampling_params
+from services.frontend.app import App
+from services.frontend.core.choice import TextRules
+from services.frontend.models import ServedModel
+from services.frontend.request import Origin
+from shared.errors import InvalidRequest
+
+
+def owner_of(body: Generate, origin: Origin) -> Owner:
+    """Whose turn it is."""
+    return Owner(
+        tenant=origin.tenant,
+        session_id=session_of(body, origin),
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def text_rules(body: Generate, *, discard: bool = False) -> TextRules:
+    """How the reply becomes text.
+
+    Raises:
+        InvalidRequest: wrong stop strings.
+    """
+    return TextRules(
+        stop=stop_strings(body.stop),
+        keep_stop=bool(body.include_stop_str_in_output),
+        stop_token_ids=body.stop_token_ids or (),
+        min_tokens=body.min_tokens or 0,
+        discard=discard,
+    )
+
+
+def generation_of(
+    app: App,
+    model: ServedModel,
+    body: Generate,
+    origin: Origin,
+    prompts: list[TokenizedPrompt],
+    rules: TextRules,
+    *,
+    asked: int | None,
+    default: int,
+) -> Generation:
+    """What is to be generated.
+
+    Args:
+        asked: length of the reply that the request wants, if it names one; 0: none.
+        default: length if it does not, 0: as long as fits.
+
+    Raises:
+        InvalidRequest: it does not fit the model, or a token id is outside the vocabulary.
+    """
+    owner, wanted = owner_of(body, origin), asked != 0
+    prompts = [cut(model, owner, body, prompt, max(asked or 1, 1)) for prompt in prompts]
+    max_model_len = model.card.max_model_len
+    lengths = [
+        max_new_tokens(
+            asked,
+            default,
+            num_prompt=len(prompt.tokens),
+            max_model_len=max_model_len,
+            wanted=wanted,
+        )
+        for prompt in prompts
+    ]
+    vocab_size = model.tokenizer.vocab_size
+    plan = Plan(
+        model=model,
+        owner=owner,
+        prompts=prompts,
+        samplings=[sampling_params(body, max_tokens=n, vocab_size=vocab_size) for n in lengths],
+        n=body.n or 1,
+        rules=rules,
+        priority=body.priority or 0,
+        show_special=body.skip_special_tokens is False,
+        request_id=origin.request_id,
+        slo_ttft_ms=origin.slo_ttft_ms,
+    )
+    return Generation(app, plan)
+
+
+def cut(
+    model: ServedModel, owner: Owner, body: Generate, prompt: TokenizedPrompt, num_new: int
+) -> TokenizedPrompt:
+    """A prompt shortened to what `truncate_prompt_tokens` leaves of it: its end, as a rule.
+
+    Args:
+        num_new: tokens for which -1 leaves room.
+
+    Raises:
+        InvalidRequest: nothing would be left.
+    """
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep == -1:
+        keep = model.card.max_model_len - num_new
+    if keep < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: {body.truncate_prompt_tokens} leaves nothing of the prompt",
+            "truncate_prompt_tokens",
+        )
+    tokens = prompt.tokens
+    if len(tokens) <= keep:
+        return prompt
+    left = tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
+    return given_tokens(model, owner, left, num_turns=prompt.num_turns, text="")

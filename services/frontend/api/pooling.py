@@ -1,0 +1,56 @@
+"""``POST /pooling``, as vLLM has it: what a model makes of its inputs, whatever it is for."""
+
+from fastapi import APIRouter, Request, Response
+
+from services.frontend.api.classify import run_inputs
+from services.frontend.api.documents import takes
+from services.frontend.api.embeddings import check_dimensions
+from services.frontend.api.fields import unsupported
+from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, usage
+from services.frontend.api.oneshot_bodies import PoolingBody
+from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.vectors import scaled, written
+from shared.ids import new_id
+from shared.messages import Task
+
+router = APIRouter(tags=["one-shot models"])
+
+
+@router.post("/pooling", openapi_extra=takes(PoolingBody, *SLO_HEADERS))
+async def pooling(request: Request) -> Response:
+    """Embeddings, or the probabilities of all labels."""
+    return await respond(request, PoolingBody, pool)
+
+
+async def pool(body: PoolingBody, ask: Ask) -> bytes:
+    """The answer to a body.
+
+    Raises:
+        SymphonyError: it cannot be served.
+    """
+    is_classifier = ask.app.models.task(body.model) == "classify"
+    task: Task = "classify" if is_classifier else "embed"
+    model = ask.app.models.oneshot(body.model, task)
+    if body.task is not None and body.task != task:
+        raise unsupported("task", f"this model's is {task}")
+    for name in ("dimensions", "normalize"):
+        if is_classifier and getattr(body, name) is not None:
+            raise unsupported(name, "this model gives probabilities")
+    check_dimensions(model, body.dimensions, "dimensions")
+    results = await run_inputs(ask, model, body, body.input)
+    values = results.values(model)
+    if not is_classifier:
+        values = [scaled(vector, body) for vector in values]
+    return dumps(
+        {
+            "id": new_id("pool"),
+            "object": "list",
+            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
+            "model": body.model,
+            "data": [
+                {"index": index, "object": "pooling", "data": written(vector, body)}
+                for index, vector in enumerate(values)
+            ],
+            "usage": usage(results.num_tokens),
+        }
+    )

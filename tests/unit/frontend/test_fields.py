@@ -1,0 +1,150 @@
+"""The table of fields: it agrees with the bodies and with its page, and refuses by name."""
+
+import re
+from typing import Any, get_args
+
+import orjson
+import pytest
+
+from cli.plan import ROOT
+from services.frontend.api.bodies import (
+    AdvisoryBody,
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TokenizeBody,
+    parse,
+)
+from services.frontend.api.fields import FIELDS, TABLE, Endpoint, Field
+from services.frontend.api.oneshot_bodies import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from shared.errors import InvalidRequest
+
+BODIES: dict[type[Body], dict[str, Any]] = {
+    ChatBody: {"messages": [{"role": "user", "content": "hi"}]},
+    CompletionBody: {"prompt": "hi"},
+    TokenizeBody: {"prompt": "hi"},
+    DetokenizeBody: {"tokens": [1]},
+    AdvisoryBody: {"session_id": "s"},
+    EmbeddingBody: {"input": "a"},
+    PoolingBody: {"input": "a"},
+    ClassifyBody: {"input": "a"},
+    RerankBody: {"query": "a", "documents": ["b"]},
+    ScoreBody: {"text_1": "a", "text_2": "b"},
+    CohereEmbedBody: {"texts": ["a"]},
+}
+PAGE = ROOT / "docs" / "fields.md"
+HEAD = "| field | endpoints | what becomes of it |\n|---|---|---|\n"
+
+
+def parsed(kind: type[Body], **fields: Any) -> Body:
+    return parse(kind, orjson.dumps({"model": "m", **BODIES[kind], **fields}))
+
+
+def page_rows() -> str:
+    """The table as the page shows it."""
+    order = list(get_args(Endpoint))
+    rows = []
+    for field in sorted(FIELDS, key=lambda f: (f.name, order.index(f.endpoints[0]))):
+        names = ", ".join(sorted(field.endpoints, key=order.index))
+        rows.append(f"| `{field.name}` | {names} | {fate_of(field)} |\n")
+    return HEAD + "".join(rows)
+
+
+def fate_of(field: Field) -> str:
+    values = ", ".join(f"`{orjson.dumps(value).decode()}`" for value in field.values)
+    text: str = field.fate
+    if values:
+        text += f": {values}" if field.fate == "works" else f", but for {values}"
+    return text + (f"; {field.hint}" if field.hint else "")
+
+
+def test_the_page_shows_the_table() -> None:
+    assert page_rows() in PAGE.read_text(), f"docs/fields.md is to hold:\n{page_rows()}"
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_reads_what_works_and_nothing_else(kind: type[Body]) -> None:
+    works = {
+        name for (endpoint, name), field in TABLE.items()
+        if endpoint == kind.endpoint and field.fate == "works" and "." not in name
+    }  # fmt: skip
+    assert works == set(kind.model_fields)
+
+
+def test_stream_options_are_those_of_the_table() -> None:
+    prefix = "stream_options."
+    works = {f.name for f in FIELDS if f.fate == "works" and f.name.startswith(prefix)}
+    assert works == {prefix + name for name in StreamOptions.model_fields}
+
+
+def test_every_endpoint_has_a_body() -> None:
+    assert {kind.endpoint for kind in BODIES} == set(get_args(Endpoint))
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_refused_fields_are_refused_by_name_and_harmless_values_pass(kind: type[Body]) -> None:
+    fields = [f for (endpoint, _), f in TABLE.items() if endpoint == kind.endpoint]
+    for field in fields:
+        if field.fate == "ignored":
+            parsed(kind, **{field.name: {"any": "thing"}})
+        if field.fate != "refused":
+            continue
+        for harmless in (None, *field.values):
+            parsed(kind, **{field.name: harmless})
+        with pytest.raises(InvalidRequest) as caught:
+            parsed(kind, **{field.name: "no such value"})
+        assert (caught.value.param, caught.value.code) == (field.name, "unsupported_value")
+        assert field.hint in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatBody, {"regex": "a+"}),
+        (ChatBody, {"ebnf": "root ::= a"}),
+        (CompletionBody, {"json_schema": "{}"}),
+        (CompletionBody, {"prompt_logprobs": 0}),
+        (ChatBody, {"custom_logit_processor": "x"}),
+        (ChatBody, {"thinking_token_budget": 1}),
+        (TokenizeBody, {"tools": [{}]}),
+        (ChatBody, {"use_beam_search": 0}),
+        (EmbeddingBody, {"embed_dtype": "fp8_e4m3"}),
+        (EmbeddingBody, {"endianness": "middle"}),
+        (EmbeddingBody, {"encoding_format": "bytes"}),
+        (EmbeddingBody, {"normalize": False}),
+        (ClassifyBody, {"use_activation": False}),
+        (RerankBody, {"use_activation": False}),
+        (ClassifyBody, {"normalize": True}),
+        (CohereEmbedBody, {"truncate": "MIDDLE"}),
+        (CohereEmbedBody, {"input_type": "image"}),
+        (ChatBody, {"truncation_side": "middle"}),
+    ],
+)
+def test_what_was_ignored_in_silence(kind: type[Body], fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(kind, **fields)
+    assert (caught.value.param, caught.value.code) == (*fields, "unsupported_value")
+
+
+def test_unknown_fields_clash_with_nothing() -> None:
+    strange = {"endpoint": 1, "model_fields": 2, "model_extra": 3, "__dict__": 4, "parse": 5, "": 6}
+    body = parsed(ChatBody, **strange)
+    assert isinstance(body, ChatBody)
+    assert body.endpoint == "chat" and body.model == "m"
+    with pytest.raises(InvalidRequest):
+        parsed(ChatBody, **strange, tools=[{}])
+
+
+def test_the_prose_does_not_list_the_table_again() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert "(fields.md)" in text
+    assert not re.search(r"`guided_json`", text)

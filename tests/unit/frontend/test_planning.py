@@ -1,0 +1,53 @@
+"""Prompts that are cut: the tokens that are served are those that keys and records speak of."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from services.frontend.api.bodies import CompletionBody, parse
+from services.frontend.api.planning import cut
+from services.frontend.api.prompts import Owner, TokenizedPrompt
+from shared.blocks import chain_keys, root_key
+from shared.errors import InvalidRequest
+from shared.ids import DEFAULT_TENANT, SessionId
+
+MODEL_LEN, BLOCK = 20, 4
+MODEL: Any = SimpleNamespace(
+    card=SimpleNamespace(max_model_len=MODEL_LEN, block_tokens=BLOCK, fingerprint="f")
+)
+OWNER = Owner(tenant=DEFAULT_TENANT, session_id=SessionId("s"), cache_salt="c")
+KEYS = chain_keys(root_key("f", DEFAULT_TENANT, "", "c"), list(range(30)), BLOCK)
+PROMPT = TokenizedPrompt(text="t", tokens=list(range(30)), keys=KEYS, num_turns=3)
+
+
+def cut_to(num_new: int = 5, **fields: Any) -> TokenizedPrompt:
+    body = parse(CompletionBody, orjson.dumps({"model": "m", "prompt": "x", **fields}))
+    return cut(MODEL, OWNER, body, PROMPT, num_new)
+
+
+def test_the_end_is_kept_unless_the_side_is_named() -> None:
+    assert cut_to() is PROMPT
+    assert cut_to(truncate_prompt_tokens=30) is PROMPT
+    assert cut_to(truncate_prompt_tokens=9).tokens == list(range(21, 30))
+    assert cut_to(truncate_prompt_tokens=9, truncation_side="right").tokens == list(range(9))
+
+
+def test_minus_one_leaves_room_for_the_reply() -> None:
+    assert cut_to(num_new=5, truncate_prompt_tokens=-1).tokens == list(range(15, 30))
+
+
+def test_keys_and_record_are_of_the_tokens_that_are_served() -> None:
+    made = cut_to(truncate_prompt_tokens=9)
+    root = root_key("f", DEFAULT_TENANT, "", "c")
+    assert made.keys == chain_keys(root, made.tokens, BLOCK) and len(made.keys) == 2
+    assert made.text == "", "the next turn's text never extends what was cut"
+    assert made.num_turns == 3
+
+
+@pytest.mark.parametrize(("keep", "num_new"), [(0, 5), (-1, MODEL_LEN)])
+def test_a_cut_that_leaves_nothing_is_refused(keep: int, num_new: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        cut_to(num_new=num_new, truncate_prompt_tokens=keep)
+    assert caught.value.param == "truncate_prompt_tokens"
