@@ -113,9 +113,14 @@ def refusal(error: SymphonyError, realm: str = "Bearer") -> Response:
     Args:
         realm: how to ask for a key that is missing.
     """
+    telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+    return error_answer(error, realm)
+
+
+def error_answer(error: SymphonyError, realm: str = "Bearer") -> Response:
+    """The answer that an error makes, not counted: see `refusal`."""
     status = error.http_status
     note(error=error.code)
-    telemetry.HTTP_ERRORS.labels(str(status)).inc()
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = realm

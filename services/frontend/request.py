@@ -77,32 +77,26 @@ def slo_ms(value: str | None) -> float | None:
     >>> slo_ms("25")
     25.0
     """
-    if value is None:
-        return None
-    target_ms = _positive(value)
-    if target_ms is None or target_ms > SLO_MS_MAX:
-        raise InvalidRequest(
-            f"{SLO_HEADER}: give a positive number of milliseconds, at most {SLO_MS_MAX:.0f}",
-            SLO_HEADER,
-        )
-    return target_ms
+    return None if value is None else _target_ms(SLO_HEADER, value)
 
 
 def slo_ttft_ms(value: str | None) -> float | None:
     """A target for the first token, milliseconds; None if there is none.
 
     Raises:
-        InvalidRequest: no positive number.
+        InvalidRequest: no positive number, or more than an hour.
 
     >>> slo_ttft_ms("250")
     250.0
     """
-    if value is None:
-        return None
+    return None if value is None else _target_ms(SLO_TTFT_HEADER, value)
+
+
+def _target_ms(name: str, value: str) -> float:
     target_ms = _positive(value)
-    if target_ms is None:
+    if target_ms is None or target_ms > SLO_MS_MAX:
         raise InvalidRequest(
-            f"{SLO_TTFT_HEADER}: give a positive number of milliseconds", SLO_TTFT_HEADER
+            f"{name}: give a positive number of milliseconds, at most {SLO_MS_MAX:.0f}", name
         )
     return target_ms
 

@@ -8,6 +8,7 @@ from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import ID_CHARS_MAX, AdvisoryBody, parse
 from services.frontend.api.documents import takes
+from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import app_of
 from services.frontend.request import caller_of, read_body, request_id_of
 from shared.ids import ModelId, SessionId
@@ -17,10 +18,16 @@ from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT
 TRACKER_TIMEOUT_S = 2.0
 SessionPath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]
 
+
 router = APIRouter(tags=["advisories"])
 
 
-@router.post("/v1/advisories", status_code=202, openapi_extra=takes(AdvisoryBody))
+@router.post(
+    "/v1/advisories",
+    status_code=202,
+    openapi_extra=takes(AdvisoryBody),
+    responses=answers(ADVISORY, 202),
+)
 async def submit_advisory(request: Request) -> Response:
     """Say that a session's next turn is coming; 202 and the advisory's state."""
     body = parse(AdvisoryBody, await read_body(request))
@@ -39,14 +46,14 @@ async def submit_advisory(request: Request) -> Response:
     return Json(await bus.request(ADVISORY_SUBMIT, advisory, timeout_s=TRACKER_TIMEOUT_S), 202)
 
 
-@router.get("/v1/advisories/{session_id:path}")
+@router.get("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))
 async def get_advisory(request: Request, session_id: SessionPath) -> Response:
     """The state of a session's advisory."""
     bus, key = app_of(request).bus, key_of(request, session_id)
     return Json(await bus.request(ADVISORY_GET, key, timeout_s=TRACKER_TIMEOUT_S))
 
 
-@router.delete("/v1/advisories/{session_id:path}")
+@router.delete("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))
 async def invalidate_advisory(request: Request, session_id: SessionPath) -> Response:
     """The turn is not coming after all."""
     bus, key = app_of(request).bus, key_of(request, session_id)

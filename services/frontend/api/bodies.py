@@ -5,9 +5,17 @@ What becomes of all other fields stands in `fields`.
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from services.frontend.api.fields import Endpoint, check, unsupported
+from services.frontend.api.schemas import (
+    MESSAGE,
+    STOP,
+    TEXTS_OR_TOKENS,
+    Schema,
+    one_group,
+    only_with,
+)
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
@@ -22,12 +30,38 @@ STOP_CHARS_MAX = 512
 LOGPROBS_MAX = 20
 TOKEN_IDS_MAX = 1024
 INT64_MAX = 2**63 - 1
+NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"  # no path of a URL would match an id with a line break
 
+
+def _whole(value: Any) -> Any:
+    """To JSON 1.0 is an integer too."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Cut = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX, pattern=NO_CONTROLS)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+_CUT = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}
+Cut = Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE, WithJsonSchema(_CUT)]
+Messages = Annotated[
+    list[dict[str, Any]],
+    Field(min_length=1, max_length=65_536),
+    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 65_536}),
+]
+Bias = Annotated[Finite, Field(ge=-100, le=100)]
+Biases = Annotated[
+    dict[str, Bias],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,12}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": TOKEN_IDS_MAX,
+        }
+    ),
+]
 
 
 class Body(BaseModel):
@@ -35,10 +69,12 @@ class Body(BaseModel):
 
     Attributes:
         endpoint: whose fields these are.
+        rules: of its JSON schema, on several fields.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
     endpoint: ClassVar[Endpoint]
+    rules: ClassVar[Schema] = {}
 
 
 class StreamOptions(BaseModel):
@@ -51,31 +87,31 @@ class Generate(Body):
     """What chat and completions share."""
 
     model: Id
-    n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX)] | None = None
-    stop: Any = None
+    logit_bias: Biases | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX), WHOLE] | None = None
+    stop: Annotated[Any, WithJsonSchema(STOP)] = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
     tenant: Id | None = None  # read on NATS only
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX)] | None = None
     truncate_prompt_tokens: Cut | None = None
     truncation_side: Any = None
@@ -87,11 +123,14 @@ class ChatBody(Generate):
     """``POST /v1/chat/completions``."""
 
     endpoint: ClassVar[Endpoint] = "chat"
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=65_536)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    rules: ClassVar[Schema] = {
+        "allOf": [only_with("stream_options", "stream"), only_with("top_logprobs", "logprobs")]
+    }
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
@@ -101,18 +140,25 @@ class CompletionBody(Generate):
     """``POST /v1/completions``."""
 
     endpoint: ClassVar[Endpoint] = "completions"
-    prompt: Any
+    rules: ClassVar[Schema] = {
+        "allOf": [
+            only_with("stream_options", "stream"),
+            only_with("max_tokens", "echo", {"const": 0}),
+        ]
+    }
+    prompt: Annotated[Any, WithJsonSchema(TEXTS_OR_TOKENS)]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
 
 
 class TokenizeBody(Body):
     """``POST /tokenize``: a prompt, or a chat."""
 
     endpoint: ClassVar[Endpoint] = "tokenize"
+    rules: ClassVar[Schema] = one_group(("prompt",), ("messages",))
     model: Id | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -137,7 +183,7 @@ class AdvisoryBody(Body):
     model: Id | None = None
     expected_arrival: Annotated[Finite, Field(ge=0, le=86_400)] | None = None
     ordered: bool = False
-    priority: Annotated[int, Field(ge=0, le=9)] = 1
+    priority: Annotated[int, Field(ge=0, le=9), WHOLE] = 1
 
 
 def parse(kind: type[B], data: bytes) -> B:
@@ -156,6 +202,18 @@ def parse(kind: type[B], data: bytes) -> B:
         raise InvalidRequest(message, param or None) from None
     check(kind.endpoint, {**body.__dict__, **(body.model_extra or {})})
     return body
+
+
+def token_list(value: Any) -> list[int] | None:
+    """A list of nothing but tokens, or None.
+
+    >>> token_list([1, 2.0]), token_list([1, -1]), token_list("a")
+    ([1, 2], None, None)
+    """
+    if not isinstance(value, list):
+        return None
+    tokens = value if all(type(item) is int for item in value) else [_whole(v) for v in value]
+    return tokens if all(type(item) is int and 0 <= item < 2**31 for item in tokens) else None
 
 
 def param_name(loc: tuple[int | str, ...]) -> str:
@@ -206,81 +264,3 @@ def stop_strings(value: Any) -> list[str]:
 def session_of(body: Generate, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
     return SessionId(body.session_id) if body.session_id else origin.session_id
-
-
-TEMPLATE_OWN = (
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation",
-    "documents", "max_length", "padding", "return_assistant_tokens_mask", "return_dict",
-    "return_tensors", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools",
-    "truncation",
-)  # fmt: skip
-
-
-def template_options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    """What a chat template is told beside the messages.
-
-    Raises:
-        InvalidRequest: options that exclude each other, or that are no variables of a template.
-    """
-    options = dict(body.chat_template_kwargs or {})
-    for name in options.keys() & set(TEMPLATE_OWN):
-        where = f"chat_template_kwargs.{name}"
-        raise InvalidRequest(f"{where}: not a template's variable", where, "unsupported_value")
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message: not together with add_generation_prompt = true",
-            "continue_final_message",
-        )
-    begins = body.add_generation_prompt is not False and not continues
-    return options | {"add_generation_prompt": begins, "continue_final_message": continues}
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them: text content only, roles they know.
-
-    Raises:
-        InvalidRequest: names the message and what is wrong with it.
-    """
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-
-
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", f"{where}.role")
-    for name in ("tool_calls", "function_call", "audio"):
-        if message.get(name):
-            raise InvalidRequest(
-                f"{where}.{name}: not supported", f"{where}.{name}", code="unsupported_value"
-            )
-    known = {"role": "system" if role == "developer" else role}
-    if isinstance(message.get("name"), str):
-        known["name"] = message["name"]
-    content = message.get("content")
-    if content is None and role == "assistant":
-        content = ""
-    return known | {"content": _content(content, f"{where}.content")}
-
-
-def _content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where}: give a string or a list of text parts", where)
-    texts = []
-    for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise InvalidRequest(
-                f"{where}[{at}]: only text parts are supported",
-                f"{where}[{at}]",
-                code="unsupported_value",
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where}[{at}].text: give a string", f"{where}[{at}].text")
-        texts.append(part["text"])
-    return "".join(texts)

@@ -6,19 +6,15 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import (
-    ChatBody,
-    chat_messages,
-    check_options,
-    parse,
-    template_options,
-)
+from services.frontend.api.bodies import ChatBody, check_options, parse
 from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
 from services.frontend.api.logprobs import chat_entry
+from services.frontend.api.messages import chat_messages, template_options
 from services.frontend.api.planning import generation_of, owner_of, text_rules
 from services.frontend.api.prompts import tokenize_text
+from services.frontend.api.schemas import CHAT
 from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
@@ -29,7 +25,7 @@ router = APIRouter(tags=["text"])
 
 @router.post(
     "/v1/chat/completions",
-    responses=streams("chat.completion.chunk"),
+    responses=streams("chat.completion.chunk", CHAT),
     openapi_extra=takes(ChatBody, *TURN_HEADERS),
 )
 async def chat_completions(request: Request) -> Response:

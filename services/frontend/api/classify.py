@@ -23,6 +23,7 @@ from services.frontend.api.oneshot_bodies import (
     urls_of,
 )
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.schemas import CLASSES, answers
 from services.frontend.api.vectors import Values
 from services.frontend.models import OneshotModel
 from shared.ids import new_id
@@ -30,7 +31,9 @@ from shared.ids import new_id
 router = APIRouter(tags=["one-shot models"])
 
 
-@router.post("/v1/classify", openapi_extra=takes(ClassifyBody, *SLO_HEADERS))
+@router.post(
+    "/v1/classify", openapi_extra=takes(ClassifyBody, *SLO_HEADERS), responses=answers(CLASSES)
+)
 @router.post("/classify", include_in_schema=False)
 async def classify(request: Request) -> Response:
     """The likeliest label of texts or images, and the probabilities of all."""

@@ -5,13 +5,20 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import PROMPTS_MAX, CompletionBody, check_options, parse
+from services.frontend.api.bodies import (
+    PROMPTS_MAX,
+    CompletionBody,
+    check_options,
+    parse,
+    token_list,
+)
 from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
 from services.frontend.api.logprobs import completion_block
 from services.frontend.api.planning import generation_of, owner_of, text_rules
 from services.frontend.api.prompts import Owner, TokenizedPrompt, given_tokens, tokenize_text
+from services.frontend.api.schemas import COMPLETION
 from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
@@ -29,7 +36,7 @@ router = APIRouter(tags=["text"])
 
 @router.post(
     "/v1/completions",
-    responses=streams("text_completion"),
+    responses=streams("text_completion", COMPLETION),
     openapi_extra=takes(CompletionBody, *TURN_HEADERS),
 )
 async def completions(request: Request) -> Response:
@@ -64,10 +71,7 @@ async def _prompts(
 ) -> list[TokenizedPrompt]:
     """The field `prompt`: a string, a list of strings, tokens, or a list of those."""
     given = body.prompt
-    single = isinstance(given, str) or (
-        isinstance(given, list) and bool(given) and all(_is_token(item) for item in given)
-    )
-    many = [given] if single else given
+    many = [given] if isinstance(given, str) or token_list(given) else given
     if not isinstance(many, list) or not many:
         raise InvalidRequest("prompt: give text, tokens, or a list of either", "prompt")
     if len(many) > PROMPTS_MAX or len(many) * (body.n or 1) > CHOICES_MAX:
@@ -78,20 +82,16 @@ async def _prompts(
     for item in many:
         if isinstance(item, str):
             prompt = await tokenize_text(app, model, owner, item, special=special)
-        elif isinstance(item, list) and all(_is_token(token) for token in item):
-            if any(token >= vocab_size for token in item):
+        elif (tokens := token_list(item)) is not None:
+            if any(token >= vocab_size for token in tokens):
                 raise InvalidRequest("prompt: a token is outside the vocabulary", "prompt")
-            prompt = given_tokens(model, owner, item)
+            prompt = given_tokens(model, owner, tokens)
         else:
             raise InvalidRequest("prompt: give text, tokens, or a list of either", "prompt")
         if not prompt.tokens:
             raise InvalidRequest("prompt: it is empty", "prompt")
         prompts.append(prompt)
     return prompts
-
-
-def _is_token(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 class CompletionWriter:

@@ -3,13 +3,24 @@
 from typing import Any
 
 from services.frontend.api.bodies import Body
-from services.frontend.request import SESSION_HEADER, SLO_TTFT_HEADER
+from services.frontend.api.fields import TABLE
+from services.frontend.api.schemas import STRING, record
+from services.frontend.request import HEADER_CHARS_MAX, SESSION_HEADER, SLO_TTFT_HEADER
+from shared.messages import SLO_MS_MAX
+
+HIDDEN = ("best_of", "tenant")  # says nothing new; read over NATS only
 
 
 def takes(body: type[Body], *headers: dict[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of an endpoint that reads `body`."""
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
+    for name in HIDDEN:
+        schema["properties"].pop(name, None)
+    for name in schema["properties"]:
+        if values := TABLE[body.endpoint, name].values:
+            schema["properties"][name] = {"enum": [*values, None]}
+    schema |= body.rules
     content = {"application/json": {"schema": _inline(schema, definitions)}}
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
     if headers:
@@ -17,23 +28,36 @@ def takes(body: type[Body], *headers: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def header(name: str, kind: str, description: str) -> dict[str, Any]:
+def header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     """An optional request header."""
-    return {"in": "header", "name": name, "schema": {"type": kind}, "description": description}
+    return {"in": "header", "name": name, "schema": schema, "description": description}
+
+
+def target_header(name: str, description: str) -> dict[str, Any]:
+    """A header with a duration in milliseconds."""
+    limits = {"exclusiveMinimum": 0, "maximum": SLO_MS_MAX}
+    return header(name, description, {"type": "number", **limits})
 
 
 TURN_HEADERS = (
-    header(SESSION_HEADER, "string", "The session, if the body does not name it"),
-    header(SLO_TTFT_HEADER, "number", "Target for the time to the first token, milliseconds"),
+    header(
+        SESSION_HEADER,
+        "The session, if the body does not name it",
+        {"type": "string", "maxLength": HEADER_CHARS_MAX},
+    ),
+    target_header(SLO_TTFT_HEADER, "Target for the time to the first token, milliseconds"),
 )
 
 
-def streams(chunk: str) -> dict[int | str, dict[str, Any]]:
-    """`responses` of an endpoint that answers whole, or with ``stream`` in events of `chunk`."""
+def streams(chunk: str, whole: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """`responses` of an endpoint that answers `whole`, or with ``stream`` in events of `chunk`."""
     return {
         200: {
             "description": f"The whole answer, or events of `{chunk}` and then `[DONE]`",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {
+                "application/json": {"schema": whole},
+                "text/event-stream": {"schema": record(data=STRING)},
+            },
         }
     }
 

@@ -17,6 +17,7 @@ from services.frontend.api.oneshot_bodies import (
     texts_of,
 )
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.schemas import COHERE_EMBEDDINGS, EMBEDDINGS, answers
 from services.frontend.api.vectors import packed, scaled, shortened, written
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
@@ -24,16 +25,25 @@ from shared.ids import new_id
 
 COHERE_TYPES = ("float", "base64")
 
+
 router = APIRouter(tags=["one-shot models"])
 
 
-@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingBody, *SLO_HEADERS))
+@router.post(
+    "/v1/embeddings",
+    openapi_extra=takes(EmbeddingBody, *SLO_HEADERS),
+    responses=answers(EMBEDDINGS),
+)
 async def embeddings(request: Request) -> Response:
     """Texts as vectors."""
     return await respond(request, EmbeddingBody, embed)
 
 
-@router.post("/v2/embed", openapi_extra=takes(CohereEmbedBody, *SLO_HEADERS))
+@router.post(
+    "/v2/embed",
+    openapi_extra=takes(CohereEmbedBody, *SLO_HEADERS),
+    responses=answers(COHERE_EMBEDDINGS),
+)
 async def cohere_embed(request: Request) -> Response:
     """Texts as vectors, as Cohere asks for them."""
     return await respond(request, CohereEmbedBody, embed_as_cohere)

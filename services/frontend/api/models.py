@@ -5,13 +5,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
+from services.frontend.api.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
 from services.frontend.models import OneshotModel, ServedModel
 
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=answers(MODELS))
 async def list_models(request: Request) -> Response:
     """Every model that can be asked now."""
     models = app_of(request).models
@@ -20,7 +21,7 @@ async def list_models(request: Request) -> Response:
     return Json({"object": "list", "data": data})
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", responses=answers(MODEL))
 async def get_model(request: Request, model_id: str) -> Response:
     """One of them; ids may hold slashes."""
     models = app_of(request).models

@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
-from services.frontend.api.documents import header
+from services.frontend.api.documents import target_header
 from services.frontend.api.oneshot_bodies import Inputs, OneshotBody
 from services.frontend.api.oneshot_inputs import Ask, Preparation, image_jobs
 from services.frontend.api.oneshot_texts import text_jobs
@@ -29,7 +29,7 @@ from services.frontend.request import SLO_HEADER, read_body, request_id_of, slo_
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import shard_of
 
-SLO_HEADERS = (header(SLO_HEADER, "number", "Target for the whole answer, milliseconds"),)
+SLO_HEADERS = (target_header(SLO_HEADER, "Target for the whole answer, milliseconds"),)
 
 FREE_BODY_BYTES = 64 * 1024  # a body with more takes room among the inputs
 Body = TypeVar("Body", bound=OneshotBody)

@@ -4,15 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from services.frontend.api.bodies import Body, Cut, Finite, Id
+from services.frontend.api.bodies import WHOLE, Body, Cut, Finite, Id, token_list
 from services.frontend.api.fields import Endpoint
+from services.frontend.api.schemas import (
+    DOCUMENT,
+    IMAGE,
+    STRINGS,
+    TEXTS_OR_TOKENS,
+    Schema,
+    any_of,
+    array,
+    nullable,
+    one_group,
+)
 from shared.errors import InvalidRequest
 from shared.messages import SLO_MS_MAX
 
+SCORE_PAIRS = (
+    ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"),
+)  # fmt: skip
 Text = str | list[int]
-Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+Input = Annotated[Any, WithJsonSchema(any_of(TEXTS_OR_TOKENS, IMAGE, array(IMAGE, 1)))]
+Types = Annotated[
+    list[str],
+    Field(min_length=1),
+    WithJsonSchema(array({"enum": ["float", "base64"]}, 1)),
+]
+Strings = Annotated[Any, WithJsonSchema(nullable(STRINGS))]
 
 
 class OneshotBody(Body):
@@ -33,7 +54,7 @@ class EncodedBody(OneshotBody):
 class VectorBody(EncodedBody):
     """How vectors are written; see `vectors`."""
 
-    input: Any
+    input: Input
     encoding_format: Any = None
     embed_dtype: Any = None
     endianness: Any = None
@@ -46,6 +67,7 @@ class EmbeddingBody(VectorBody):
     """``POST /v1/embeddings``."""
 
     endpoint: ClassVar[Endpoint] = "embeddings"
+    input: Annotated[Any, WithJsonSchema(TEXTS_OR_TOKENS)]
 
 
 class PoolingBody(VectorBody):
@@ -59,9 +81,9 @@ class CohereEmbedBody(OneshotBody):
     """``POST /v2/embed``, Cohere's."""
 
     endpoint: ClassVar[Endpoint] = "v2/embed"
-    texts: Annotated[list[str], Field(min_length=1)]
+    texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
     input_type: Any = None
-    embedding_types: Annotated[list[str], Field(min_length=1)] | None = None
+    embedding_types: Types | None = None
     truncate: Any = None
     output_dimension: Size | None = None
 
@@ -70,7 +92,7 @@ class ClassifyBody(EncodedBody):
     """``POST /v1/classify``."""
 
     endpoint: ClassVar[Endpoint] = "classify"
-    input: Any
+    input: Input
 
 
 class RerankBody(EncodedBody):
@@ -78,7 +100,7 @@ class RerankBody(EncodedBody):
 
     endpoint: ClassVar[Endpoint] = "rerank"
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[Any], Field(min_length=1)]
+    documents: Annotated[list[Any], Field(min_length=1), WithJsonSchema(array(DOCUMENT, 1))]
     top_n: Size | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Size | None = None
@@ -88,13 +110,14 @@ class ScoreBody(EncodedBody):
     """``POST /score``: one pair of fields of three that mean the same."""
 
     endpoint: ClassVar[Endpoint] = "score"
-    text_1: Any = None
-    text_2: Any = None
-    queries: Any = None
-    documents: Any = None
-    items: Any = None
-    data_1: Any = None
-    data_2: Any = None
+    rules: ClassVar[Schema] = one_group(*SCORE_PAIRS)
+    text_1: Strings = None
+    text_2: Strings = None
+    queries: Strings = None
+    documents: Strings = None
+    items: Strings = None
+    data_1: Strings = None
+    data_2: Strings = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +175,22 @@ def texts_of(given: Any, num_max: int) -> list[Text]:
     Raises:
         InvalidRequest: something else, an empty one, or too many.
     """
-    is_single = isinstance(given, str) or (
-        isinstance(given, list) and bool(given) and all(_is_token(item) for item in given)
-    )
-    many = [given] if is_single else given
+    tokens = token_list(given)
+    is_single = isinstance(given, str) or bool(tokens)
+    many = [tokens or given] if is_single else given
     if not isinstance(many, list) or not many:
         raise InvalidRequest("input: give text, tokens, or a list of either", "input")
     check_number(many, "input", num_max)
+    texts: list[Text] = []
     for at, item in enumerate(many):
         where = "input" if is_single else f"input[{at}]"
-        if not isinstance(item, str) and not (
-            isinstance(item, list) and all(_is_token(token) for token in item)
-        ):
+        text = item if isinstance(item, str) else token_list(item)
+        if text is None:
             raise InvalidRequest(f"{where}: give text or tokens", where)
-        if not item:
+        if not text:
             raise InvalidRequest(f"{where}: it is empty", where)
-    return many
+        texts.append(text)
+    return texts
 
 
 def urls_of(given: Any, num_max: int) -> list[str]:
@@ -238,7 +261,3 @@ def check_number(many: list[Any], name: str, num_max: int) -> None:
     """
     if len(many) > num_max:
         raise InvalidRequest(f"{name}: at most {num_max} in one request, not {len(many)}", name)
-
-
-def _is_token(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**31

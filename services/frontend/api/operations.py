@@ -2,15 +2,21 @@
 
 from functools import cache
 from importlib import metadata
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.frontend.api.answers import Json
+from services.frontend.api.schemas import VERSION, answers
 from services.frontend.app import app_of
+from services.frontend.errors import error_answer
 from shared.errors import NoCapacity
 
 PACKAGE = "symphony-serving"
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 router = APIRouter(tags=["operations"], default_response_class=Response)
 
@@ -20,24 +26,24 @@ async def health(request: Request) -> Response:
     """An empty 200 if some model can be asked, else 503."""
     models = app_of(request).models
     if not models.all() and not models.all_oneshot():
-        raise NoCapacity("no worker can serve")
+        return error_answer(NoCapacity("no worker can serve"))  # asked for, so not counted
     return Response()
 
 
 @router.get("/ping")
-@router.post("/ping", include_in_schema=False)
+@router.post("/ping")
 async def ping() -> Response:
     """An empty 200: this process lives."""
     return Response()
 
 
-@router.get("/version", response_class=Json)
+@router.get("/version", response_class=Json, responses=answers(VERSION))
 async def version() -> Response:
     """The installed release."""
     return Json({"version": release()})
 
 
-@router.get("/metrics")
+@router.get("/metrics", responses=METRICS)
 async def metrics() -> Response:
     """Prometheus's text format."""
     return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -9,6 +9,7 @@ from services.frontend.api.fields import unsupported
 from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, usage
 from services.frontend.api.oneshot_bodies import PoolingBody
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.schemas import POOLING, answers
 from services.frontend.api.vectors import scaled, written
 from shared.ids import new_id
 from shared.messages import Task
@@ -16,7 +17,7 @@ from shared.messages import Task
 router = APIRouter(tags=["one-shot models"])
 
 
-@router.post("/pooling", openapi_extra=takes(PoolingBody, *SLO_HEADERS))
+@router.post("/pooling", openapi_extra=takes(PoolingBody, *SLO_HEADERS), responses=answers(POOLING))
 async def pooling(request: Request) -> Response:
     """Embeddings, or the probabilities of all labels."""
     return await respond(request, PoolingBody, pool)

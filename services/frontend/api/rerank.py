@@ -8,12 +8,15 @@ from services.frontend.api.documents import takes
 from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts, usage
 from services.frontend.api.oneshot_bodies import RerankBody, Text, documents_of, inputs_of
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.schemas import RANKING, answers
 from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
 
 
-@router.post("/v1/rerank", openapi_extra=takes(RerankBody, *SLO_HEADERS))
+@router.post(
+    "/v1/rerank", openapi_extra=takes(RerankBody, *SLO_HEADERS), responses=answers(RANKING)
+)
 @router.post("/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(request: Request) -> Response:

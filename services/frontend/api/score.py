@@ -12,6 +12,7 @@ from services.frontend.api.oneshot import (
     usage,
 )
 from services.frontend.api.oneshot_bodies import (
+    SCORE_PAIRS,
     Inputs,
     ScoreBody,
     inputs_of,
@@ -19,16 +20,15 @@ from services.frontend.api.oneshot_bodies import (
     strings_of,
 )
 from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.schemas import SCORES, answers
 from services.frontend.api.vectors import Values
 from shared.errors import InvalidRequest
 from shared.ids import new_id
 
-NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-
 router = APIRouter(tags=["one-shot models"])
 
 
-@router.post("/score", openapi_extra=takes(ScoreBody, *SLO_HEADERS))
+@router.post("/score", openapi_extra=takes(ScoreBody, *SLO_HEADERS), responses=answers(SCORES))
 @router.post("/v1/score", include_in_schema=False)
 async def score(request: Request) -> Response:
     """How well each second text fits its first, or the only first one."""
@@ -69,8 +69,8 @@ def pairs_of(body: ScoreBody, num_max: int) -> tuple[tuple[str, str], list[str],
     Raises:
         InvalidRequest: other fields are there, or other numbers.
     """
-    given = {name for pair in NAMES for name in pair if getattr(body, name) is not None}
-    names = next((pair for pair in NAMES if given == set(pair)), None)
+    given = {name for pair in SCORE_PAIRS for name in pair if getattr(body, name) is not None}
+    names = next((pair for pair in SCORE_PAIRS if given == set(pair)), None)
     if names is None:
         raise InvalidRequest("give text_1 and text_2, or queries and documents", "text_1")
     firsts, seconds = (strings_of(getattr(body, name), name, num_max) for name in names)

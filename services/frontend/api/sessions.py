@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.advisories import SessionPath, key_of
 from services.frontend.api.answers import Json
+from services.frontend.api.schemas import SESSION, SESSION_DELETED, answers
 from services.frontend.app import app_of
 from shared.blocks import KEY_BYTES
 from shared.errors import NotFound
@@ -12,10 +13,11 @@ from shared.subjects import SESSION_DELETE
 
 DELETE_TIMEOUT_S = 1.0
 
+
 router = APIRouter(tags=["sessions"])
 
 
-@router.get("/v1/sessions/{session_id:path}")
+@router.get("/v1/sessions/{session_id:path}", responses=answers(SESSION))
 async def get_session(request: Request, session_id: SessionPath) -> Response:
     """What is remembered of a session; its text is not shown."""
     key = key_of(request, session_id)
@@ -36,7 +38,7 @@ async def get_session(request: Request, session_id: SessionPath) -> Response:
     )
 
 
-@router.delete("/v1/sessions/{session_id:path}")
+@router.delete("/v1/sessions/{session_id:path}", responses=answers(SESSION_DELETED))
 async def delete_session(request: Request, session_id: SessionPath) -> Response:
     """Forget a session and its KV on every host. The kvstores come first: they find its blocks by
     the record.

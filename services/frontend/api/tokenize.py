@@ -3,14 +3,10 @@
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import (
-    DetokenizeBody,
-    TokenizeBody,
-    chat_messages,
-    parse,
-    template_options,
-)
+from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse
 from services.frontend.api.documents import takes
+from services.frontend.api.messages import chat_messages, template_options
+from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.app import App, app_of
 from services.frontend.models import ServedModel
 from services.frontend.request import read_body
@@ -19,7 +15,7 @@ from shared.errors import InvalidRequest, NoCapacity
 router = APIRouter(tags=["tokens"])
 
 
-@router.post("/tokenize", openapi_extra=takes(TokenizeBody))
+@router.post("/tokenize", openapi_extra=takes(TokenizeBody), responses=answers(TOKENIZED))
 async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
     body = parse(TokenizeBody, await read_body(request))
@@ -46,7 +42,7 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", openapi_extra=takes(DetokenizeBody))
+@router.post("/detokenize", openapi_extra=takes(DetokenizeBody), responses=answers(DETOKENIZED))
 async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
     body = parse(DetokenizeBody, await read_body(request))

@@ -9,15 +9,14 @@ import orjson
 import pytest
 
 from services.frontend.api.bodies import (
-    TEMPLATE_OWN,
     ChatBody,
     CompletionBody,
-    chat_messages,
     check_options,
     parse,
     stop_strings,
-    template_options,
+    token_list,
 )
+from services.frontend.api.messages import TEMPLATE_OWN, chat_messages, template_options
 from services.frontend.api.sampling import max_new_tokens, sampling_params
 from shared.errors import InvalidRequest
 
@@ -39,6 +38,7 @@ def chat(**fields: Any) -> ChatBody:
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"model": None}, "model"),
+        ({"session_id": "a\nb"}, "session_id"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"seed": 2**70}, "seed"),
         ({"stream_options": 3, "stream": True}, "stream_options"),
@@ -77,6 +77,17 @@ def test_unknown_and_harmless_fields_pass() -> None:
         modalities=["text"], user="u", functions=None, best_of=1,
     )  # fmt: skip
     check_options(body)
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    body = chat(n=2.0, stop_token_ids=[1.0])
+    assert (repr(body.n), repr(body.stop_token_ids)) == ("2", "[1]")
+    assert token_list([1, 2.0]) == [1, 2] and repr(token_list([2.0])) == "[2]"
+    for wrong in ([1.5], [True], ["1"], [-1], [2**31], [float("nan")], "ab", None):
+        assert token_list(wrong) is None
+    for wrong_n in (1.5, True, "1", 1e300):
+        with pytest.raises(InvalidRequest):
+            chat(n=wrong_n)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model":"\xff"}', b"null", b'"\\ud800"'])

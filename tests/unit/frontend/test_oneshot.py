@@ -19,7 +19,7 @@ from services.frontend.api.oneshot_bodies import (
 )
 from services.frontend.api.vectors import shortened
 from services.frontend.core.fleet import Fleet, LoadProcessor
-from services.frontend.request import slo_ms
+from services.frontend.request import slo_ms, slo_ttft_ms
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import HostId, ModelId, WorkerId, shard_of
 from shared.messages import OneshotCard, OneshotVariant, WorkerReport, encode
@@ -95,10 +95,13 @@ def test_wrong_fields_are_named() -> None:
 
 def test_targets() -> None:
     assert slo_ms(None) is None and slo_ms("0.5") == 0.5
-    for wrong in ("", "0", "-1", "nan", "inf", "soon", "3600001"):
+    for wrong in ("", "0", "-1", "nan", "inf", "soon", "3600001", "1.4e308"):
         with pytest.raises(InvalidRequest) as caught:
             slo_ms(wrong)
         assert caught.value.param == "X-SLO-Ms"
+        with pytest.raises(InvalidRequest) as caught:
+            slo_ttft_ms(wrong)
+        assert caught.value.param == "X-SLO-TTFT-Ms"
 
 
 def test_results_are_checked() -> None:

@@ -1,0 +1,206 @@
+"""What ``/openapi.json`` says is what is answered."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.frontend.api.schemas import any_of, array, constant, record
+from shared import messages as m
+from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT
+from tests.conftest import Server
+from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.job_house import JobHouse, job_house
+from tests.integration.harness import eventually_answers
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
+    "number": (int, float), "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+KNOWN = {
+    "type", "required", "properties", "additionalProperties", "items", "minItems", "minimum",
+    "enum", "const", "anyOf", "title",
+}  # fmt: skip
+
+
+def fault(value: Any, schema: dict[str, Any], where: str = "$") -> str | None:
+    """What of a value a schema does not allow; None if nothing. Knows the words of answers."""
+    assert schema.keys() <= KNOWN, schema.keys() - KNOWN
+    if "anyOf" in schema:
+        faults = [fault(value, option, where) for option in schema["anyOf"]]
+        return None if None in faults else f"{where}: none of {faults}"
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is_a(value, kind) for kind in kinds):
+        return f"{where}: {value!r} is no {kinds}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{where}: {value!r} is not one of {schema['enum']}"
+    if "const" in schema and value != schema["const"]:
+        return f"{where}: {value!r} is not {schema['const']!r}"
+    if "minimum" in schema and value < schema["minimum"]:
+        return f"{where}: {value!r} is too small"
+    if isinstance(value, dict):
+        return _fault_of_object(value, schema, where)
+    if isinstance(value, list):
+        inner = (fault(item, schema.get("items", {}), f"{where}[]") for item in value)
+        return next((one for one in inner if one is not None), None)
+    return None
+
+
+def _fault_of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> str | None:
+    if missing := set(schema.get("required", [])) - value.keys():
+        return f"{where}: without {missing}"
+    known = schema.get("properties", {})
+    others = schema.get("additionalProperties", known and None)
+    if others is None and (more := value.keys() - known.keys()):
+        return f"{where}: it does not speak of {more}"
+    inner = (fault(item, known.get(name, others or {}), f"{where}.{name}")
+             for name, item in value.items())  # fmt: skip
+    return next((one for one in inner if one is not None), None)
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ({"a": 1}, record(a={"type": "string"})),
+        ({}, record(a={"type": "string"})),
+        ({"a": "x", "b": 1}, record(a={"type": "string"})),
+        ([True], array({"type": "integer"})),
+        ("a", constant("b")),
+        (None, any_of({"type": "string"}, {"type": "number"})),
+    ],
+)
+def test_faults_are_found(value: Any, schema: dict[str, Any]) -> None:
+    assert fault(value, schema) is not None
+
+
+class Described:
+    """Sends requests and holds their answers against the description."""
+
+    def __init__(self, http: httpx.AsyncClient, paths: dict[str, Any]) -> None:
+        self.http = http
+        self.paths = paths
+        self.asked: set[tuple[str, str]] = set()
+
+    async def ask(self, method: str, path: str, url: str = "", body: Any = None) -> httpx.Response:
+        answer = await self.http.request(method, url or path, json=body)
+        assert answer.status_code < 300, (path, answer.text)
+        said = self.paths[path][method.lower()]["responses"][str(answer.status_code)]
+        content = said.get("content", {})
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        assert (kind in content) if content else not answer.content, (path, kind)
+        if kind == "application/json":
+            wrong = fault(answer.json(), content[kind]["schema"])
+            assert wrong is None, (path, wrong)
+        self.asked.add((method.lower(), path))
+        return answer
+
+
+async def described(http: httpx.AsyncClient) -> Described:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    return Described(http, paths)
+
+
+async def serve_advisories(it: House) -> None:
+    async def answer(key: m.Advisory | m.AdvisoryKey) -> m.AdvisoryState:
+        return m.AdvisoryState(session_id=key.session_id, state="placed")
+
+    await it.bus.serve(ADVISORY_SUBMIT, answer)
+    await it.bus.serve(ADVISORY_GET, answer)
+    await it.bus.serve(ADVISORY_INVALIDATE, answer)
+    await it.bus.flush()
+
+
+async def check_generation(it: House) -> set[tuple[str, str]]:
+    await serve_advisories(it)
+    api = await described(it.http)
+    ask = api.ask
+    hi = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "session_id": "s"}
+    more: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 1}
+    plain: dict[str, Any] = {}
+    for fields in (plain, more):
+        await ask("POST", "/v1/chat/completions", body=hi | fields)
+    text = {"model": MODEL, "prompt": "x"}
+    more = {"logprobs": 1, "echo": True, "return_token_ids": True}
+    for fields in (plain, more, {"stream": True}):
+        await ask("POST", "/v1/completions", body=text | fields)
+    for path in ("/health", "/ping", "/version", "/metrics", "/v1/models"):
+        await ask("GET", path)
+    await ask("POST", "/ping")
+    await ask("GET", "/v1/models/{model_id}", f"/v1/models/{MODEL}")
+    await ask("GET", "/v1/sessions/{session_id}", "/v1/sessions/s")
+    await ask("DELETE", "/v1/sessions/{session_id}", "/v1/sessions/s")
+    await ask("POST", "/v1/advisories", body={"session_id": "s"})
+    await ask("GET", "/v1/advisories/{session_id}", "/v1/advisories/s")
+    await ask("DELETE", "/v1/advisories/{session_id}", "/v1/advisories/s")
+    await ask("POST", "/tokenize", body={"prompt": "x"})
+    await ask("POST", "/tokenize", body={"prompt": "x", "return_token_strs": True})
+    await ask("POST", "/detokenize", body={"tokens": [97]})
+    return api.asked
+
+
+async def check_jobs(it: JobHouse) -> set[tuple[str, str]]:
+    api = await described(it.http)
+    ask = api.ask
+    await ask("GET", "/v1/models")
+    await ask("GET", "/v1/models/{model_id}", "/v1/models/img")
+    for encoding in ("float", "base64"):
+        body = {"model": "emb", "input": "w1", "encoding_format": encoding}
+        await ask("POST", "/v1/embeddings", body=body)
+        await ask("POST", "/pooling", body=body)
+    types = ["float", "base64"]
+    cohere = {"model": "emb", "texts": ["w1"], "embedding_types": types}
+    await ask("POST", "/v2/embed", body=cohere)
+    await ask("POST", "/v1/classify", body={"model": "cls", "input": "w1"})
+    await ask("POST", "/v1/rerank", body={"model": "rer", "query": "w1", "documents": ["w2"]})
+    await ask("POST", "/score", body={"model": "rer", "text_1": "w1", "text_2": "w2"})
+    return api.asked
+
+
+def test_every_answer_is_as_described(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path / "a") as it:
+            asked = await check_generation(it)
+            paths = (await it.http.get("/openapi.json")).json()["paths"]
+        async with job_house(nats_server, redis_server, tmp_path / "b") as jobs:
+            asked |= await check_jobs(jobs)
+        described = {(method, path) for path, item in paths.items() for method in item}
+        assert asked == described, "an endpoint is not asked here"
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    asyncio.run(scenario())
+
+
+async def errors_counted(http: httpx.AsyncClient) -> float:
+    lines = (await http.get("/metrics")).text.splitlines()
+    prefix = 'symphony_http_errors_total{code="503"} '
+    return sum(float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix))
+
+
+def test_polls_of_a_house_that_is_not_ready_are_no_errors(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path) as it:
+            it.fake.is_reporting = False
+            await eventually_answers(
+                lambda: it.http.get("/health"), lambda answer: answer.status_code == 503
+            )
+            before = await errors_counted(it.http)
+            answer = await it.http.get("/health")
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_capacity"
+            assert "retry-after" in answer.headers
+            assert await errors_counted(it.http) == before
+            await it.http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+            assert await errors_counted(it.http) == before + 1
+
+    asyncio.run(scenario())
