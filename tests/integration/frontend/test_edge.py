@@ -296,6 +296,13 @@ FIELDS = sorted(
         "cache_salt",
         "min_tokens",
         "suffix",
+        "allowed_token_ids",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "continue_final_message",
+        "regex",
     ]
 )
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=4)

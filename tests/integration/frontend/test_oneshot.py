@@ -382,9 +382,14 @@ values = st.recursive(
 )
 FIELDS = [
     "input", "query", "documents", "top_n", "return_documents", "encoding_format", "dimensions",
-    "truncate_prompt_tokens", "add_special_tokens", "slo_ms", "user",
+    "truncate_prompt_tokens", "add_special_tokens", "slo_ms", "user", "embed_dtype", "endianness",
+    "normalize", "max_tokens_per_doc", "text_1", "text_2", "texts", "task", "embedding_types",
+    "truncate", "truncation_side",
 ]  # fmt: skip
-MODELS = {"/v1/embeddings": "emb", "/v1/classify": "cls", "/v1/rerank": "rer"}
+MODELS = {
+    "/v1/embeddings": "emb", "/v2/embed": "emb", "/pooling": "emb", "/v1/classify": "cls",
+    "/v1/rerank": "rer", "/score": "rer",
+}  # fmt: skip
 
 
 def test_no_body_is_a_server_error(
@@ -410,7 +415,11 @@ def test_no_body_is_a_server_error(
             )
             def attack(path: str, body: dict[str, Any], is_image: bool) -> None:
                 model = "img" if is_image and path == "/v1/classify" else MODELS[path]
-                valid = {"model": model, "input": "w1", "query": "w1", "documents": ["w2"]}
+                valid: dict[str, Any] = {"model": model, "input": "w1", "texts": ["w1"]}
+                if path == "/score":
+                    valid |= {"text_1": "w1", "text_2": ["w2"]}
+                else:
+                    valid |= {"query": "w1", "documents": ["w2"]}
                 answer = http.post(path, content=json.dumps(valid | body).encode())
                 # A target that only just could be met may be missed.
                 allowed = {200, 400, 503} if "slo_ms" in body else {200, 400}
