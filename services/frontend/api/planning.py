@@ -68,12 +68,15 @@ def generation_of(
         )
         for prompt in prompts
     ]
-    vocab_size = model.tokenizer.vocab_size
+    vocab_size, defaults = model.tokenizer.vocab_size, model.card.sampling
     plan = Plan(
         model=model,
         owner=owner,
         prompts=prompts,
-        samplings=[sampling_params(body, max_tokens=n, vocab_size=vocab_size) for n in lengths],
+        samplings=[
+            sampling_params(body, max_tokens=n, vocab_size=vocab_size, defaults=defaults)
+            for n in lengths
+        ],
         n=body.n or 1,
         rules=rules,
         priority=body.priority or 0,

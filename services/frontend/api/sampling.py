@@ -4,14 +4,19 @@ import secrets
 
 from services.frontend.api.bodies import TOKEN_IDS_MAX, ChatBody, CompletionBody, Generate
 from shared.errors import InvalidRequest
-from shared.messages import SamplingParams
+from shared.messages import SamplingDefaults, SamplingParams
 
 SEEDS = 2**63
 ID_DIGITS_MAX = 12
 
 
-def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> SamplingParams:
+def sampling_params(
+    body: Generate, *, max_tokens: int, vocab_size: int, defaults: SamplingDefaults
+) -> SamplingParams:
     """Sampling of the request's first choice; choice i uses `seed` + i.
+
+    Args:
+        defaults: for what the request does not say.
 
     Raises:
         InvalidRequest: a token id outside the vocabulary, or fields that contradict each other.
@@ -25,11 +30,11 @@ def sampling_params(body: Generate, *, max_tokens: int, vocab_size: int) -> Samp
     seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed % SEEDS
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(body.top_k or 0, 0),
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        temperature=_or(body.temperature, defaults.temperature),
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=max(defaults.top_k if body.top_k is None else body.top_k, 0),
+        min_p=_or(body.min_p, defaults.min_p),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),

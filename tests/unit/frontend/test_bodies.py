@@ -19,8 +19,11 @@ from services.frontend.api.bodies import (
 from services.frontend.api.messages import TEMPLATE_OWN, chat_messages, template_options
 from services.frontend.api.sampling import max_new_tokens, sampling_params
 from shared.errors import InvalidRequest
+from shared.messages import SamplingDefaults
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+sampled = partial(sampling_params, defaults=SamplingDefaults())
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -131,32 +134,32 @@ def test_stop_strings() -> None:
 
 
 def test_sampling_draws_a_seed_and_checks_token_ids() -> None:
-    first, second = (sampling_params(chat(), max_tokens=5, vocab_size=10) for _ in range(2))
+    first, second = (sampled(chat(), max_tokens=5, vocab_size=10) for _ in range(2))
     assert first.seed is not None and first.seed != second.seed
-    biased = sampling_params(chat(logit_bias={"9": -100, "1": 1}), max_tokens=5, vocab_size=10)
+    biased = sampled(chat(logit_bias={"9": -100, "1": 1}), max_tokens=5, vocab_size=10)
     assert biased.logit_bias == [(9, -100.0), (1, 1.0)]
     for key in ("10", "-1", "x", "\u0663", "9" * 5000, "000000000001" + "0" * 9, "", "0" * 13):
         with pytest.raises(InvalidRequest) as caught:
-            sampling_params(chat(logit_bias={key: 1}), max_tokens=5, vocab_size=10)
+            sampled(chat(logit_bias={key: 1}), max_tokens=5, vocab_size=10)
         assert caught.value.param == "logit_bias"
     with pytest.raises(InvalidRequest, match="twice"):
-        sampling_params(chat(logit_bias={"1": 1, "01": 2}), max_tokens=5, vocab_size=10)
+        sampled(chat(logit_bias={"1": 1, "01": 2}), max_tokens=5, vocab_size=10)
     many = {str(token): 1 for token in range(1025)}
     with pytest.raises(InvalidRequest, match="1024"):
-        sampling_params(chat(logit_bias=many), max_tokens=5, vocab_size=5000)
+        sampled(chat(logit_bias=many), max_tokens=5, vocab_size=5000)
     with pytest.raises(InvalidRequest):
-        sampling_params(chat(stop_token_ids=[10]), max_tokens=5, vocab_size=10)
+        sampled(chat(stop_token_ids=[10]), max_tokens=5, vocab_size=10)
     with pytest.raises(InvalidRequest):
-        sampling_params(chat(top_logprobs=1), max_tokens=5, vocab_size=10)
+        sampled(chat(top_logprobs=1), max_tokens=5, vocab_size=10)
     with pytest.raises(InvalidRequest):
-        sampling_params(chat(min_tokens=6), max_tokens=5, vocab_size=10)
+        sampled(chat(min_tokens=6), max_tokens=5, vocab_size=10)
 
 
 def test_allowed_tokens_are_checked_whole() -> None:
-    params = sampling_params(chat(allowed_token_ids=[9, 0]), max_tokens=5, vocab_size=10)
+    params = sampled(chat(allowed_token_ids=[9, 0]), max_tokens=5, vocab_size=10)
     assert params.allowed_token_ids == [9, 0]
     with pytest.raises(InvalidRequest) as caught:
-        sampling_params(chat(allowed_token_ids=[10]), max_tokens=5, vocab_size=10)
+        sampled(chat(allowed_token_ids=[10]), max_tokens=5, vocab_size=10)
     assert caught.value.param == "allowed_token_ids"
     for wrong in ([0] * 1025, [-1], ["1"], [1.5], [True]):
         with pytest.raises(InvalidRequest):
@@ -196,3 +199,16 @@ def test_room_for_the_reply() -> None:
         with pytest.raises(InvalidRequest) as caught:
             max_new_tokens(asked, 0, num_prompt=num_prompt, max_model_len=100)
         assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_model_s_makers_say_how_to_sample_where_a_request_does_not() -> None:
+    advised = SamplingDefaults(
+        temperature=0.2, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.5
+    )
+    params = sampling_params(chat(), max_tokens=5, vocab_size=10, defaults=advised)
+    assert (params.temperature, params.top_p, params.top_k) == (0.2, 0.9, 40)
+    assert (params.min_p, params.repetition_penalty) == (0.1, 1.5)
+    asked = chat(temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
+    params = sampling_params(asked, max_tokens=5, vocab_size=10, defaults=advised)
+    assert (params.temperature, params.top_p, params.top_k) == (0.0, 1.0, 0)
+    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
