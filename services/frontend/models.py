@@ -37,6 +37,12 @@ class ServedModel:
     card: ModelCard
     tokenizer: ModelTokenizer
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that requests may name: both model and tokenizer know them."""
+        known = self.tokenizer.vocab_size
+        return min(known, self.card.vocab_size) if self.card.vocab_size else known
+
 
 @dataclass(frozen=True, slots=True)
 class OneshotModel:

@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from services.worker import metrics
+from services.worker.core.answers import leased_pages, staged_blocks
 from services.worker.core.effects import BlockWrite
 from services.worker.core.staged import Staged
 from services.worker.engine.executor import ModelInfo
 from shared.arena import Arena
-from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.blocks import BlockKey, pack_keys
 from shared.bus import Bus
-from shared.errors import NoCapacity, SymphonyError
+from shared.errors import MalformedMessage, NoCapacity, SymphonyError
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId, new_id
 from shared.messages import (
     KvBlock,
@@ -27,7 +29,6 @@ from shared.messages import (
     KvStage,
     KvStaged,
     pack_ints,
-    unpack_ints,
 )
 from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_STAGE
 
@@ -70,6 +71,7 @@ class KvClient:
         self._on_disconnected = on_disconnected
         self._lease_lock: int | None = None
         self.epoch = 0
+        self._num_arena_pages = 0
         self._lost = asyncio.Event()
         self._lost.set()
         self._met = asyncio.Event()
@@ -114,14 +116,20 @@ class KvClient:
             num_pages=num_pages,
         )
         reply = await self._call(self._bus.request(KV_LEASE, request, self._host_id))
-        return [] if reply is None else unpack_ints(reply.pages)
+        if reply is None:
+            return []
+        try:
+            return leased_pages(reply, self._num_arena_pages)
+        except MalformedMessage as error:
+            _reject("lease", error)
+            return []
 
     async def stage(self, keys: list[BlockKey], request_id: str = "") -> Staged | None:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
         epoch = self.epoch
         request = replace(self._stage_request(pack_keys(keys)), request_id=request_id)
         reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
-        return None if reply is None else self._staged(reply, keys, epoch)
+        return None if reply is None else await self._staged(reply, keys, epoch)
 
     async def stage_session(
         self, tenant: TenantId, session_id: SessionId, priority: int
@@ -130,7 +138,7 @@ class KvClient:
         epoch = self.epoch
         request = self._stage_request("", tenant, session_id, priority)
         reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
-        return None if reply is None else self._staged(reply, unpack_keys(reply.keys), epoch)
+        return None if reply is None else await self._staged(reply, None, epoch)
 
     async def release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
         """Unpin a stage, give leased pages back."""
@@ -184,6 +192,7 @@ class KvClient:
         lock = os.open(opened.lease_path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._lease_lock = lock
+        self._num_arena_pages = arena.num_pages
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
         self.epoch += 1
@@ -228,15 +237,24 @@ class KvClient:
             priority=priority,
         )
 
-    def _staged(self, reply: KvStaged, keys: list[BlockKey], epoch: int) -> Staged:
-        pages, generations = unpack_ints(reply.pages), unpack_ints(reply.generations)
-        count = reply.num_blocks
-        rows = [slice(layer * count, (layer + 1) * count) for layer in range(self._info.num_layers)]
-        return Staged(
-            reply.ticket,
-            keys[:count],
-            [pages[row] for row in rows],
-            [generations[row] for row in rows],
-            reply.num_from_disk,
-            epoch,
-        )
+    async def _staged(
+        self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int
+    ) -> Staged | None:
+        try:
+            return staged_blocks(
+                reply,
+                keys,
+                num_layers=self._info.num_layers,
+                num_arena_pages=self._num_arena_pages,
+                epoch=epoch,
+            )
+        except MalformedMessage as error:
+            _reject("stage", error)
+            await self.release(ticket=reply.ticket)
+            return None
+
+
+def _reject(what: str, error: MalformedMessage) -> None:
+    """A peer's bad message costs what it was for, and nothing else."""
+    metrics.REJECTED.labels(what, error.code).inc()
+    log.warning("answer rejected", extra={"what": what, "error": error.message})

@@ -17,6 +17,8 @@ PREFIX_HITS = counter("prefix_cache_hits", "Prompt blocks that were not computed
 PREEMPTIONS = counter("num_preemptions", "Turns that gave their pages up", ["model"])
 LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
+POISONED = counter("turns_poisoned", "Turns that could not be computed", ["model"])
+REJECTED = counter("worker_rejected", "Messages of peers that could not be used", ["what", "code"])
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
 
 ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
@@ -33,6 +35,8 @@ def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     num_decodes = sum(row.end - row.start == 1 for row in plan.rows)
     STEP_TOKENS.labels(model_id, "decode").inc(num_decodes)
     STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_tokens - num_decodes)
+    if result.broken:
+        POISONED.labels(model_id).inc(len(result.broken))
     for layer, stall_ns in enumerate(result.stall_ns):
         if stall_ns:
             STALL_SECONDS.labels(model_id, str(layer)).inc(stall_ns / 1e9)

@@ -68,7 +68,7 @@ class PromptPuller:
             reply = await self._bus.request(
                 PROMPT_PULL, request, frontend_id, timeout_s=PULL_TIMEOUT_S
             )
-            prompts = list(reply.prompts)
+            prompts = _in_order(reply.prompts, starts)
         except SymphonyError as error:
             log.warning("no prompt", extra={"frontend": frontend_id, "error": error.message})
             prompts = [None] * len(starts)
@@ -76,6 +76,12 @@ class PromptPuller:
             if self._pulling.get(start.turn_id) is start:  # not cancelled, not replaced meanwhile
                 del self._pulling[start.turn_id]
                 self._on_prompt(start, prompt)
+
+
+def _in_order(prompts: list[Prompt], starts: list[TurnStart]) -> list[Prompt | None]:
+    """The prompt of each start; None for one that the answer does not hold."""
+    given = {(prompt.turn_id, prompt.attempt): prompt for prompt in prompts}
+    return [given.get((start.turn_id, start.attempt)) for start in starts]
 
 
 def _groups(starts: list[TurnStart]) -> list[list[TurnStart]]:

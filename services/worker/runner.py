@@ -21,13 +21,15 @@ from services.worker.core.effects import (
     TurnAccount,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.turn import Turn
+from services.worker.core.intake import ModelShape, take_in
+from services.worker.core.outcome import refuse_start
 from services.worker.engine.executor import Executor
+from services.worker.engine.isolate import execute_isolated
 from services.worker.kv_client import KvClient
 from shared.arena import Arena
-from shared.blocks import root_key
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.errors import SymphonyError
 from shared.ids import FrontendId, TurnId, WorkerId
 from shared.messages import (
     Prefetch,
@@ -37,7 +39,6 @@ from shared.messages import (
     TurnEnd,
     TurnsEnded,
     TurnStart,
-    unpack_ints,
 )
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
 from shared.tasks import Tasks
@@ -68,6 +69,13 @@ class EngineRunner:
         self._worker_id = worker_id
         self._kv = kv
         self._thread = thread
+        info = executor.info
+        self._shape = ModelShape(
+            fingerprint=info.fingerprint,
+            num_layers=info.num_layers,
+            block_tokens=info.block_tokens,
+            vocab_size=info.vocab_size,
+        )
         self._wake = asyncio.Event()
         self._went_idle = asyncio.Event()
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
@@ -83,24 +91,13 @@ class EngineRunner:
             self._react([Ended(end)])
             return
         now_ns = self._clock.now_ns()
-        info = self.executor.info
-        turn = Turn(
-            turn_id=start.turn_id,
-            attempt=start.attempt,
-            frontend_id=start.frontend_id,
-            tenant=start.tenant,
-            session_id=start.session_id,
-            root=root_key(info.fingerprint, start.tenant, "", prompt.cache_salt),
-            tokens=unpack_ints(prompt.tokens),
-            num_generated_before=prompt.num_generated,
-            sampling=prompt.sampling,
-            arrived_at_ns=now_ns,
-            num_layers=info.num_layers,
-            block_tokens=info.block_tokens,
-            priority=start.priority,
-            request_id=start.request_id,
-            slo_ttft_ns=None if start.slo_ttft_ms is None else int(start.slo_ttft_ms * 1e6),
-        )
+        try:
+            turn = take_in(start, prompt, self._shape, now_ns)
+        except SymphonyError as error:  # of the frontend that sent it, and of nobody else
+            metrics.REJECTED.labels("prompt", error.code).inc()
+            log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
+            self._react(refuse_start(start, error))
+            return
         self._react(self.core.on_turn(turn, now_ns))
 
     def on_cancel(self, turn_id: TurnId, attempt: int) -> None:
@@ -146,7 +143,7 @@ class EngineRunner:
                 self._went_idle.set()
                 await self._sleep()
                 continue
-            result = await loop.run_in_executor(self._thread, self.executor.execute, plan)
+            result = await loop.run_in_executor(self._thread, execute_isolated, self.executor, plan)
             metrics.count_step(self.executor.info.model_id, plan, result)
             self._perform(self.core.on_step(result, self._clock.now_ns()))
             await self._flush()

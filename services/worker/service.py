@@ -97,7 +97,8 @@ class Worker:
         await runtime.stopping.wait()
         runtime.state = "draining"
         self._report_now.set()
-        await self._drain()
+        if not runtime.exit_code:  # of a worker that failed nothing ends any more
+            await self._drain()
 
     async def _load(self) -> None:
         if self._config.emulate:
@@ -282,6 +283,7 @@ class Worker:
             created=self._created,
             emulated=info.is_emulated,
             sampling=info.sampling,
+            vocab_size=info.vocab_size,
         )
 
     async def _drain(self) -> None:

@@ -36,6 +36,7 @@ class ModelCard:
     created: int = 0  # wall-clock seconds
     emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    vocab_size: int = 0  # token ids that it can read and say; 0: not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

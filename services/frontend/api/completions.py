@@ -77,7 +77,7 @@ async def _prompts(
     if len(many) > PROMPTS_MAX or len(many) * (body.n or 1) > CHOICES_MAX:
         raise InvalidRequest(f"prompt: more than {CHOICES_MAX} choices in one request", "prompt")
     special = body.add_special_tokens is not False
-    vocab_size = model.tokenizer.vocab_size
+    vocab_size = model.vocab_size
     prompts = []
     for item in many:
         if isinstance(item, str):

@@ -68,7 +68,7 @@ def generation_of(
         )
         for prompt in prompts
     ]
-    vocab_size, defaults = model.tokenizer.vocab_size, model.card.sampling
+    vocab_size, defaults = model.vocab_size, model.card.sampling
     plan = Plan(
         model=model,
         owner=owner,

@@ -1,6 +1,6 @@
 """What the engine core asks its shell to do, and the plan of one step."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from services.worker.core.turn import Table, Turn
@@ -170,6 +170,17 @@ class StepPlan:
     writes: list[BlockWrite]
     epoch: int = 0
 
+    def alone(self, index: int) -> "StepPlan":
+        """The part of it that is of one row."""
+        writes = [replace(write, row=0) for write in self.writes if write.row == index]
+        tables = self.page_tables[:, index : index + 1]
+        return StepPlan([self.rows[index]], tables, writes, self.epoch)
+
+    def late(self) -> "StepPlan":
+        """The part of it that is of no row: writes of earlier blocks."""
+        writes = [write for write in self.writes if write.row == LATE]
+        return StepPlan([], self.page_tables[:, :0], writes, self.epoch)
+
     @property
     def num_tokens(self) -> int:
         return sum(row.end - row.start for row in self.rows)
@@ -190,15 +201,17 @@ class StepResult:
     Attributes:
         sampled: for each row, its token; None where none was asked for or the row failed.
         failed: rows whose history did not arrive; their results are void.
+        broken: rows that cannot be computed, and why; their results are void.
         prompt_logprobs: for rows that asked, of this chunk's positions.
-        checksums: for each of the plan's writes, xxh3-64 of each layer's page; empty when nothing
-            was written.
+        checksums: for each of the plan's writes, xxh3-64 of each layer's page; empty for one that
+            was not written, and altogether when none was.
         stall_ns: waiting for history, for each layer.
         duration_ns: of the whole step.
     """
 
     sampled: list[Sampled | None]
     failed: set[int] = field(default_factory=set)
+    broken: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     checksums: list[list[int]] = field(default_factory=list)
     stall_ns: list[int] = field(default_factory=list)

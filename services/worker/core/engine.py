@@ -22,6 +22,8 @@ from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.outcome import (
     end_turn,
     ended,
+    fail_turn,
+    lose_blocks,
     measure,
     refuse,
     register_blocks,
@@ -198,7 +200,9 @@ class EngineCore:
         written, effects = settle_writes(self, plan, result)
         for index, row in enumerate(plan.rows):
             turn = row.turn
-            if index in result.failed:
+            if index in result.broken:
+                lose_blocks(turn)
+            elif index in result.failed:
                 effects += self.forget_history(turn, now_ns)
             else:
                 turn.num_computed = row.end
@@ -206,6 +210,8 @@ class EngineCore:
                 turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
             if turn.turn_id in self._ended_in_flight:
                 effects += self._finish_ended(turn)
+            elif index in result.broken:
+                effects += fail_turn(self, turn, "poisoned", result.broken[index])
             elif index not in result.failed and (sampled := result.sampled[index]) is not None:
                 effects += take_token(self, turn, sampled, now_ns)
         return effects

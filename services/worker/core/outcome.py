@@ -20,7 +20,8 @@ from services.worker.core.history import release_holds
 from services.worker.core.pages import NO_PAGE, CachedBlock
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey
-from shared.messages import FinishReason, TurnDelta, TurnEnd
+from shared.errors import SymphonyError
+from shared.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
 
 if TYPE_CHECKING:
     from services.worker.core.engine import EngineCore
@@ -40,7 +41,8 @@ def settle_writes(
     for write, sums, is_held in zip(plan.writes, result.checksums, held, strict=False):
         if not is_held:
             continue
-        if write.row != LATE and write.row in result.failed:
+        is_void = write.row != LATE and (write.row in result.failed or write.row in result.broken)
+        if is_void or not sums:
             unused += write.arena_pages
         else:
             good[write.key] = write
@@ -107,15 +109,45 @@ def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) ->
 
 def refuse(turn: Turn, code: str, message: str) -> list[Effect]:
     """Answer a turn that cannot be taken."""
+    return [_error(turn, code, message), ended(turn, "error")]
+
+
+def refuse_start(start: TurnStart, error: SymphonyError) -> list[Effect]:
+    """Answer a start of which no turn can be made."""
     delta = TurnDelta(
-        turn_id=turn.turn_id,
-        attempt=turn.attempt,
-        index=turn.num_generated,
-        finish="error",
-        code=code,
-        message=message,
+        turn_id=start.turn_id, attempt=start.attempt, index=0, finish="error", code=error.code,
+        message=error.message,
+    )  # fmt: skip
+    end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="error")
+    return [Emit(start.frontend_id, delta), Ended(end)]
+
+
+def fail_turn(core: "EngineCore", turn: Turn, code: str, message: str) -> list[Effect]:
+    """End a turn that cannot be computed."""
+    return [_error(turn, code, message), *end_turn(core, turn, "error")]
+
+
+def lose_blocks(turn: Turn) -> None:
+    """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on
+    that. What others run on as well is good enough for them.
+    """
+    for block in turn.blocks:
+        if block.refs == 1:
+            block.lost = True
+
+
+def _error(turn: Turn, code: str, message: str) -> Emit:
+    return Emit(
+        turn.frontend_id,
+        TurnDelta(
+            turn_id=turn.turn_id,
+            attempt=turn.attempt,
+            index=turn.num_generated,
+            finish="error",
+            code=code,
+            message=message,
+        ),
     )
-    return [Emit(turn.frontend_id, delta), ended(turn, "error")]
 
 
 def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effect]:

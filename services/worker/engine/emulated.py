@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.worker.core.effects import Row, Sampled, StepPlan, StepResult
+from services.worker.demo_model import VOCAB
 from services.worker.engine.executor import ModelInfo
 from services.worker.engine.gate import PageGate
 from services.worker.engine.mover import HostCopier, KvMover
@@ -49,6 +50,7 @@ class EmulatedExecutor:
             num_layers=profile.num_layers,
             page_bytes=PAGE_BYTES,
             num_pages=num_pages,
+            vocab_size=VOCAB,
             end_token_ids=frozenset([END_OF_TURN]),
             block_tokens=BLOCK_TOKENS,
             is_emulated=True,
@@ -72,6 +74,9 @@ class EmulatedExecutor:
         result.checksums = self._write(plan)
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
+
+    def check_device(self) -> None:
+        pass
 
     def close(self) -> None:
         self.mover.close()

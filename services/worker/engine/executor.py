@@ -16,6 +16,7 @@ class ModelInfo:
         fingerprint: hash of weights, dtype and KV layout.
         page_bytes: KV of one block in one layer.
         num_pages: pages that the device has room for.
+        vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
     """
 
@@ -26,6 +27,7 @@ class ModelInfo:
     num_layers: int
     page_bytes: int
     num_pages: int
+    vocab_size: int
     end_token_ids: frozenset[int]
     block_tokens: int
     is_emulated: bool = False
@@ -47,6 +49,14 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows and copy its writes; returns when both are done."""
+        ...
+
+    def check_device(self) -> None:
+        """After a failure, see that the device still computes.
+
+        Raises:
+            Exception: nothing can be computed on it any more.
+        """
         ...
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -43,6 +43,7 @@ class LoadedModel:
     num_kv_heads: int
     head_dim: int
     max_model_len: int
+    vocab_size: int
     end_token_ids: frozenset[int]
     sampling: SamplingDefaults
     fingerprint: str
@@ -76,16 +77,17 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
     module.requires_grad_(False).train(False)
     module.to(torch.device(device))  # type: ignore[arg-type]  # its decorator loses the overload
     generation = _generation_config(source)
-    num_kv_heads, head_dim = _probe_layout(module, config.get_text_config().num_hidden_layers)
+    probed = _probe(module, config.get_text_config().num_hidden_layers)
     loaded = LoadedModel(
         module=module,
         source=source,
         dtype=module.dtype,
         device=torch.device(device),
         num_layers=config.get_text_config().num_hidden_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=probed.num_kv_heads,
+        head_dim=probed.head_dim,
         max_model_len=_max_model_len(config.get_text_config()),
+        vocab_size=probed.vocab_size,
         end_token_ids=_end_token_ids(generation, config.get_text_config()),
         sampling=sampling_defaults(generation),
         fingerprint="",
@@ -94,12 +96,24 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
     return loaded
 
 
-def _probe_layout(module: Any, num_layers: int) -> tuple[int, int]:
-    """KV heads and head dim, as the model's own attention calls show them."""
+class _Probed(NamedTuple):
+    """What one pass shows of a model.
+
+    Attributes:
+        vocab_size: token ids that it can both read and say.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+def _probe(module: Any, num_layers: int) -> _Probed:
+    """KV heads and head dim, as the model's own attention calls show them, and its vocabulary."""
     probe = LayerProbe()
     one = torch.zeros((1, 1), dtype=torch.long, device=module.device)
     with torch.inference_mode():
-        module(one, position_ids=one, use_cache=False, step=probe)
+        logits = module(one, position_ids=one, use_cache=False, step=probe).logits
     if sorted(probe.layers) != list(range(num_layers)):
         raise UnsupportedModelError(
             f"{len(probe.layers)} of {num_layers} layers use paged attention; "
@@ -108,7 +122,9 @@ def _probe_layout(module: Any, num_layers: int) -> tuple[int, int]:
     layouts = set(probe.layers.values())
     if len(layouts) != 1:
         raise UnsupportedModelError(f"layers of different KV sizes are not supported: {layouts}")
-    return layouts.pop()
+    num_kv_heads, head_dim = layouts.pop()
+    num_read = module.get_input_embeddings().weight.shape[0]
+    return _Probed(num_kv_heads, head_dim, min(logits.shape[-1], num_read))
 
 
 def _max_model_len(config: Any) -> int:

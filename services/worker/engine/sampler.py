@@ -4,14 +4,18 @@ The random number behind a choice is a function of the turn's seed and the posit
 that is preempted, or goes on after its worker died, draws the same tokens in any batch.
 """
 
+import math
+
 import torch
 
 from services.worker.core.effects import Sampled
 from services.worker.core.turn import Turn
 from shared.messages import SamplingParams, TokenLogprobs
+from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN
 
 _MASK = (1 << 64) - 1
 FIRST_CANDIDATES = 1024
+LOGPROB_MIN = -9999.0
 
 
 def uniform(seed: int, position: int) -> float:
@@ -26,18 +30,24 @@ def uniform(seed: int, position: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
 
 
-def sample(logits: torch.Tensor, turns: list[Turn], end_token_ids: frozenset[int]) -> list[Sampled]:
-    """One token for each turn.
+def sample(
+    logits: torch.Tensor, turns: list[Turn], end_token_ids: frozenset[int]
+) -> list[Sampled | None]:
+    """One token for each turn; None where the model's numbers are none to choose by.
 
     Args:
         logits: ``[num_turns, vocab]``, any float dtype; not changed.
         end_token_ids: masked while a turn has fewer than its ``min_tokens``.
     """
-    greedy = logits.argmax(-1).tolist()
-    chosen: list[Sampled] = []
+    largest, greedy = logits.max(-1)  # of a row with a NaN that is the largest
+    chosen: list[Sampled | None] = []
+    tops, likeliest = largest.float().tolist(), greedy.tolist()
     for index, turn in enumerate(turns):
         params = turn.sampling
-        token = greedy[index]
+        if not math.isfinite(tops[index]):
+            chosen.append(None)
+            continue
+        token = likeliest[index]
         if not is_plain_greedy(params):
             token = _choose(logits[index].float(), turn, end_token_ids)
         logprobs = None
@@ -66,7 +76,8 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
     Args:
         logits: ``[len(tokens), vocab]``.
     """
-    logprobs = logits.float().log_softmax(-1)
+    # What cannot be is very unlikely: JSON has no word for minus infinity.
+    logprobs = logits.float().log_softmax(-1).clamp_(min=LOGPROB_MIN)
     own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     values, indices = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return [
@@ -80,8 +91,10 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
 def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> int:
     params = turn.sampling
     logits = _penalized(logits, turn)
-    for token, bias in params.logit_bias:
-        logits[token] += bias
+    if params.logit_bias:
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        at = torch.tensor(tokens, device=logits.device)
+        logits.index_add_(0, at, torch.tensor(biases, device=logits.device, dtype=logits.dtype))
     too_early: set[int] = set()
     if turn.num_generated < params.min_tokens:
         too_early = {*end_token_ids, *params.stop_token_ids}
@@ -91,7 +104,7 @@ def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> 
         logits[[*too_early]] = float("-inf")
     if params.temperature == 0.0:
         return int(logits.argmax())
-    probabilities = (logits / params.temperature).softmax(-1)
+    probabilities = (logits / max(params.temperature, TEMPERATURE_MIN)).softmax(-1)
     draw = uniform(params.seed or 0, turn.num_generated)
     if params.top_k or params.top_p < 1.0 or params.min_p:
         return _draw_truncated(probabilities, params, draw)
@@ -106,7 +119,7 @@ def _penalized(logits: torch.Tensor, turn: Turn) -> torch.Tensor:
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(set(turn.tokens)), device=logits.device)
         scores = logits[seen]
-        factor = params.repetition_penalty
+        factor = max(params.repetition_penalty, REPETITION_PENALTY_MIN)
         logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
     if params.presence_penalty or params.frequency_penalty:
         generated = torch.tensor(turn.tokens[turn.num_prompt :], device=logits.device)

@@ -1,5 +1,6 @@
 """Runs step plans on a transformers model, on the CPU or on a GPU by the same code."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from services.worker.engine.sampler import sample, token_logprobs
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import TokenLogprobs
 
+NOT_FINITE = "the model's numbers for this turn are not finite"
 OnLoaded = Callable[[list[int], list[int], int, int], None]
 
 
@@ -41,6 +43,7 @@ class TorchExecutor:
             num_layers=model.num_layers,
             page_bytes=model.page_bytes,
             num_pages=num_pages,
+            vocab_size=model.vocab_size,
             end_token_ids=model.end_token_ids,
             block_tokens=BLOCK_TOKENS,
             sampling=model.sampling,
@@ -70,6 +73,10 @@ class TorchExecutor:
             result.checksums = writes.wait()
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
+
+    def check_device(self) -> None:
+        one = torch.ones(1, device=self._model.device)
+        assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
         self.mover.close()
@@ -126,10 +133,15 @@ class TorchExecutor:
             chosen = sample(logits[at], turns, self.info.end_token_ids)
             for index, token in zip(sampling, chosen, strict=True):
                 result.sampled[index] = token
+                if token is None:
+                    result.broken[index] = NOT_FINITE
         for index, row in enumerate(plan.rows):
             if _wants_prompt_logprobs(row) and index not in step.failed:
                 first = place[step.batch.query_starts[index]]
-                result.prompt_logprobs[index] = _prompt_logprobs(row, logits[first:])
+                made = _prompt_logprobs(row, logits[first:])
+                if any(not math.isfinite(each.logprob or 0.0) for each in made):
+                    result.broken[index] = NOT_FINITE
+                result.prompt_logprobs[index] = made
 
     def warm_up(self) -> None:
         """Run once what is slow the first time (compilation of kernels, thread pools)."""

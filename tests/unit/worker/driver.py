@@ -114,7 +114,11 @@ class Engine:
         return plan
 
     def finish(
-        self, plan: StepPlan, token: int = PLAIN_TOKEN, failed: set[int] | None = None
+        self,
+        plan: StepPlan,
+        token: int = PLAIN_TOKEN,
+        failed: set[int] | None = None,
+        broken: dict[int, str] | None = None,
     ) -> list[Effect]:
         """Let a planned step end."""
         self.now_ns += MS
@@ -124,7 +128,7 @@ class Engine:
             for index, row in enumerate(plan.rows)
         ]
         checksums = [[0] * NUM_LAYERS for _ in plan.writes]
-        result = StepResult(sampled, failed, checksums=checksums, duration_ns=MS)
+        result = StepResult(sampled, failed, broken or {}, checksums=checksums, duration_ns=MS)
         return self._keep(self.core.on_step(result, self.now_ns))
 
     def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[Row]:

@@ -1,4 +1,11 @@
-from services.worker.core.effects import LoadPages, ReleaseTicket, Row, Sampled, StepResult
+from services.worker.core.effects import (
+    LoadPages,
+    ReleaseTicket,
+    ReturnPages,
+    Row,
+    Sampled,
+    StepResult,
+)
 from services.worker.core.turn import Turn, TurnState
 from shared.ids import TurnId
 from shared.messages import SamplingParams, TokenLogprobs
@@ -400,3 +407,40 @@ class TestReports:
             (0, 1),
             (1, 101),
         ]
+
+
+class TestRowsThatCannotBeComputed:
+    def test_end_with_an_error_and_leave_no_block(self) -> None:
+        engine = Engine()
+        engine.submit(new_turn("bad", PROMPT))
+        engine.submit(new_turn("good", [1, 2, 3]))
+        plan = engine.plan()
+        assert plan is not None
+        bad = names(plan.rows).index("bad")
+        effects = engine.finish(plan, broken={bad: "not finite"})
+        (delta,) = [delta for delta in deltas(effects) if delta.turn_id == "bad"]
+        assert (delta.finish, delta.code, delta.message) == ("error", "poisoned", "not finite")
+        assert [(end.turn_id, end.reason) for end in ends(effects)] == [("bad", "error")]
+        assert set(engine.core.turns) == {"good"} and not engine.core.pool.blocks
+
+    def test_give_their_arena_pages_back(self) -> None:
+        engine = Engine()
+        engine.core.writeback.connect(1)
+        engine.plan()
+        engine.core.on_leased(list(range(100)))
+        engine.submit(new_turn("bad", PROMPT))
+        engine.core.on_staged(TurnId("bad"), 1, None, engine.now_ns)
+        plan = engine.plan()
+        assert plan is not None and plan.writes
+        effects = engine.finish(plan, broken={0: "not finite"})
+        returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
+        assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+
+    def test_of_a_turn_that_was_cancelled_meanwhile_are_told_nobody(self) -> None:
+        engine = Engine()
+        engine.submit(new_turn("bad", PROMPT))
+        plan = engine.plan()
+        assert plan is not None
+        engine.core.on_cancel(TurnId("bad"))
+        effects = engine.finish(plan, broken={0: "not finite"})
+        assert deltas(effects) == [] and [end.reason for end in ends(effects)] == ["cancelled"]

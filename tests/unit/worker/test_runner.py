@@ -1,13 +1,54 @@
+"""The shell of one engine: what frontends send becomes turns, or a refusal of that turn alone."""
+
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from services.worker.core.engine import EngineCore
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
 from shared.ids import FrontendId, ModelId, TurnId, WorkerId
-from shared.messages import Prompt, TurnStart, pack_ints
+from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
+
+VOCAB = 100
+
+
+def make_runner(core: EngineCore) -> EngineRunner:
+    info = SimpleNamespace(
+        fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS, vocab_size=VOCAB
+    )
+    nothing = cast(Any, None)
+    return EngineRunner(
+        nothing,
+        ManualClock(7 * MS),
+        WorkerId("w"),
+        core,
+        cast(Any, SimpleNamespace(info=info)),
+        nothing,
+        nothing,
+    )
+
+
+def start(slo_ttft_ms: float | None = None) -> TurnStart:
+    return TurnStart(
+        turn_id=TurnId("t"),
+        frontend_id=FrontendId("f"),
+        model_id=ModelId("m"),
+        num_prompt_tokens=3,
+        slo_ttft_ms=slo_ttft_ms,
+    )
+
+
+def prompt(tokens: str = pack_ints([1, 2, 3]), num_generated: int = 0, **sampling: Any) -> Prompt:
+    return Prompt(
+        turn_id=TurnId("t"),
+        attempt=1,
+        tokens=tokens,
+        num_generated=num_generated,
+        sampling=SamplingParams(**{"max_tokens": 5, **sampling}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -17,23 +58,51 @@ def test_a_turn_keeps_the_target_of_its_start(
     slo_ttft_ms: float | None, slo_ttft_ns: int | None
 ) -> None:
     core = new_core()
-    info = SimpleNamespace(fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS)
-    runner = EngineRunner(
-        cast(Any, None),
-        ManualClock(7 * MS),
-        WorkerId("w"),
-        core,
-        cast(Any, SimpleNamespace(info=info)),
-        cast(Any, None),
-        cast(Any, None),
-    )
-    start = TurnStart(
-        turn_id=TurnId("t"),
-        frontend_id=FrontendId("f"),
-        model_id=ModelId("m"),
-        num_prompt_tokens=3,
-        slo_ttft_ms=slo_ttft_ms,
-    )
-    runner.on_prompt(start, Prompt(turn_id=TurnId("t"), attempt=1, tokens=pack_ints([1, 2, 3])))
+    make_runner(core).on_prompt(start(slo_ttft_ms), prompt())
     turn = core.turns[TurnId("t")]
     assert (turn.slo_ttft_ns, turn.arrived_at_ns) == (slo_ttft_ns, 7 * MS)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (prompt("no base64!"), "packed integers"),
+        (prompt("AAA="), "packed integers"),
+        (prompt(""), "no tokens"),
+        (prompt(num_generated=3), "no tokens"),
+        (prompt(num_generated=-1), "no tokens"),
+        (prompt(pack_ints([1, VOCAB])), "vocabulary"),
+        (prompt(pack_ints([-1])), "vocabulary"),
+        (prompt(logit_bias=[(VOCAB, 1.0)]), "logit_bias"),
+        (prompt(logit_bias=[(-1, 1.0)]), "logit_bias"),
+        (prompt(logit_bias=[(1, float("nan"))]), "logit_bias"),
+        (prompt(logit_bias=[(1, 1.0)] * 1025), "more than 1024"),
+        (prompt(stop_token_ids=[VOCAB], min_tokens=1), "stop_token_ids"),
+        (prompt(allowed_token_ids=[VOCAB]), "allowed_token_ids"),
+        (prompt(temperature=float("nan")), "temperature"),
+        (prompt(temperature=-1.0), "temperature"),
+        (prompt(repetition_penalty=float("inf")), "repetition_penalty"),
+        (prompt(top_k=-1), "top_k"),
+        (prompt(max_tokens=0), "max_tokens"),
+        (prompt(logprobs=-1), "logprobs"),
+        (prompt(prompt_logprobs=10**9), "prompt_logprobs"),
+    ],
+)
+def test_a_prompt_that_no_model_could_take_costs_its_own_turn_only(
+    given: Prompt, word: str
+) -> None:
+    core = new_core()
+    runner = make_runner(core)
+    runner.on_prompt(start(), given)
+    assert not core.turns
+    (delta,) = runner._deltas[FrontendId("f")]
+    assert delta.finish == "error" and word in delta.message
+    assert [end.reason for end in runner._ends] == ["error"]
+
+
+@pytest.mark.parametrize("slo_ttft_ms", [float("inf"), float("nan"), -1.0, 1e308])
+def test_a_target_that_is_none_costs_its_own_turn_only(slo_ttft_ms: float) -> None:
+    core = new_core()
+    runner = make_runner(core)
+    runner.on_prompt(start(slo_ttft_ms), prompt())
+    assert not core.turns and "slo_ttft_ms" in runner._deltas[FrontendId("f")][0].message

@@ -10,6 +10,7 @@ from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
+from services.worker.engine.isolate import execute_isolated
 from services.worker.engine.torch_executor import TorchExecutor
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
@@ -65,7 +66,7 @@ class Driver:
             self.perform(effects)
             if plan is None:
                 return
-            result = self.executor.execute(plan)
+            result = execute_isolated(self.executor, plan)
             self.perform(self.core.on_step(result, time.monotonic_ns()))
             if on_step is not None:
                 on_step()

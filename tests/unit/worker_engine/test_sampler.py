@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.core.effects import Sampled
 from services.worker.core.turn import Turn
 from services.worker.engine.sampler import sample, token_logprobs, uniform
 from shared.blocks import BlockKey
@@ -33,19 +34,26 @@ def turn(tokens: list[int] | None = None, generated: int = 0, **sampling: Any) -
     )
 
 
+def choose(logits: torch.Tensor, turns: list[Turn], ends: frozenset[int] = NO_END) -> list[Sampled]:
+    """`sample`, of numbers that can be chosen by."""
+    chosen = [each for each in sample(logits, turns, ends) if each is not None]
+    assert len(chosen) == len(turns)
+    return chosen
+
+
 def drawn(count: int = 600, **sampling: Any) -> Counter[int]:
     """Tokens drawn with `count` seeds."""
     turns = [turn(**{"seed": seed, **sampling}) for seed in range(count)]
-    return Counter(s.token for s in sample(LOGITS.expand(count, -1), turns, NO_END))
+    return Counter(s.token for s in choose(LOGITS.expand(count, -1), turns, NO_END))
 
 
 def test_zero_temperature_takes_the_likeliest() -> None:
-    assert sample(LOGITS[None], [turn(temperature=0.0)], NO_END)[0].token == 0
+    assert choose(LOGITS[None], [turn(temperature=0.0)], NO_END)[0].token == 0
 
 
 def test_zero_temperature_takes_the_likeliest_of_the_allowed() -> None:
     params: dict[str, Any] = {"temperature": 0.0, "allowed_token_ids": [4, 2]}
-    assert sample(LOGITS[None], [turn(**params)], NO_END)[0].token == 2
+    assert choose(LOGITS[None], [turn(**params)], NO_END)[0].token == 2
 
 
 def test_frequencies_follow_the_softmax() -> None:
@@ -83,7 +91,7 @@ def test_truncation_leaves_exactly_these(sampling: dict[str, Any], allowed: set[
 def test_top_p_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
     logits = torch.zeros(5000)
     turns = [turn(seed=seed, top_p=0.99) for seed in range(300)]
-    tokens = {s.token for s in sample(logits.expand(300, -1), turns, NO_END)}
+    tokens = {s.token for s in choose(logits.expand(300, -1), turns, NO_END)}
     assert max(tokens) > 4000
 
 
@@ -91,17 +99,17 @@ def test_end_tokens_are_masked_until_min_tokens() -> None:
     ends = frozenset([0])
     early = turn(temperature=0.0, min_tokens=2)
     late = turn(tokens=[5, 1, 1], generated=2, temperature=0.0, min_tokens=2)
-    assert [s.token for s in sample(LOGITS.expand(2, -1), [early, late], ends)] == [1, 0]
+    assert [s.token for s in choose(LOGITS.expand(2, -1), [early, late], ends)] == [1, 0]
 
 
 def test_penalties_count_what_they_should() -> None:
     # Token 0 stands in the prompt only, token 1 was generated twice.
     seen: dict[str, Any] = {"tokens": [0, 1, 1], "generated": 2, "temperature": 0.0}
     logits = torch.tensor([[2.0, 2.1, 1.9, 0.0, 0.0]])
-    assert sample(logits, [turn(**seen)], NO_END)[0].token == 1
-    assert sample(logits, [turn(**seen, presence_penalty=0.15)], NO_END)[0].token == 0
-    assert sample(logits, [turn(**seen, frequency_penalty=0.06)], NO_END)[0].token == 0
-    assert sample(logits, [turn(**seen, repetition_penalty=1.2)], NO_END)[0].token == 2
+    assert choose(logits, [turn(**seen)], NO_END)[0].token == 1
+    assert choose(logits, [turn(**seen, presence_penalty=0.15)], NO_END)[0].token == 0
+    assert choose(logits, [turn(**seen, frequency_penalty=0.06)], NO_END)[0].token == 0
+    assert choose(logits, [turn(**seen, repetition_penalty=1.2)], NO_END)[0].token == 2
 
 
 def test_the_draw_depends_on_seed_and_position_alone() -> None:
@@ -113,7 +121,7 @@ def test_the_draw_depends_on_seed_and_position_alone() -> None:
 
 def test_logprobs_are_of_the_model_not_of_the_sampling() -> None:
     params: dict[str, Any] = {"temperature": 0.0, "logprobs": 2, "logit_bias": [(4, 100.0)]}
-    chosen = sample(LOGITS[None], [turn(**params)], NO_END)[0]
+    chosen = choose(LOGITS[None], [turn(**params)], NO_END)[0]
     want = LOGITS.log_softmax(0).tolist()
     assert chosen.token == 4
     assert chosen.logprobs is not None
@@ -123,3 +131,51 @@ def test_logprobs_are_of_the_model_not_of_the_sampling() -> None:
 
 def test_more_logprobs_than_tokens_are_cut() -> None:
     assert len(token_logprobs(LOGITS[None], [2], 99)[0].top) == 5
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 2}])
+def test_numbers_that_are_not_finite_end_their_own_row_only(
+    poison: float, sampling: dict[str, Any]
+) -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 3] = poison
+    first, broken, last = sample(logits, [turn(**sampling) for _ in range(3)], NO_END)
+    assert broken is None and first == last == choose(LOGITS[None], [turn(**sampling)])[0]
+    nothing = torch.full((1, 5), float("-inf"))
+    assert sample(nothing, [turn(**sampling)], NO_END) == [None]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1e-40, "top_p": 0.9},
+        {"temperature": 1e-40, "min_p": 1.0},
+        {"temperature": 1e-40},
+        {"repetition_penalty": 1e-40, "top_k": 1},
+        {"top_p": 1e-40},
+    ],
+)
+def test_values_next_to_zero_divide_nothing_by_zero(sampling: dict[str, Any]) -> None:
+    (chosen,) = choose(LOGITS[None] * 1e4, [turn([4], **sampling)])
+    assert chosen.token == 0
+
+
+def test_a_temperature_below_a_hundredth_counts_as_one() -> None:
+    logits = torch.tensor([0.03, 0.02, 0.0]).expand(300, -1)
+    at_floor, below = (
+        [each.token for each in choose(logits, [turn(seed=n, temperature=t) for n in range(300)])]
+        for t in (0.01, 1e-9)
+    )
+    assert at_floor == below and len(set(below)) > 1
+
+
+def test_biases_are_added_at_once_and_add_up() -> None:
+    biased = turn(temperature=0.0, logit_bias=[(4, 2.5), (4, 2.5), (1, -5.0)])
+    assert choose(LOGITS[None], [biased])[0].token == 4
+
+
+def test_a_log_probability_is_always_a_number_that_json_knows() -> None:
+    logits = torch.tensor([[0.0, float("-inf"), 1.0]])
+    (made,) = token_logprobs(logits, [1], 3)
+    assert made.logprob == -9999.0 and min(value for _, value in made.top) == -9999.0

@@ -1,0 +1,68 @@
+"""From a start and its prompt, which a frontend sent, to a turn: parsed once, whole."""
+
+from dataclasses import dataclass
+
+from services.worker.core.turn import Turn
+from shared.blocks import root_key
+from shared.errors import InvalidRequest
+from shared.messages import Prompt, TurnStart, unpack_ints
+from shared.sampling import flaw_in
+
+SLO_TTFT_MS_MAX = 3_600_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a turn needs to know of its model.
+
+    Attributes:
+        vocab_size: token ids that the model can read and say.
+    """
+
+    fingerprint: str
+    num_layers: int
+    block_tokens: int
+    vocab_size: int
+
+
+def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) -> Turn:
+    """The turn.
+
+    Raises:
+        MalformedMessage: its tokens cannot be read.
+        InvalidRequest: its tokens or how to choose further ones cannot be what a model takes.
+    """
+    tokens = unpack_ints(prompt.tokens)
+    if not tokens or not 0 <= prompt.num_generated < len(tokens):
+        raise InvalidRequest("the prompt has no tokens", "prompt")
+    if min(tokens) < 0 or max(tokens) >= shape.vocab_size:
+        raise InvalidRequest(
+            f"prompt: a token is outside the vocabulary of {shape.vocab_size}", "prompt"
+        )
+    if flaw := flaw_in(prompt.sampling, shape.vocab_size):
+        raise InvalidRequest(flaw, flaw.partition(":")[0])
+    return Turn(
+        turn_id=start.turn_id,
+        attempt=start.attempt,
+        frontend_id=start.frontend_id,
+        tenant=start.tenant,
+        session_id=start.session_id,
+        root=root_key(shape.fingerprint, start.tenant, "", prompt.cache_salt),
+        tokens=tokens,
+        num_generated_before=prompt.num_generated,
+        sampling=prompt.sampling,
+        arrived_at_ns=now_ns,
+        num_layers=shape.num_layers,
+        block_tokens=shape.block_tokens,
+        priority=start.priority,
+        request_id=start.request_id,
+        slo_ttft_ns=_slo_ttft_ns(start.slo_ttft_ms),
+    )
+
+
+def _slo_ttft_ns(target_ms: float | None) -> int | None:
+    if target_ms is None:
+        return None
+    if not 0 <= target_ms <= SLO_TTFT_MS_MAX:
+        raise InvalidRequest(f"slo_ttft_ms: {target_ms} is no target", "slo_ttft_ms")
+    return int(target_ms * 1e6)
