@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, SlowConsumerError
+from nats.errors import NoRespondersError, OutboundBufferLimitError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from shared.bucket import KvBucket
@@ -47,6 +47,7 @@ ERROR_HEADER = "Symphony-Error"
 PENDING_MESSAGES_MAX = 65_536
 PENDING_BYTES_MAX = 48 * 1024 * 1024  # under the server's own 64 MiB limit for slow consumers
 CONCURRENCY_MAX = 256
+ROOM_PATIENCE_S = 120.0  # of a message that finds no room while NATS is away
 NO_RESPONDER_RETRY_S = 0.02
 # nats-py can report no responders on a fresh connection although the responder subscribed and
 # flushed.
@@ -75,6 +76,7 @@ class Bus:
         self._troubles = Sparsely()  # NATS' client tells of every attempt, ten a second
         self._last_reason = "no answer"
         self._tasks = Tasks("handler failed")
+        self._is_back = asyncio.Event()  # cleared by who waits for it
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
@@ -133,10 +135,12 @@ class Bus:
         self._on_disconnect.append(callback)
 
     async def publish(self, subject: Subject[Req, Any], message: Req, *ids: str) -> None:
-        """Send without an answer. While disconnected, messages wait in a bounded buffer.
+        """Send without an answer. While disconnected, messages wait in a bounded buffer, and when
+        that is full their senders do.
 
         Raises:
-            PeerUnavailable: the buffer is full or the message is larger than the server takes.
+            PeerUnavailable: there is no room for `ROOM_PATIENCE_S`, or the message is larger than
+                the server takes.
         """
         await self.publish_raw(subject.name(*ids), encode(message))
 
@@ -144,6 +148,26 @@ class Bus:
         """Send bytes to a subject given by name: replies to a caller's inbox."""
         try:
             await self._client.publish(subject, payload)
+        except OutboundBufferLimitError:
+            await self._publish_when_back(subject, payload)
+        except NatsError as error:
+            raise PeerUnavailable(f"publish to {subject}: {error}") from None
+
+    async def _publish_when_back(self, subject: str, payload: bytes) -> None:
+        """NATS is away, and what was said meanwhile fills the buffer."""
+        try:
+            async with asyncio.timeout(ROOM_PATIENCE_S):
+                while True:
+                    self._is_back.clear()
+                    if not self._client.is_connected:
+                        await self._is_back.wait()
+                    with suppress(OutboundBufferLimitError):  # others waited, too
+                        await self._client.publish(subject, payload)
+                        return
+        except TimeoutError:
+            raise PeerUnavailable(
+                f"publish to {subject}: NATS is away for {ROOM_PATIENCE_S:g} s"
+            ) from None
         except NatsError as error:
             raise PeerUnavailable(f"publish to {subject}: {error}") from None
 
@@ -230,7 +254,7 @@ class Bus:
         self, subject: Subject[Req, Any], handler: Callable[[Req], None], *ids: str
     ) -> Subscription:
         """Hand every message to `handler`, in order. It must not block: put the message into the
-        core's queue.
+        core's queue. A message that it rejects is counted.
         """
         name = subject.name(*ids)
         prepare(subject.request)
@@ -242,7 +266,7 @@ class Bus:
                 MALFORMED.labels(name).inc()
                 log.warning("malformed message", extra={"subject": name, "error": error.message})
                 return
-            handler(message)
+            self._handle(name, handler, message)
 
         return await self._subscribe_raw(name, subject.queue, on_message)
 
@@ -270,7 +294,7 @@ class Bus:
                 HANDLER_ERRORS.labels(name, error.code).inc()
                 await self._respond(msg, encode(_error_to_wire(error)), {ERROR_HEADER: error.code})
             else:
-                await self._respond(msg, encode(reply), None)
+                await self._respond(msg, *self._encoded(name, reply))
             finally:
                 slots.release()
 
@@ -284,12 +308,16 @@ class Bus:
         self, name: str, handler: Callable[[bytes, str], Awaitable[None]], queue: str
     ) -> Subscription:
         """For a public subject with a streamed reply: `handler(payload, reply_subject)` runs as a
-        task.
+        task. Whatever it raises costs this message only: anybody may send one.
         """
 
         async def on_message(msg: Msg) -> None:
             async def run() -> None:
-                await handler(msg.data, msg.reply)
+                try:
+                    await handler(msg.data, msg.reply)
+                except Exception:
+                    HANDLER_ERRORS.labels(name, SymphonyError.code).inc()
+                    log.exception("request failed", extra={"subject": name})
 
             self._tasks.spawn(run())
 
@@ -333,6 +361,30 @@ class Bus:
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
 
+    def _handle(self, name: str, handler: Callable[[Req], None], message: Req) -> None:
+        """The client's library would log what a handler raises, and go on. Here a peer's fault is
+        rejected and counted, and a fault of ours ends the process.
+        """
+        try:
+            handler(message)
+        except SymphonyError as error:
+            HANDLER_ERRORS.labels(name, error.code).inc()
+            log.warning("message rejected", extra={"subject": name, "error": error.message})
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"the handler of {name} failed", "exception": error}
+            )
+
+    def _encoded(self, name: str, reply: object) -> tuple[bytes, dict[str, str] | None]:
+        """An answer's payload and headers; an error's, if the answer cannot be written down."""
+        try:
+            return encode(reply), None
+        except (TypeError, ValueError) as error:
+            log.exception("an answer cannot be encoded", extra={"subject": name})
+            broken = SymphonyError(f"the answer cannot be encoded: {error}")
+            HANDLER_ERRORS.labels(name, broken.code).inc()
+            return encode(_error_to_wire(broken)), {ERROR_HEADER: broken.code}
+
     async def _respond(self, msg: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
         if not msg.reply:
             return
@@ -365,6 +417,7 @@ class Bus:
 
     async def _on_reconnected(self) -> None:
         self._troubles.clear()
+        self._is_back.set()
         log.info("nats reconnected")
         for callback in self._on_reconnect:
             callback()

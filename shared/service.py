@@ -5,6 +5,7 @@ waits for `stopping`.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -27,6 +28,10 @@ from shared.subjects import SERVICE_STATUS
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=ServiceConfig)
+
+PEER_ERRNOS = {
+    errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN,
+}  # fmt: skip
 
 
 class Runtime:
@@ -130,9 +135,18 @@ async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[N
     return runtime.exit_code
 
 
+def _is_of_a_peer(error: object) -> bool:
+    """Whether a connection broke, which is its peer's affair; a full disk or too many open files
+    are ours.
+    """
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and error.errno in PEER_ERRNOS
+
+
 def _on_loop_error(runtime: Runtime, context: dict[str, Any]) -> None:
     error = context.get("exception")
-    if isinstance(error, OSError):  # a socket that went away mid-write is its peer's affair
+    if _is_of_a_peer(error):
         log.warning("connection error", extra={"error": str(error)})
         return
     runtime.fail(

@@ -23,6 +23,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.outcome import refuse_start
+from services.worker.core.splitting import split_deltas
 from services.worker.engine.executor import Executor
 from services.worker.engine.isolate import execute_isolated
 from services.worker.kv_client import KvClient
@@ -170,8 +171,9 @@ class EngineRunner:
         if self._deltas:
             deltas, self._deltas = self._deltas, defaultdict(list)
             for frontend_id, said in deltas.items():
-                output = StepOutput(worker_id=self._worker_id, deltas=said)
-                await self._bus.publish(STEP_OUTPUT, output, frontend_id)
+                for group in split_deltas(said, self._bus.payload_bytes_max):
+                    output = StepOutput(worker_id=self._worker_id, deltas=group)
+                    await self._bus.publish(STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             await self._bus.publish(TURNS_ENDED, TurnsEnded(worker_id=self._worker_id, turns=ends))

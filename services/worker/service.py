@@ -225,7 +225,8 @@ class Worker:
     async def _report(self) -> None:
         while True:
             self._report_now.clear()
-            await self._runtime.bus.publish(WORKER_REPORT, self._make_report())
+            if self._runtime.bus.connected:  # what is said meanwhile would be old when it is heard
+                await self._runtime.bus.publish(WORKER_REPORT, self._make_report())
             for model_id, runner in self._runners.items():
                 metrics.report(model_id, runner.core)
             try:

@@ -8,7 +8,13 @@ import pytest
 from cli.children import free_port
 from shared import messages as m
 from shared.bus import Bus
-from shared.errors import NobodyListens, NotFound, PeerUnavailable
+from shared.errors import (
+    MalformedMessage,
+    NobodyListens,
+    NotFound,
+    PeerUnavailable,
+    SymphonyError,
+)
 from shared.ids import SessionId, TurnId
 from shared.subjects import ADVISORY_GET, WORKER_CANCEL, WORKER_PING
 from tests.conftest import Server
@@ -90,3 +96,88 @@ def test_a_server_that_comes_late_is_reported(
     with caplog.at_level(logging.INFO, "shared.bus"):
         asyncio.run(scenario())
     assert [record.message for record in caplog.records] == ["nats error", "nats connected"]
+
+
+def test_what_a_handler_raises_is_rejected_or_ends_the_process_but_is_never_swallowed(
+    nats_server: Server,
+) -> None:
+    async def scenario() -> None:
+        bus = await Bus.connect(nats_server.url, "a")
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: ended.put_nowait(str(context["exception"])))
+
+        def handler(cancel: m.TurnCancel) -> None:
+            if cancel.turn_id == "bad":
+                raise MalformedMessage("no such page")
+            if cancel.turn_id == "bug":
+                raise KeyError("bug")
+            heard.put_nowait(cancel.turn_id)
+
+        await bus.subscribe(WORKER_CANCEL, handler, "w1")
+        for name in ("bad", "bug", "good"):
+            await bus.publish(WORKER_CANCEL, m.TurnCancel(turn_id=TurnId(name)), "w1")
+        assert await asyncio.wait_for(heard.get(), 5) == "good"
+        assert await asyncio.wait_for(ended.get(), 5) == "'bug'"
+        assert ended.empty() and heard.empty()
+        await bus.drain()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_cannot_be_encoded_is_an_error_of_its_caller(nats_server: Server) -> None:
+    async def scenario() -> None:
+        bus = await Bus.connect(nats_server.url, "a")
+
+        async def get(key: m.AdvisoryKey) -> m.AdvisoryState:
+            return m.AdvisoryState(session_id=key.session_id, state="placed", num_merged=2**70)
+
+        await bus.serve(ADVISORY_GET, get)
+        for _ in range(2):
+            with pytest.raises(SymphonyError, match="cannot be encoded"):
+                await bus.request(ADVISORY_GET, m.AdvisoryKey(session_id=SessionId("s")))
+        await bus.drain()
+
+    asyncio.run(scenario())
+
+
+def test_a_raw_handler_that_fails_costs_its_own_message_only(nats_server: Server) -> None:
+    async def scenario() -> None:
+        bus = await Bus.connect(nats_server.url, "a")
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def handle(payload: bytes, _: str) -> None:
+            if payload == b"bad":
+                raise ZeroDivisionError("1/0")
+            heard.put_nowait(payload)
+
+        ended: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: ended.append(context))
+        await bus.serve_raw("anything", handle, "q")
+        await bus.publish_raw("anything", b"bad")
+        await bus.publish_raw("anything", b"good")
+        assert await asyncio.wait_for(heard.get(), 5) == b"good"
+        await bus.drain()
+        assert ended == []
+
+    asyncio.run(scenario())
+
+
+def test_who_finds_no_room_while_nats_is_away_waits_for_it(nats_server: Server) -> None:
+    async def scenario() -> None:
+        bus = await Bus.connect(nats_server.url, "a")
+        away = asyncio.Event()
+        bus.on_disconnect(away.set)
+        nats_server.kill()
+        await asyncio.wait_for(away.wait(), 20)
+        sending = [
+            asyncio.create_task(bus.publish_raw("anything", bytes(500_000))) for _ in range(12)
+        ]
+        done, waiting = await asyncio.wait(sending, timeout=0.2)
+        assert done and waiting, "six megabytes do not fit the buffer"
+        nats_server.start()
+        await asyncio.wait_for(asyncio.gather(*sending), 20)
+        await bus.drain()
+
+    asyncio.run(scenario())

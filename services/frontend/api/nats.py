@@ -52,6 +52,11 @@ async def serve(app: App, keyring: Keyring) -> None:
                 await _answer(app, keyring, payload, reply, request_id)
             except PeerUnavailable as error:
                 log.warning("answer not sent", extra={"error": error.message})
+            except Exception:
+                log.exception("request failed")
+                note(error=SymphonyError.code)
+                if reply:
+                    await app.bus.publish_raw(reply, error_body(SymphonyError("internal error")))
 
     await app.bus.serve_raw(INFERENCE_SUBMIT, handle, QUEUE)
 

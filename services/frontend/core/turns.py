@@ -121,6 +121,14 @@ class _Turn:
     pulled: bool = False
     generated: list[int] = field(default_factory=list)
     num_attempts_lost: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, of this attempt
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether a part of them was lost: they are all there before the first token is."""
+        if self.new.sampling.prompt_logprobs is None or self.generated:
+            return False
+        return len(self.prompt_logprobs) != len(self.new.prompt)
 
 
 class Turns:
@@ -157,6 +165,7 @@ class Turns:
                 continue
             turn.attempt = ref.attempt
             turn.pulled = True
+            turn.prompt_logprobs = []
             turn.news_at_ns = now_ns
             prompts.append(
                 Prompt(
@@ -179,6 +188,9 @@ class Turns:
         if delta.finish == "error":
             message = delta.message or "the worker could not serve this turn"
             return [self._fail(turn, delta.code or "worker_error", message, http_status=500)]
+        if not delta.tokens and delta.finish is None and delta.prompt_logprobs:
+            turn.prompt_logprobs += delta.prompt_logprobs  # a part: the rest and a token follow
+            return []
         num_known = len(turn.generated)
         if delta.index > num_known or delta.finish == "cancelled":
             return self._lose_attempt(turn, now_ns)
@@ -187,6 +199,9 @@ class Turns:
             num_repeated == len(delta.tokens) > 0 and delta.finish is None
         ):
             return []
+        turn.prompt_logprobs += delta.prompt_logprobs or []
+        if turn.lacks_prompt_logprobs:
+            return self._lose_attempt(turn, now_ns)
         return [self._deliver(turn, delta, num_repeated)]
 
     def on_failed(self, failure: TurnFailed) -> list[Effect]:
@@ -253,6 +268,8 @@ class Turns:
 
     def _deliver(self, turn: _Turn, delta: TurnDelta, num_repeated: int) -> Deliver:
         fresh = delta.tokens[num_repeated:]
+        prompt_logprobs = None if turn.generated else turn.prompt_logprobs or None
+        turn.prompt_logprobs = []
         turn.generated += fresh
         if delta.finish is not None:
             del self._turns[delta.turn_id]
@@ -261,7 +278,7 @@ class Turns:
             fresh,
             delta.finish,
             None if delta.logprobs is None else delta.logprobs[num_repeated:],
-            delta.prompt_logprobs,
+            prompt_logprobs,
             delta.cached_tokens,
             delta.queue_ns,
             delta.prefill_ns,

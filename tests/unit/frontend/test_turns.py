@@ -200,3 +200,41 @@ def test_a_stop_ends_every_turn_with_an_error_and_cancels_it() -> None:
     assert isinstance(cancel, Cancel) and cancel.message.turn_id == TURN
     assert len(turns) == 0
     assert turns.on_stop() == []
+
+
+def scored(attempt: int, tokens: list[int], *entries: int, index: int = 0) -> m.TurnDelta:
+    """A delta with log-probabilities of these tokens of the prompt."""
+    made = [m.TokenLogprobs(token=token, logprob=-1.0) for token in entries]
+    return m.TurnDelta(
+        turn_id=TURN, attempt=attempt, index=index, tokens=tokens, prompt_logprobs=made or None
+    )
+
+
+def asking_for_scores() -> Turns:
+    turns = Turns(FrontendId("fe"), TurnLimits())
+    new = new_turn()
+    turns.on_new(replace(new, sampling=replace(new.sampling, prompt_logprobs=0)), 0)
+    pull(turns, 1)
+    return turns
+
+
+def test_parts_of_the_prompt_s_scores_are_delivered_together() -> None:
+    turns = asking_for_scores()
+    assert turns.on_delta(scored(1, [], 1), 0) == []
+    assert turns.on_delta(scored(1, [], 2, 3), 0) == []
+    (effect,) = turns.on_delta(scored(1, [100]), 0)
+    assert isinstance(effect, Deliver) and effect.tokens == [100]
+    assert [entry.token for entry in effect.prompt_logprobs or []] == [1, 2, 3]
+    (later,) = turns.on_delta(scored(1, [101], index=1), 0)
+    assert isinstance(later, Deliver) and later.prompt_logprobs is None
+
+
+def test_a_part_that_was_lost_voids_the_attempt_and_the_next_begins_anew() -> None:
+    turns = asking_for_scores()
+    turns.on_delta(scored(1, [], 2, 3), 0)
+    (effect,) = turns.on_delta(scored(1, [100]), 0)
+    assert isinstance(effect, Submit) and effect.message.attempt == 2
+    pull(turns, 2)
+    (effect,) = turns.on_delta(scored(2, [100], 1, 2, 3), 0)
+    assert isinstance(effect, Deliver)
+    assert [entry.token for entry in effect.prompt_logprobs or []] == [1, 2, 3]

@@ -1,0 +1,66 @@
+"""Step outputs cut to what one message may hold: a prompt's log-probabilities can be megabytes."""
+
+from dataclasses import replace
+
+from shared.messages import TokenLogprobs, TurnDelta
+
+# Of a message's payload, leaving room: these are estimates, not sizes.
+SHARE = 0.5
+DELTA_BYTES = 400
+TOKEN_BYTES = 12
+ENTRY_BYTES = 60
+PAIR_BYTES = 40
+
+
+def split_deltas(deltas: list[TurnDelta], payload_bytes_max: int) -> list[list[TurnDelta]]:
+    """`deltas` in their order, in as few groups as fit a message each.
+
+    A delta that is too large for one is cut: parts of its prompt's log-probabilities go ahead in
+    deltas without tokens, and the delta itself ends them.
+    """
+    room = int(payload_bytes_max * SHARE)
+    groups: list[list[TurnDelta]] = []
+    left = 0
+    for delta in deltas:
+        for part in _parts(delta, room):
+            num_bytes = _bytes_of(part)
+            if not groups or num_bytes > left:
+                groups.append([])
+                left = room
+            groups[-1].append(part)
+            left -= num_bytes
+    return groups
+
+
+def _parts(delta: TurnDelta, room: int) -> list[TurnDelta]:
+    if delta.prompt_logprobs is None or _bytes_of(delta) <= room:
+        return [delta]
+    parts: list[TurnDelta] = []
+    some: list[TokenLogprobs] = []
+    left = room - DELTA_BYTES
+    for entry in delta.prompt_logprobs:
+        num_bytes = _bytes_of_entry(entry)
+        if some and num_bytes > left:
+            parts.append(_ahead(delta, some))
+            some, left = [], room - DELTA_BYTES
+        some.append(entry)
+        left -= num_bytes
+    return [*parts, _ahead(delta, some), replace(delta, prompt_logprobs=None)]
+
+
+def _ahead(delta: TurnDelta, some: list[TokenLogprobs]) -> TurnDelta:
+    return TurnDelta(
+        turn_id=delta.turn_id, attempt=delta.attempt, index=delta.index, prompt_logprobs=some
+    )
+
+
+def _bytes_of(delta: TurnDelta) -> int:
+    num_bytes = DELTA_BYTES + TOKEN_BYTES * len(delta.tokens) + len(delta.message)
+    for entries in (delta.logprobs, delta.prompt_logprobs):
+        if entries is not None:
+            num_bytes += sum(map(_bytes_of_entry, entries))
+    return num_bytes
+
+
+def _bytes_of_entry(entry: TokenLogprobs) -> int:
+    return ENTRY_BYTES + PAIR_BYTES * len(entry.top)

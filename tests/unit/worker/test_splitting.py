@@ -1,0 +1,45 @@
+"""Step outputs fit the server's messages, and say the same."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.core.splitting import split_deltas
+from shared.ids import TurnId, WorkerId
+from shared.messages import StepOutput, TokenLogprobs, TurnDelta, encode
+
+PAYLOAD = 16_384
+
+
+def entries(count: int, top: int) -> list[TokenLogprobs]:
+    pairs = [(100_000 + n, -1234.567890123456) for n in range(top)]
+    return [TokenLogprobs(token=n, logprob=-1234.567890123456, top=pairs) for n in range(count)]
+
+
+def delta(name: str, num_prompt: int = 0, top: int = 20) -> TurnDelta:
+    return TurnDelta(
+        turn_id=TurnId(f"turn-{name:0>24}"), attempt=1_795_000_000_000, index=0, tokens=[7],
+        logprobs=entries(1, top), prompt_logprobs=entries(num_prompt, top) if num_prompt else None,
+        cached_tokens=0, queue_ns=10**9, prefill_ns=10**9,
+    )  # fmt: skip
+
+
+def test_what_fits_goes_in_one_message() -> None:
+    deltas = [delta(str(n), top=0) for n in range(8)]
+    assert split_deltas(deltas, PAYLOAD) == [deltas]
+    assert split_deltas([], PAYLOAD) == []
+
+
+@given(st.lists(st.integers(0, 200), max_size=12), st.integers(0, 20))
+def test_every_message_fits_and_nothing_is_lost(sizes: list[int], top: int) -> None:
+    deltas = [delta(str(at), size, top) for at, size in enumerate(sizes)]
+    groups = split_deltas(deltas, PAYLOAD)
+    for group in groups:
+        assert group
+        assert len(encode(StepOutput(worker_id=WorkerId("w" * 64), deltas=group))) <= PAYLOAD
+    parts = [part for group in groups for part in group]
+    for given_ in deltas:
+        mine = [part for part in parts if part.turn_id == given_.turn_id]
+        together = [entry for part in mine for entry in part.prompt_logprobs or []]
+        assert together == (given_.prompt_logprobs or [])
+        assert [part.tokens for part in mine] == [[]] * (len(mine) - 1) + [given_.tokens]
+        assert mine[-1].cached_tokens == given_.cached_tokens
