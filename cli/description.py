@@ -11,7 +11,10 @@ from cli.snapshot import SERVERS, Snapshot, is_alive
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
     """What is known of each process that the supervisor has written down, by name."""
     states = snapshot.states if snapshot else {}
-    return {child.name: _process_state(child.name, child.pid, states) for child in run.services}
+    failing = dict.fromkeys(run.failing, "failing")
+    return failing | {
+        child.name: _process_state(child.name, child.pid, states) for child in run.services
+    }
 
 
 def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
@@ -20,13 +23,13 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
     condition = assess(run, states, snapshot)
     workers = snapshot.scheduler.workers if snapshot and snapshot.scheduler else []
     stores = snapshot.stores if snapshot else []
+    pids = {child.name: child.pid for child in run.services}
     return {
         "url": run.url,
         "state": condition.state,
         "reasons": condition.reasons,
         "services": [
-            {"name": child.name, "pid": child.pid, "state": states[child.name]}
-            for child in run.services
+            {"name": name, "pid": pids.get(name), "state": state} for name, state in states.items()
         ],
         "workers": [asdict(worker) for worker in workers],
         "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis

@@ -34,6 +34,7 @@ READY_POLL_S = 0.1
 LISTEN_POLL_S = 0.02
 LISTEN_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 16_384
+ESSENTIAL = frozenset({"nats", "frontend"})
 
 
 class HouseFailed(SymphonyError):
@@ -117,7 +118,7 @@ class House:
         self._plans = {child.name: child for child in (*plan.servers, *plan.services)}
         self._plan = plan
         self._reporter = reporter
-        self._supervision = Supervision(restart=options.restart)
+        self._supervision = Supervision(restart=options.restart, essential=ESSENTIAL)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._state = "starting"
         self._logs = logs
@@ -201,8 +202,14 @@ class House:
             self._write_down()
         for effect in effects:
             match effect:
-                case StartAt():
-                    self._reporter.event(f"{what}; restarting it")
+                case StartAt(_, at_ns, is_failing):
+                    if not is_failing:
+                        self._reporter.event(f"{what}; restarting it")
+                        continue
+                    pause_s = max(at_ns - time.monotonic_ns(), 0) / 1e9
+                    why = self._last_words(name)
+                    self._reporter.event(f"{what}, again: {why}; next try in {pause_s:.0f} s")
+                    self._write_down()
                 case GiveUp(_, num_deaths):
                     times = f", {num_deaths} times in a row" if num_deaths > 1 else ""
                     raise HouseFailed(f"{what}{times}: {self._last_words(name)}")
@@ -255,6 +262,7 @@ class House:
                 if name in self._children
             ],
             names=list(self._plans),
+            failing=self._supervision.failing(),
         )
 
     def _write_down(self) -> None:

@@ -36,6 +36,7 @@ class RunState:
         num_workers: how many it was told to run.
         services: the children that run now.
         names: of all children that should.
+        failing: of those that do not, because they keep dying; they are tried again and again.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class RunState:
     num_workers: int
     services: list[RunningService]
     names: list[str] = field(default_factory=list)
+    failing: list[str] = field(default_factory=list)
 
 
 _ADAPTER = TypeAdapter(RunState)

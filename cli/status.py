@@ -21,7 +21,7 @@ def render(status: dict[str, Any]) -> RenderableType:
     for service in status["services"]:
         colour = "green" if service["state"] in ("ready", "running") else "yellow"
         services.add_row(
-            service["name"], str(service["pid"]), f"[{colour}]{service['state']}[/{colour}]"
+            service["name"], str(service["pid"] or ""), f"[{colour}]{service['state']}[/{colour}]"
         )
     parts: list[RenderableType] = [head, "", services]
     if status["workers"]:

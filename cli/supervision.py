@@ -1,12 +1,17 @@
 """Decides when a child that died starts again, and when to give up. Told the time, touches nothing.
 
 A child that lived for `stable_ns` is forgiven its earlier deaths. One that keeps dying young is
-started again after a pause that doubles, and after `quick_deaths_max` of those the house gives up.
+started again after a pause that doubles; after `quick_deaths_max` of those it counts as failing,
+and if the house is nothing without it the house gives up. It goes on without any other: sessions,
+hints and the KV below are worth less than the streams of those who are served.
+
 Before the house has been ready once, any death is final: what cannot start is a wrong setting, and
 starting it again would only hide the line that says so.
 """
 
 from dataclasses import dataclass, field
+
+DOUBLINGS_MAX = 32  # of a pause: by then it is as long as it gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,17 +19,22 @@ class RestartLimits:
     """How patient to be."""
 
     pause_ns: int = 100_000_000
-    pause_max_ns: int = 5_000_000_000
+    pause_max_ns: int = 60_000_000_000
     stable_ns: int = 10_000_000_000
     quick_deaths_max: int = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Start this child again at that instant."""
+    """Start this child again at that instant.
+
+    Attributes:
+        is_failing: it keeps dying young.
+    """
 
     name: str
     at_ns: int
+    is_failing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +61,12 @@ class Supervision:
 
     Attributes:
         restart: whether a child that dies is started again at all, once the house was ready.
+        essential: children without which the house is nothing.
     """
 
     limits: RestartLimits = RestartLimits()
     restart: bool = True
+    essential: frozenset[str] = frozenset()
     _is_ready: bool = False
     _lives: dict[str, _Life] = field(default_factory=dict)
 
@@ -78,11 +90,22 @@ class Supervision:
         if now_ns - life.started_at_ns >= self.limits.stable_ns:
             life.num_quick_deaths = 0
         life.num_quick_deaths += 1
-        if life.num_quick_deaths >= self.limits.quick_deaths_max:
+        is_failing = life.num_quick_deaths >= self.limits.quick_deaths_max
+        if is_failing and name in self.essential:
             return [GiveUp(name, life.num_quick_deaths)]
-        pause_ns = self.limits.pause_ns << (life.num_quick_deaths - 1)
-        life.start_at_ns = now_ns + min(pause_ns, self.limits.pause_max_ns)
-        return [StartAt(name, life.start_at_ns)]
+        doublings = min(life.num_quick_deaths - 1, DOUBLINGS_MAX)
+        pause_ns = min(self.limits.pause_ns << doublings, self.limits.pause_max_ns)
+        life.start_at_ns = now_ns + pause_ns
+        return [StartAt(name, life.start_at_ns, is_failing)]
+
+    def failing(self) -> list[str]:
+        """Children that keep dying young and wait for their next start."""
+        return [
+            name
+            for name, life in self._lives.items()
+            if life.start_at_ns is not None
+            and life.num_quick_deaths >= self.limits.quick_deaths_max
+        ]
 
     def due(self, now_ns: int) -> list[str]:
         """Children whose pause is over, in the order they were first started."""

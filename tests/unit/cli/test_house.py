@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.children import start_child
+from cli.description import process_states
 from cli.house import House, HouseFailed, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
 from cli.rotation import LogKeeper, put_aside
@@ -104,22 +105,47 @@ def test_a_dead_child_is_started_again(tmp_path: Path, signals: StopSignals) -> 
     assert not is_alive(old[1])
 
 
-@pytest.mark.usefixtures("_always_ready")
-def test_a_child_that_keeps_dying_ends_the_house_with_its_last_words(
-    tmp_path: Path, signals: StopSignals
-) -> None:
+def dies_when_told(tmp_path: Path, name: str) -> tuple[ChildPlan, Path]:
+    """A child that dies again and again from when a file is there."""
     line = '{"message": "cannot open", "exception": "Traceback\\\\nOSError: no"}'
     flag = tmp_path / "die"
     code = (
         f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
         f"print('{line}'); raise SystemExit(3)"
     )
-    house, _ = make_house(tmp_path, signals, stand_in(tmp_path, "a", code))
+    return stand_in(tmp_path, name, code), flag
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_a_frontend_that_keeps_dying_ends_the_house_with_its_last_words(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    child, flag = dies_when_told(tmp_path, "frontend")
+    house, _ = make_house(tmp_path, signals, child)
     house.start()
     house.wait_ready()
     flag.touch()
-    with pytest.raises(HouseFailed, match=r"a ended with status 3, 5 times .*cannot open: OSError"):
+    words = r"frontend ended with status 3, 5 times .*cannot open: OSError"
+    with pytest.raises(HouseFailed, match=words):
         house.watch()
+    house.stop()
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_the_house_goes_on_without_another_child_and_says_that_it_fails(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    child, flag = dies_when_told(tmp_path, "tracker")
+    house, notes = make_house(tmp_path, signals, child, stand_in(tmp_path, "frontend", SLEEP))
+    house.start()
+    house.wait_ready()
+    flag.touch()
+    while not any("again: cannot open: OSError: no" in text for text in notes.said):
+        house._watch_once(5.0)
+    state = read_run_state(tmp_path)
+    assert state is not None and state.failing == ["tracker"]
+    assert process_states(state, None)["tracker"] == "failing"
+    assert [child.name for child in state.services] == ["frontend"]
     house.stop()
 
 

@@ -10,7 +10,7 @@ LIMITS = RestartLimits(pause_ns=100, pause_max_ns=500, stable_ns=10_000, quick_d
 
 
 def ready_house(*names: str) -> Supervision:
-    supervision = Supervision(LIMITS)
+    supervision = Supervision(LIMITS, essential=frozenset("a"))
     for name in names:
         supervision.on_started(name, 0)
     supervision.on_ready()
@@ -37,6 +37,23 @@ def test_pauses_double_up_to_the_limit_and_then_the_house_gives_up() -> None:
         assert supervision.next_at_ns() is None
     assert pauses == [100, 200, 400, 500]
     assert supervision.on_exit("a", now_ns) == [GiveUp("a", 5)]
+
+
+def test_the_house_goes_on_without_a_child_that_is_not_essential() -> None:
+    supervision = ready_house("a", "b")
+    now_ns, told = 0, []
+    for _ in range(100):
+        [effect] = supervision.on_exit("b", now_ns)
+        assert isinstance(effect, StartAt)
+        told.append(effect.is_failing)
+        assert supervision.failing() == (["b"] if effect.is_failing else [])
+        assert effect.at_ns - now_ns <= LIMITS.pause_max_ns
+        now_ns = effect.at_ns
+        supervision.on_started("b", now_ns)
+        assert supervision.failing() == []
+    assert told == [False] * 4 + [True] * 96
+    [effect] = supervision.on_exit("b", now_ns + LIMITS.stable_ns)
+    assert effect == StartAt("b", now_ns + LIMITS.stable_ns + 100)
 
 
 def test_a_long_life_forgives_earlier_deaths() -> None:
@@ -73,7 +90,7 @@ def test_every_death_is_answered_by_one_restart_or_the_end(deaths: list[tuple[st
         now_ns += life_ns
         [effect] = supervision.on_exit(name, now_ns)
         if isinstance(effect, GiveUp):
-            assert effect.num_deaths == LIMITS.quick_deaths_max
+            assert (effect.name, effect.num_deaths) == ("a", LIMITS.quick_deaths_max)
             return
         assert 0 < effect.at_ns - now_ns <= LIMITS.pause_max_ns
         now_ns = effect.at_ns
