@@ -10,8 +10,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -127,12 +129,22 @@ async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[N
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, runtime.stopping.set)
         loop.set_exception_handler(lambda _, context: _on_loop_error(runtime, context))
+        threading.excepthook = partial(_on_thread_error, loop, runtime)
         metrics.expose(config.metrics_port, config.metrics_address)
         await bus.serve(SERVICE_STATUS, runtime._status)
         await main(runtime, config)
         runtime.state = "draining"
         log.info("stopping")
     return runtime.exit_code
+
+
+def _on_thread_error(
+    loop: asyncio.AbstractEventLoop, runtime: Runtime, args: threading.ExceptHookArgs
+) -> None:
+    """A thread of our own died: what it did is done by nobody any more."""
+    name = args.thread.name if args.thread is not None else "unknown"
+    with suppress(RuntimeError):  # the loop is closed: the process ends anyway
+        loop.call_soon_threadsafe(runtime.fail, f"thread {name} failed", args.exc_value)
 
 
 def _is_of_a_peer(error: object) -> bool:

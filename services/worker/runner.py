@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -30,6 +31,7 @@ from services.worker.kv_client import KvClient
 from shared.arena import Arena
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.dying import die
 from shared.errors import SymphonyError
 from shared.ids import FrontendId, TurnId, WorkerId
 from shared.messages import (
@@ -51,6 +53,9 @@ class EngineRunner:
     """Drives one `EngineCore` from the event loop; the forward pass runs in `thread`.
 
     The core is only touched here, in the event loop, by calls that do not await.
+
+    Args:
+        on_stuck: told that a step does not end.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class EngineRunner:
         executor: Executor,
         kv: KvClient,
         thread: ThreadPoolExecutor,
+        on_stuck: Callable[[str], None] = die,
     ) -> None:
         self.core = core
         self.executor = executor
@@ -70,6 +76,7 @@ class EngineRunner:
         self._worker_id = worker_id
         self._kv = kv
         self._thread = thread
+        self._on_stuck = on_stuck
         info = executor.info
         self._shape = ModelShape(
             fingerprint=info.fingerprint,
@@ -144,7 +151,11 @@ class EngineRunner:
                 self._went_idle.set()
                 await self._sleep()
                 continue
-            result = await loop.run_in_executor(self._thread, execute_isolated, self.executor, plan)
+            work = loop.run_in_executor(self._thread, execute_isolated, self.executor, plan)
+            limit_s = self.core.step_limit_ns(plan) / 1e9
+            if not (await asyncio.wait({work}, timeout=limit_s))[0]:
+                self._on_stuck(f"a step of {len(plan.rows)} turns has run for {limit_s:.0f} s")
+            result = await work
             metrics.count_step(self.executor.info.model_id, plan, result)
             self._perform(self.core.on_step(result, self._clock.now_ns()))
             await self._flush()

@@ -40,6 +40,10 @@ from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import TurnRef
 
+STEP_MIN_NS = 30_000_000_000
+STEP_FACTOR = 20
+STEP_UNKNOWN_NS = 600_000_000_000  # while nothing is known of this model's speed
+
 
 @dataclass(slots=True)
 class EngineCore:
@@ -229,6 +233,14 @@ class EngineCore:
         turn.may_stage = False
         turn.num_cached = 0
         return self._restart(turn, now_ns)
+
+    def step_limit_ns(self, plan: StepPlan) -> int:
+        """How long a step may run before it counts as stuck: far longer than any that is not."""
+        if not self.costs.is_known:
+            return STEP_UNKNOWN_NS
+        num_tokens = sum(n for row in plan.rows if (n := row.end - row.start) > 1)
+        num_decodes = sum(row.end - row.start == 1 for row in plan.rows)
+        return max(STEP_MIN_NS, STEP_FACTOR * self.costs.step_ns(num_tokens, num_decodes))
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected

@@ -76,7 +76,7 @@ class EmulatedExecutor:
         return result
 
     def check_device(self) -> None:
-        pass
+        self.mover.check()
 
     def close(self) -> None:
         self.mover.close()

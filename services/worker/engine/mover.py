@@ -19,6 +19,11 @@ from shared.arena import Arena, Bytes, PageState, checksum
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
 POLL_S = 50e-6
 BATCH_PAGES = 64
+ALIVE_POLL_S = 1.0
+
+
+class MoverGone(Exception):
+    """A thread that moves pages died: the worker is to end, and says so by itself."""
 
 
 class PageCopier(Protocol):
@@ -84,12 +89,18 @@ class StepWrites:
     arena: Arena
     num_left: int
     checksums: list[list[int]]
+    store_thread: threading.Thread
     done: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> list[list[int]]:
-        """The checksums, once every page is in the arena."""
-        if self.num_left:
-            self.done.wait()
+        """The checksums, once every page is in the arena.
+
+        Raises:
+            MoverGone: nobody stores them any more.
+        """
+        while self.num_left and not self.done.wait(ALIVE_POLL_S):
+            if not self.store_thread.is_alive():
+                raise MoverGone("the thread that stores pages is gone")
         return self.checksums
 
 
@@ -154,7 +165,18 @@ class KvMover:
         if not plan.writes or arena is None or epoch != plan.epoch:
             return None
         sums = [[0] * num_layers for _ in plan.writes]
-        return StepWrites(plan.writes, arena, len(plan.writes) * num_layers, sums)
+        num_left = len(plan.writes) * num_layers
+        return StepWrites(plan.writes, arena, num_left, sums, self._threads[1])
+
+    def check(self) -> None:
+        """See that both threads are there.
+
+        Raises:
+            MoverGone: one is not.
+        """
+        for thread in self._threads:
+            if not thread.is_alive():
+                raise MoverGone(f"the thread {thread.name} is gone")
 
     def store(self, step: StepWrites, index: int, layer: int) -> None:
         """Copy one layer's page of write `index` behind what was computed up to now."""

@@ -75,6 +75,7 @@ class TorchExecutor:
         return result
 
     def check_device(self) -> None:
+        self.mover.check()
         one = torch.ones(1, device=self._model.device)
         assert (one + one).item() == 2.0, "the device miscounts"
 

@@ -444,3 +444,20 @@ class TestRowsThatCannotBeComputed:
         engine.core.on_cancel(TurnId("bad"))
         effects = engine.finish(plan, broken={0: "not finite"})
         assert deltas(effects) == [] and [end.reason for end in ends(effects)] == ["cancelled"]
+
+
+def test_a_step_counts_as_stuck_when_it_takes_far_longer_than_steps_do() -> None:
+    engine = Engine(new_core(num_blocks=200))
+    engine.submit(new_turn("t", list(range(1, 300))))
+    plan = engine.plan()
+    assert plan is not None
+    assert engine.core.step_limit_ns(plan) == 600_000_000_000, "nothing is known yet"
+    engine.finish(plan)
+    for _ in range(12):
+        engine.step()
+    plan = engine.plan()
+    assert plan is not None
+    assert engine.core.step_limit_ns(plan) == 30_000_000_000
+    for _ in range(100):
+        engine.core.costs.on_step(0, 1, 5_000_000_000)
+    assert 60_000_000_000 < engine.core.step_limit_ns(plan) <= 101_000_000_000

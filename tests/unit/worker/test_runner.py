@@ -1,10 +1,14 @@
 """The shell of one engine: what frontends send becomes turns, or a refusal of that turn alone."""
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from services.worker.core.effects import StepPlan, StepResult
 from services.worker.core.engine import EngineCore
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
@@ -106,3 +110,41 @@ def test_a_target_that_is_none_costs_its_own_turn_only(slo_ttft_ms: float) -> No
     runner = make_runner(core)
     runner.on_prompt(start(slo_ttft_ms), prompt())
     assert not core.turns and "slo_ttft_ms" in runner._deltas[FrontendId("f")][0].message
+
+
+def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        """An executor whose device hangs until it is let go."""
+
+        info = SimpleNamespace(
+            fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS, vocab_size=VOCAB
+        )
+
+        def __init__(self) -> None:
+            self.let_go = threading.Event()
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            assert self.let_go.wait(20)
+            raise AssertionError("let go")
+
+    async def scenario() -> None:
+        monkeypatch.setattr("services.worker.core.engine.STEP_UNKNOWN_NS", 10 * MS)
+        executor, core = Stuck(), new_core()
+        told: list[str] = []
+
+        def on_stuck(why: str) -> None:
+            told.append(why)
+            executor.let_go.set()
+
+        nothing = cast(Any, None)
+        with ThreadPoolExecutor(1) as thread:
+            runner = EngineRunner(
+                nothing, ManualClock(7 * MS), WorkerId("w"), core, cast(Any, executor), nothing,
+                thread, on_stuck,
+            )  # fmt: skip
+            runner.on_prompt(start(), prompt())
+            with pytest.raises(AssertionError, match="let go"):
+                await runner.run()
+        assert told == ["a step of 1 turns has run for 0 s"]
+
+    asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 
 from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
 from services.worker.engine.gate import PageGate
-from services.worker.engine.mover import HostCopier, KvMover
+from services.worker.engine.mover import HostCopier, KvMover, MoverGone
 from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BlockKey
 
@@ -109,3 +109,25 @@ def test_a_page_that_becomes_ready_between_two_looks_is_no_failure(
     setup.mover.submit_loads([PageLoad(0, 2, 7, 5, EPOCH)], is_prefetch=False)
     assert setup.has_ended.wait(5)
     assert setup.ended == [([5], [])]
+
+
+class _Broken(HostCopier):
+    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+        raise OSError("the arena is gone")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_died(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.engine.mover.ALIVE_POLL_S", 0.01)
+    mover = KvMover(_Broken(setup.pool), PageGate(PAGES), lambda *_: None)
+    mover.attach(setup.arena, EPOCH)
+    write = BlockWrite(BlockKey(b"k"), BlockKey(b"p"), [], [1], [2], 0)
+    writes = mover.begin_writes(StepPlan([], np.zeros((1, 0, 0), np.int32), [write], EPOCH), 1)
+    assert writes is not None
+    mover.check()
+    mover.store(writes, 0, 0)
+    with pytest.raises(MoverGone, match="stores pages"):
+        writes.wait()
+    with pytest.raises(MoverGone, match="kv-store"):
+        mover.check()
+    mover.close()
