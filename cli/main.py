@@ -106,6 +106,14 @@ def up(
             help="Port to listen on; 0: a free one.",
         ),
     ] = 8080,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="One more name by which clients and web pages reach it; may be given several "
+            "times.",
+        ),
+    ] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")] = False,
     nats_url: Annotated[
@@ -143,6 +151,7 @@ def up(
             num_shards=shards,
             host=host,
             port=port or free_port(),
+            allow_hosts=tuple(allow_host or ()),
             nats_url=nats_url,
             redis_url=redis_url,
             restart=not no_restart,

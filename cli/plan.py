@@ -35,6 +35,7 @@ class HouseOptions:
         num_spares: hot spares of each scheduler process.
         num_shards: processes among which the batching of one-shot models is divided; 1: it is done
             in the one scheduler.
+        allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
         ready_timeout_s: how long the start may take.
@@ -48,6 +49,7 @@ class HouseOptions:
     num_shards: int = 1
     host: str = "127.0.0.1"
     port: int = 8080
+    allow_hosts: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None
     restart: bool = True
@@ -189,6 +191,8 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
     if options.models:
         worker["SYMPHONY_MODELS"] = json.dumps(options.models)
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
+    if options.allow_hosts:
+        frontend["SYMPHONY_ALLOW_HOSTS"] = json.dumps(options.allow_hosts)
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         ("kvstore", "kvstore", 4, {}),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),

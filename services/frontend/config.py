@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from services.frontend.core.door import Place, parse_place
 from shared.config import ServiceConfig
 from shared.sessions import DEFAULT_EXPIRY_S
 
@@ -13,6 +14,7 @@ class FrontendConfig(ServiceConfig):
     http_address: where to listen. Anything but loopback needs `api_keys_file`.
     api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes"}``.
     allow_anonymous: listen beyond loopback without keys all the same.
+    allow_hosts: more names by which clients and web pages reach it, with a port or without.
     body_bytes_max: larger request bodies are answered with 413.
     requests_max: generations at once; more are answered with 429.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
@@ -29,6 +31,7 @@ class FrontendConfig(ServiceConfig):
     http_port: int = Field(default=8080, ge=0, le=65535)
     api_keys_file: Path | None = None
     allow_anonymous: bool = False
+    allow_hosts: list[str] = Field(default_factory=list)
     body_bytes_max: int = Field(default=20_000_000, gt=0)
     requests_max: int = Field(default=4096, gt=0)
     max_tokens_default: int = Field(default=0, ge=0)
@@ -43,3 +46,17 @@ class FrontendConfig(ServiceConfig):
     image_bytes_max: int = Field(default=10_000_000, gt=0)
     image_pixels_max: int = Field(default=40_000_000, gt=0)
     drain_s: float = Field(default=5.0, ge=0)
+
+    @field_validator("allow_hosts")
+    @classmethod
+    def _places(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if parse_place(name) is None:
+                raise ValueError(f"{name!r} is no name: write chat.example.org or 10.0.0.7:8080")
+        return value
+
+    @property
+    def allowed_places(self) -> frozenset[Place]:
+        """`allow_hosts`, parsed."""
+        places = map(parse_place, self.allow_hosts)
+        return frozenset(place for place in places if place is not None)

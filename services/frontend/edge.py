@@ -24,8 +24,9 @@ from services.frontend.api import (
 )
 from services.frontend.app import App
 from services.frontend.auth import Keyring
+from services.frontend.core.door import Door
 from services.frontend.errors import ERROR_RESPONSES, HANDLERS
-from services.frontend.middleware import Authentication, RequestContext
+from services.frontend.middleware import Authentication, Doorkeeper, RequestContext
 
 ROUTERS = (
     chat,
@@ -46,6 +47,11 @@ ROUTERS = (
 
 def make_api(app: App, keyring: Keyring) -> FastAPI:
     """The ASGI application. The busiest routes come first: they are looked up in this order."""
+    door = Door(
+        address=app.config.http_address,
+        allowed=app.config.allowed_places,
+        asks_for_keys=not keyring.is_open,
+    )
     api = FastAPI(
         title="Symphony",
         version=operations.release(),
@@ -54,7 +60,11 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         redirect_slashes=False,
         responses=ERROR_RESPONSES,
         exception_handlers=HANDLERS,
-        middleware=[Middleware(RequestContext), Middleware(Authentication, keyring=keyring)],
+        middleware=[
+            Middleware(RequestContext),
+            Middleware(Doorkeeper, door=door),
+            Middleware(Authentication, keyring=keyring),
+        ],
     )
     api.state.app = app
     for module in ROUTERS:

@@ -22,6 +22,8 @@ TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
@@ -66,6 +68,27 @@ class PayloadTooLarge(InvalidRequest):
 
     code = "request_too_large"
     http_status = 413
+
+
+class NoJson(InvalidRequest):
+    """The body is not said to be JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class HostRefused(SymphonyError):
+    """The request is addressed to a name that is not known as ours."""
+
+    code = "host_not_allowed"
+    http_status = 421
+
+
+class PageRefused(SymphonyError):
+    """A web page from elsewhere sent the request."""
+
+    code = "origin_not_allowed"
+    http_status = 403
 
 
 class TooManyRequests(NoCapacity):

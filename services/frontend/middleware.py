@@ -1,4 +1,4 @@
-"""What every request goes through, found or not: its id, its logs, its key."""
+"""What every request goes through, found or not: its id, its logs, where it is from, its key."""
 
 import logging
 import time
@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.access import Fields, access_line
 from services.frontend.auth import SCOPE_INFERENCE, SCOPE_METRICS, Keyring
-from services.frontend.errors import refusal
+from services.frontend.core.door import Door
+from services.frontend.errors import HostRefused, PageRefused, refusal
 from services.frontend.hub import ClientGone
 from services.frontend.request import HEADER_CHARS_MAX
 from shared.errors import SymphonyError
@@ -83,6 +84,36 @@ class RequestContext:
                 line["duration_ms"] = round((self._now_s() - started_at_s) * 1e3, 1)
 
 
+class Doorkeeper:
+    """Keeps out what web pages from elsewhere have their visitors' browsers send."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in OPEN_PATHS:  # those tell nothing and change nothing
+            try:
+                self._check(scope["method"], Headers(scope=scope))
+            except SymphonyError as error:
+                await refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        host, origin = headers.get("host"), headers.get("origin")
+        if not self._door.admits_host(host):
+            raise HostRefused(
+                f"Host {_shown(host)} is not known here: name it in SYMPHONY_ALLOW_HOSTS"
+                " (up --allow-host) to let it in."
+            )
+        if not self._door.admits_page(method, host, origin, headers.get("sec-fetch-site", "")):
+            raise PageRefused(
+                f"Pages of {_shown(origin)} may send nothing here: name its host in"
+                " SYMPHONY_ALLOW_HOSTS (up --allow-host) to let them."
+            )
+
+
 class Authentication:
     """Lets in whom the keyring knows; `request.caller_of` tells who it is."""
 
@@ -103,6 +134,10 @@ class Authentication:
                 return
             scope["state"]["caller"] = caller
         await self._app(scope, receive, send)
+
+
+def _shown(value: str | None) -> str:
+    return "another site" if value is None else repr(value[:HEADER_CHARS_MAX])
 
 
 def _request_id(headers: Headers) -> str:

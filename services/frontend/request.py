@@ -11,7 +11,8 @@ from starlette.types import Receive
 
 from services.frontend.app import app_of
 from services.frontend.auth import Caller
-from services.frontend.errors import PayloadTooLarge
+from services.frontend.core.door import is_json
+from services.frontend.errors import NoJson, PayloadTooLarge
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 from shared.messages import SLO_MS_MAX
@@ -117,9 +118,12 @@ async def read_body(request: Request, on_bytes: Callable[[int], None] | None = N
         on_bytes: told how many have come, as often as some come; it may refuse more.
 
     Raises:
+        NoJson: it is not said to be JSON. A page elsewhere can post anything else without asking.
         PayloadTooLarge: known as soon as its length is declared, or too much has come.
         ClientDisconnect: the client hung up while sending.
     """
+    if _has_body(request) and not is_json(request.headers.get("content-type", "")):
+        raise NoJson("the body must be JSON and say so: send `Content-Type: application/json`")
     limit = app_of(request).config.body_bytes_max  # uvicorn throws away what comes after a refusal
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -134,6 +138,11 @@ async def read_body(request: Request, on_bytes: Callable[[int], None] | None = N
             on_bytes(num_bytes)
         parts.append(part)
     return b"".join(parts)
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 @contextmanager

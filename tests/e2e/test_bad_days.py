@@ -172,6 +172,7 @@ def chat(**fields: Any) -> bytes:
     return json.dumps({**body, **fields}).encode()
 
 
+JSON = {"Content-Type": "application/json"}
 CHATS = "/v1/chat/completions"
 ERROR_FIELDS = {"message", "type", "param", "code"}
 NO_SESSION = "/v1/sessions/nobody"
@@ -218,14 +219,16 @@ def test_bad_requests_are_refused_counted_and_crash_nothing(house: House, client
     pids, expected = house.pids(), num_errors(house)
     wrong = []
     for name, (method, path, body, status, code) in BAD_REQUESTS.items():
-        answer = httpx.request(method, f"{house.url}{path}", content=body, timeout=60)
+        url = f"{house.url}{path}"
+        answer = httpx.request(method, url, content=body, headers=JSON, timeout=60)
         expected[str(status)] = expected.get(str(status), 0) + 1
         error = answer.json().get("error", {})
         if (answer.status_code, error.get("code"), set(error)) != (status, code, ERROR_FIELDS):
             wrong.append((name, answer.status_code, answer.text[:200]))
     assert not wrong
     endless = itertools.repeat(bytes(1_000_000), 100)  # 100 MB of a length that nobody was told
-    assert httpx.post(f"{house.url}{CHATS}", content=endless, timeout=60).status_code == 413
+    answer = httpx.post(f"{house.url}{CHATS}", content=endless, headers=JSON, timeout=60)
+    assert answer.status_code == 413
     with pytest.raises(openai.NotFoundError) as raised:
         client.models.retrieve("gpt-x")
     assert raised.value.code == "model_not_found"

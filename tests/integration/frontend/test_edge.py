@@ -20,6 +20,7 @@ from tests.conftest import Server
 from tests.integration.frontend.house import EOS, MODEL, MODEL_LEN, House, Reply, eventually, house
 from tests.integration.harness import running
 
+JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": HI}
 
@@ -40,7 +41,7 @@ async def check_errors(it: House) -> None:
     ]
     for method, path, body, status, code in cases:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
-        answer = await it.http.request(method, path, content=content)
+        answer = await it.http.request(method, path, content=content, headers=JSON)
         assert answer.status_code == status, (path, answer.text)
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -50,7 +51,7 @@ async def check_errors(it: House) -> None:
         for _ in range(100):
             yield b"x" * 10_000
 
-    answer = await it.http.post("/v1/completions", content=endless())
+    answer = await it.http.post("/v1/completions", content=endless(), headers=JSON)
     assert answer.status_code == 413
     answer = await it.http.put("/v1/advisories/s")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, DELETE"
@@ -322,7 +323,7 @@ def test_no_body_is_a_server_error(
         return m.AdvisoryState(session_id=advisory.session_id, state="placed")
 
     def fuzz(url: str) -> None:
-        with httpx.Client(base_url=url, timeout=20) as http:
+        with httpx.Client(base_url=url, timeout=20, headers=JSON) as http:
 
             @given(st.sampled_from(PATHS), bodies, st.binary(max_size=20), st.booleans())
             @settings(

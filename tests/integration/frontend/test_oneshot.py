@@ -400,7 +400,8 @@ def test_no_body_is_a_server_error(
             await asyncio.to_thread(fuzz, it.url)
 
     def fuzz(url: str) -> None:
-        with httpx.Client(base_url=url, timeout=20) as http:
+        headers = {"Content-Type": "application/json"}
+        with httpx.Client(base_url=url, timeout=20, headers=headers) as http:
 
             @given(
                 st.sampled_from(sorted(MODELS)),

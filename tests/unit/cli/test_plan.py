@@ -91,3 +91,13 @@ def test_a_taken_port_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"port {port}"):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
+
+
+def test_names_to_be_reached_by_are_the_option_s_or_the_setting_s(tmp_path: Path) -> None:
+    def hosts(*given: str) -> str:
+        options = HouseOptions(data_dir=tmp_path, allow_hosts=given)
+        plan = plan_house(options, 1, 2, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
+        return plan.services[-1].environment["SYMPHONY_ALLOW_HOSTS"]
+
+    assert json.loads(hosts()) == ["a"]
+    assert json.loads(hosts("b", "c")) == ["b", "c"]

@@ -25,7 +25,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://edge") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as http:
             return await http.request(method, path, **options)
 
     return asyncio.run(request())
@@ -64,3 +64,30 @@ def test_no_page_runs_scripts_of_others() -> None:
         answer = ask("GET", path)
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"Host": "evil.example:8080"}, 421, "host_not_allowed"),
+        ({"Origin": "http://evil.example"}, 403, "origin_not_allowed"),
+        ({"Origin": "null"}, 403, "origin_not_allowed"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "origin_not_allowed"),
+        ({"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
+        ({"Content-Type": ""}, 415, "unsupported_media_type"),
+    ],
+)
+def test_what_strange_pages_send_is_refused(
+    headers: dict[str, str], status: int, code: str
+) -> None:
+    kept = {"Content-Type": "application/json"} | headers
+    answer = ask("POST", "/tokenize", headers=kept, content=b'{"prompt": "x"}')
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert ("SYMPHONY_ALLOW_HOSTS" in error["message"]) == (status != 415)
+    assert "x-request-id" in answer.headers
+
+
+def test_who_asks_whether_it_lives_may_call_it_anything() -> None:
+    headers = {"Host": "10-1-2-3.pod.example", "Origin": "http://evil.example"}
+    assert ask("GET", "/ping", headers=headers).status_code == 200
