@@ -1,7 +1,6 @@
 """The shell around `core.turns`: bus messages in, effects out, each turn's news to its mailbox."""
 
 import asyncio
-import logging
 
 from services.frontend.core.turns import (
     AnswerPull,
@@ -14,9 +13,9 @@ from services.frontend.core.turns import (
     Submit,
     Turns,
 )
+from services.frontend.outbox import Outbox
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, TurnId
 from shared.messages import Empty, PromptPull, PromptReply, StepOutput, TurnFailed
 from shared.service import Runtime
@@ -29,10 +28,9 @@ from shared.subjects import (
     TURN_SUBMIT,
 )
 
-log = logging.getLogger(__name__)
-
 TICK_S = 0.25
 STOP_S = 1.0
+SUBMITS_MAX = 16_384  # several for each of the generations at once
 
 
 class ClientGone(Exception):
@@ -79,11 +77,7 @@ class Mailbox:
 
 
 class Hub:
-    """Every turn in flight, on the bus.
-
-    Publishing goes through one queue with one consumer, so that a cancel never overtakes its
-    submit and no handler waits for the bus.
-    """
+    """Every turn in flight, on the bus."""
 
     def __init__(self, bus: Bus, clock: Clock, frontend_id: FrontendId, turns: Turns) -> None:
         self._bus = bus
@@ -91,7 +85,7 @@ class Hub:
         self._frontend_id = frontend_id
         self._turns = turns
         self._boxes: dict[TurnId, tuple[Mailbox, int]] = {}
-        self._outbox: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
+        self._outbox: Outbox[Submit | Cancel] = Outbox(SUBMITS_MAX, self._publish)
         self._asked = asyncio.Event()
 
     async def start(self, runtime: Runtime) -> None:
@@ -102,7 +96,7 @@ class Hub:
         self._bus.on_reconnect(
             lambda: self._perform(self._turns.on_reconnect(self._clock.now_ns()))
         )
-        runtime.spawn(self._publish_all(), "turn outbox")
+        runtime.spawn(self._outbox.run(), "turn outbox")
         runtime.spawn(self._watch(), "turn watchdog")
         runtime.spawn(self._ask_scheduler(), "scheduler probe")
 
@@ -119,10 +113,7 @@ class Hub:
     async def stop(self) -> None:
         """End every turn that is still open with an error, and send what waits to be sent."""
         self._perform(self._turns.on_stop())
-        try:
-            await asyncio.wait_for(self._outbox.join(), STOP_S)
-        except TimeoutError:
-            log.warning("stopping with unsent messages", extra={"num": self._outbox.qsize()})
+        await self._outbox.flush(STOP_S)
 
     async def _on_pull(self, pull: PromptPull) -> PromptReply:
         effect = self._turns.on_pull(pull, self._clock.now_ns())[0]
@@ -142,8 +133,10 @@ class Hub:
             match effect:
                 case Deliver() | Fail():
                     self._hand_over(effect)
-                case Submit() | Cancel():
-                    self._outbox.put_nowait(effect)
+                case Submit():
+                    self._outbox.put(effect, "submit")
+                case Cancel():
+                    self._outbox.put(effect, "cancel")
                 case AskScheduler():
                     self._asked.set()
 
@@ -155,18 +148,11 @@ class Hub:
         mailbox, index = found
         mailbox.put(index, event)
 
-    async def _publish_all(self) -> None:
-        while True:
-            effect = await self._outbox.get()
-            try:
-                if isinstance(effect, Submit):
-                    await self._bus.publish(TURN_SUBMIT, effect.message)
-                else:
-                    await self._bus.publish(TURN_CANCEL, effect.message)
-            except PeerUnavailable as error:  # the watchdog submits again
-                log.warning("not published", extra={"error": error.message})
-            finally:
-                self._outbox.task_done()
+    async def _publish(self, effect: Submit | Cancel) -> None:
+        if isinstance(effect, Submit):
+            await self._bus.publish(TURN_SUBMIT, effect.message)
+        else:
+            await self._bus.publish(TURN_CANCEL, effect.message)
 
     async def _watch(self) -> None:
         while True:

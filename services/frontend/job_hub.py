@@ -19,9 +19,9 @@ from services.frontend.core.jobs import Jobs
 from services.frontend.core.room import Room
 from services.frontend.errors import JobError, TooManyRequests
 from services.frontend.hub import STOP_S, ClientGone
+from services.frontend.outbox import Outbox
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, job_group
 from shared.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
 from shared.service import Runtime
@@ -36,12 +36,11 @@ from shared.subjects import (
 
 log = logging.getLogger(__name__)
 
+SUBMITS_MAX = 4096  # of up to a thousand jobs each
+
 
 class JobHub:
     """Every job in flight, on the bus.
-
-    Publishing goes through one queue with one consumer, so that a cancel never overtakes its
-    submit and no handler waits for the bus.
 
     Args:
         room: how many inputs may be held.
@@ -56,7 +55,7 @@ class JobHub:
         self._jobs = jobs
         self.room = room
         self._waiters: dict[str, asyncio.Future[Done]] = {}
-        self._outbox: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
+        self._outbox: Outbox[Submit | Cancel] = Outbox(SUBMITS_MAX, self._publish)
         self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self, runtime: Runtime) -> None:
@@ -66,7 +65,7 @@ class JobHub:
         await self._bus.subscribe(JOBS_DROPPED, self._on_dropped, self._frontend_id)
         await self._bus.subscribe(LEADER_CHANGED, self._on_leader_changed)
         self._bus.on_reconnect(self._resubmit_all)
-        runtime.spawn(self._publish_all(), "job outbox")
+        runtime.spawn(self._outbox.run(), "job outbox")
 
     def open(self, new: NewRequest) -> asyncio.Future[Done]:
         """Start a request; the future ends with it.
@@ -89,10 +88,7 @@ class JobHub:
         self._perform(self._jobs.on_stop())
         if self._alarm is not None:
             self._alarm.cancel()
-        try:
-            await asyncio.wait_for(self._outbox.join(), STOP_S)
-        except TimeoutError:
-            log.warning("stopping with unsent messages", extra={"num": self._outbox.qsize()})
+        await self._outbox.flush(STOP_S)
 
     async def _on_pull(self, pull: InputPull) -> InputReply:
         effect = self._jobs.on_pull(pull, self._clock.now_ns())[0]
@@ -120,8 +116,10 @@ class JobHub:
             match effect:
                 case Done() | Fail():
                     self._end(effect)
-                case Submit() | Cancel():
-                    self._outbox.put_nowait(effect)
+                case Submit():
+                    self._outbox.put(effect, "submit")
+                case Cancel():
+                    self._outbox.put(effect, "cancel")
                 case WakeAt():
                     self._wake_at(effect.at_ns)
 
@@ -141,18 +139,11 @@ class JobHub:
         else:
             waiter.set_exception(JobError(event.why))
 
-    async def _publish_all(self) -> None:
-        while True:
-            effect = await self._outbox.get()
-            try:
-                if isinstance(effect, Submit):
-                    await self._bus.publish(JOBS_SUBMIT, effect.message, str(effect.shard))
-                else:
-                    await self._bus.publish(JOBS_CANCEL, effect.message, str(effect.shard))
-            except PeerUnavailable as error:  # silence leads to another submit
-                log.warning("not published", extra={"error": error.message})
-            finally:
-                self._outbox.task_done()
+    async def _publish(self, effect: Submit | Cancel) -> None:
+        if isinstance(effect, Submit):
+            await self._bus.publish(JOBS_SUBMIT, effect.message, str(effect.shard))
+        else:
+            await self._bus.publish(JOBS_CANCEL, effect.message, str(effect.shard))
 
 
 class Inquiry:

@@ -22,3 +22,6 @@ SESSIONS_REUSED = counter(
 JOBS = counter("frontend_jobs_total", "Jobs for one-shot models by how they ended", ["outcome"])
 JOB_MISSES = counter("frontend_job_misses_total", "Jobs without a result by their deadline")
 JOB_LATENCY = histogram("frontend_job_latency_seconds", "Request to the last of its results")
+UNSENT = counter(
+    "frontend_unsent_total", "Messages to the scheduler dropped because too many wait", ["kind"]
+)
