@@ -25,6 +25,9 @@ from shared.messages import (
     pack_ints,
 )
 
+# Of what a worker says of a turn; 500 of the rest.
+STATUS_OF = {"overloaded": 503, "no_capacity": 503, "context_length_exceeded": 400}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
@@ -187,7 +190,8 @@ class Turns:
         turn.news_at_ns = now_ns
         if delta.finish == "error":
             message = delta.message or "the worker could not serve this turn"
-            return [self._fail(turn, delta.code or "worker_error", message, http_status=500)]
+            code = delta.code or "worker_error"
+            return [self._fail(turn, code, message, STATUS_OF.get(code, 500))]
         if not delta.tokens and delta.finish is None and delta.prompt_logprobs:
             turn.prompt_logprobs += delta.prompt_logprobs  # a part: the rest and a token follow
             return []

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,17 @@ def test_an_error_ends_the_turn() -> None:
     assert isinstance(effect, Fail) and effect.failure.code == "x"
     assert turns.on_cancel(TURN, "late") == []
     assert turns.on_failed(effect.failure) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("overloaded", 503), ("context_length_exceeded", 400), ("broken", 500), ("", 500)],
+)
+def test_a_worker_s_refusal_has_the_status_of_its_code(code: str, status: int) -> None:
+    turns = started()
+    pull(turns, 1)
+    (effect,) = turns.on_delta(replace(delta(1, 0), finish="error", code=code), 0)
+    assert isinstance(effect, Fail) and effect.failure.http_status == status
 
 
 def test_silence_submits_again_and_gives_up_only_without_scheduler() -> None:
