@@ -168,7 +168,9 @@ class JobsCore:
         self._timers.at(now_ns + INTERVAL_NS, self._end_interval)
 
     def _advise(self, now_ns: int) -> None:
-        self._out.append(self._meter.advise(self.devices.num_ready, now_ns))
+        self._out.append(
+            self._meter.advise(self.devices.num_ready, now_ns, is_needed=self.devices.is_any_known)
+        )
 
     def _stop_learning(self, now_ns: int) -> None:
         held = self._intake.open()

@@ -45,6 +45,11 @@ class Devices:
     def num_ready(self) -> int:
         return sum(bool(device.keys) for device in self)
 
+    @property
+    def is_any_known(self) -> bool:
+        """Whether a worker serves one-shot models, or did when it was last heard of."""
+        return any(device.cards for device in self)
+
     def num_serving(self, key: ModelKey) -> int:
         """How many workers can be given batches of this model."""
         return self._num_serving.get(key, 0)

@@ -31,8 +31,14 @@ class Meter:
         self._num_good = self._num_bad = 0
         return counts
 
-    def advise(self, num_devices: int, now_ns: int) -> PublishAdvice:
-        """The end of an interval."""
+    def advise(self, num_devices: int, now_ns: int, *, is_needed: bool) -> PublishAdvice:
+        """The end of an interval.
+
+        Args:
+            is_needed: whether there are one-shot models. Without any and without jobs for them no
+                worker is asked for, not even the first.
+        """
+        is_needed = is_needed or self._num_good + self._num_bad > 0
         busy_share = self._busy_ns / (INTERVAL_NS * num_devices) if num_devices else 0.0
         self._advisor.on_interval(self._num_good, self._num_bad, busy_share, num_devices, now_ns)
         self._num_good = self._num_bad = self._busy_ns = 0
@@ -40,7 +46,7 @@ class Meter:
         return PublishAdvice(
             AutoscaleAdvice(
                 num_workers=num_devices,
-                add=advice.add,
+                add=advice.add if is_needed else 0,
                 remove=advice.remove,
                 bad_rate=advice.bad_rate,
                 idle_share=advice.idle_share,

@@ -144,7 +144,11 @@ class RankCore:
 
     def _advise(self, now_ns: int) -> None:
         self._devices.forget(now_ns)
-        self._out.append(self._meter.advise(self._devices.num_ready, now_ns))
+        self._out.append(
+            self._meter.advise(
+                self._devices.num_ready, now_ns, is_needed=self._devices.is_any_known
+            )
+        )
         self._timers.at(now_ns + INTERVAL_NS, self._advise)
 
     def _match(self, now_ns: int) -> list[JobsEffect]:

@@ -238,6 +238,12 @@ def test_grants_are_numbered_from_the_first_on() -> None:
     assert [grant.grant_id for grant in grants(driver)] == [1, 2]
 
 
+def test_no_worker_is_advised_that_no_one_shot_model_needs() -> None:
+    driver = RankDriver()
+    driver.wait(20 * SECOND)
+    assert not any(effect.advice.add for effect in driver.pop(PublishAdvice))
+
+
 def test_advice_comes_once_a_second_and_counts_busy_time() -> None:
     driver = ready()
     driver.wait(3 * SECOND)

@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.core.jobs import PublishAdvice
 from services.scheduler.core.jobs.devices import FORGET_AFTER_NS
 from shared.ids import WorkerId
-from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, ready
+from tests.unit.scheduler.jobs.driver import BATCH_NS, MS, SECOND, Driver, ready
 
 
 def test_batches_of_a_lost_worker_run_elsewhere_if_there_is_time() -> None:
@@ -133,6 +133,21 @@ def test_advice_comes_once_a_second() -> None:
     advice = driver.pop(PublishAdvice)
     assert len(advice) == 5
     assert {effect.advice.num_workers for effect in advice} == {1}
+
+
+def test_no_worker_is_advised_that_no_one_shot_model_needs() -> None:
+    driver = Driver("eager")
+    driver.report("chatty", models=[])
+    driver.wait(20 * SECOND)
+    advice = driver.pop(PublishAdvice)
+    assert len(advice) == 20 and not any(effect.advice.add for effect in advice)
+
+
+def test_the_first_worker_is_advised_when_the_last_is_gone() -> None:
+    driver = ready()
+    driver.gone("w")
+    driver.wait(20 * SECOND)
+    assert driver.pop(PublishAdvice)[-1].advice.add == 1
 
 
 def test_two_versions_of_a_model_are_two_models() -> None:
