@@ -1,7 +1,7 @@
 """The life of advisories (SYMPHONY, section 3.3): told events and the time, returns what to do."""
 
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from services.tracker.core.checks import check_advisory
@@ -11,6 +11,8 @@ from services.tracker.core.records import Record, SessionKey
 from shared.errors import NoCapacity, NotFound
 from shared.ids import WorkerId
 from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived
+
+STALE_TIMERS_MIN = 1024
 
 
 class TrackerCore:
@@ -213,6 +215,18 @@ class TrackerCore:
             self._num_due += 1
             record.due_at_ns = due_at_ns
             heappush(self._due, (due_at_ns, self._num_due, record))
+            self._forget_stale_timers()
+
+    def _forget_stale_timers(self) -> None:
+        """Keep the timers that count, once they are less than about half: a session that is
+        announced and taken back again and again leaves one at every turn.
+        """
+        num_known = len(self._live) + len(self._over)
+        if len(self._due) <= 2 * num_known + STALE_TIMERS_MIN:
+            return
+        known = {id(record) for records in (self._live, self._over) for record in records.values()}
+        self._due = [due for due in self._due if id(due[2]) in known and due[2].due_at_ns == due[0]]
+        heapify(self._due)
 
     def _take_effects(self) -> list[Effect]:
         next_at_ns = self._due[0][0] if self._due else None

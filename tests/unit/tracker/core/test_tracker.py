@@ -53,6 +53,9 @@ class Driver:
     def get(self, session: str = "s") -> Record:
         return self.core.get(AdvisoryKey(session_id=SessionId(session)))
 
+    def num_timers(self) -> int:
+        return len(self.core._due)
+
 
 def counts(effects: list[Effect]) -> list[str]:
     return [effect.outcome for effect in effects if isinstance(effect, Count)]
@@ -263,3 +266,18 @@ def test_every_life_ends_once_and_nothing_stays(script: list[tuple[str, int]]) -
     ended = [o for o in outcomes if o in ("used", "late", "expired", "invalidated")]
     assert len(ended) == outcomes.count("submitted")
     assert d.core.num_live == 0
+
+
+def test_timers_are_bounded_by_what_is_remembered() -> None:
+    driver = Driver()
+    driver.submit("kept", arrival=5)
+    for _ in range(10_000):
+        driver.submit()
+        driver.invalidate()
+    assert driver.num_timers() < 2000
+    driver.wake(5 + 31)
+    assert driver.get("kept").state == "expired", "its timer was kept"
+    assert driver.get().state == "invalidated"
+    driver.wake(600)
+    with pytest.raises(NotFound):
+        driver.get()
