@@ -15,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from services.kvstore.session_count import SessionCount
 from services.kvstore.telemetry import REDIS_FAILURES
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, PeerUnavailable
@@ -30,8 +31,6 @@ from shared.sessions import (
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
-COUNT_MAX_AGE_S = 2.0
-COUNT_TIMEOUT_S = 0.25
 TIMEOUT_S = 1.0
 CHUNK = 1000
 DELETED_TTL_S = 60
@@ -68,8 +67,7 @@ class RedisIndex:
         self._is_up = True
         self._is_in_step = False
         self._checked_at_s = -math.inf
-        self._num_sessions = 0
-        self._counted_at_s = -math.inf
+        self._sessions = SessionCount(self._redis)
 
     async def close(self) -> None:
         """Send what is queued, if Redis is there, and disconnect."""
@@ -91,20 +89,10 @@ class RedisIndex:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep Redis in step, for ever."""
-        while True:
-            try:
-                await self._step()
-                self._recovered()
-            except (RedisError, OSError) as error:
-                self._failed(error)
-                await asyncio.sleep(CHECK_INTERVAL_S)
-                continue
-            try:
-                async with asyncio.timeout(CHECK_INTERVAL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        """Keep Redis in step and count its sessions, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_in_step())
+            tasks.create_task(self._sessions.run())
 
     async def record(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
         """A session's record, or None: unknown, of another release, or Redis is away."""
@@ -140,19 +128,23 @@ class RedisIndex:
         return not isinstance(renamed, Exception), _decode(data)
 
     async def count_sessions(self) -> int:
-        """Session records in Redis, at most a few seconds old; the last known count if Redis is
-        away or slow.
-        """
-        now_s = time.monotonic()
-        if now_s - self._counted_at_s >= COUNT_MAX_AGE_S:
+        """Session records in Redis when they were last counted. Asking makes no load."""
+        return self._sessions.num_sessions
+
+    async def _keep_in_step(self) -> None:
+        while True:
             try:
-                async with asyncio.timeout(COUNT_TIMEOUT_S):
-                    keys = self._redis.scan_iter(match=session_redis_pattern(), count=CHUNK)
-                    self._num_sessions = len({key async for key in keys})
-                self._counted_at_s = now_s
-            except (RedisError, OSError) as error:  # a timeout is an OSError
+                await self._step()
+                self._recovered()
+            except (RedisError, OSError) as error:
                 self._failed(error)
-        return self._num_sessions
+                await asyncio.sleep(CHECK_INTERVAL_S)
+                continue
+            try:
+                async with asyncio.timeout(CHECK_INTERVAL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
 
     async def _step(self) -> None:
         if not self._is_in_step:
@@ -221,11 +213,6 @@ class RedisIndex:
         if not self._is_up:
             log.info("Redis is back")
         self._is_up = True
-
-
-def session_redis_pattern() -> str:
-    """Matches the keys of session records."""
-    return session_redis_key(TenantId("*"), SessionId("*")).replace("1:*:*", "*")
 
 
 def _decode(data: bytes | None) -> SessionRecord | None:

@@ -266,7 +266,12 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
     asyncio.run(scenario())
 
 
-def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(place: Place) -> None:
+def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.kvstore.session_count.INTERVAL_S", 0.01)
+    monkeypatch.setattr("services.kvstore.session_count.REST_PER_WORK", 0)
+
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis:
             session = SessionId("s1")

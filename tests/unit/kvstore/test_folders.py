@@ -10,7 +10,6 @@ import pytest
 from services.kvstore import leases as leases_module
 from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
-from services.kvstore.index import session_redis_pattern
 from services.kvstore.leases import LeaseFiles, lock_directory
 from shared.errors import ConfigError, NoCapacity
 from shared.ids import HostId, WorkerId
@@ -74,7 +73,3 @@ def test_defaults_follow_the_host_and_the_data_folder(tmp_path: Path) -> None:
     config = KvstoreConfig(host_id=HostId("h7"), data_dir=tmp_path)
     assert config.arena_path == Path("/dev/shm/symphony-h7")
     assert config.disk_path == tmp_path / "kv"
-
-
-def test_the_pattern_of_session_records() -> None:
-    assert session_redis_pattern() == "symphony:session:*"
