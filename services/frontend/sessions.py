@@ -7,13 +7,14 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from services.frontend import telemetry
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import SessionId, TenantId
 from shared.sessions import SessionRecord, decode_record, encode_record, session_redis_key
+from shared.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class SessionStore:
         self.expiry_s = expiry_s
         self._is_up = True
         self._paused_until_ns = 0
+        self._refusals = Sparsely()
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -93,6 +95,11 @@ class SessionStore:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 answer: object = await self._redis.execute_command(*command)
+        except ResponseError as error:  # out of memory, or read-only: what it has can be read
+            telemetry.SESSION_STORE_ERRORS.inc()
+            if num := self._refusals.hear("refused", self._clock.now_ns()):
+                log.warning("session store refuses", extra={"error": str(error), "num": num})
+            raise StoreAway(f"the session store refuses: {error}") from None
         except (RedisError, OSError, TimeoutError) as error:
             telemetry.SESSION_STORE_ERRORS.inc()
             self._paused_until_ns = self._clock.now_ns() + PAUSE_NS
