@@ -1,15 +1,15 @@
 """`symphony down`: stop the house of a data folder, whatever state it is in."""
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 
-from cli.plan import SHARED_MEMORY
-from cli.runfile import is_locked, read_run_state, remove_run_state
+from cli.plan import SHARED_MEMORY, HouseOptions
+from cli.runfile import RunState, is_locked, read_run_state, remove_run_state
 from cli.snapshot import is_alive
 from shared.errors import NotFound, SymphonyError
+from shared.private import remove_private
 
 STOP_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 5.0
@@ -22,10 +22,10 @@ def down(data_dir: Path) -> None:
         NotFound: nothing runs there. What a killed house left behind is cleared away all the same.
     """
     state = read_run_state(data_dir)
-    if state is None or not is_locked(data_dir):
-        if state is not None:
-            shutil.rmtree(SHARED_MEMORY / f"symphony-{state.host_id}", ignore_errors=True)
-            remove_run_state(data_dir)
+    is_running = is_locked(data_dir)
+    if not is_running:
+        _clear_away(data_dir, state)
+    if state is None or not is_running:
         raise NotFound(f"nothing runs on {data_dir}")
     os.kill(state.pid, signal.SIGTERM)
     if not _gone(data_dir, STOP_TIMEOUT_S):
@@ -34,9 +34,22 @@ def down(data_dir: Path) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while any(is_alive(pid) for pid in pids) or is_locked(data_dir):
         if time.monotonic() >= deadline:
+            _clear_away_memory(data_dir, state)  # who still maps it, keeps it
             raise SymphonyError(f"some of {pids} are still running")
         time.sleep(0.02)
+    _clear_away(data_dir, state)
+
+
+def _clear_away(data_dir: Path, state: RunState | None) -> None:
+    """What a house left behind that could not do it itself."""
+    _clear_away_memory(data_dir, state)
     remove_run_state(data_dir)
+
+
+def _clear_away_memory(data_dir: Path, state: RunState | None) -> None:
+    remove_private(HouseOptions(data_dir=data_dir).arena_dir)
+    if state is not None:  # the machine may have had another name then
+        remove_private(SHARED_MEMORY / f"symphony-{state.host_id}")
 
 
 def _gone(data_dir: Path, timeout_s: float) -> bool:

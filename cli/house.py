@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import time
@@ -27,6 +26,7 @@ from cli.signals import StopRequested, StopSignals
 from cli.snapshot import look
 from cli.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.errors import SymphonyError
+from shared.private import check_private, remove_private
 
 STOP_GRACE_S = 10.0
 STOP_POLL_S = 0.1
@@ -84,6 +84,7 @@ def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     plan = plan_house(options, free_port(), free_port(), os.environ)
     config = check_settings(plan)
     check_port(options.host, options.port)
+    check_private(options.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:
         check_nats(options.nats_url)
     return plan, config
@@ -173,7 +174,7 @@ class House:
                 if self._plans[name].stop_stage == stage
             ]
             _stop_together(children, self._signals)
-        shutil.rmtree(self._options.arena_dir, ignore_errors=True)
+        remove_private(self._options.arena_dir)
 
     def _watch_once(self, patience_s: float | None) -> None:
         """Wait for a death, a restart or a look at the logs that is due, or the end of

@@ -23,6 +23,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from shared.errors import SymphonyError
+from shared.private import make_new
 
 MAGIC = b"SYMARENA"
 VERSION = 1
@@ -86,7 +87,7 @@ class Arena:
         words_end = HEADER_BYTES + 8 * num_pages
         first = (words_end + 4095) // 4096 * 4096
         temporary = path.with_name(path.name + ".new")
-        file_number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        file_number = make_new(temporary)
         try:
             os.posix_fallocate(file_number, 0, first + num_pages * page_bytes)
             os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
@@ -106,7 +107,7 @@ class Arena:
             ArenaError: not an arena of this release.
             OSError: no such file.
         """
-        file_number = os.open(path, os.O_RDWR)
+        file_number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             raw = os.pread(file_number, _HEADER.size, 0)
             if len(raw) < _HEADER.size:

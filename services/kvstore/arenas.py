@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shared.arena import Arena
 from shared.errors import ConfigError, NoCapacity
+from shared.private import check_private
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ class Arenas:
         """Remove what an earlier life left, and see that there is room.
 
         Raises:
-            ConfigError: too little shared memory.
+            ConfigError: too little shared memory, or the folder is not this user's alone.
         """
+        check_private(self._directory, "SYMPHONY_ARENA_DIR")
         for pattern in ("*.arena", "*.arena.new", "*.lease"):
             for path in self._directory.glob(pattern):
                 path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 from shared.ids import WorkerId
+from shared.private import make_new
 
 NEVER_LOCKED_POLLS_MAX = 30
 
@@ -38,7 +39,7 @@ class LeaseFiles:
         lease = self._leases.get((worker_id, incarnation))
         if lease is None:
             path = self._directory / f"{worker_id}.{incarnation}.lease"
-            lease = _Lease(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            lease = _Lease(path, make_new(path))
             self._leases[worker_id, incarnation] = lease
         lease.was_locked = False
         lease.num_polls_unlocked = 0

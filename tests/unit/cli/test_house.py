@@ -13,11 +13,13 @@ import pytest
 from cli.children import start_child
 from cli.description import process_states
 from cli.house import House, HouseFailed, last_line
+from cli.house import House, HouseFailed, check_start, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
 from cli.rotation import LogKeeper, put_aside
 from cli.runfile import read_run_state
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import is_alive
+from shared.errors import ConfigError
 
 
 class Notes:
@@ -258,3 +260,14 @@ def test_last_line_of_a_log_that_was_just_put_aside(tmp_path: Path) -> None:
 
 def test_last_line_of_no_log(tmp_path: Path) -> None:
     assert last_line(tmp_path / "none") == "it left no log"
+
+
+def test_a_strange_folder_in_place_of_the_shared_memory_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.plan.SHARED_MEMORY", tmp_path)
+    options = HouseOptions(data_dir=tmp_path / "data", port=0)
+    check_start(options)
+    options.arena_dir.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*symbolic link"):
+        check_start(options)

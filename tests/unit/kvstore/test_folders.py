@@ -69,6 +69,24 @@ def test_an_arena_is_capped_and_refused_when_there_is_no_room(
     assert not tmp_path.exists()
 
 
+def test_a_lease_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (tmp_path / "w.i.lease").symlink_to(victim)
+    leases = LeaseFiles(tmp_path)
+    assert not leases.add(WORKER, "i").is_symlink() and not victim.exists()
+    leases.close()
+
+
+def test_arenas_are_only_in_a_folder_that_is_ours_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "arena"
+    folder.mkdir(mode=0o700)
+    (folder / "kv-1.arena").touch()
+    folder.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*mode 0755"):
+        Arenas(folder, arena_bytes=MIB).clean()
+    assert (folder / "kv-1.arena").exists()
+
+
 def test_defaults_follow_the_host_and_the_data_folder(tmp_path: Path) -> None:
     config = KvstoreConfig(host_id=HostId("h7"), data_dir=tmp_path)
     assert config.arena_path == Path("/dev/shm/symphony-h7")

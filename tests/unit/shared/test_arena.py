@@ -34,6 +34,19 @@ def test_a_new_arena_is_free_and_empty(path: Path) -> None:
     arena.close()
 
 
+def test_links_in_its_place_are_not_followed(path: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in (path, path.with_name(path.name + ".new")):
+        name.symlink_to(victim)
+    Arena.create(path, 2, 64).close()
+    assert victim.read_text() == "precious" and not path.is_symlink()
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        Arena.attach(link)
+
+
 @pytest.mark.parametrize(
     ("word", "promised"),
     [

@@ -1,0 +1,63 @@
+"""Folders in places where anybody can make some."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+def check_private(folder: Path, name: str) -> None:
+    """See that a folder, if it is there, is this user's alone. Then nobody else can plant files or
+    links in it, or move it where only owners may, as in ``/dev/shm``.
+
+    Raises:
+        ConfigError: it is somebody else's, others may enter it, or it is no folder; names `name`.
+    """
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{name}={str(folder)!r}: {error.strerror}") from None
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        why = "a symbolic link, not a folder"
+    elif not stat.S_ISDIR(status.st_mode):
+        why = "no folder"
+    elif status.st_uid != os.geteuid():
+        why = f"it belongs to user {status.st_uid}, not to {os.geteuid()}"
+    elif mode & 0o077:
+        why = f"others may enter it (mode {mode:04o}): it must be 0700"
+    else:
+        return
+    raise ConfigError(f"{name}={str(folder)!r}: {why}; remove it or use another")
+
+
+def make_new(path: Path) -> int:
+    """Make a file that only this user can read, in place of what had its name; open for reading
+    and writing. Links are replaced, never followed.
+
+    Raises:
+        OSError: it cannot be made, or somebody makes one at the same time.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
+
+
+def remove_private(folder: Path) -> None:
+    """Remove a folder of ours and what is in it, or a link of that name but not what it leads to.
+    What is somebody else's stays.
+    """
+    try:
+        status = folder.lstat()
+        if status.st_uid != os.geteuid():
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            folder.unlink()
+            return
+    except OSError:
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # it follows no links
