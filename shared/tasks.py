@@ -38,3 +38,16 @@ class Tasks:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": self._failure, "exception": error, "task": task}
             )
+
+
+def end_if_cancelled() -> None:
+    """End the task that calls this if somebody cancelled it and a library kept that for itself, as
+    Python 3.11's `asyncio.wait_for` does when what it waits for ends in the same instant.
+
+    Raises:
+        CancelledError: it was cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if task.cancelling():
+        raise asyncio.CancelledError

@@ -27,6 +27,7 @@ from shared.sessions import (
     host_blocks_redis_key,
     session_redis_key,
 )
+from shared.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +136,11 @@ class RedisIndex:
         while True:
             try:
                 await self._step()
+                end_if_cancelled()
                 self._recovered()
             except (RedisError, OSError) as error:
                 self._failed(error)
+                end_if_cancelled()
                 await asyncio.sleep(CHECK_INTERVAL_S)
                 continue
             try:

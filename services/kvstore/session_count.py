@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 
 from shared.ids import SessionId, TenantId
 from shared.sessions import session_redis_key
+from shared.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class SessionCount:
         while True:
             started_at_s = time.monotonic()
             await self.count()
+            end_if_cancelled()
             took_s = time.monotonic() - started_at_s
             await asyncio.sleep(max(INTERVAL_S, REST_PER_WORK * took_s))
 

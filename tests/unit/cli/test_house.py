@@ -12,7 +12,6 @@ import pytest
 
 from cli.children import start_child
 from cli.description import process_states
-from cli.house import House, HouseFailed, last_line
 from cli.house import House, HouseFailed, check_start, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
 from cli.rotation import LogKeeper, put_aside

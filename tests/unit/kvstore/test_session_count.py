@@ -48,6 +48,27 @@ def test_a_count_that_fails_leaves_the_last_one(monkeypatch: pytest.MonkeyPatch)
     assert sessions.num_sessions == 3 and redis.num_scans == 3
 
 
+def test_a_cancellation_that_the_client_library_swallows_ends_the_counting() -> None:
+    class Swallowing(Names):
+        async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+            self.num_scans += 1
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                yield b"the last"
+
+    async def scenario() -> None:
+        redis = Swallowing()
+        task = asyncio.create_task(SessionCount(redis).run())
+        await asyncio.sleep(0)
+        assert redis.num_scans == 1
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=5)
+        assert done and task.cancelled()
+
+    asyncio.run(scenario())
+
+
 def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
