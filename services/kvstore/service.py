@@ -12,6 +12,7 @@ from nats.aio.subscription import Subscription
 from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import (
+    BeginDiskAnew,
     Commit,
     DeleteBlocks,
     Effect,
@@ -29,9 +30,10 @@ from services.kvstore.core import (
     TouchBlocks,
     WriteBlocks,
 )
-from services.kvstore.disk import Disk, stored_bytes
+from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.start import Started, start_disk
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
 from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
 from services.kvstore.values import LAYERS_MAX
@@ -81,11 +83,12 @@ class KvService:
         self._tasks: list[asyncio.Task[None]] = []
         arenas = self._arenas.by_page_bytes
         self._loader = LoaderThread(
-            disk, arenas, self._from_thread(self._on_loaded), self._from_thread(self._on_failure)
-        )
+            disk, arenas, self._from_thread(self._on_loaded), self._from_thread(self._on_damaged),
+            self._from_thread(self._on_failure),
+        )  # fmt: skip
         self._writer = WriterThread(
             disk, arenas, runtime.clock, self._from_thread(self._on_written),
-            self._from_thread(self._on_failure),
+            self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
         )  # fmt: skip
 
     @classmethod
@@ -106,7 +109,8 @@ class KvService:
             (config.disk_path, "SYMPHONY_DATA_DIR"),
         ):
             runtime.stack.callback(os.close, lock_directory(folder, variable))
-        disk = await asyncio.to_thread(open_disk, config)
+        started = await asyncio.to_thread(open_disk, config)
+        disk = started.disk
         runtime.stack.callback(disk.close)
         core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000)
         ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
@@ -116,17 +120,9 @@ class KvService:
         runtime.stack.push_async_callback(service.close)
         service._arenas.clean()
         now_s = runtime.clock.wall_ns() // NS_PER_S
-        found = await asyncio.to_thread(disk.scan, now_s)
         now_ns = runtime.clock.now_ns()
-        blocks = []
-        for block in found:
-            used_at_ns = now_ns - max(now_s - block.used_s, 0) * NS_PER_S
-            num_bytes = stored_bytes(block.num_layers, block.page_bytes)
-            blocks.append(
-                StoredBlock(
-                    block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns
-                )
-            )
+        core.counts.num_disks_anew += started.is_anew
+        blocks = [_stored_block(block, now_ns, now_s) for block in started.scan.blocks]
         service._perform(core.on_disk_found(blocks, now_ns))
         return service
 
@@ -299,6 +295,12 @@ class KvService:
     def _on_written(self, results: WriteResults) -> None:
         self._perform(self._core.on_written(results, self._runtime.clock.now_ns()))
 
+    def _on_damaged(self, error: DiskDamaged) -> None:
+        effects = self._core.on_disk_damaged(error.life, self._runtime.clock.now_ns())
+        if effects:
+            log.error("the KV database is damaged and begins anew", extra={"error": str(error)})
+        self._perform(effects)
+
     def _on_failure(self, error: BaseException) -> None:
         self._runtime.fail("a thread failed", error)
 
@@ -311,7 +313,7 @@ class KvService:
                         arena.set_word(page, generation, state)
                 case LoadPages():
                     self._loader.submit(effect)
-                case WriteBlocks() | DeleteBlocks() | TouchBlocks():
+                case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)
                 case IndexAdd(keys):
                     self._index.add(keys)
@@ -331,16 +333,24 @@ class KvService:
             raise PeerUnavailable("the kvstore is stopping")
 
 
-def open_disk(config: KvstoreConfig) -> Disk:
-    """The disk in the data folder.
+def open_disk(config: KvstoreConfig) -> Started:
+    """The disk in the data folder, and what is on it.
 
     Raises:
         ConfigError: it cannot be made or opened there.
     """
     try:
-        return Disk.open(config.disk_path, config.disk_bytes_max)
+        return start_disk(config.disk_path, config.disk_bytes_max)
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
+
+
+def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
+    used_at_ns = now_ns - max(now_s - block.used_s, 0) * NS_PER_S
+    num_bytes = stored_bytes(block.num_layers, block.page_bytes)
+    return StoredBlock(
+        block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns
+    )
 
 
 def _path_token(text: str, param: str) -> str:

@@ -12,9 +12,11 @@ _EVICTED = counter("kv_evicted_pages_total", "Pages that left the arena to make 
 _COUNTERS = {
     "num_pages_loaded": counter("kv_loaded_pages_total", "Pages copied from disk to the arena"),
     "num_pages_corrupt": counter("kv_corrupt_total", "Pages whose checksum was wrong"),
+    "num_pages_unread": counter("kv_unread_pages_total", "Pages that could not be read from disk"),
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
+    "num_disks_anew": counter("kv_disks_anew_total", "KV databases given up as damaged"),
 }
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import lmdb
-
 from services.kvstore.core import (
+    BeginDiskAnew,
     BlockWrite,
     DeleteBlocks,
     LoadOutcome,
@@ -24,7 +23,15 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.disk import CorruptPage, Disk, Writer, stored_bytes
+from services.kvstore.disk import (
+    CorruptPage,
+    Disk,
+    DiskDamaged,
+    DiskFailed,
+    DiskFull,
+    Writer,
+    stored_bytes,
+)
 from shared.arena import Arena, PageState
 from shared.blocks import BlockKey
 from shared.clock import Clock
@@ -33,7 +40,8 @@ log = logging.getLogger(__name__)
 
 LoadResults: TypeAlias = list[tuple[PageLoad, LoadOutcome]]
 WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
-DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks
+DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks | BeginDiskAnew
+OnDamage: TypeAlias = Callable[[DiskDamaged], None]
 
 WRITE_BATCH_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 1.0
@@ -45,6 +53,7 @@ class LoaderThread:
     Args:
         arenas: by page size in bytes.
         report: called in this thread with a batch's results and how long it took, seconds.
+        damaged: called in this thread, before the results, when the database cannot be used.
         fail: called in this thread with what ended it.
     """
 
@@ -53,11 +62,13 @@ class LoaderThread:
         disk: Disk,
         arenas: Mapping[int, Arena],
         report: Callable[[LoadResults, float], None],
+        damaged: OnDamage,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._arenas = arenas
         self._report = report
+        self._damaged = damaged
         self._fail = fail
         self._orders: queue.SimpleQueue[LoadPages | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
@@ -90,11 +101,13 @@ class LoaderThread:
                     state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
                     arena.set_word(load.page, load.generation, state)
                     results.append((load, outcome))
-        except lmdb.Error as error:  # the tree itself is damaged: no page of this batch will come
-            log.error("reading the KV database failed", extra={"error": str(error)})
+        except DiskFailed as error:  # no other page of this batch will come
+            log.warning("reading the KV database failed", extra={"error": str(error)})
+            if isinstance(error, DiskDamaged):
+                self._damaged(error)
             for load in loads[len(results) :]:
                 self._arenas[load.page_bytes].set_word(load.page, load.generation, PageState.BAD)
-                results.append((load, LoadOutcome.CORRUPT))
+                results.append((load, LoadOutcome.FAILED))
         return results
 
 
@@ -109,7 +122,7 @@ class _Touch:
     keys: list[BlockKey]
 
 
-_Step: TypeAlias = BlockWrite | _Delete | _Touch
+_Step: TypeAlias = BlockWrite | _Delete | _Touch | BeginDiskAnew
 
 
 class WriterThread:
@@ -118,6 +131,7 @@ class WriterThread:
     Args:
         arenas: by page size in bytes.
         report: called in this thread with the outcome of every block written.
+        damaged: called in this thread, before the outcomes, when the database cannot be used.
         fail: called in this thread with what ended it.
     """
 
@@ -127,12 +141,14 @@ class WriterThread:
         arenas: Mapping[int, Arena],
         clock: Clock,
         report: Callable[[WriteResults], None],
+        damaged: OnDamage,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._arenas = arenas
         self._clock = clock
         self._report = report
+        self._damaged = damaged
         self._fail = fail
         self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._undeleted: dict[BlockKey, _Delete] = {}
@@ -149,6 +165,8 @@ class WriterThread:
                     self._steps.put(_Delete(key, num_layers))
             case TouchBlocks(keys):
                 self._steps.put(_Touch(keys))
+            case BeginDiskAnew():
+                self._steps.put(order)
 
     def stop(self) -> None:
         """Finish what was submitted, then end."""
@@ -191,12 +209,22 @@ class WriterThread:
             return steps, False
         return steps, True
 
+    def _begin_anew(self, steps: Sequence[_Step]) -> tuple[WriteResults, Sequence[_Step]]:
+        """If the disk is to begin anew: what is lost of the steps before, and those after."""
+        if BeginDiskAnew() not in steps:
+            return [], steps
+        at = len(steps) - 1 - list(reversed(steps)).index(BeginDiskAnew())
+        self._undeleted.clear()
+        self._disk.begin_anew()
+        lost = [step for step in steps[:at] if isinstance(step, BlockWrite)]
+        return [(step.block_id, WriteOutcome.FAILED, 0) for step in lost], steps[at + 1 :]
+
     def _store(self, steps: Sequence[_Step]) -> WriteResults:
+        results, steps = self._begin_anew(steps)
         again = [*self._undeleted.values(), *steps]
         if self._transact(again) is WriteOutcome.STORED:
             self._undeleted.clear()
-            return [_stored(step) for step in steps if isinstance(step, BlockWrite)]
-        results: WriteResults = []
+            return results + [_stored(step) for step in steps if isinstance(step, BlockWrite)]
         for step in again:  # one by one, so that only what fails is lost
             outcome = self._transact([step])
             if isinstance(step, BlockWrite):
@@ -217,9 +245,11 @@ class WriterThread:
         except CorruptPage as error:
             log.error("a committed page is not what was announced", extra={"error": str(error)})
             return WriteOutcome.CORRUPT
-        except lmdb.Error as error:
+        except DiskFailed as error:
             log.warning("writing the KV database failed", extra={"error": str(error)})
-            return WriteOutcome.FAILED
+            if isinstance(error, DiskDamaged):
+                self._damaged(error)
+            return WriteOutcome.FULL if isinstance(error, DiskFull) else WriteOutcome.FAILED
         return WriteOutcome.STORED
 
     def _apply(self, writer: Writer, step: _Step) -> None:
@@ -230,11 +260,13 @@ class WriterThread:
                 writer.delete(key, num_layers)
             case _Touch(keys):
                 writer.touch(keys)
+            case BeginDiskAnew():
+                raise AssertionError("done before the transaction")
 
     def _sync(self) -> None:
         try:
             self._disk.sync()
-        except lmdb.Error as error:  # what is not durable after a power failure is recomputed
+        except DiskFailed as error:  # what is not durable after a power failure is recomputed
             log.warning("syncing the KV database failed", extra={"error": str(error)})
 
 

@@ -3,6 +3,7 @@
 from services.kvstore.core.arena_tier import Block
 from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import (
+    BeginDiskAnew,
     BlockWrite,
     DeleteBlocks,
     Effect,
@@ -21,6 +22,7 @@ from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.store import KvCore
 
 __all__ = [
+    "BeginDiskAnew",
     "Block",
     "BlockWrite",
     "Commit",

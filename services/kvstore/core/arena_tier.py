@@ -45,6 +45,11 @@ class Block:
         return len(self.pages)
 
     @property
+    def is_whole(self) -> bool:
+        """Every layer's bytes are in the arena."""
+        return not (self.queued or self.in_flight or NO_PAGE in self.pages)
+
+    @property
     def is_idle(self) -> bool:
         """Nobody reads its pages and nobody fills them."""
         return not (self.num_pins or self.is_writing or self.queued or self.in_flight)
@@ -126,6 +131,10 @@ class ArenaTier:
             block.queued.clear()
             self._strip(block, layers, effects)
         self.settle(block, effects)
+
+    def drop_page(self, block: Block, layer: int, effects: list[Effect]) -> None:
+        """The bytes of this layer did not come: who waits for them sees it by the page's word."""
+        self._strip(block, [layer], effects)
 
     def forget(self, block: Block, effects: list[Effect]) -> None:
         """Nobody finds this block any more; its pages go as soon as nobody holds them."""

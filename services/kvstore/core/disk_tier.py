@@ -63,6 +63,13 @@ class DiskTier:
             self.num_bytes -= block.num_bytes
         return block
 
+    def clear(self) -> list[BlockKey]:
+        """Forget every block; their keys."""
+        keys = list(self._blocks)
+        self._blocks.clear()
+        self.num_bytes = 0
+        return keys
+
     def use(self, keys: Iterable[BlockKey], now_ns: int, stale_ns: int) -> list[BlockKey]:
         """Mark blocks as used, the one to give up first first.
 

@@ -14,13 +14,15 @@ class LoadOutcome(Enum):
     READY = "ready"
     MISSING = "missing"  # the disk no longer has it
     CORRUPT = "corrupt"  # its bytes are not those that were stored
+    FAILED = "failed"  # not read, which says nothing of what is stored
 
 
 class WriteOutcome(Enum):
     """How the write of one block ended."""
 
     STORED = "stored"
-    FAILED = "failed"  # the disk is full or broken
+    FULL = "full"  # the disk has no room
+    FAILED = "failed"  # the disk did not take it for another reason
     CORRUPT = "corrupt"  # the arena's bytes are not those the worker announced
 
 
@@ -82,6 +84,11 @@ class DeleteBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginDiskAnew:
+    """Throw everything on disk away, after everything asked of it before."""
+
+
+@dataclass(frozen=True, slots=True)
 class TouchBlocks:
     """Remember on disk that these blocks were used now."""
 
@@ -103,5 +110,12 @@ class IndexRemove:
 
 
 Effect: TypeAlias = (
-    SetWords | LoadPages | WriteBlocks | DeleteBlocks | TouchBlocks | IndexAdd | IndexRemove
+    SetWords
+    | LoadPages
+    | WriteBlocks
+    | DeleteBlocks
+    | BeginDiskAnew
+    | TouchBlocks
+    | IndexAdd
+    | IndexRemove
 )

@@ -26,6 +26,8 @@ class Counts:
 
     num_pages_loaded: int = 0
     num_pages_corrupt: int = 0
+    num_pages_unread: int = 0  # loads that failed for another reason
     num_blocks_committed: int = 0
     num_blocks_unwritten: int = 0  # given up: the disk did not take them
     num_blocks_dropped: int = 0  # left the disk for age or size
+    num_disks_anew: int = 0  # databases given up as damaged

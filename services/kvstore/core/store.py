@@ -13,11 +13,10 @@ from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.checks import check_commit
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import (
+    BeginDiskAnew,
     BlockWrite,
-    DeleteBlocks,
     Effect,
     IndexAdd,
-    IndexRemove,
     LoadOutcome,
     LoadPages,
     PageLoad,
@@ -29,6 +28,7 @@ from services.kvstore.core.events import Commit, Open, Release, Stage, Staged
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.load_queue import LoadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
+from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
@@ -51,12 +51,14 @@ class KvCore:
         self._limits = limits
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max)
+        self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
         self._loads = LoadQueue()
         self._num_batches = 0
         self._block_ids = count(1)
         self._writes = Writes()
+        self._disk_life = 1
 
     def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
         """What the disk held at the start."""
@@ -183,8 +185,8 @@ class KvCore:
         return staged, effects
 
     def on_loaded(self, results: list[tuple[PageLoad, LoadOutcome]], now_ns: int) -> list[Effect]:
-        """The loader finished a batch, and published its words. A block with a page that did not
-        come is deleted everywhere.
+        """The loader finished a batch, and published its words. A block with a page that is gone or
+        damaged is deleted everywhere; a read that failed fails this load only.
         """
         effects: list[Effect] = []
         self._num_batches -= 1
@@ -194,23 +196,30 @@ class KvCore:
             block.in_flight.remove(load.layer)
             if outcome is LoadOutcome.READY:
                 self.counts.num_pages_loaded += 1
+            elif outcome is LoadOutcome.FAILED:
+                self.counts.num_pages_unread += 1
+                arena.drop_page(block, load.layer, effects)
             else:
                 self.counts.num_pages_corrupt += outcome is LoadOutcome.CORRUPT
                 if block.is_alive:
-                    self._forget(block.key, effects)
+                    self._tiers.forget(block.key, effects)
             arena.settle(block, effects)
         self._send_loads(effects)
         return effects
 
     def on_written(self, results: list[tuple[int, WriteOutcome, int]], now_ns: int) -> list[Effect]:
-        """The writer finished blocks: (block id, outcome, bytes on disk). A full disk makes room
-        once a block, then the block stays in the arena only.
+        """The writer finished blocks: (block id, outcome, bytes on disk). What was not taken is
+        tried once more, on a full disk after making room; then the block stays in the arena only.
         """
         effects: list[Effect] = []
         retries: list[BlockWrite] = []
+        num_bytes_wanted = 0
         for block_id, outcome, num_bytes in results:
-            if outcome is WriteOutcome.FAILED and (write := self._writes.retry(block_id)):
+            is_untaken = outcome in {WriteOutcome.FULL, WriteOutcome.FAILED}
+            if is_untaken and (write := self._writes.retry(block_id)):
                 retries.append(write)
+                if outcome is WriteOutcome.FULL:
+                    num_bytes_wanted += len(write.pages) * write.page_bytes
                 continue
             block = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
@@ -220,24 +229,36 @@ class KvCore:
                     )
                 )
                 effects.append(IndexAdd([block.key]))
-            elif outcome is WriteOutcome.FAILED:
+            elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
                 self.counts.num_pages_corrupt += 1
                 self.arenas[block.page_bytes].publish_bad(block, effects)
-                self._forget(block.key, effects)
+                self._tiers.forget(block.key, effects)
             self.arenas[block.page_bytes].settle(block, effects)
         if retries:
-            num_bytes = sum(len(write.pages) * write.page_bytes for write in retries)
-            self._drop(self.disk.oldest(2 * num_bytes, self._is_busy), effects)
+            self._drop(self._tiers.oldest(2 * num_bytes_wanted), effects)
             effects.append(WriteBlocks(retries))
         self._shrink_disk(now_ns, effects)
+        return effects
+
+    def on_disk_damaged(self, life: int, now_ns: int) -> list[Effect]:
+        """The database of this life (the first is 1) cannot be used any more: a new one is begun.
+        What the arena has whole stays there; what an earlier life is still said of is known.
+        """
+        effects: list[Effect] = []
+        if life != self._disk_life:
+            return effects
+        self._disk_life += 1
+        self.counts.num_disks_anew += 1
+        effects.append(BeginDiskAnew())
+        self._tiers.lose_disk(effects)
         return effects
 
     def on_delete(self, keys: list[BlockKey], now_ns: int) -> tuple[int, list[Effect]]:
         """Forget blocks in every tier. Pages that somebody reads go when they are released."""
         effects: list[Effect] = []
-        num_blocks = sum(self._forget(key, effects) for key in dict.fromkeys(keys))
+        num_blocks = sum(self._tiers.forget(key, effects) for key in dict.fromkeys(keys))
         return num_blocks, effects
 
     def on_tick(self, now_ns: int) -> list[Effect]:
@@ -265,27 +286,10 @@ class KvCore:
             self._num_batches += 1
             effects.append(LoadPages(loads))
 
-    def _is_busy(self, key: BlockKey) -> bool:
-        return any(
-            (block := arena.blocks.get(key)) is not None and not block.is_idle
-            for arena in self.arenas.values()
-        )
-
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
-        self._drop(self.disk.surplus(now_ns - self._limits.expiry_ns, self._is_busy), effects)
+        self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)
 
     def _drop(self, keys: list[BlockKey], effects: list[Effect]) -> None:
         for key in keys:
-            self._forget(key, effects)
+            self._tiers.forget(key, effects)
         self.counts.num_blocks_dropped += len(keys)
-
-    def _forget(self, key: BlockKey, effects: list[Effect]) -> bool:
-        stored = self.disk.remove(key)
-        blocks = [arena.blocks[key] for arena in self.arenas.values() if key in arena.blocks]
-        if stored is not None:
-            effects += [DeleteBlocks([(key, stored.num_layers)]), IndexRemove([key])]
-        for block in blocks:
-            if block.is_writing:  # undone by the writer right after it is done
-                effects.append(DeleteBlocks([(key, block.num_layers)]))
-            self.arenas[block.page_bytes].forget(block, effects)
-        return stored is not None or bool(blocks)

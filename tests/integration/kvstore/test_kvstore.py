@@ -9,15 +9,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from redis.asyncio import Redis
 
 from cli.children import start_child, stop_child
 from services.kvstore import service
+from services.kvstore.core import LoadOutcome, PageLoad
+from services.kvstore.disk import ASIDE_NAME, Reader
 from services.kvstore.leases import LeaseFiles
 from shared import messages as m
 from shared import subjects
-from shared.arena import PageState
+from shared.arena import Bytes, PageState
 from shared.blocks import BlockKey
 from shared.errors import ConfigError, InvalidRequest, NoCapacity, NotFound
 from shared.ids import SessionId, WorkerId
@@ -180,6 +183,44 @@ def test_a_truncated_database_begins_anew(place: Place) -> None:
                 await worker.open()
                 assert (await worker.stage(keys)).num_blocks == 0
                 await worker.store(2)
+
+    asyncio.run(scenario())
+
+
+def test_a_database_found_damaged_while_running_begins_anew(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Reader.copy
+    errors: list[lmdb.Error] = [lmdb.Error("Input/output error")]
+
+    def failing(self: Reader, load: PageLoad, out: Bytes) -> LoadOutcome:
+        if errors:
+            raise errors.pop()
+        return copy(self, load, out)
+
+    monkeypatch.setattr(Reader, "copy", failing)
+
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis:
+            async with kvstore(place):
+                await worker.open()
+                keys = await worker.store(3)
+            async with kvstore(place):
+                await worker.open()
+                await worker.arrived(await worker.stage(keys))
+                assert (await worker.stats()).disk_blocks == 3  # it was one read that failed
+                staged = await worker.stage(keys)
+                await worker.assert_holds(staged, keys)
+            async with kvstore(place):
+                await worker.open()
+                errors.append(lmdb.CorruptedError("made up"))
+                await worker.arrived(await worker.stage(keys))
+                await until(lists(redis, []))
+                assert (await worker.stats()).disk_blocks == 0
+                await worker.store(2, seed=1)
+                assert (place.config.disk_path / ASIDE_NAME).exists()
+            async with kvstore(place):
+                assert (await worker.stats()).disk_blocks == 2
 
     asyncio.run(scenario())
 

@@ -9,6 +9,7 @@ import pytest
 
 from services.kvstore import threads
 from services.kvstore.core import (
+    BeginDiskAnew,
     BlockWrite,
     DeleteBlocks,
     LoadOutcome,
@@ -18,7 +19,8 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.disk import CorruptPage, Disk, FoundBlock, Writer
+from services.kvstore.disk import CorruptPage, Disk, DiskDamaged, FoundBlock, Reader, Scan, Writer
+from services.kvstore.start import start_disk
 from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
 from services.kvstore.values import BadValue, ValueHeader, read_header, write_header
 from shared.arena import Arena, PageState, checksum
@@ -80,19 +82,19 @@ def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
 
 
 def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=100) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
         writer.put(write_of(arena, 2, [2, 3]), arena.pages)
         writer.touch([key(2)])
     disk.close()
-    disk = Disk.open(tmp_path / "kv", MIB)
-    assert disk.scan(200) == [
+    disk = Disk(tmp_path / "kv", MIB)
+    assert disk.scan().blocks == [
         FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100) for number in (1, 2)
     ]
     with disk.write(now_s=150) as writer:
         writer.touch([key(1)])
-    assert [block.used_s for block in disk.scan(200)] == [150, 100]
+    assert [block.used_s for block in disk.scan().blocks] == [150, 100]
     assert read(disk, arena, 2, 1) is LoadOutcome.READY
     assert np.array_equal(arena.pages[7], arena.pages[3])
     with disk.write(now_s=300) as writer:
@@ -103,7 +105,7 @@ def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) ->
 
 @pytest.mark.parametrize("at", [100, 512 + 4999])
 def test_a_flipped_byte_is_found(tmp_path: Path, arena: Arena, at: int) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
     _flip(tmp_path / "kv" / "data.mdb", number=1, layer=1, at=at)
@@ -126,32 +128,32 @@ def _flip(path: Path, number: int, layer: int, at: int) -> None:
 def test_a_block_without_one_of_its_layers_is_deleted_at_the_start(
     tmp_path: Path, arena: Arena
 ) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
         writer.put(write_of(arena, 2, [2, 3]), arena.pages)
         writer.delete(key(1), num_layers=1)
-    assert [block.key for block in disk.scan(2)] == [key(2)]
+    assert [block.key for block in disk.scan().blocks] == [key(2)]
     assert read(disk, arena, 1, 1) is LoadOutcome.MISSING
     disk.close()
 
 
 def test_a_page_that_is_not_what_was_announced_is_not_stored(tmp_path: Path, arena: Arena) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     write = write_of(arena, 1, [0, 1])
     arena.pages[1, 17] ^= 1
     with pytest.raises(CorruptPage), disk.write(now_s=1) as writer:
         writer.put(write, arena.pages)
-    assert disk.scan(2) == []
+    assert disk.scan().blocks == []
     disk.close()
 
 
 def test_a_database_that_is_none_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv" / "data.mdb").write_bytes(b"\1" * 16384)
-    disk = Disk.open(tmp_path / "kv", MIB)
-    assert disk.scan(1) == []
-    disk.close()
+    started = start_disk(tmp_path / "kv", MIB)
+    assert started.is_anew and started.scan == Scan([])
+    started.disk.close()
 
 
 def fail(error: BaseException) -> None:
@@ -169,9 +171,9 @@ def test_the_writer_loses_only_what_fails(
         put(self, write, pages)
 
     monkeypatch.setattr(Writer, "put", full)
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
-    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail)
+    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail)
     bad = write_of(arena, 3, [4, 5])
     bad.checksums[0] += 1
     writes = [write_of(arena, 1, [0, 1]), write_of(arena, 2, [2, 3]), bad]
@@ -181,15 +183,15 @@ def test_the_writer_loses_only_what_fails(
     outcomes = {}
     while not reports.empty():
         outcomes.update({block_id: outcome for block_id, outcome, _ in reports.get()})
-    assert outcomes == {1: WriteOutcome.STORED, 2: WriteOutcome.FAILED, 3: WriteOutcome.CORRUPT}
-    assert [block.key for block in disk.scan(1)] == [key(1)]
+    assert outcomes == {1: WriteOutcome.STORED, 2: WriteOutcome.FULL, 3: WriteOutcome.CORRUPT}
+    assert [block.key for block in disk.scan().blocks] == [key(1)]
     disk.close()
 
 
 def test_a_deletion_that_fails_is_made_up_for(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     delete = Writer.delete
     failures = [lmdb.MapFullError("full"), lmdb.MapFullError("full")]
 
@@ -201,22 +203,84 @@ def test_a_deletion_that_fails_is_made_up_for(
     monkeypatch.setattr(Writer, "delete", failing)
     monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
-    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail)
+    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail)
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
     writer.submit(WriteBlocks([write_of(arena, 2, [2, 3])]))
     writer.submit(WriteBlocks([write_of(arena, 3, [4, 5])]))
     writer.stop()
-    assert [block.key for block in disk.scan(1)] == [key(2), key(3)]
+    assert [block.key for block in disk.scan().blocks] == [key(2), key(3)]
+    disk.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "num_damaged"),
+    [
+        (lmdb.Error("Input/output error"), 0),
+        (lmdb.ReadersFullError(""), 0),
+        (lmdb.PanicError(""), 1),
+    ],
+)
+def test_a_read_that_fails_says_nothing_of_the_page(
+    tmp_path: Path,
+    arena: Arena,
+    monkeypatch: pytest.MonkeyPatch,
+    error: lmdb.Error,
+    num_damaged: int,
+) -> None:
+    def failing(self: Reader, load: PageLoad, out: np.typing.NDArray[np.uint8]) -> LoadOutcome:
+        raise error
+
+    monkeypatch.setattr(Reader, "copy", failing)
+    disk = Disk(tmp_path / "kv", MIB)
+    reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
+    damages: list[DiskDamaged] = []
+    loader = LoaderThread(
+        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), damages.append, fail
+    )
+    loads = [load_of(1, 0, page=6), load_of(1, 1, page=7)]
+    loader.submit(LoadPages(loads))
+    loader.stop()
+    assert reports.get() == [(load, LoadOutcome.FAILED) for load in loads]
+    assert arena.word(6) == arena.word(7) == (3, PageState.BAD)
+    assert len(damages) == num_damaged
+    disk.close()
+
+
+def test_the_writer_begins_a_damaged_database_anew_in_order(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path / "kv", MIB)
+    put = Writer.put
+
+    def failing(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+        if disk.life == 1:
+            raise lmdb.CorruptedError("made up")
+        put(self, write, pages)
+
+    monkeypatch.setattr(Writer, "put", failing)
+    reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
+    damages: queue.SimpleQueue[DiskDamaged] = queue.SimpleQueue()
+    writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, damages.put, fail)
+    writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
+    assert damages.get(timeout=60).life == 1
+    assert [outcome for _, outcome, _ in reports.get(timeout=60)] == [WriteOutcome.FAILED]
+    writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))  # of the old database
+    writer.submit(BeginDiskAnew())
+    writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
+    writer.stop()
+    assert [block.key for block in disk.scan().blocks] == [key(1)]
     disk.close()
 
 
 def test_the_loader_publishes_every_page_it_was_given(tmp_path: Path, arena: Arena) -> None:
-    disk = Disk.open(tmp_path / "kv", MIB)
+    disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = LoaderThread(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail)
+    loader = LoaderThread(
+        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail
+    )
     loads = [load_of(1, 0, page=6), load_of(2, 0, page=7)]
     loader.submit(LoadPages(loads))
     loader.stop()

@@ -39,6 +39,7 @@ class Host:
         effects: everything the core asked for, in order.
         loads: batches with the loader.
         writes: blocks with the writer.
+        failed: page and generation of loads that failed.
     """
 
     def __init__(self, num_pages: int = NUM_PAGES, disk_bytes_max: int = 10**9) -> None:
@@ -57,6 +58,7 @@ class Host:
         self.effects: list[Effect] = []
         self.loads: deque[list[PageLoad]] = deque()
         self.writes: deque[BlockWrite] = deque()
+        self.failed: set[tuple[int, int]] = set()
 
     def perform(self, effects: list[Effect]) -> None:
         self.effects += effects
@@ -130,6 +132,8 @@ class Host:
             ), "a page in flight was given away"
             state = PageState.READY if each is LoadOutcome.READY else PageState.BAD
             self.words[load.page] = (load.generation, state)
+            if each is LoadOutcome.FAILED:
+                self.failed.add((load.page, load.generation))
         self.perform(self.core.on_loaded(list(zip(loads, outcomes, strict=True)), self.now_ns))
         return loads
 

@@ -91,6 +91,11 @@ class KvMachine(RuleBasedStateMachine):
     def delete(self, sequence: int, num_blocks: int) -> None:
         self.host.delete([(sequence, index) for index in range(num_blocks)])
 
+    @rule(lives_ago=st.integers(0, 1))
+    def damage_disk(self, lives_ago: int) -> None:
+        life = self.host.core.counts.num_disks_anew + 1 - lives_ago
+        self.host.perform(self.host.core.on_disk_damaged(life, self.host.now_ns))
+
     @rule(worker=workers)
     def die(self, worker: WorkerId) -> None:
         self.host.perform(self.host.core.on_worker_gone(worker, "i", self.host.now_ns))
@@ -109,7 +114,10 @@ class KvMachine(RuleBasedStateMachine):
     def what_is_held_stays(self) -> None:
         for staged in (s for tickets in self.held.values() for s in tickets):
             for page, generation in zip(staged.pages, staged.generations, strict=True):
-                assert self.host.words[page][0] == generation, "a pinned page was given away"
+                is_failed = (page, generation) in self.host.failed
+                assert is_failed or self.host.words[page][0] == generation, (
+                    "a pinned page was given away"
+                )
         for write in self.host.writes:
             block = self.host.arena.holding[write.block_id]
             assert block.pages == write.pages, "the only copy of a block was evicted"

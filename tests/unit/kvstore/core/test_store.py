@@ -3,6 +3,7 @@
 import pytest
 
 from services.kvstore.core import (
+    BeginDiskAnew,
     DeleteBlocks,
     IndexAdd,
     IndexRemove,
@@ -171,9 +172,9 @@ def test_a_block_deleted_while_it_is_written_is_deleted_after(host: Host) -> Non
 def test_a_full_disk_drops_the_oldest_once_then_keeps_the_block_in_the_arena(host: Host) -> None:
     host.store(chain(0, 2))
     host.commit([(1, 0)], host.lease(LAYERS))
-    host.finish_write(WriteOutcome.FAILED)
+    host.finish_write(WriteOutcome.FULL)
     assert len(host.core.disk) == 0
-    host.finish_write(WriteOutcome.FAILED)
+    host.finish_write(WriteOutcome.FULL)
     assert host.core.counts.num_blocks_unwritten == 1
     staged = host.stage(1, 1)
     assert staged.num_blocks == 1
@@ -230,3 +231,50 @@ def test_a_worker_that_opens_again_holds_nothing(host: Host) -> None:
     host.release(staged.ticket, pages)
     host.check_pages_conserved()
     assert len(host.lease(NUM_PAGES)) == NUM_PAGES
+
+
+def test_a_read_that_fails_fails_this_load_only(host: Host) -> None:
+    host.store(chain(0, 1))
+    host.evict_all()
+    staged = host.stage(0, 1)
+    host.finish_load(LoadOutcome.FAILED)
+    assert host.core.counts.num_pages_unread == 1
+    assert host.words[staged.pages[0]][1] is PageState.FREE  # the reader sees that it is not READY
+    assert host.words[staged.pages[1]][1] is PageState.READY
+    assert IndexRemove([key_of(0, 0)]) not in host.effects and len(host.core.disk) == 1
+    again = host.stage(0, 1, worker=WORKERS[1])
+    assert (again.num_blocks, again.num_from_disk) == (1, 1)
+    host.finish_load()
+    assert host.words[again.pages[0]] == (again.generations[0], PageState.READY)
+
+
+def test_a_failed_write_is_tried_once_more_and_costs_no_other_block(host: Host) -> None:
+    host.store(chain(0, 2))
+    host.commit([(1, 0)], host.lease(LAYERS))
+    host.finish_write(WriteOutcome.FAILED)
+    host.finish_write(WriteOutcome.FAILED)
+    assert not host.writes and len(host.core.disk) == 2
+    assert host.core.counts.num_blocks_unwritten == 1
+    assert host.stage(1, 1).num_blocks == 1
+
+
+def test_a_damaged_disk_begins_anew_once_and_the_arena_keeps_what_is_whole(host: Host) -> None:
+    host.store([*chain(0, 1), *chain(1, 1)])
+    host.evict_all()
+    loading = host.stage(0, 1)
+    host.store(chain(2, 1))
+    host.commit(chain(3, 1), host.lease(LAYERS))
+    for _ in range(2):  # both threads met it
+        host.perform(host.core.on_disk_damaged(1, host.now_ns))
+    host.finish_write(WriteOutcome.FAILED)
+    assert host.effects.count(BeginDiskAnew()) == host.core.counts.num_disks_anew == 1
+    removed = [effect for effect in host.effects if isinstance(effect, IndexRemove)]
+    assert [set(effect.keys) for effect in removed] == [{key_of(n, 0) for n in (0, 1, 2)}]
+    assert [host.stage(sequence, 1).num_blocks for sequence in range(4)] == [0, 0, 1, 1]
+    host.finish_load(LoadOutcome.FAILED)
+    host.release(loading.ticket)
+    host.finish_write()
+    assert list(host.core.disk.keys) == [key_of(3, 0)]
+    host.check_pages_conserved()
+    host.perform(host.core.on_disk_damaged(2, host.now_ns))
+    assert len(host.core.disk) == 0
