@@ -24,6 +24,7 @@ from services.kvstore.core import (
     NewBlock,
     Open,
     Release,
+    Renew,
     SetWords,
     Stage,
     StoredBlock,
@@ -134,6 +135,7 @@ class KvService:
             await bus.serve(subjects.KV_LEASE, self._lease, host_id),
             await bus.serve(subjects.KV_STAGE, self._stage, host_id),
             await bus.serve(subjects.KV_COMMIT, self._commit, host_id),
+            await bus.serve(subjects.KV_RENEW, self._renew, host_id),
             await bus.subscribe(subjects.KV_RELEASE, self._release, host_id),
             await bus.serve(subjects.SESSION_DELETE, self._delete),
             await bus.serve(subjects.KV_STATS, self._stats),
@@ -241,6 +243,13 @@ class KvService:
         num_blocks, effects = self._core.on_commit(event, self._runtime.clock.now_ns())
         self._perform(effects)
         return m.KvCommitted(num_blocks=num_blocks)
+
+    async def _renew(self, message: m.KvRenew) -> m.Empty:
+        self._refuse_if_closed()
+        tickets = unpack_ints(message.tickets, "Q")
+        event = Renew(message.worker_id, message.incarnation, tickets)
+        self._core.on_renew(event, self._runtime.clock.now_ns())
+        return m.Empty()
 
     def _release(self, message: m.KvRelease) -> None:
         if self._is_closed:

@@ -16,6 +16,7 @@ _COUNTERS = {
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
+    "num_tickets_expired": counter("kv_expired_tickets_total", "Stages that nobody released"),
     "num_disks_anew": counter("kv_disks_anew_total", "KV databases given up as damaged"),
 }
 

@@ -26,11 +26,12 @@ from shared.messages import (
     KvLease,
     KvOpen,
     KvRelease,
+    KvRenew,
     KvStage,
     KvStaged,
     pack_ints,
 )
-from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_STAGE
+from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class KvClient:
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._lease_lock: int | None = None
+        self._tickets: set[int] = set()  # what the core was given and has not released
         self.epoch = 0
         self._num_arena_pages = 0
         self._lost = asyncio.Event()
@@ -83,15 +85,15 @@ class KvClient:
     async def maintain(self) -> None:
         """Keep the connection: open, and open again whenever it is lost. Runs for ever.
 
-        A kvstore that was restarted knows nobody. It is asked now and then, so that an idle worker
-        learns of it before its next turn, whose new blocks would else go nowhere.
+        A kvstore that was restarted knows nobody. It is told now and then what we hold, so that an
+        idle worker learns of it before its next turn, whose new blocks would else go nowhere.
         """
         has_warned = False
         while True:
             try:
                 await asyncio.wait_for(self._lost.wait(), PROBE_S)
             except TimeoutError:
-                await self.lease(0)
+                await self._renew()
                 continue
             try:
                 await self._open()
@@ -126,22 +128,20 @@ class KvClient:
 
     async def stage(self, keys: list[BlockKey], request_id: str = "") -> Staged | None:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
-        epoch = self.epoch
         request = replace(self._stage_request(pack_keys(keys)), request_id=request_id)
-        reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
-        return None if reply is None else await self._staged(reply, keys, epoch)
+        reply = await self._stage(request)
+        return None if reply is None else await self._staged(reply, keys)
 
     async def stage_session(
         self, tenant: TenantId, session_id: SessionId, priority: int
     ) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
-        epoch = self.epoch
-        request = self._stage_request("", tenant, session_id, priority)
-        reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
-        return None if reply is None else await self._staged(reply, None, epoch)
+        reply = await self._stage(self._stage_request("", tenant, session_id, priority))
+        return None if reply is None else await self._staged(reply, None)
 
     async def release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
         """Unpin a stage, give leased pages back."""
+        self._tickets.discard(ticket)
         request = KvRelease(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -179,9 +179,11 @@ class KvClient:
             self._lease_lock = None
 
     async def _open(self) -> None:
+        # A new one each time: a call of ours that the kvstore hears late must not hold anything.
+        incarnation = new_id("inc")
         request = KvOpen(
             worker_id=self._worker_id,
-            incarnation=self._incarnation,
+            incarnation=incarnation,
             fingerprint=self._info.fingerprint,
             num_layers=self._info.num_layers,
             page_bytes=self._info.page_bytes,
@@ -193,11 +195,31 @@ class KvClient:
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._lease_lock = lock
         self._num_arena_pages = arena.num_pages
+        self._incarnation = incarnation
+        self._tickets.clear()
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})
         self.epoch += 1
         self._on_connected(arena, self.epoch)
         self._met.set()
+
+    async def _renew(self) -> None:
+        request = KvRenew(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            tickets=pack_ints(sorted(self._tickets), "Q"),
+        )
+        await self._call(self._bus.request(KV_RENEW, request, self._host_id))
+
+    async def _stage(self, request: KvStage) -> KvStaged | None:
+        """None also for an answer to an earlier connection: its ticket went with that."""
+        epoch = self.epoch
+        reply = await self._call(self._bus.request(KV_STAGE, request, self._host_id))
+        if reply is None or epoch != self.epoch:
+            return None
+        if reply.ticket:
+            self._tickets.add(reply.ticket)
+        return reply
 
     async def _call(self, call: Awaitable[T]) -> T | None:
         """Await a call to the kvstore. None, and a new connection, if it is not to be reached."""
@@ -237,16 +259,14 @@ class KvClient:
             priority=priority,
         )
 
-    async def _staged(
-        self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int
-    ) -> Staged | None:
+    async def _staged(self, reply: KvStaged, keys: list[BlockKey] | None) -> Staged | None:
         try:
             return staged_blocks(
                 reply,
                 keys,
                 num_layers=self._info.num_layers,
                 num_arena_pages=self._num_arena_pages,
-                epoch=epoch,
+                epoch=self.epoch,
             )
         except MalformedMessage as error:
             _reject("stage", error)

@@ -14,9 +14,10 @@ from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvOpen:
     """Worker introduces itself, before any other call and again whenever the kvstore says
-    `unknown_worker`.
+    `unknown_worker` or does not answer in time.
 
-    A new incarnation of the same worker gives back everything the old one held.
+    Each time as a new incarnation, which gives back everything the old one held, and makes calls of
+    the old one that are still on their way come to nothing.
     """
 
     worker_id: WorkerId
@@ -78,7 +79,7 @@ class KvStage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStaged:
     """The first `num_blocks` of the keys are there or on their way. Release the ticket when done
-    reading.
+    reading, and renew it until then.
     """
 
     ticket: int = 0
@@ -89,6 +90,17 @@ class KvStaged:
         ""  # packed int32 [layer][block]: what the page's word must still hold after reading
     )
     num_from_disk: int = 0  # pages that were not in the arena yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRenew:
+    """Worker is alive and holds these tickets (packed uint64). Any that it does not name for some
+    time, which it lost track of, are unpinned.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    tickets: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,8 +78,13 @@ class FakeKvstore:
         return Staged(ticket, found, pages, generations, num_from_disk)
 
     def release(self, ticket: int) -> None:
-        """Unpin; a ticket of an earlier life means nothing."""
+        """Unpin; a ticket that expired or is of an earlier life means nothing."""
         self.pins.subtract(self.tickets.pop(ticket, []))
+
+    def expire(self) -> None:
+        """Unpin every stage, as if nobody had renewed its ticket."""
+        self.tickets.clear()
+        self.pins.clear()
 
     def lease(self, count: int) -> list[int]:
         """Up to `count` pages to write into."""

@@ -33,6 +33,9 @@ class Traffic:
             world.after(self.random.randrange(20 * MS), self._lose_connection)
         if self.random.random() < 0.3:
             world.after(self.random.randrange(20 * MS), self._lose_blocks)
+        if self.random.random() < 0.3:
+            for _ in range(10):
+                world.after(self.random.randrange(50 * MS), world.kvstore.expire)
 
     def _tokens(self, length: int) -> list[int]:
         return [self.random.randrange(1, VOCABULARY) for _ in range(length)]

@@ -17,7 +17,7 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, NewBlock, Open, Release, Stage, Staged
+from services.kvstore.core.events import Commit, NewBlock, Open, Release, Renew, Stage, Staged
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.store import KvCore
 
@@ -39,6 +39,7 @@ __all__ = [
     "Open",
     "PageLoad",
     "Release",
+    "Renew",
     "SetWords",
     "Stage",
     "Staged",

@@ -67,6 +67,15 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """A worker is alive and still holds these tickets."""
+
+    worker_id: WorkerId
+    incarnation: str
+    tickets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Unpin a ticket (0: none), and give leased pages back."""
 

@@ -10,12 +10,14 @@ class Limits:
     expiry_ns: blocks unused for this long are deleted.
     noted_ns: how far a block's last use, as written to disk and Redis, may lag behind.
     load_bytes_max: of one batch for the loader: what a more urgent page may have to wait for.
+    ticket_ns: tickets that nobody renewed for this long are released.
     load_batches_max: batches with the loader at once; two keep it busy.
     """
 
     disk_bytes_max: int
     expiry_ns: int
     noted_ns: int
+    ticket_ns: int = 120_000_000_000
     load_bytes_max: int = 8 * 1024 * 1024
     load_batches_max: int = 2
 
@@ -30,4 +32,5 @@ class Counts:
     num_blocks_committed: int = 0
     num_blocks_unwritten: int = 0  # given up: the disk did not take them
     num_blocks_dropped: int = 0  # left the disk for age or size
+    num_tickets_expired: int = 0
     num_disks_anew: int = 0  # databases given up as damaged

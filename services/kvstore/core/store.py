@@ -24,12 +24,12 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, Open, Release, Stage, Staged
+from services.kvstore.core.events import Commit, Open, Release, Renew, Stage, Staged
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.load_queue import LoadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
 from services.kvstore.core.tiers import Tiers
-from services.kvstore.core.workers import Ticket, Workers
+from services.kvstore.core.workers import Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest
@@ -89,7 +89,7 @@ class KvCore:
         effects: list[Effect] = []
         if (worker := self.workers.close(worker_id, incarnation)) is not None:
             for ticket in worker.tickets.values():
-                self._unpin(ticket, now_ns, effects)
+                self._tiers.unpin(ticket, now_ns, effects)
             for page_bytes, pages in worker.leased.items():
                 self.arenas[page_bytes].give(sorted(pages), effects)
         return effects
@@ -109,6 +109,14 @@ class KvCore:
         worker.leased.setdefault(page_bytes, set()).update(pages)
         return pages, effects
 
+    def on_renew(self, event: Renew, now_ns: int) -> None:
+        """A worker still holds these tickets; those that are gone are ignored.
+
+        Raises:
+            NotFound: `unknown_worker`.
+        """
+        self.workers.get(event.worker_id, event.incarnation).renew(event.tickets, now_ns)
+
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
         """Unpin and give back. What the worker does not hold is ignored: it was reclaimed."""
         worker = self.workers.find(event.worker_id)
@@ -116,7 +124,7 @@ class KvCore:
         if worker is None or worker.incarnation != event.incarnation:
             return effects
         if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
-            self._unpin(ticket, now_ns, effects)
+            self._tiers.unpin(ticket, now_ns, effects)
         leased = worker.leased.get(event.page_bytes, set())
         if pages := sorted(leased.intersection(event.pages)):
             leased.difference_update(pages)
@@ -166,7 +174,7 @@ class KvCore:
         missing = fill_prefix(arena, self.disk, blocks, effects)
         if not blocks:
             return Staged(), effects
-        ticket = self.workers.add_ticket(worker, event.page_bytes, blocks)
+        ticket = self.workers.add_ticket(worker, event.page_bytes, blocks, now_ns)
         num_from_disk = queue_loads(self._loads, blocks, missing, event.priority)
         # The first block last: a prefix is worth more than what follows it.
         if stale := self.disk.use(
@@ -264,6 +272,9 @@ class KvCore:
     def on_tick(self, now_ns: int) -> list[Effect]:
         """Now and then: let go of what is expired or too much."""
         effects: list[Effect] = []
+        for ticket in self.workers.take_expired(now_ns - self._limits.ticket_ns):
+            self._tiers.unpin(ticket, now_ns, effects)
+            self.counts.num_tickets_expired += 1
         self._shrink_disk(now_ns, effects)
         return effects
 
@@ -271,12 +282,6 @@ class KvCore:
         if (arena := self.arenas.get(page_bytes)) is None:
             raise InvalidRequest(f"no arena of {page_bytes}-byte pages is open", "page_bytes")
         return arena
-
-    def _unpin(self, ticket: Ticket, now_ns: int, effects: list[Effect]) -> None:
-        arena = self.arenas[ticket.page_bytes]
-        for block in ticket.blocks:
-            block.used_at_ns = now_ns
-            arena.unpin(block, effects)
 
     def _send_loads(self, effects: list[Effect]) -> None:
         while self._num_batches < self._limits.load_batches_max:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DeleteBlocks, Effect, IndexRemove
+from services.kvstore.core.workers import Ticket
 from shared.blocks import BlockKey
 
 
@@ -16,6 +17,13 @@ class Tiers:
     def __init__(self, arenas: Mapping[int, ArenaTier], disk: DiskTier) -> None:
         self._arenas = arenas
         self._disk = disk
+
+    def unpin(self, ticket: Ticket, now_ns: int, effects: list[Effect]) -> None:
+        """A ticket ended: its blocks were used until now."""
+        arena = self._arenas[ticket.page_bytes]
+        for block in ticket.blocks:
+            block.used_at_ns = now_ns
+            arena.unpin(block, effects)
 
     def surplus(self, used_before_ns: int) -> list[BlockKey]:
         """Blocks on disk to give up for age or size."""

@@ -10,12 +10,17 @@ from shared.errors import NotFound
 from shared.ids import WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ticket:
-    """Blocks pinned by one stage."""
+    """Blocks pinned by one stage.
+
+    Attributes:
+        held_at_ns: when its worker last said that it holds it.
+    """
 
     page_bytes: int
     blocks: list[Block]
+    held_at_ns: int
 
 
 @dataclass(slots=True)
@@ -32,6 +37,12 @@ class Worker:
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
     leased: dict[int, set[int]] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
+
+    def renew(self, numbers: list[int], now_ns: int) -> None:
+        """It still holds these tickets; those that are gone are ignored."""
+        for number in numbers:
+            if (ticket := self.tickets.get(number)) is not None:
+                ticket.held_at_ns = now_ns
 
 
 class Workers:
@@ -68,11 +79,24 @@ class Workers:
             return None
         return self._workers.pop(worker_id)
 
-    def add_ticket(self, worker: Worker, page_bytes: int, blocks: list[Block]) -> int:
+    def add_ticket(self, worker: Worker, page_bytes: int, blocks: list[Block], now_ns: int) -> int:
         """Number of a new ticket that holds `blocks`."""
         number = next(self._ticket_numbers)
-        worker.tickets[number] = Ticket(page_bytes, blocks)
+        worker.tickets[number] = Ticket(page_bytes, blocks, now_ns)
         return number
+
+    def take_expired(self, held_until_ns: int) -> list[Ticket]:
+        """Take out the tickets that nobody holds any more: last renewed then, or before.
+
+        An answer may be lost that brought a ticket, and a message that released one. To take a
+        ticket from a worker that does read is safe: it sees by the pages' words what was replaced.
+        """
+        expired = []
+        for worker in self:
+            for number, ticket in list(worker.tickets.items()):
+                if ticket.held_at_ns <= held_until_ns:
+                    expired.append(worker.tickets.pop(number))
+        return expired
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())

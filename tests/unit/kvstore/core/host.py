@@ -14,6 +14,7 @@ from services.kvstore.core import (
     Open,
     PageLoad,
     Release,
+    Renew,
     SetWords,
     Stage,
     Staged,
@@ -28,6 +29,7 @@ LAYERS = 2
 PAGE_BYTES = 100
 NUM_PAGES = 12
 BLOCK_BYTES = LAYERS * PAGE_BYTES
+TICKET_NS = 2000
 WORKERS = [WorkerId("w1"), WorkerId("w2")]
 
 
@@ -48,6 +50,7 @@ class Host:
                 disk_bytes_max=disk_bytes_max,
                 expiry_ns=1000,
                 noted_ns=100,
+                ticket_ns=TICKET_NS,
                 load_bytes_max=3 * PAGE_BYTES,
             )
         )
@@ -121,6 +124,13 @@ class Host:
     ) -> None:
         event = Release(worker, "i", ticket, PAGE_BYTES, pages or [])
         self.perform(self.core.on_release(event, self.now_ns))
+
+    def renew(self, tickets: list[int], worker: WorkerId = WORKERS[0]) -> None:
+        self.core.on_renew(Renew(worker, "i", tickets), self.now_ns)
+
+    def pass_time(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.perform(self.core.on_tick(self.now_ns))
 
     def finish_load(self, outcome: LoadOutcome = LoadOutcome.READY) -> list[PageLoad]:
         """The loader's oldest batch ends, its first page so, the others well."""

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.kvstore.core import LoadOutcome, Staged, WriteOutcome
 from shared.ids import WorkerId
-from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host
+from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, TICKET_NS, WORKERS, Host
 
 workers = st.sampled_from(WORKERS)
 sequences = st.integers(0, 2)
@@ -21,6 +21,7 @@ class KvMachine(RuleBasedStateMachine):
         self.host = Host(disk_bytes_max=1500)
         self.leased: dict[WorkerId, list[int]] = {}
         self.held: dict[WorkerId, list[Staged]] = {}
+        self.renewed_at_ns: dict[int, int] = {}  # by ticket
         for worker in WORKERS:
             self._open(worker)
 
@@ -64,6 +65,7 @@ class KvMachine(RuleBasedStateMachine):
         staged = self.host.stage(sequence, num_blocks, priority, worker)
         if staged.num_blocks:
             self.held[worker].append(staged)
+            self.renewed_at_ns[staged.ticket] = self.host.now_ns
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
@@ -103,8 +105,32 @@ class KvMachine(RuleBasedStateMachine):
 
     @rule(duration_ns=st.integers(0, 400))
     def pass_time(self, duration_ns: int) -> None:
-        self.host.now_ns += duration_ns
-        self.host.perform(self.host.core.on_tick(self.host.now_ns))
+        self.host.pass_time(duration_ns)
+        self._let_expire()
+
+    @rule(worker=workers, data=st.data())
+    def renew(self, worker: WorkerId, data: st.DataObject) -> None:
+        """What it names stays; what it forgot, or has let go, does no harm."""
+        tickets = data.draw(st.lists(st.sampled_from([0, *self.renewed_at_ns]), max_size=4))
+        self.host.renew(tickets, worker)
+        own = {staged.ticket for staged in self.held[worker]}
+        for ticket in own.intersection(tickets):
+            self.renewed_at_ns[ticket] = self.host.now_ns
+
+    @rule()
+    def fall_silent(self) -> None:
+        self.host.pass_time(TICKET_NS)
+        self._let_expire()
+        assert not any(self.held.values())
+        assert not any(block.num_pins for block in self.host.arena.holding.values())
+
+    def _let_expire(self) -> None:
+        for worker, held in self.held.items():
+            self.held[worker] = [
+                staged
+                for staged in held
+                if self.host.now_ns - self.renewed_at_ns[staged.ticket] < TICKET_NS
+            ]
 
     @invariant()
     def pages_are_conserved(self) -> None:

@@ -13,7 +13,15 @@ from services.kvstore.core import (
 )
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
-from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, NUM_PAGES, WORKERS, Host, key_of
+from tests.unit.kvstore.core.host import (
+    BLOCK_BYTES,
+    LAYERS,
+    NUM_PAGES,
+    TICKET_NS,
+    WORKERS,
+    Host,
+    key_of,
+)
 
 
 @pytest.fixture
@@ -278,3 +286,23 @@ def test_a_damaged_disk_begins_anew_once_and_the_arena_keeps_what_is_whole(host:
     host.check_pages_conserved()
     host.perform(host.core.on_disk_damaged(2, host.now_ns))
     assert len(host.core.disk) == 0
+
+
+def test_a_ticket_that_nobody_renews_is_released(host: Host) -> None:
+    host.store(chain(0, 2))
+    lost, held = host.stage(0, 1), host.stage(0, 2)
+    for _ in range(4):
+        host.pass_time(TICKET_NS // 2)
+        host.renew([held.ticket, 12345])
+    pins = [host.arena.blocks[key_of(0, index)].num_pins for index in range(2)]
+    assert pins == [1, 1] and host.core.counts.num_tickets_expired == 1
+    host.release(lost.ticket)  # too late, and without harm
+    host.pass_time(TICKET_NS)
+    host.renew([held.ticket])
+    assert not any(block.num_pins for block in host.arena.holding.values())
+    assert len(host.lease(NUM_PAGES)) == NUM_PAGES
+
+
+def test_who_is_not_open_cannot_renew() -> None:
+    with pytest.raises(NotFound):
+        Host().renew([1])
