@@ -19,6 +19,7 @@ from services.frontend.api.schemas import (
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
+from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
 
 B = TypeVar("B", bound="Body")
 
@@ -27,8 +28,6 @@ CHOICES_MAX = 128
 PROMPTS_MAX = 1024
 STOPS_MAX = 16
 STOP_CHARS_MAX = 512
-LOGPROBS_MAX = 20
-TOKEN_IDS_MAX = 1024
 INT64_MAX = 2**63 - 1
 NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"  # no path of a URL would match an id with a line break
 

@@ -2,9 +2,10 @@
 
 import secrets
 
-from services.frontend.api.bodies import TOKEN_IDS_MAX, ChatBody, CompletionBody, Generate
+from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults, SamplingParams
+from shared.sampling import TOKEN_IDS_MAX
 
 SEEDS = 2**63
 ID_DIGITS_MAX = 12

@@ -1,4 +1,5 @@
 from services.worker.core.effects import (
+    CommitBlocks,
     LoadPages,
     ReleaseTicket,
     ReturnPages,
@@ -435,6 +436,35 @@ class TestRowsThatCannotBeComputed:
         effects = engine.finish(plan, broken={0: "not finite"})
         returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
         assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+
+    def test_without_checksums_a_write_is_none(self) -> None:
+        engine = Engine()
+        engine.core.writeback.connect(1)
+        engine.plan()
+        engine.core.on_leased(list(range(100)))
+        engine.submit(new_turn("t", PROMPT))
+        engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
+        plan = engine.plan()
+        assert plan is not None and plan.writes
+        sampled: list[Sampled | None] = [Sampled(PLAIN_TOKEN)]
+        result = StepResult(sampled, checksums=[[] for _ in plan.writes], duration_ns=MS)
+        effects = engine.core.on_step(result, engine.now_ns)
+        assert not of_kind(effects, CommitBlocks)
+        returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
+        assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+
+    def test_leave_to_others_what_those_run_on_as_well(self) -> None:
+        engine = Engine()
+        engine.run(new_turn("first", PROMPT, sampling=limited(1)))
+        shared = set(engine.core.pool.blocks)
+        engine.submit(new_turn("good", PROMPT))
+        engine.submit(new_turn("bad", [*PROMPT, 1, 2]))
+        plan = engine.plan()
+        assert plan is not None and shared
+        engine.finish(plan, broken={names(plan.rows).index("bad"): "not finite"})
+        blocks = engine.core.pool.blocks
+        assert shared <= set(blocks) and not any(blocks[key].lost for key in shared)
+        assert names(engine.step()) == ["good"]
 
     def test_of_a_turn_that_was_cancelled_meanwhile_are_told_nobody(self) -> None:
         engine = Engine()
