@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cli.plan import ROOT
+from cli.plan import ROOT, python_path
 from cli.reporting import out
 
 # A file's tests share a house, so they stay together. Every process may hold one in memory.
@@ -35,11 +35,10 @@ def run_checks(pytest_args: Sequence[str]) -> int:
 def _run(command: Sequence[str]) -> tuple[int, float]:
     out.print(f"[bold]{' '.join(command)}[/bold]")
     start = time.monotonic()
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     code = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT,
-        env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path},
+        env={**ENVIRONMENT, **os.environ, "PYTHONPATH": python_path(os.environ)},
         check=False,
     ).returncode
     return code, time.monotonic() - start

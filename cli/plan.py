@@ -109,6 +109,11 @@ class HousePlan:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+def python_path(environment: Mapping[str, str]) -> str:
+    """``PYTHONPATH`` of a process that is to run our code: this checkout, then what was there."""
+    return os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+
+
 def check_data_dir(data_dir: Path) -> None:
     """Make the folder unless it is there, and see that there is room in it.
 
@@ -176,7 +181,7 @@ def plan_house(
         "SYMPHONY_ARENA_DIR": str(options.arena_dir),
         "SYMPHONY_SCHEDULER_SHARDS": str(options.num_shards),
         "SYMPHONY_METRICS_PORT": "0",  # one port cannot serve them all
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(environment),
         "PYTHONUNBUFFERED": "1",
     }
     return HousePlan(nats_url, redis_url, servers, _services(options, common, logs), common)

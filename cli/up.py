@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from cli.house import check_start, run_house
 from cli.models.prepare import prepare_default, prepare_models
-from cli.plan import ROOT, HouseOptions
+from cli.plan import HouseOptions, python_path
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
@@ -44,7 +44,7 @@ def up_detached(options: HouseOptions) -> None:
     reading, writing = os.pipe()
     supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
         [sys.executable, "-P", "-m", "cli.up", str(writing)],
-        env={**os.environ, "PYTHONPATH": _python_path()},
+        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
         stdin=subprocess.PIPE,
         pass_fds=[writing],
         start_new_session=True,
@@ -115,10 +115,6 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
             terminal.ready(url, reasons)
             return True
     return False
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _main() -> int:

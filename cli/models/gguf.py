@@ -25,6 +25,7 @@ WORD_PATTERNS = {
 }
 SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
 GPT2_RULE = frozenset({"", "default", "gpt-2", "gpt2"})
+END_TOKENS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 FLOAT32_FILE = 0  # `general.file_type` of a file without any smaller type
 
 
@@ -71,9 +72,8 @@ def _fields(source: Path) -> dict[str, Any]:
         fields = GGUFReader(source).fields
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise ConfigError(f"{source}: not a GGUF file: {error}") from None
-    wanted = ("general.file_type", "tokenizer.ggml.pre", "tokenizer.ggml.model")
-    ends = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return {name: fields[name].contents() for name in (*wanted, *ends) if name in fields}
+    wanted = ("general.file_type", "tokenizer.ggml.pre", "tokenizer.ggml.model", *END_TOKENS)
+    return {name: fields[name].contents() for name in wanted if name in fields}
 
 
 def _mend_words(tokenizer: Any, fields: dict[str, Any]) -> list[str]:
@@ -101,8 +101,7 @@ def _mend_words(tokenizer: Any, fields: dict[str, Any]) -> list[str]:
 
 def _mend_ends(model: Any, fields: dict[str, Any]) -> None:
     """End a reply at the end of a turn too, where the file has a token of its own for that."""
-    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ends = sorted({int(fields[name]) for name in names if name in fields})
+    ends = sorted({int(fields[name]) for name in END_TOKENS if name in fields})
     if ends:
         model.generation_config.eos_token_id = ends
 

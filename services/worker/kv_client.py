@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,7 +127,7 @@ class KvClient:
 
     async def stage(self, keys: list[BlockKey], request_id: str = "") -> Staged | None:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
-        request = replace(self._stage_request(pack_keys(keys)), request_id=request_id)
+        request = self._stage_request(pack_keys(keys), request_id=request_id)
         reply = await self._stage(request)
         return None if reply is None else await self._staged(reply, keys)
 
@@ -246,6 +245,7 @@ class KvClient:
         tenant: TenantId = DEFAULT_TENANT,
         session_id: SessionId | None = None,
         priority: int = DEMAND_PRIORITY,
+        request_id: str = "",
     ) -> KvStage:
         return KvStage(
             worker_id=self._worker_id,
@@ -257,6 +257,7 @@ class KvClient:
             session_id=session_id,
             tenant=tenant,
             priority=priority,
+            request_id=request_id,
         )
 
     async def _staged(self, reply: KvStaged, keys: list[BlockKey] | None) -> Staged | None:

@@ -32,9 +32,8 @@ _reported: dict[tuple[Counter, str], int] = {}  # the core's totals at the last 
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     """Add one step to the counters."""
-    num_decodes = sum(row.end - row.start == 1 for row in plan.rows)
-    STEP_TOKENS.labels(model_id, "decode").inc(num_decodes)
-    STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_tokens - num_decodes)
+    STEP_TOKENS.labels(model_id, "decode").inc(plan.num_decodes)
+    STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_prefill_tokens)
     if result.broken:
         POISONED.labels(model_id).inc(len(result.broken))
     for layer, stall_ns in enumerate(result.stall_ns):

@@ -9,7 +9,7 @@ from services.frontend.api.documents import takes
 from services.frontend.api.oneshot import (
     SLO_HEADERS,
     Results,
-    dumps,
+    listed,
     respond,
     run_images,
     run_texts,
@@ -26,7 +26,6 @@ from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.schemas import CLASSES, answers
 from services.frontend.api.vectors import Values
 from services.frontend.models import OneshotModel
-from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
 
@@ -49,18 +48,9 @@ async def label(body: ClassifyBody, ask: Ask) -> bytes:
     model = ask.app.models.oneshot(body.model, "classify")
     results = await run_inputs(ask, model, body, body.input)
     labels = model.card.labels
-    return dumps(
-        {
-            "id": new_id("classify"),
-            "object": "list",
-            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
-            "model": body.model,
-            "data": [
-                _entry(index, probs, labels) for index, probs in enumerate(results.values(model))
-            ],
-            "usage": usage(results.num_tokens) | {"completion_tokens": 0},
-        }
-    )
+    data = [_entry(index, probs, labels) for index, probs in enumerate(results.values(model))]
+    tokens = usage(results.num_tokens) | {"completion_tokens": 0}
+    return listed(ask, body, "classify", data, tokens)
 
 
 async def run_inputs(ask: Ask, model: OneshotModel, body: EncodedBody, given: Any) -> Results:

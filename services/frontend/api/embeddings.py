@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
 from services.frontend.api.fields import unsupported
-from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts, usage
+from services.frontend.api.oneshot import SLO_HEADERS, dumps, listed, respond, run_texts, usage
 from services.frontend.api.oneshot_bodies import (
     CohereEmbedBody,
     EmbeddingBody,
@@ -63,16 +63,7 @@ async def embed(body: EmbeddingBody, ask: Ask) -> bytes:
         {"object": "embedding", "index": index, "embedding": written(scaled(values, body), body)}
         for index, values in enumerate(results.values(model))
     ]
-    return dumps(
-        {
-            "id": new_id("embd"),
-            "object": "list",
-            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
-            "model": body.model,
-            "data": data,
-            "usage": usage(results.num_tokens),
-        }
-    )
+    return listed(ask, body, "embd", data, usage(results.num_tokens))
 
 
 async def embed_as_cohere(body: CohereEmbedBody, ask: Ask) -> bytes:

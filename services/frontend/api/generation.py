@@ -136,13 +136,16 @@ class Generation:
         """Token counts so far, in OpenAI's shape."""
         num_prompt = sum(len(prompt.tokens) for prompt in self.plan.prompts)
         num_completion = sum(choice.num_completion_tokens for choice in self.choices)
-        cached = sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self._num_cached()},
         }
+
+    def _num_cached(self) -> int:
+        """Prompt tokens that were not computed, of each prompt once."""
+        return sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
 
     def _turn(self, index: int) -> NewTurn:
         plan = self.plan
@@ -187,7 +190,7 @@ class Generation:
         note(
             model=self.plan.model.card.model_id,
             prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.plan.n]),
+            cached_tokens=self._num_cached(),
             completion_tokens=usage["completion_tokens"],
         )
         if self.plan.owner.session_id is not None:

@@ -27,7 +27,7 @@ from services.frontend.job_hub import Inquiry
 from services.frontend.models import OneshotModel
 from services.frontend.request import SLO_HEADER, read_body, request_id_of, slo_ms, watched
 from shared.errors import InvalidRequest, SymphonyError
-from shared.ids import shard_of
+from shared.ids import new_id, shard_of
 
 SLO_HEADERS = (target_header(SLO_HEADER, "Target for the whole answer, milliseconds"),)
 
@@ -110,6 +110,26 @@ def unpack_values(packed: str, num_values: int) -> Values:
     if len(values) != num_values:
         raise SymphonyError(f"the worker sent {len(values)} values, not {num_values}")
     return values
+
+
+def listed(
+    ask: Ask, body: OneshotBody, prefix: str, data: Sequence[dict[str, Any]], usage: dict[str, int]
+) -> bytes:
+    """The answer of an endpoint that gives one entry an input.
+
+    Args:
+        prefix: of the answer's id.
+    """
+    return dumps(
+        {
+            "id": new_id(prefix),
+            "object": "list",
+            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
+            "model": body.model,
+            "data": data,
+            "usage": usage,
+        }
+    )
 
 
 def dumps(answer: dict[str, Any]) -> bytes:

@@ -6,12 +6,11 @@ from services.frontend.api.classify import run_inputs
 from services.frontend.api.documents import takes
 from services.frontend.api.embeddings import check_dimensions
 from services.frontend.api.fields import unsupported
-from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, usage
+from services.frontend.api.oneshot import SLO_HEADERS, listed, respond, usage
 from services.frontend.api.oneshot_bodies import PoolingBody
 from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.schemas import POOLING, answers
 from services.frontend.api.vectors import scaled, written
-from shared.ids import new_id
 from shared.messages import Task
 
 router = APIRouter(tags=["one-shot models"])
@@ -42,16 +41,8 @@ async def pool(body: PoolingBody, ask: Ask) -> bytes:
     values = results.values(model)
     if not is_classifier:
         values = [scaled(vector, body) for vector in values]
-    return dumps(
-        {
-            "id": new_id("pool"),
-            "object": "list",
-            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
-            "model": body.model,
-            "data": [
-                {"index": index, "object": "pooling", "data": written(vector, body)}
-                for index, vector in enumerate(values)
-            ],
-            "usage": usage(results.num_tokens),
-        }
-    )
+    data = [
+        {"index": index, "object": "pooling", "data": written(vector, body)}
+        for index, vector in enumerate(values)
+    ]
+    return listed(ask, body, "pool", data, usage(results.num_tokens))

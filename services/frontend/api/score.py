@@ -1,19 +1,14 @@
 """``POST /score``, as vLLM has it: how well pairs of texts fit."""
 
+from dataclasses import replace
+
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import (
-    SLO_HEADERS,
-    dumps,
-    respond,
-    run_texts,
-    usage,
-)
+from services.frontend.api.oneshot import SLO_HEADERS, listed, respond, run_texts, usage
 from services.frontend.api.oneshot_bodies import (
     SCORE_PAIRS,
-    Inputs,
     ScoreBody,
     inputs_of,
     names_of,
@@ -23,7 +18,6 @@ from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.schemas import SCORES, answers
 from services.frontend.api.vectors import Values
 from shared.errors import InvalidRequest
-from shared.ids import new_id
 
 router = APIRouter(tags=["one-shot models"])
 
@@ -51,16 +45,7 @@ async def rate(body: ScoreBody, ask: Ask) -> bytes:
         scores = [float(values[0]) for values in results.values(model)]
         num_tokens = results.num_tokens
     data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(scores)]
-    return dumps(
-        {
-            "id": new_id("score"),
-            "object": "list",
-            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
-            "model": body.model,
-            "data": data,
-            "usage": usage(num_tokens),
-        }
-    )
+    return listed(ask, body, "score", data, usage(num_tokens))
 
 
 def pairs_of(body: ScoreBody, num_max: int) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -85,15 +70,8 @@ async def _cosines(
     body: ScoreBody, ask: Ask, names: tuple[str, str], firsts: list[str], seconds: list[str]
 ) -> tuple[list[float], int]:
     model = ask.app.models.oneshot(body.model, "embed")
-    inputs = Inputs(
-        texts=[*firsts, *seconds],
-        names=names_of(names[0], firsts) + names_of(names[1], seconds),
-        queries=[],
-        query_names=[],
-        cut_to=body.truncate_prompt_tokens,
-        keep_end=body.truncation_side == "left",
-        special=body.add_special_tokens is not False,
-    )
+    both = inputs_of(body, [*firsts, *seconds], names[1])
+    inputs = replace(both, names=names_of(names[0], firsts) + names_of(names[1], seconds))
     results = await run_texts(ask, model, body, inputs)
     vectors = results.values(model)
     left, right = vectors[: len(firsts)], vectors[len(firsts) :]

@@ -185,6 +185,15 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.end - row.start for row in self.rows)
 
+    @property
+    def num_decodes(self) -> int:
+        """Rows of one token; all others are chunks of prompts."""
+        return sum(row.end - row.start == 1 for row in self.rows)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return self.num_tokens - self.num_decodes
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

@@ -238,9 +238,8 @@ class EngineCore:
         """How long a step may run before it counts as stuck: far longer than any that is not."""
         if not self.costs.is_known:
             return STEP_UNKNOWN_NS
-        num_tokens = sum(n for row in plan.rows if (n := row.end - row.start) > 1)
-        num_decodes = sum(row.end - row.start == 1 for row in plan.rows)
-        return max(STEP_MIN_NS, STEP_FACTOR * self.costs.step_ns(num_tokens, num_decodes))
+        predicted_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)
+        return max(STEP_MIN_NS, STEP_FACTOR * predicted_ns)
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from services.worker.core.turn import Turn
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
-from shared.messages import Prompt, TurnStart, unpack_ints
+from shared.messages import SLO_MS_MAX, Prompt, TurnStart, unpack_ints
 from shared.sampling import flaw_in
-
-SLO_TTFT_MS_MAX = 3_600_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +61,6 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
 def _slo_ttft_ns(target_ms: float | None) -> int | None:
     if target_ms is None:
         return None
-    if not 0 <= target_ms <= SLO_TTFT_MS_MAX:
+    if not 0 <= target_ms <= SLO_MS_MAX:
         raise InvalidRequest(f"slo_ttft_ms: {target_ms} is no target", "slo_ttft_ms")
     return int(target_ms * 1e6)

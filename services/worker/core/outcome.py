@@ -177,10 +177,9 @@ def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:
     """Let the speed estimates learn from a step."""
     if not plan.rows:
         return
-    prefills = [row.end - row.start for row in plan.rows if row.end - row.start > 1]
-    num_prefill = sum(prefills)
+    num_prefill = plan.num_prefill_tokens
     busy_ns = result.duration_ns - sum(result.stall_ns)
-    core.costs.on_step(num_prefill, len(plan.rows) - len(prefills), busy_ns)
+    core.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
     if num_prefill:
         core.estimates.on_prefill(num_prefill, busy_ns)
     else:

@@ -106,8 +106,7 @@ class EmulatedExecutor:
 
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         profile = self._profile
-        prefill = sum(row.end - row.start for row in plan.rows if row.end - row.start > 1)
-        decodes = sum(row.end - row.start == 1 for row in plan.rows)
+        prefill, decodes = plan.num_prefill_tokens, plan.num_decodes
         context = sum(row.end for row in plan.rows)
         history = sum(row.awaits for row in plan.rows) * BLOCK_TOKENS
         load_ms = history * profile.kv_bytes_per_token / (profile.kv_read_gb_per_s * 1e6)

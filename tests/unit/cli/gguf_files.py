@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from services.worker.demo_model import CHAT_TEMPLATE
+from services.worker.demo_model import CHAT_TEMPLATE, byte_symbols
 
 HEADS, KV_HEADS, HIDDEN, LAYERS, VOCAB = 4, 2, 64, 2, 260
 LAYER_NAMES = {
@@ -71,7 +71,7 @@ def _write_fields(writer: Any, config: LlamaConfig, rule: str, *, quantized: boo
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
-    symbols = [*_byte_symbols(), "<s>", "<|end|>", "<|eot|>", "12"]
+    symbols = [*byte_symbols(), "<s>", "<|end|>", "<|eot|>", "12"]
     writer.add_token_list(symbols)
     writer.add_token_types([1] * 256 + [3, 3, 3, 1])
     writer.add_token_merges(["1 2"])
@@ -101,12 +101,6 @@ def _gguf_name(name: str) -> str:
         return fixed[name]
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
-
-
-def _byte_symbols() -> list[str]:
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (256 + n for n in range(256))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def logits(model: Any) -> "np.ndarray[Any, Any]":

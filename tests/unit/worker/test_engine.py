@@ -1,10 +1,12 @@
 from services.worker.core.effects import (
     CommitBlocks,
+    Effect,
     LoadPages,
     ReleaseTicket,
     ReturnPages,
     Row,
     Sampled,
+    StepPlan,
     StepResult,
 )
 from services.worker.core.turn import Turn, TurnState
@@ -410,6 +412,25 @@ class TestReports:
         ]
 
 
+def about_to_write() -> tuple[Engine, StepPlan]:
+    """A turn whose first step is planned, and whose blocks that step writes below."""
+    engine = Engine()
+    engine.core.writeback.connect(1)
+    engine.plan()
+    engine.core.on_leased(list(range(100)))
+    engine.submit(new_turn("t", PROMPT))
+    engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
+    plan = engine.plan()
+    assert plan is not None and plan.writes
+    return engine, plan
+
+
+def assert_all_returned(plan: StepPlan, effects: list[Effect]) -> None:
+    """The arena pages that a plan was to write go back."""
+    returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
+    assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+
+
 class TestRowsThatCannotBeComputed:
     def test_end_with_an_error_and_leave_no_block(self) -> None:
         engine = Engine()
@@ -425,33 +446,17 @@ class TestRowsThatCannotBeComputed:
         assert set(engine.core.turns) == {"good"} and not engine.core.pool.blocks
 
     def test_give_their_arena_pages_back(self) -> None:
-        engine = Engine()
-        engine.core.writeback.connect(1)
-        engine.plan()
-        engine.core.on_leased(list(range(100)))
-        engine.submit(new_turn("bad", PROMPT))
-        engine.core.on_staged(TurnId("bad"), 1, None, engine.now_ns)
-        plan = engine.plan()
-        assert plan is not None and plan.writes
+        engine, plan = about_to_write()
         effects = engine.finish(plan, broken={0: "not finite"})
-        returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
-        assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+        assert_all_returned(plan, effects)
 
     def test_without_checksums_a_write_is_none(self) -> None:
-        engine = Engine()
-        engine.core.writeback.connect(1)
-        engine.plan()
-        engine.core.on_leased(list(range(100)))
-        engine.submit(new_turn("t", PROMPT))
-        engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
-        plan = engine.plan()
-        assert plan is not None and plan.writes
+        engine, plan = about_to_write()
         sampled: list[Sampled | None] = [Sampled(PLAIN_TOKEN)]
         result = StepResult(sampled, checksums=[[] for _ in plan.writes], duration_ns=MS)
         effects = engine.core.on_step(result, engine.now_ns)
         assert not of_kind(effects, CommitBlocks)
-        returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
-        assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+        assert_all_returned(plan, effects)
 
     def test_leave_to_others_what_those_run_on_as_well(self) -> None:
         engine = Engine()
