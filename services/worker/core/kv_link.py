@@ -1,0 +1,187 @@
+"""One model's connection to the kvstore of its host: what is asked of it, and which answers count.
+
+A worker that cannot be sure that the kvstore heard everything opens again, as a new incarnation:
+that gives back whatever the old one held. What was promised to the old one means nothing from then
+on, and is told apart by the epoch.
+"""
+
+from dataclasses import dataclass, field
+
+from services.worker.core.answers import leased_pages, staged_blocks
+from services.worker.core.effects import BlockWrite
+from services.worker.core.staged import Staged
+from shared.blocks import BlockKey, pack_keys
+from shared.errors import NoCapacity, SymphonyError
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
+from shared.messages import (
+    KvBlock,
+    KvCommit,
+    KvLease,
+    KvLeased,
+    KvOpen,
+    KvRelease,
+    KvRenew,
+    KvStage,
+    KvStaged,
+    pack_ints,
+)
+
+DEMAND_PRIORITY = 100  # above every advisory's
+
+
+@dataclass(slots=True)
+class KvLink:
+    """Makes the calls and judges the answers. Every call belongs to the epoch it was made in.
+
+    Attributes:
+        epoch: counts connections; pages and tickets of an earlier one mean nothing any more.
+        is_open: the kvstore knows us, as far as we know.
+    """
+
+    worker_id: WorkerId
+    fingerprint: str
+    num_layers: int
+    page_bytes: int
+    epoch: int = 0
+    is_open: bool = False
+    _incarnation: str = ""
+    _num_arena_pages: int = 0
+    _tickets: set[int] = field(default_factory=set)  # what the core was given and has not released
+
+    def open(self, incarnation: str) -> KvOpen:
+        """Introduce ourselves, as a new incarnation each time: a call of ours that the kvstore
+        hears late must not hold anything.
+        """
+        return KvOpen(
+            worker_id=self.worker_id,
+            incarnation=incarnation,
+            fingerprint=self.fingerprint,
+            num_layers=self.num_layers,
+            page_bytes=self.page_bytes,
+        )
+
+    def on_opened(self, incarnation: str, num_arena_pages: int) -> None:
+        """The kvstore knows us under this incarnation: a new epoch begins."""
+        self._incarnation = incarnation
+        self._num_arena_pages = num_arena_pages
+        self._tickets.clear()
+        self.epoch += 1
+        self.is_open = True
+
+    def on_error(self, error: SymphonyError, epoch: int) -> bool:
+        """A call of this epoch failed; whether the connection is lost by that, and was not before.
+
+        A kvstore that answers that it has no room is there. After any other failure nobody knows
+        what it heard.
+        """
+        has_answered = isinstance(error, NoCapacity) and error.code == NoCapacity.code
+        if has_answered or epoch != self.epoch or not self.is_open:
+            return False
+        self.is_open = False
+        return True
+
+    def renew(self) -> KvRenew:
+        """Tell that we are alive, and which tickets we still hold."""
+        return KvRenew(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            tickets=pack_ints(sorted(self._tickets), "Q"),
+        )
+
+    def lease(self, num_pages: int) -> KvLease:
+        """Ask for arena pages to write into."""
+        return KvLease(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            page_bytes=self.page_bytes,
+            num_pages=num_pages,
+        )
+
+    def on_leased(self, reply: KvLeased) -> list[int]:
+        """Raises:
+        MalformedMessage: its pages cannot be pages of the arena.
+        """
+        return leased_pages(reply, self._num_arena_pages)
+
+    def stage(self, keys: list[BlockKey], request_id: str = "") -> KvStage:
+        """Bring a waiting turn's blocks into the arena."""
+        return self._stage(pack_keys(keys), None, DEFAULT_TENANT, DEMAND_PRIORITY, request_id)
+
+    def stage_session(self, tenant: TenantId, session_id: SessionId, priority: int) -> KvStage:
+        """Bring an expected session's blocks into the arena."""
+        return self._stage("", session_id, tenant, priority, "")
+
+    def on_staged(self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int) -> Staged | None:
+        """What a stage of this epoch brought; None if the epoch is over: its ticket went with it.
+
+        Args:
+            keys: that were asked for; None: a session was.
+
+        Raises:
+            MalformedMessage: the answer contradicts itself or the question; its ticket is to be
+                released.
+        """
+        if epoch != self.epoch:
+            return None
+        staged = staged_blocks(
+            reply,
+            keys,
+            num_layers=self.num_layers,
+            num_arena_pages=self._num_arena_pages,
+            epoch=epoch,
+        )
+        if reply.ticket:
+            self._tickets.add(reply.ticket)
+        return staged
+
+    def release(self, ticket: int = 0, pages: list[int] | None = None) -> KvRelease:
+        """Unpin a stage, give leased pages back."""
+        self._tickets.discard(ticket)
+        return KvRelease(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            ticket=ticket,
+            page_bytes=self.page_bytes,
+            pages=pack_ints(pages or []),
+        )
+
+    def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> KvCommit:
+        """Hand new blocks over."""
+        blocks = [
+            KvBlock(
+                key=write.key.hex(),
+                parent=write.parent.hex(),
+                tokens=pack_ints(write.tokens),
+                pages=pack_ints(write.arena_pages),
+                checksums=pack_ints(sums, "Q"),
+            )
+            for write, sums in zip(writes, checksums, strict=True)
+        ]
+        return KvCommit(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            fingerprint=self.fingerprint,
+            page_bytes=self.page_bytes,
+            blocks=blocks,
+        )
+
+    def _stage(
+        self,
+        keys: str,
+        session_id: SessionId | None,
+        tenant: TenantId,
+        priority: int,
+        request_id: str,
+    ) -> KvStage:
+        return KvStage(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            fingerprint=self.fingerprint,
+            num_layers=self.num_layers,
+            page_bytes=self.page_bytes,
+            keys=keys,
+            session_id=session_id,
+            tenant=tenant,
+            priority=priority,
+            request_id=request_id,
+        )
