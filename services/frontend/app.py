@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from services.frontend.config import FrontendConfig
+from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
@@ -15,10 +16,6 @@ from shared.clock import Clock
 
 @dataclass(slots=True)
 class App:
-    """Attributes:
-    num_generations: requests whose client waits for tokens.
-    """
-
     config: FrontendConfig
     bus: Bus
     clock: Clock
@@ -26,7 +23,7 @@ class App:
     sessions: SessionStore
     hub: Hub
     jobs: JobHub
-    num_generations: int = 0
+    slots: Slots
 
 
 def app_of(request: Request) -> App:

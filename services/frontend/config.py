@@ -16,7 +16,10 @@ class FrontendConfig(ServiceConfig):
     allow_anonymous: listen beyond loopback without keys all the same.
     allow_hosts: more names by which clients and web pages reach it, with a port or without.
     body_bytes_max: larger request bodies are answered with 413.
-    requests_max: generations at once; more are answered with 429.
+    requests_max: choices generated at once, of all requests together; more are answered with 429.
+    slow_request_s: how long a head may take, or a body that brings nothing.
+    stalled_reader_s: how long an answer may wait for a reader who takes nothing of it.
+    connections_per_address: more from one address are closed at once; 0: any number.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     scheduler_shards: processes among which the scheduler divides one-shot models.
     inputs_max: of one request to a one-shot model.
@@ -34,6 +37,9 @@ class FrontendConfig(ServiceConfig):
     allow_hosts: list[str] = Field(default_factory=list)
     body_bytes_max: int = Field(default=20_000_000, gt=0)
     requests_max: int = Field(default=4096, gt=0)
+    slow_request_s: float = Field(default=30.0, gt=0)
+    stalled_reader_s: float = Field(default=30.0, gt=0)
+    connections_per_address: int = Field(default=1024, ge=0)
     max_tokens_default: int = Field(default=0, ge=0)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)

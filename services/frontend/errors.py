@@ -21,6 +21,7 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     421: "invalid_request_error",
@@ -68,6 +69,13 @@ class PayloadTooLarge(InvalidRequest):
 
     code = "request_too_large"
     http_status = 413
+
+
+class RequestTooSlow(InvalidRequest):
+    """The request did not come in the time that there is for it."""
+
+    code = "request_timeout"
+    http_status = 408
 
 
 class NoJson(InvalidRequest):

@@ -1,6 +1,7 @@
 """The shell around `core.turns`: bus messages in, effects out, each turn's news to its mailbox."""
 
 import asyncio
+from typing import Protocol
 
 from services.frontend.core.turns import (
     AnswerPull,
@@ -30,31 +31,61 @@ from shared.subjects import (
 
 TICK_S = 0.25
 STOP_S = 1.0
-SUBMITS_MAX = 16_384  # several for each of the generations at once
+SUBMITS_MAX = 16_384  # several for each of the choices at once
+UNREAD_MAX = 65_536  # tokens and their log-probabilities, of one request
 
 
 class ClientGone(Exception):
-    """The client hung up: nobody reads the answer."""
+    """The client hung up or was hung up on: nobody reads the answer."""
+
+
+class Reader(Protocol):
+    """Who is sent the answer while it is made."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is ready to be sent than the other side has read."""
+        ...
+
+    def hang_up(self, reason: str) -> None:
+        """End the connection at once."""
+        ...
 
 
 class Mailbox:
-    """News of one request's turns, waited for in one place however many turns there are."""
+    """News of one request's turns, waited for in one place however many turns there are.
 
-    __slots__ = ("_is_abandoned", "_news", "_waiter")
+    Attributes:
+        reader: hung up on if it leaves more than `UNREAD_MAX` unread; None: nobody can.
+    """
+
+    __slots__ = ("_is_abandoned", "_news", "_num_unread", "_waiter", "reader")
 
     def __init__(self) -> None:
+        self.reader: Reader | None = None
         self._news: list[tuple[int, Deliver | Fail]] = []
+        self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
         self._is_abandoned = False
 
     def put(self, index: int, event: Deliver | Fail) -> None:
         """Add news of the request's turn number `index`."""
+        if self._is_abandoned:
+            return
         self._news.append((index, event))
+        if isinstance(event, Deliver):
+            self._num_unread += event.num_entries
+            # Else it is not the reader that keeps news waiting here, but what we are busy with.
+            if self._num_unread > UNREAD_MAX and self.reader is not None and self.reader.is_behind:
+                self.reader.hang_up("unread")
+                self.abandon()
+                return
         self._wake()
 
     def abandon(self) -> None:
-        """The client hung up."""
+        """The client hung up, or was hung up on."""
         self._is_abandoned = True
+        self._news = []
         self._wake()
 
     async def take(self) -> list[tuple[int, Deliver | Fail]]:
@@ -68,7 +99,7 @@ class Mailbox:
             await self._waiter
         if self._is_abandoned:
             raise ClientGone
-        news, self._news = self._news, []
+        news, self._news, self._num_unread = self._news, [], 0
         return news
 
     def _wake(self) -> None:

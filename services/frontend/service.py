@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from services.frontend.api import nats
 from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.connections import Connections
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
 from services.frontend.core.room import Room
+from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.hub import Hub
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+UNSENT_BYTES = 64 * 1024  # of one connection in the kernel
 SHUTDOWN_S = 2  # for streams to tell their end, after `drain_s`
 FORGET_WORKERS_S = 5.0
 
@@ -47,6 +51,7 @@ class _Server(uvicorn.Server):
 async def main(runtime: Runtime, config: FrontendConfig) -> None:
     """Serve HTTP until told to stop."""
     keyring = load_keyring(config)
+    _allow_many_files()
     listener = listen(config.http_address, config.http_port)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
     sessions = SessionStore(config.redis_url, runtime.clock, config.session_expiry_s)
@@ -63,14 +68,18 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Jobs(frontend_id, JobLimits()),
         Room(config.jobs_max, config.job_bytes_max),
     )
-    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs)
+    slots = Slots(config.requests_max)
+    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots)
 
     await hub.start(runtime)
     await jobs.start(runtime)
     await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
     await nats.serve(app, keyring)
     runtime.spawn(_forget_workers(models), "forget workers")
-    server = _Server(_uvicorn_config(make_api(app, keyring), config.drain_s))
+    connections = Connections(config, runtime.clock)
+    runtime.spawn(connections.run(), "patience")
+    api = make_api(app, keyring)
+    server = _Server(_uvicorn_config(api, connections, config.drain_s))
     serving = runtime.spawn(_serve(server, listener, runtime), "http")
     address, port = listener.getsockname()[:2]
     log.info("listening", extra={"url": f"http://{address}:{port}"})
@@ -97,10 +106,21 @@ def listen(address: str, port: int) -> socket.socket:
         raise ConfigError(
             f"SYMPHONY_HTTP_PORT={port}: cannot listen on {address}: {error.strerror}"
         ) from None
-    # Inherited by connections. asyncio's own loop sets it only on sockets that name their protocol;
-    # without it an answer's body waits 40 ms for the acknowledgement of its head.
+    # Both are inherited by connections. What a client does not read waits with us, where it is
+    # counted, and not in megabytes of the kernel's.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    # asyncio's own loop sets this only on sockets that name their protocol; without it an answer's
+    # body waits 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _allow_many_files() -> None:
+    """As many as the system lets us have: some start programs with 1,024, which is what one
+    address may have connections.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _limits(config: FrontendConfig) -> TurnLimits:
@@ -111,10 +131,10 @@ def _limits(config: FrontendConfig) -> TurnLimits:
     )
 
 
-def _uvicorn_config(api: FastAPI, drain_s: float) -> uvicorn.Config:
+def _uvicorn_config(api: FastAPI, connections: Connections, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         api,
-        http="httptools",
+        http=connections.protocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

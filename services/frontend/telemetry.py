@@ -12,7 +12,7 @@ PROMPT_TOKENS = counter("prompt_tokens_total", "Tokens of prompts")
 GENERATION_TOKENS = counter("generation_tokens_total", "Tokens generated")
 SUCCESS = counter("request_success_total", "Choices that ended as they should", ["finished_reason"])
 FINISHED = {reason: SUCCESS.labels(reason) for reason in ("stop", "length", "abort")}
-RUNNING = gauge("num_requests_running", "Generations whose client is waiting")
+RUNNING = gauge("num_requests_running", "Requests for text whose client is waiting")
 HTTP_ERRORS = counter("http_errors_total", "Errors answered, by HTTP status", ["code"])
 SESSION_STORE_ERRORS = counter("session_store_errors_total", "Session records not read or written")
 SESSIONS_REUSED = counter(
@@ -22,6 +22,7 @@ SESSIONS_REUSED = counter(
 JOBS = counter("frontend_jobs_total", "Jobs for one-shot models by how they ended", ["outcome"])
 JOB_MISSES = counter("frontend_job_misses_total", "Jobs without a result by their deadline")
 JOB_LATENCY = histogram("frontend_job_latency_seconds", "Request to the last of its results")
+HUNG_UP = counter("connections_hung_up_total", "Connections closed on clients", ["reason"])
 UNSENT = counter(
     "frontend_unsent_total", "Messages to the scheduler dropped because too many wait", ["kind"]
 )

@@ -81,7 +81,9 @@ async def respond(request: Request, writer: Writer, *, stream: bool) -> Response
 
     A stream's first chunks are awaited here: until then an error is a status.
     """
-    abandon = writer.generation.mailbox.abandon
+    mailbox = writer.generation.mailbox
+    mailbox.reader = request.scope["state"].get("connection") if stream else None
+    abandon = mailbox.abandon
     with watched(request.receive, abandon):
         if not stream:
             return Json(await answer_whole(writer))

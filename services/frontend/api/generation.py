@@ -17,6 +17,7 @@ from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
 from services.frontend.models import ServedModel
+from shared.errors import InvalidRequest
 from shared.ids import TurnId, new_id
 from shared.messages import SamplingParams
 
@@ -75,9 +76,13 @@ class Generation:
         self._started_at_ns = app.clock.now_ns()
 
     def __enter__(self) -> "Generation":
-        if self._app.num_generations >= self._app.config.requests_max:
-            raise TooManyRequests("too many requests at once")
-        self._app.num_generations += 1
+        slots, num_choices = self._app.slots, len(self.choices)
+        if num_choices > slots.num_max:
+            raise InvalidRequest(
+                f"n: more choices than the {slots.num_max} that are generated at once here", "n"
+            )
+        if not slots.take(num_choices):
+            raise TooManyRequests("too many choices at once")
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
         for index in range(len(self.choices)):
@@ -92,7 +97,7 @@ class Generation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._app.num_generations -= 1
+        self._app.slots.give(len(self.choices))
         telemetry.RUNNING.dec()
         self._note()
         for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):

@@ -111,6 +111,13 @@ class Deliver:
     queue_ns: int | None = None
     prefill_ns: int | None = None
 
+    @property
+    def num_entries(self) -> int:
+        """How much there is to keep: generated tokens, and what was likely in their place."""
+        if self.logprobs is None:
+            return len(self.tokens)
+        return len(self.tokens) + sum(1 + len(entry.top) for entry in self.logprobs)
+
 
 Effect = Submit | Cancel | AnswerPull | AskScheduler | Fail | Deliver
 

@@ -21,7 +21,9 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an application whose models cannot be listed."""
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
-    app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), nothing, nothing, nothing)
+    app = App(
+        FrontendConfig(), nothing, nothing, cast(Any, parts), nothing, nothing, nothing, nothing
+    )
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))

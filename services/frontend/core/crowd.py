@@ -1,0 +1,66 @@
+"""How many connections come from one address."""
+
+from ipaddress import IPv6Address, ip_address
+
+Place = str | int
+
+
+class Crowd:
+    """Open connections by where they are from.
+
+    Args:
+        per_address_max: from one IPv4 address, or from one IPv6 network of 64 bits, in which one
+            machine has all addresses it likes; 0: any number.
+    """
+
+    def __init__(self, per_address_max: int) -> None:
+        self._max = per_address_max
+        self._num: dict[Place, int] = {}
+
+    def enter(self, host: str | None) -> bool:
+        """Whether there is room for one more; if so it is counted until `leave`.
+
+        Args:
+            host: None: not from a network, and not counted.
+        """
+        if host is None:
+            return True
+        place = place_of(host)
+        num = self._num.get(place, 0)
+        if self._max and num >= self._max:
+            return False
+        self._num[place] = num + 1
+        return True
+
+    def leave(self, host: str | None) -> None:
+        """One that was let in has ended."""
+        if host is None:
+            return
+        place = place_of(host)
+        num = self._num[place] - 1
+        if num:
+            self._num[place] = num
+        else:
+            del self._num[place]
+
+    def __len__(self) -> int:
+        """Places that somebody is here from."""
+        return len(self._num)
+
+
+def place_of(host: str) -> Place:
+    """Whom a connection's address stands for.
+
+    >>> place_of("10.0.0.7")
+    '10.0.0.7'
+    >>> place_of("::ffff:10.0.0.7")
+    '10.0.0.7'
+    >>> place_of("2001:db8::1") == place_of("2001:db8::ffff:2") != place_of("2001:db8:0:1::1")
+    True
+    """
+    if ":" not in host:
+        return host
+    address = ip_address(host.partition("%")[0])  # without the name of a network card
+    assert isinstance(address, IPv6Address)
+    mapped = address.ipv4_mapped
+    return int(address) >> 64 if mapped is None else str(mapped)

@@ -1,0 +1,137 @@
+"""How long a connection is waited for: who sends or reads nothing keeps nothing for ever.
+
+What a client sends is told as it happens; what it reads is looked at every now and then. Seconds
+are `AttentiveClock`'s.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["between", "head", "body"]
+Reason = Literal["head", "body", "reader"]
+
+BODY_BYTES_PER_S = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatienceLimits:
+    """Attributes:
+    request_s: for a head, from its first byte; for the first byte; for a body, and a second more
+        for every 16 KiB of it that have come, but never as long without a byte.
+    reader_s: without progress of an answer that waits to be read.
+    """
+
+    request_s: float = 30.0
+    reader_s: float = 30.0
+
+
+class Patience:
+    """What one connection is waited for, and since when. Told things in the order they happen."""
+
+    __slots__ = (
+        "_heard_at_s",
+        "_is_rest",
+        "_limits",
+        "_num_acked",
+        "_num_body_bytes",
+        "_num_open",
+        "_phase",
+        "_since_s",
+        "_unread_since_s",
+    )
+
+    def __init__(self, limits: PatienceLimits, now_s: float) -> None:
+        self._limits = limits
+        self._phase: Phase = "head"  # a connection is opened to be used
+        self._since_s = self._heard_at_s = now_s
+        self._num_open = 0  # requests with a whole head and no whole answer
+        self._num_body_bytes = 0
+        self._is_rest = False  # the body is of a request that is answered already
+        self._num_acked = 0
+        self._unread_since_s: float | None = None
+
+    def on_bytes(self, now_s: float) -> None:
+        """Something came, of whatever."""
+        self._heard_at_s = now_s
+        if self._phase == "between":  # line breaks between requests too: they are no request
+            self._phase, self._since_s = "head", now_s
+
+    def on_begin(self, now_s: float) -> None:
+        """The first byte of a head came."""
+        self._phase, self._since_s = "head", now_s
+
+    def on_head(self, now_s: float) -> None:
+        """A head is complete."""
+        self._num_open += 1
+        self._phase, self._since_s = "body", now_s
+        self._num_body_bytes, self._is_rest = 0, False
+
+    def on_body(self, num_bytes: int) -> None:
+        """A part of a body came."""
+        self._num_body_bytes += num_bytes
+
+    def on_request_end(self) -> None:
+        """The body is complete, or there is none."""
+        self._phase = "between"
+
+    def on_answered(self, now_s: float) -> None:
+        """The oldest open request has its whole answer."""
+        self._num_open -= 1
+        assert self._num_open >= 0, "more answers than requests"
+        self._since_s = self._heard_at_s = now_s  # what came after it was not waited for till now
+        self._is_rest = self._phase == "body" and self._num_open == 0
+
+    def awaits_too_long(self, now_s: float) -> Reason | None:
+        """What of a request should have been there by now."""
+        if self._phase == "between":
+            return None
+        num_earlier = self._num_open
+        if self._phase == "body" and not self._is_rest:
+            num_earlier -= 1
+        if num_earlier:
+            return None  # those are answered first
+        patience_s, waited_s = self._limits.request_s, now_s - self._since_s
+        if self._phase == "head" or self._is_rest:
+            return self._phase if waited_s >= patience_s else None
+        allowed_s = patience_s + self._num_body_bytes / BODY_BYTES_PER_S
+        is_silent = now_s - self._heard_at_s >= patience_s
+        return "body" if is_silent or waited_s >= allowed_s else None
+
+    def on_all_sent(self) -> None:
+        """Nothing of ours waits to be sent."""
+        self._unread_since_s = None
+
+    def is_unread_too_long(self, num_acked: int, now_s: float) -> bool:
+        """Something waits to be sent. Whether its reader has taken nothing for too long.
+
+        Args:
+            num_acked: bytes that the other side has taken since the connection began.
+        """
+        if self._unread_since_s is None or num_acked != self._num_acked:
+            self._num_acked, self._unread_since_s = num_acked, now_s
+        return now_s - self._unread_since_s >= self._limits.reader_s
+
+
+class AttentiveClock:
+    """Seconds in which clients could be heard: what this process itself stood still is not their
+    fault, and left out.
+
+    Args:
+        interval_s: between two ticks, when nothing is in the way.
+    """
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s = interval_s
+        self._ticked_at_s = now_s
+        self._lost_s = 0.0
+
+    def on_tick(self, now_s: float) -> None:
+        """Told as regularly as possible."""
+        late_s = now_s - self._ticked_at_s - self._interval_s
+        if late_s > self._interval_s:
+            self._lost_s += late_s
+        self._ticked_at_s = now_s
+
+    def attentive_s(self, now_s: float) -> float:
+        """The time without what was lost."""
+        return now_s - self._lost_s
