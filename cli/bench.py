@@ -1,7 +1,7 @@
 """`symphony bench`: finds the benchmark and hands the rest of the command line to it.
 
 A benchmark is a module with ``run(argv) -> dict``: it prints what people read while it runs, and
-returns what machines read.
+returns what machines read. ``violations`` in it, if there are any, make the exit status 1.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import orjson
 
 from cli.reporting import out
 from services.worker.engine.openmp import share_cores
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, SymphonyError
 
 BENCHES = {
     "resume": "loadtest.bench.resume",
@@ -28,6 +28,7 @@ BENCHES = {
     "emulated": "loadtest.bench.emulated",
     "oneshot": "loadtest.bench.oneshot",
     "takeover": "loadtest.bench.takeover",
+    "fuzz": "loadtest.fuzz.command",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]
@@ -38,6 +39,7 @@ def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
 
     Raises:
         InvalidRequest: there is none of this name; lists the names.
+        SymphonyError: it ran, and a guarantee did not hold.
     """
     if name == "list":
         for known in BENCHES:
@@ -48,8 +50,11 @@ def run_bench(name: str, argv: Sequence[str], *, as_json: bool) -> None:
     share_cores()  # as the worker does, for both sides of a comparison
     run: Run = importlib.import_module(BENCHES[name]).run
     if not as_json:
-        out.print_json(data=run(list(argv)))
-        return
-    with redirect_stdout(sys.stderr):  # what people read, so that stdout is for machines
         result = run(list(argv))
-    print(orjson.dumps(result).decode())
+        out.print_json(data=result)
+    else:
+        with redirect_stdout(sys.stderr):  # what people read, so that stdout is for machines
+            result = run(list(argv))
+        print(orjson.dumps(result).decode())
+    if violations := result.get("violations"):
+        raise SymphonyError(f"{len(violations)} violations")

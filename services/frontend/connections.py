@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         """Whether more is ready to be sent than the other side has read."""
         return self.flow.write_paused
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if not self._all.add(self):
             transport.abort()
@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._has_begun = True
         self._patience.on_begin(self._now_s())
-        self.scope["state"]["connection"] = self  # type: ignore[typeddict-item]
+        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()

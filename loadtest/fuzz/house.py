@@ -1,0 +1,63 @@
+"""A house of real processes with the demo model, for strangers to be let loose on."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.children import free_port
+from cli.runfile import running_house
+from shared.errors import PeerUnavailable
+
+MODEL = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Attributes:
+    directory: its data folder.
+    port: of its frontend, on loopback.
+    """
+
+    directory: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where its frontend is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def pids(self) -> dict[str, int]:
+        """Its processes by name; another number under a name is another process."""
+        return {service.name: service.pid for service in running_house(self.directory).services}
+
+
+@contextmanager
+def open_house(settings: Mapping[str, str]) -> Iterator[House]:
+    """A house of its own in a folder of its own, stopped and removed at the end.
+
+    Args:
+        settings: variables of its services.
+
+    Raises:
+        PeerUnavailable: it did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
+        port = free_port()
+        up = ["up", "--model", MODEL, "--port", str(port), "--data-dir", name, "--detach"]
+        if _cli(*up, settings=settings):
+            raise PeerUnavailable("the house did not come up")
+        try:
+            yield House(Path(name), port)
+        finally:
+            _cli("down", "--data-dir", name, settings={})
+
+
+def _cli(*arguments: str, settings: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    env = os.environ | settings
+    return subprocess.run(command, check=False, stdout=sys.stderr, env=env).returncode
