@@ -187,9 +187,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(_answer(RequestTooSlow(WHY[reason])))
         elif reason == "body" and not cycle.response_started:
             self.transport.write(_answer(RequestTooSlow(WHY[reason])))
-            cycle.disconnected = True  # the application has nobody to answer
-            cycle.message_event.set()
-        self.transport.close()
+        self.transport.close()  # which tells the application too
 
     def _num_acked(self) -> int:
         """Bytes that the other side's kernel has taken."""
