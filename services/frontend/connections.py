@@ -181,11 +181,8 @@ class Connection(HttpToolsProtocol):
     def _give_up(self, reason: Reason) -> None:
         """End it with 408 if there is a request to be answered."""
         self._all.count(reason, self.host)
-        cycle = self.cycle
-        is_answered = cycle is None or cycle.response_complete
-        if reason == "head" and is_answered and self._has_begun:
-            self.transport.write(_answer(RequestTooSlow(WHY[reason])))
-        elif reason == "body" and not cycle.response_started:
+        is_owed = self._has_begun if reason == "head" else not self.cycle.response_started
+        if is_owed:
             self.transport.write(_answer(RequestTooSlow(WHY[reason])))
         self.transport.close()  # which tells the application too
 

@@ -42,6 +42,19 @@ def test_bench_keeps_stdout_for_the_result(
     assert captured.err == "working\n"
 
 
+@pytest.mark.parametrize(("violations", "exit_code"), [([], 0), (["a stream was lost"], 1)])
+def test_a_guarantee_that_does_not_hold_is_an_exit_status(
+    monkeypatch: pytest.MonkeyPatch, violations: list[str], exit_code: int
+) -> None:
+    module = ModuleType("stub_bench")
+    module.run = lambda argv: {"violations": violations}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "stub_bench", module)
+    monkeypatch.setitem(bench.BENCHES, "stub", "stub_bench")
+    result = runner.invoke(app, ["bench", "stub", "--json"])
+    assert result.exit_code == exit_code
+    assert json.loads(result.stdout) == {"violations": violations}
+
+
 def test_bench_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
