@@ -29,6 +29,7 @@ BENCHES = {
     "oneshot": "loadtest.bench.oneshot",
     "takeover": "loadtest.bench.takeover",
     "fuzz": "loadtest.fuzz.command",
+    "chaos": "loadtest.bench.chaos",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

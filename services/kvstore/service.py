@@ -247,8 +247,11 @@ class KvService:
     async def _renew(self, message: m.KvRenew) -> m.Empty:
         self._refuse_if_closed()
         tickets = unpack_ints(message.tickets, "Q")
-        event = Renew(message.worker_id, message.incarnation, tickets)
-        self._core.on_renew(event, self._runtime.clock.now_ns())
+        event = Renew(
+            message.worker_id, message.incarnation, tickets, message.page_bytes,
+            unpack_ints(message.leased),
+        )  # fmt: skip
+        self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
         return m.Empty()
 
     def _release(self, message: m.KvRelease) -> None:

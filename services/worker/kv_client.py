@@ -94,14 +94,16 @@ class KvClient:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._met.wait(), timeout_s)
 
-    async def lease(self, num_pages: int) -> list[int]:
-        """Arena pages to write into; few or none when the arena is full or the kvstore away."""
-        request = self._link.lease(num_pages)
+    async def lease(self, num_pages: int) -> list[int] | None:
+        """Arena pages to write into; few or none when the arena is full or the kvstore away. None
+        if another connection was made meanwhile: nobody waits for them any more.
+        """
+        request, epoch = self._link.lease(num_pages), self.epoch
         reply = await self._call(self._bus.request(KV_LEASE, request, self._host_id))
         if reply is None:
-            return []
+            return [] if epoch == self.epoch else None
         try:
-            return self._link.on_leased(reply)
+            return self._link.on_leased(reply, epoch)
         except MalformedMessage as error:
             _reject("lease", error)
             return []

@@ -244,9 +244,8 @@ class EngineRunner:
         self._wake.set()
 
     async def _lease(self, num_pages: int) -> None:
-        epoch = self._kv.epoch
         pages = await self._kv.lease(num_pages)
-        if epoch != self._kv.epoch:
+        if pages is None:
             return  # the core has forgotten that it asked
         self.core.on_leased(pages)
         if pages:

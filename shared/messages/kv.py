@@ -94,13 +94,15 @@ class KvStaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRenew:
-    """Worker is alive and holds these tickets (packed uint64). Any that it does not name for some
-    time, which it lost track of, are unpinned.
+    """Worker is alive and holds these tickets (packed uint64) and leased pages. Any that it does
+    not name for some time, which it lost track of, are unpinned and taken back.
     """
 
     worker_id: WorkerId
     incarnation: str
     tickets: str = ""
+    page_bytes: int = 0
+    leased: str = ""  # packed int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,11 +68,13 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A worker is alive and still holds these tickets."""
+    """A worker is alive and still holds these tickets and leased pages."""
 
     worker_id: WorkerId
     incarnation: str
     tickets: list[int]
+    page_bytes: int = 0
+    leased: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ class Limits:
     expiry_ns: blocks unused for this long are deleted.
     noted_ns: how far a block's last use, as written to disk and Redis, may lag behind.
     load_bytes_max: of one batch for the loader: what a more urgent page may have to wait for.
-    ticket_ns: tickets that nobody renewed for this long are released.
+    ticket_ns: tickets that nobody renewed for this long are released; leased pages that a worker
+        does not name by then are taken back.
     load_batches_max: batches with the loader at once; two keep it busy.
     """
 

@@ -106,16 +106,22 @@ class KvCore:
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
         pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
-        worker.leased.setdefault(page_bytes, set()).update(pages)
+        worker.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, now_ns))
         return pages, effects
 
-    def on_renew(self, event: Renew, now_ns: int) -> None:
-        """A worker still holds these tickets; those that are gone are ignored.
+    def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:
+        """A worker still holds these tickets and leased pages; those that are gone are ignored.
+        Pages that were leased to it long ago and that it does not name go back.
 
         Raises:
             NotFound: `unknown_worker`.
         """
-        self.workers.get(event.worker_id, event.incarnation).renew(event.tickets, now_ns)
+        worker = self.workers.get(event.worker_id, event.incarnation)
+        worker.renew(event, now_ns)
+        effects: list[Effect] = []
+        if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):
+            self.arenas[event.page_bytes].give(pages, effects)
+        return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
         """Unpin and give back. What the worker does not hold is ignored: it was reclaimed."""
@@ -125,9 +131,10 @@ class KvCore:
             return effects
         if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
             self._tiers.unpin(ticket, now_ns, effects)
-        leased = worker.leased.get(event.page_bytes, set())
-        if pages := sorted(leased.intersection(event.pages)):
-            leased.difference_update(pages)
+        leased = worker.leased.get(event.page_bytes, {})
+        if pages := sorted(leased.keys() & event.pages):
+            for page in pages:
+                del leased[page]
             self.arenas[event.page_bytes].give(pages, effects)
         return effects
 
@@ -145,7 +152,8 @@ class KvCore:
         effects: list[Effect] = []
         writes: list[BlockWrite] = []
         for new in event.blocks:
-            worker.leased[event.page_bytes].difference_update(new.pages)
+            for page in new.pages:
+                del worker.leased[event.page_bytes][page]
             if new.key in arena.blocks or new.key in self.disk:
                 arena.give(new.pages, effects)
             else:

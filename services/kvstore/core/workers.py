@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from services.kvstore.core.arena_tier import Block
-from services.kvstore.core.events import Open
+from services.kvstore.core.events import Open, Renew
 from shared.errors import NotFound
 from shared.ids import WorkerId
 
@@ -29,20 +29,36 @@ class Worker:
 
     Attributes:
         shapes: number of layers and page size in bytes, by model fingerprint.
-        leased: pages it may write to, by page size.
+        leased: pages it may write to, by page size, and since when.
     """
 
     worker_id: WorkerId
     incarnation: str
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    leased: dict[int, set[int]] = field(default_factory=dict)
+    leased: dict[int, dict[int, int]] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
 
-    def renew(self, numbers: list[int], now_ns: int) -> None:
+    def renew(self, event: Renew, now_ns: int) -> None:
         """It still holds these tickets; those that are gone are ignored."""
-        for number in numbers:
+        for number in event.tickets:
             if (ticket := self.tickets.get(number)) is not None:
                 ticket.held_at_ns = now_ns
+
+    def take_forgotten(self, event: Renew, leased_until_ns: int) -> list[int]:
+        """Take out the pages leased then or before that it does not name: an answer was lost that
+        brought them, or a message that gave them back.
+
+        By its own word alone, never by its silence: what it still writes to must not be given to
+        anybody else.
+        """
+        leased = self.leased.get(event.page_bytes, {})
+        named = set(event.leased)
+        pages = [
+            page for page, at_ns in leased.items() if at_ns <= leased_until_ns and page not in named
+        ]
+        for page in pages:
+            del leased[page]
+        return pages
 
 
 class Workers:

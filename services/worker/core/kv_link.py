@@ -47,6 +47,7 @@ class KvLink:
     _incarnation: str = ""
     _num_arena_pages: int = 0
     _tickets: set[int] = field(default_factory=set)  # what the core was given and has not released
+    _leased: set[int] = field(default_factory=set)  # nor committed
 
     def open(self, incarnation: str) -> KvOpen:
         """Introduce ourselves, as a new incarnation each time: a call of ours that the kvstore
@@ -65,6 +66,7 @@ class KvLink:
         self._incarnation = incarnation
         self._num_arena_pages = num_arena_pages
         self._tickets.clear()
+        self._leased.clear()
         self.epoch += 1
         self.is_open = True
 
@@ -81,11 +83,13 @@ class KvLink:
         return True
 
     def renew(self) -> KvRenew:
-        """Tell that we are alive, and which tickets we still hold."""
+        """Tell that we are alive, and which tickets and leased pages we still hold."""
         return KvRenew(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             tickets=pack_ints(sorted(self._tickets), "Q"),
+            page_bytes=self.page_bytes,
+            leased=pack_ints(sorted(self._leased)),
         )
 
     def lease(self, num_pages: int) -> KvLease:
@@ -97,11 +101,17 @@ class KvLink:
             num_pages=num_pages,
         )
 
-    def on_leased(self, reply: KvLeased) -> list[int]:
-        """Raises:
-        MalformedMessage: its pages cannot be pages of the arena.
+    def on_leased(self, reply: KvLeased, epoch: int) -> list[int] | None:
+        """The pages of a lease of this epoch; None if the epoch is over: they went with it.
+
+        Raises:
+            MalformedMessage: its pages cannot be pages of the arena.
         """
-        return leased_pages(reply, self._num_arena_pages)
+        if epoch != self.epoch:
+            return None
+        pages = leased_pages(reply, self._num_arena_pages)
+        self._leased.update(pages)
+        return pages
 
     def stage(self, keys: list[BlockKey], request_id: str = "") -> KvStage:
         """Bring a waiting turn's blocks into the arena."""
@@ -137,6 +147,7 @@ class KvLink:
     def release(self, ticket: int = 0, pages: list[int] | None = None) -> KvRelease:
         """Unpin a stage, give leased pages back."""
         self._tickets.discard(ticket)
+        self._leased.difference_update(pages or ())
         return KvRelease(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -146,7 +157,9 @@ class KvLink:
         )
 
     def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> KvCommit:
-        """Hand new blocks over."""
+        """Hand new blocks over, and with them their pages."""
+        for write in writes:
+            self._leased.difference_update(write.arena_pages)
         blocks = [
             KvBlock(
                 key=write.key.hex(),

@@ -1,0 +1,131 @@
+"""What must hold of every process at any moment, and of all of them at rest."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from services.worker.core.engine import EngineCore
+from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.turn import Turn
+from shared.arena import PageState
+
+if TYPE_CHECKING:
+    from loadtest.world.kvstore import Kvstore
+    from loadtest.world.worker import Worker
+    from loadtest.world.world import World
+
+
+def check_worker(worker: "Worker") -> None:
+    """Every page of the pool is in exactly one place, and each block's counts are right."""
+    if not worker.is_touched:
+        return
+    worker.is_touched = False
+    core = worker.core
+    pool = core.pool
+    places: list[int] = list(pool._free)
+    refs: Counter[int] = Counter()
+    turns = [*core.running, *core.waiting]
+    for turn in turns:
+        places += turn.private_pages()
+        refs.update(map(id, turn.blocks))
+    num_clean = 0
+    for block in pool.blocks.values():
+        present = [page for page in block.pages if page != NO_PAGE]
+        places += present
+        assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
+        num_clean += _check_block(core, block, len(present))
+    places.sort()
+    assert places == list(range(pool.num_pages)), "a page is lost or in two places"
+    assert pool.num_clean == num_clean, "num_clean is wrong"
+    assert len(core.running) <= core.limits.turns_running_max
+    _check_turns(core, turns, has_plan=worker.device.plan is not None)
+
+
+def _check_block(core: EngineCore, block: CachedBlock, num_present: int) -> int:
+    """Pages of it that may be taken."""
+    is_idle = block.refs == 0 and block.backed and not block.loading
+    assert bool(block.group) == is_idle, "takeable, or not, against the rules"
+    assert num_present > 0 and not (is_idle and block.lost), "a block without use is kept"
+    if block.refs or not block.backed:
+        assert num_present == len(block.pages), "a page in use or not yet below was taken"
+    if block.loading:
+        flights = [page for page in block.pages if page in core.stager._flights]
+        assert block.loading == len(flights), "a page under way was taken"
+    return num_present if is_idle else 0
+
+
+def _check_turns(core: EngineCore, turns: list[Turn], *, has_plan: bool) -> None:
+    live = {id(turn) for turn in core.turns.values()}
+    ended = {id(turn) for turn in core._ended_in_flight.values()}
+    held = {id(turn) for turn in turns}
+    assert len(held) == len(turns), "a turn is queued twice"
+    assert live | ended == held and not live & ended, "a turn is in no queue"
+    assert has_plan or not ended, "an ended turn lingers"
+
+
+def check_kvstore(kvstore: "Kvstore") -> None:
+    """Every page of the arena is in exactly one place."""
+    if not kvstore.is_touched:
+        return
+    kvstore.is_touched = False
+    for arena in kvstore.core.arenas.values():
+        places: list[int] = list(arena._free)
+        for worker in kvstore.core.workers:
+            places += worker.leased.get(arena.page_bytes, ())
+        for block in arena.holding.values():
+            places += [page for page in block.pages if page != NO_PAGE]
+        places.sort()
+        assert places == list(range(arena.num_pages)), "an arena page is lost or in two places"
+        words = kvstore.arena.words
+        assert all(words[page][1] is PageState.FREE for page in arena._free)
+
+
+def check_rest(world: "World") -> None:
+    """Nobody holds anything for anybody."""
+    for frontend in world.frontends:
+        assert not len(frontend.turns), f"{frontend.name} still waits for turns"
+        assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
+    leaders = [scheduler for scheduler in world.schedulers if scheduler.is_leading]
+    assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
+    assert leaders[0].core is not None and leaders[0].jobs is not None
+    jobs = leaders[0].jobs.core
+    assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
+    status = leaders[0].core.status(leaders[0].now_ns)
+    assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
+    assert status.num_reservations == 0, "places are still kept"
+    assert world.tracker.core.num_live == 0, "advisories still live"
+    for worker in world.workers:
+        _check_idle(worker)
+    for kvstore in world.kvstores.values():
+        _check_unheld(world, kvstore)
+
+
+def _check_idle(worker: "Worker") -> None:
+    core, stager = worker.core, worker.core.stager
+    assert worker.device.plan is None, f"{worker.name} still computes"
+    assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
+    assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
+    assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
+    assert not stager._flights and not stager._tickets and not stager._wishes
+    assert not stager._expected and stager._num_prefetching == 0
+    assert all(block.refs == 0 for block in core.pool.blocks.values())
+    assert not core.writeback._committing, "a commit was never settled"
+
+
+def _check_unheld(world: "World", kvstore: "Kvstore") -> None:
+    leased = {
+        page
+        for worker in kvstore.core.workers
+        for pages in worker.leased.values()
+        for page in pages
+    }
+    stock = {
+        page
+        for worker in world.workers
+        if worker.host_id == kvstore.host_id
+        for page in worker.core.writeback._stock
+    }
+    assert leased == stock, f"{kvstore.name}: leases of nobody: {leased ^ stock}"
+    for worker in kvstore.core.workers:
+        assert not worker.tickets, f"{kvstore.name}: tickets of nobody"
+    for arena in kvstore.core.arenas.values():
+        assert not any(block.num_pins for block in arena.holding.values()), "pins of nobody"

@@ -1,0 +1,144 @@
+"""A frontend: the production core of turns, and what it owes to clients, Redis and the bus."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loadtest.world.jobs import FrontendJobs
+from loadtest.world.process import Process
+from loadtest.world.redis import Record
+from loadtest.world.timeline import MS, SECOND
+from loadtest.world.wires import Reply
+from services.frontend.core.turns import (
+    AnswerPull,
+    AskScheduler,
+    Cancel,
+    Deliver,
+    Effect,
+    Fail,
+    NewTurn,
+    Submit,
+    TurnLimits,
+    Turns,
+)
+from shared.blocks import chain_keys, pack_keys, root_key
+from shared.ids import FrontendId, TurnId
+from shared.messages import Empty, PromptPull, StepOutput, TurnFailed
+from shared.subjects import (
+    PROMPT_PULL,
+    SCHEDULER_STATUS,
+    STEP_OUTPUT,
+    TURN_CANCEL,
+    TURN_FAILED,
+    TURN_SUBMIT,
+)
+
+if TYPE_CHECKING:
+    from loadtest.world.world import World
+
+TICK_NS = 250 * MS
+
+News = Callable[["Deliver | Fail"], None]
+
+
+class Frontend(Process):
+    """Attributes:
+    turns, jobs: the cores, of this life.
+    """
+
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, f"frontend-{number}")
+
+    def on_start(self) -> None:
+        self._frontend_id = FrontendId(f"{self.name}-{self.life}")
+        self.turns = Turns(self._frontend_id, TurnLimits())
+        self._readers: dict[TurnId, News] = {}
+        self._new: dict[TurnId, NewTurn] = {}
+        self._said: dict[TurnId, list[int]] = {}
+        wires, me = self.world.wires, self._frontend_id
+        wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
+        wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
+        wires.subscribe(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
+        self.jobs = FrontendJobs(self, me)
+        self.later(TICK_NS, self._tick)
+
+    def on_crash(self) -> None:
+        """Its clients see their connections break."""
+        self.world.clients.on_broken(self)
+
+    def on_reconnected(self) -> None:
+        self._perform(self.turns.on_reconnect(self.now_ns))
+        self.jobs.resubmit()
+
+    def open(self, new: NewTurn, reader: News) -> None:
+        """A client asks for a turn."""
+        self._readers[new.turn_id] = reader
+        self._new[new.turn_id] = new
+        self._said[new.turn_id] = []
+        self._perform(self.turns.on_new(new, self.now_ns))
+
+    def hang_up(self, turn_id: TurnId) -> None:
+        """The client of this turn went away."""
+        self._forget(turn_id)
+        self._perform(self.turns.on_cancel(turn_id, "the client is gone"))
+
+    def _on_pull(self, pull: PromptPull, reply: Reply) -> None:
+        effect = self.turns.on_pull(pull, self.now_ns)[0]
+        assert isinstance(effect, AnswerPull)
+        reply(effect.message)
+
+    def _on_step(self, step: StepOutput) -> None:
+        for delta in step.deltas:
+            self._perform(self.turns.on_delta(delta, self.now_ns))
+
+    def _on_failed(self, failure: TurnFailed) -> None:
+        self._perform(self.turns.on_failed(failure))
+
+    def _tick(self) -> None:
+        self.later(TICK_NS, self._tick)
+        self._perform(self.turns.on_tick(self.now_ns))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self._deliver(effect)
+                case Fail(failure):
+                    self._readers[failure.turn_id](effect)
+                    self._forget(failure.turn_id)
+                case Submit(message):
+                    self.world.wires.publish(self, TURN_SUBMIT, message)
+                case Cancel(message):
+                    self.world.wires.publish(self, TURN_CANCEL, message)
+                case AskScheduler():
+                    self._ask_scheduler()
+
+    def _ask_scheduler(self) -> None:
+        def on_reply(_: Any) -> None:
+            self.turns.on_scheduler_seen(self.now_ns)
+
+        self.world.wires.request(
+            self, SCHEDULER_STATUS, Empty(), on_reply, lambda _: None, timeout_ns=SECOND
+        )
+
+    def _deliver(self, news: Deliver) -> None:
+        """The session's record is stored before the last piece is handed out."""
+        turn_id = news.turn_id
+        reader, new = self._readers[turn_id], self._new[turn_id]
+        self._said[turn_id] += news.tokens
+        if news.finish is None:
+            reader(news)
+            return
+        tokens = [*new.prompt, *self._said[turn_id]]
+        self._forget(turn_id)
+        if new.session_id is None:
+            reader(news)
+            return
+        model = self.world.model
+        root = root_key(model.fingerprint, new.tenant, "", new.cache_salt)
+        record = Record(pack_keys(chain_keys(root, tokens, model.block_tokens)))
+        self.world.redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
+
+    def _forget(self, turn_id: TurnId) -> None:
+        self._readers.pop(turn_id, None)
+        self._new.pop(turn_id, None)
+        self._said.pop(turn_id, None)

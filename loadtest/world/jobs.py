@@ -1,0 +1,355 @@
+"""One-shot jobs in the world: what a frontend, a scheduler and a worker each do for them."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loadtest.world.timeline import MS, SECOND
+from loadtest.world.wires import Reply
+from services.frontend.core import job_events as fe
+from services.frontend.core.jobs import Jobs
+from services.scheduler.core import ProbeWorker, WakeAt
+from services.scheduler.core import jobs as sj
+from services.scheduler.core.batching.job import Delays
+from services.scheduler.core.batching.policies import make_batcher
+from services.worker.oneshot import effects as we
+from services.worker.oneshot.core import BatchCore
+from shared.errors import SymphonyError
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.messages import (
+    WHOLE_OFFICE,
+    BatchStart,
+    Empty,
+    InputPull,
+    JobInput,
+    JobResults,
+    LeaderChanged,
+    OneshotCard,
+    OneshotVariant,
+)
+from shared.subjects import (
+    BATCH_CANCEL,
+    BATCH_DONE,
+    BATCH_START,
+    INPUT_PULL,
+    JOB_RESULTS,
+    JOBS_CANCEL,
+    JOBS_DROPPED,
+    JOBS_SUBMIT,
+    LEADER_CHANGED,
+    WORKER_PING,
+    WORKER_REPORT,
+)
+
+if TYPE_CHECKING:
+    from loadtest.world.frontend import Frontend
+    from loadtest.world.process import Process
+    from loadtest.world.scheduler import Scheduler
+    from loadtest.world.worker import Worker
+
+JOB_MODEL = ModelId("e")
+SIZE_MAX = 8
+SLO_NS = 200 * MS
+PROBE_NS = 2 * SECOND
+LOOK_AGAIN_NS = 10 * MS
+SHARD = "0"
+
+JobEvent = Callable[[int], list[sj.JobsEffect]]
+
+
+def batch_ns(size: int) -> int:
+    """Run time of a batch."""
+    return (5 + 2 * size) * MS
+
+
+def job_card() -> OneshotCard:
+    """The one-shot model that every worker serves beside the generative one."""
+    times = [batch_ns(size) for size in range(1, SIZE_MAX + 1)]
+    return OneshotCard(
+        model_id=JOB_MODEL, task="embed", modality="text", source="", fingerprint="e",
+        slo_ms=SLO_NS / MS, variants=[OneshotVariant(variant=0, batch_ns=times)], num_values=1,
+    )  # fmt: skip
+
+
+def value_of(tokens: str) -> str:
+    """What the model makes of an input."""
+    return f"<{tokens}>"
+
+
+class Alarm:
+    """Rings at the instant it was set to last, in this life of its process."""
+
+    def __init__(self, process: "Process", ring: Callable[[], None]) -> None:
+        self._process = process
+        self._ring = ring
+        self._num_set = 0
+
+    def set(self, at_ns: int) -> None:
+        """Replaces an earlier setting."""
+        self._num_set += 1
+        if at_ns < 1 << 61:
+            delay_ns = max(at_ns - self._process.now_ns, 0) + 1
+            self._process.later(delay_ns, partial(self._due, self._num_set))
+
+    def _due(self, number: int) -> None:
+        if number == self._num_set:
+            self._ring()
+
+
+class FrontendJobs:
+    """A frontend's requests for one-shot models; `on_end` hears of each end."""
+
+    def __init__(self, frontend: "Frontend", frontend_id: FrontendId) -> None:
+        self._frontend = frontend
+        self._wires = frontend.world.wires
+        self.core = Jobs(frontend_id, fe.JobLimits())
+        self._alarm = Alarm(frontend, lambda: self._perform(self.core.on_wake(frontend.now_ns)))
+        self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}
+        subscribe = self._wires.subscribe
+        subscribe(frontend, INPUT_PULL, self._on_pull, frontend_id)
+        subscribe(frontend, JOB_RESULTS, lambda m, _: self._on_results(m), frontend_id)
+        subscribe(
+            frontend, JOBS_DROPPED, lambda m, _: self._perform(self.core.on_dropped(m)), frontend_id
+        )
+        subscribe(frontend, LEADER_CHANGED, lambda *_: self.resubmit())
+
+    def resubmit(self) -> None:
+        """A new scheduler leads, or the bus was away."""
+        self._perform(self.core.on_resubmit_all(self._frontend.now_ns))
+
+    def open(
+        self, request_id: str, tokens: Sequence[str], reader: Callable[[fe.Done | fe.Fail], None]
+    ) -> None:
+        """A client asks for a request of some inputs."""
+        now_ns = self._frontend.now_ns
+        jobs = [
+            fe.NewJob(
+                variant=0, input=JobInput(job_id=JobId(f"{request_id}.{number}"), tokens=each)
+            )
+            for number, each in enumerate(tokens)
+        ]
+        self._readers[request_id] = reader
+        new = fe.NewRequest(
+            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=0, jobs=jobs,
+            arrived_at_ns=now_ns, deadline_at_ns=now_ns + SLO_NS, fastest_ns=batch_ns(1),
+        )  # fmt: skip
+        self._perform(self.core.on_new(new, now_ns))
+
+    def hang_up(self, request_id: str) -> None:
+        """The client of this request went away."""
+        self._readers.pop(request_id, None)
+        self._perform(self.core.on_cancel(request_id))
+
+    def _on_pull(self, pull: InputPull, reply: Reply) -> None:
+        effect = self.core.on_pull(pull, self._frontend.now_ns)[0]
+        assert isinstance(effect, fe.AnswerPull)
+        reply(effect.message)
+
+    def _on_results(self, message: JobResults) -> None:
+        self._perform(self.core.on_results(message, self._frontend.now_ns))
+
+    def _perform(self, effects: Sequence[fe.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fe.Submit(shard, submit):
+                    self._wires.publish(self._frontend, JOBS_SUBMIT, submit, str(shard))
+                case fe.Cancel(shard, cancel):
+                    self._wires.publish(self._frontend, JOBS_CANCEL, cancel, str(shard))
+                case fe.Done() | fe.Fail():
+                    self._readers.pop(effect.request_id)(effect)
+                case fe.WakeAt(at_ns):
+                    self._alarm.set(at_ns)
+                case fe.AnswerPull():
+                    raise AssertionError("nobody pulled")
+
+
+class SchedulerJobs:
+    """The batching core of a scheduler that leads."""
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        self._wires = wires = scheduler.world.wires
+        limits = sj.JobLimits()
+        delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
+        self.core = core = sj.JobsCore(
+            make_batcher("steady", delays), limits, fence=scheduler.fence,
+            started_at_ns=scheduler.now_ns, name=f"{scheduler.name}.{scheduler.life}",
+        )  # fmt: skip
+        self._events: deque[JobEvent] = deque()
+        self._held: list[sj.JobsEffect] = []
+        self._is_looking = False
+        self._alarm = Alarm(scheduler, self._wake)
+        self._put(core.on_wake)
+        wires.subscribe(scheduler, WORKER_REPORT, self._feeding(core.on_report))
+        wires.subscribe(scheduler, BATCH_DONE, self._feeding(core.on_batch_done))
+        wires.subscribe(scheduler, JOBS_SUBMIT, self._feeding(core.on_jobs), SHARD)
+        wires.subscribe(scheduler, JOBS_CANCEL, self._feeding(core.on_cancel), SHARD)
+        self.announce()
+
+    def set_fence(self, fence: int) -> None:
+        """The same process leads under another fence."""
+        self.core.set_fence(fence)
+        self.announce()
+
+    def announce(self) -> None:
+        """Tell everybody who leads."""
+        scheduler = self._scheduler
+        changed = LeaderChanged(
+            instance=f"{scheduler.name}.{scheduler.life}",
+            fence=scheduler.fence,
+            office=WHOLE_OFFICE,
+        )
+        self._wires.publish(scheduler, LEADER_CHANGED, changed)
+
+    def _wake(self) -> None:
+        if not self._put(self.core.on_wake):
+            self._scheduler.later(50 * MS, self._wake)
+
+    def _feeding(self, handler: Any) -> Any:
+        return lambda message, _: self._put(partial(handler, message))
+
+    def _put(self, event: JobEvent) -> bool:
+        if len(self._events) >= self._scheduler.world.faults.queue_max:
+            self._scheduler.world.num_dropped += 1
+            return False
+        self._events.append(event)
+        self._consume()
+        return True
+
+    def _consume(self) -> None:
+        """What follows from an event is done while this process leads."""
+        if self._is_looking:
+            return
+        while self._events or self._held:
+            if not self._held:
+                self._held = self._events.popleft()(self._scheduler.now_ns)
+            if self._held and not self._scheduler.is_leading:
+                self._is_looking = True
+                self._scheduler.later(LOOK_AGAIN_NS, self._look_again)
+                return
+            effects, self._held = self._held, []
+            for effect in effects:
+                self._perform(effect)
+
+    def _look_again(self) -> None:
+        self._is_looking = False
+        self._consume()
+
+    def _perform(self, effect: sj.JobsEffect) -> None:
+        wires, scheduler = self._wires, self._scheduler
+        match effect:
+            case sj.SendBatch(worker_id, start):
+                wires.publish(scheduler, BATCH_START, start, worker_id)
+            case sj.CancelBatch(worker_id, cancel):
+                wires.publish(scheduler, BATCH_CANCEL, cancel, worker_id)
+            case sj.AnswerDropped(frontend_id, dropped):
+                wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)
+            case ProbeWorker(worker_id):
+                self._probe(worker_id)
+            case WakeAt(at_ns):
+                self._alarm.set(at_ns)
+            case sj.Deposed(fence):
+                scheduler.raise_fence(fence)
+            case _:
+                pass
+
+    def _probe(self, worker_id: WorkerId) -> None:
+        def on_error(_: SymphonyError) -> None:
+            if self._wires.has_connection(self._scheduler):
+                self._put(partial(self.core.on_worker_gone, worker_id))
+
+        self._wires.request(
+            self._scheduler, WORKER_PING, Empty(), lambda _: None, on_error, ident=worker_id,
+            timeout_ns=PROBE_NS,
+        )  # fmt: skip
+
+
+class WorkerJobs:
+    """A worker's batches of one-shot jobs."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._wires = wires = worker.world.wires
+        self.core = BatchCore(worker.worker_id, [job_card()], we.BatchLimits())
+        self._alarm = Alarm(worker, lambda: self._perform(self.core.on_wake(worker.now_ns)))
+        self._running: BatchId | None = None
+        me = worker.worker_id
+        wires.subscribe(worker, BATCH_START, lambda message, _: self._on_batch(message), me)
+        wires.subscribe(
+            worker,
+            BATCH_CANCEL,
+            lambda m, _: self._perform(self.core.on_batch_cancel(m, worker.now_ns)),
+            me,
+        )
+        wires.subscribe(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
+
+    def _on_leader(self, changed: LeaderChanged) -> None:
+        self.core.on_fence(changed.office, changed.fence)
+        self._worker.report()
+
+    def _on_batch(self, start: BatchStart) -> None:
+        """No batch of a leader is taken once a higher fence was seen."""
+        seen, before = self.core.fence(start.office), self._held()
+        self._perform(self.core.on_batch_start(start, self._worker.now_ns))
+        is_new = start.batch_id in self._held() - before
+        assert not (is_new and start.fence < seen), f"{start.batch_id} taken after fence {seen}"
+
+    def _held(self) -> set[BatchId]:
+        return {ref.batch_id for ref in self.core.refs(self._worker.now_ns)}
+
+    def _perform(self, effects: Sequence[we.Effect]) -> None:
+        worker = self._worker
+        for effect in effects:
+            match effect:
+                case we.PullInputs():
+                    self._pull(effect)
+                case we.RunBatch():
+                    self._run(effect)
+                case we.SendResults(frontend_id, batch_id, results):
+                    message = JobResults(
+                        worker_id=worker.worker_id, batch_id=batch_id, results=list(results)
+                    )
+                    self._wires.publish(worker, JOB_RESULTS, message, frontend_id)
+                case we.SendDone(done):
+                    self._wires.publish(worker, BATCH_DONE, done)
+                case we.WakeAt(at_ns):
+                    self._alarm.set(at_ns)
+                case we.StopRun(batch_id):
+                    ran = we.Ran(started_at_ns=worker.now_ns, run_ns=1)
+                    worker.later(0, partial(self._on_ran, batch_id, ran))
+
+    def _pull(self, effect: we.PullInputs) -> None:
+        def on_inputs(inputs: list[we.Pulled] | None) -> None:
+            self._perform(
+                self.core.on_inputs(
+                    effect.batch_id, effect.frontend_id, inputs, self._worker.now_ns
+                )
+            )
+
+        def on_reply(reply: Any) -> None:
+            on_inputs(
+                [
+                    we.Pulled(job_id=job.job_id, value=job.tokens, is_gone=job.gone)
+                    for job in reply.inputs
+                ]
+            )
+
+        pull = InputPull(worker_id=self._worker.worker_id, job_ids=list(effect.job_ids))
+        self._wires.request(
+            self._worker, INPUT_PULL, pull, on_reply, lambda _: on_inputs(None),
+            ident=effect.frontend_id, timeout_ns=effect.timeout_ns,
+        )  # fmt: skip
+
+    def _run(self, effect: we.RunBatch) -> None:
+        assert self._running is None, "two batches on one device"
+        self._running = effect.batch_id
+        run_ns = batch_ns(len(effect.values))
+        values = [value_of(str(value)) for value in effect.values]
+        ran = we.Ran(started_at_ns=self._worker.now_ns, run_ns=run_ns, values=values)
+        self._worker.later(run_ns, partial(self._on_ran, effect.batch_id, ran))
+
+    def _on_ran(self, batch_id: BatchId, ran: we.Ran) -> None:
+        if self._running == batch_id:  # and was not stopped before
+            self._running = None
+            self._perform(self.core.on_ran(batch_id, ran, self._worker.now_ns))

@@ -1,0 +1,307 @@
+"""A host's kvstore: the production core, an arena, a disk that is slow, full, or forgets."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from loadtest.world.memory import ArenaMemory, DiskBlock
+from loadtest.world.process import Process
+from loadtest.world.timeline import SECOND, US
+from loadtest.world.wires import Reply
+from services.kvstore.core import (
+    BeginDiskAnew,
+    BlockWrite,
+    Commit,
+    DeleteBlocks,
+    Effect,
+    IndexAdd,
+    IndexRemove,
+    KvCore,
+    Limits,
+    LoadOutcome,
+    LoadPages,
+    NewBlock,
+    Open,
+    PageLoad,
+    Release,
+    Renew,
+    SetWords,
+    Stage,
+    TouchBlocks,
+    WriteBlocks,
+    WriteOutcome,
+)
+from services.kvstore.core.disk_tier import StoredBlock
+from shared import messages as m
+from shared.arena import PageState
+from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.errors import SymphonyError
+from shared.ids import HostId, WorkerId
+from shared.messages import pack_ints, unpack_ints
+from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
+
+if TYPE_CHECKING:
+    from loadtest.world.world import World
+
+TICK_NS = SECOND
+TICKET_NS = 10 * SECOND
+PAGE_BYTES = 64
+READ_NS = 100 * US
+WRITE_NS = 500 * US
+
+DiskOrder = BlockWrite | DeleteBlocks | BeginDiskAnew
+
+
+class Kvstore(Process):
+    """Attributes:
+    disk: what survives a restart.
+    is_touched: something happened to the core since it was checked.
+    disk_slowness: factor on reads and writes now.
+    is_disk_full: writes find no room now.
+    """
+
+    def __init__(self, world: "World", host_id: HostId, num_pages: int) -> None:
+        super().__init__(world, f"kvstore-{host_id}")
+        self.host_id = host_id
+        self._num_pages = num_pages
+        self.disk: dict[BlockKey, DiskBlock] = {}
+        self.disk_slowness = 1
+        self.is_disk_full = False
+        self.num_torn = 0
+
+    def on_start(self) -> None:
+        self.core = KvCore(
+            Limits(
+                disk_bytes_max=1 << 40,
+                expiry_ns=3600 * SECOND,
+                noted_ns=60 * SECOND,
+                ticket_ns=TICKET_NS,
+                load_bytes_max=8 * PAGE_BYTES,
+            ),
+            first_ticket=self.world.timeline.now_ns // US + 1,
+        )
+        self.arena = ArenaMemory(self._num_pages)
+        self._orders: deque[DiskOrder] = deque()
+        self._reads: deque[list[PageLoad]] = deque()
+        self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
+        found = [
+            StoredBlock(key, b.num_layers, PAGE_BYTES, b.num_layers * PAGE_BYTES, 0, 0)
+            for key, b in self.disk.items()
+        ]
+        self._perform(self.core.on_disk_found(found, self.now_ns))
+        wires = self.world.wires
+        wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
+        wires.subscribe(self, KV_LEASE, self._answering(self._lease), self.host_id)
+        wires.subscribe(self, KV_STAGE, self._stage, self.host_id)
+        wires.subscribe(self, KV_COMMIT, self._answering(self._commit), self.host_id)
+        wires.subscribe(self, KV_RENEW, self._answering(self._renew), self.host_id)
+        wires.subscribe(self, KV_RELEASE, lambda message, _: self._release(message), self.host_id)
+        self.later(TICK_NS, self._tick)
+
+    def on_crash(self) -> None:
+        """What the writer was at is lost; what it had acknowledged is on disk."""
+        self._orders.clear()
+        self._reads.clear()
+
+    def take_lock(self, worker_id: WorkerId, incarnation: str, holder: Process) -> None:
+        """A worker locks its lease file: the kernel lets go of it when the process dies."""
+        self._holders[(worker_id, incarnation)] = (holder, holder.life)
+
+    def lose_pages(self, share: float) -> None:
+        """Damage some of what is on disk."""
+        for block in self.disk.values():
+            if self.world.fault_random.random() < share:
+                block.is_damaged = True
+                self.num_torn += 1
+
+    def lose_database(self) -> None:
+        """The whole database cannot be used any more."""
+        self._perform(self.core.on_disk_damaged(self.core.counts.num_disks_anew + 1, self.now_ns))
+
+    def _answering(self, handler: Any) -> Any:
+        def on_message(message: Any, reply: Reply) -> None:
+            try:
+                reply(handler(message))
+            except SymphonyError as error:
+                reply(error)
+
+        return on_message
+
+    def _open(self, message: m.KvOpen) -> m.KvOpened:
+        if message.page_bytes not in self.core.arenas:
+            self.core.on_arena(message.page_bytes, self._num_pages)
+        event = Open(
+            message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
+            message.page_bytes,
+        )  # fmt: skip
+        self._perform(self.core.on_open(event, self.now_ns))
+        return m.KvOpened(
+            arena_path="", num_pages=self._num_pages, page_bytes=PAGE_BYTES, lease_path=""
+        )
+
+    def _lease(self, message: m.KvLease) -> m.KvLeased:
+        pages, effects = self.core.on_lease(
+            message.worker_id, message.incarnation, message.page_bytes, message.num_pages,
+            self.now_ns,
+        )  # fmt: skip
+        self._perform(effects)
+        return m.KvLeased(pages=pack_ints(pages))
+
+    def _stage(self, message: m.KvStage, reply: Reply) -> None:
+        """A session's keys are asked of Redis first, which takes its time."""
+        if message.keys or message.session_id is None:
+            self._answering(lambda _: self._staged(message, unpack_keys(message.keys)))(
+                message, reply
+            )
+            return
+
+        def on_record(record: Any) -> None:
+            keys = [] if record is None else unpack_keys(record.block_keys)
+            self._answering(lambda _: self._staged(message, keys))(message, reply)
+
+        self.world.redis.read(self, message.tenant, message.session_id, on_record)
+
+    def _staged(self, message: m.KvStage, keys: list[BlockKey]) -> m.KvStaged:
+        event = Stage(
+            message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
+            message.priority,
+        )  # fmt: skip
+        staged, effects = self.core.on_stage(event, self.now_ns)
+        self._perform(effects)
+        return m.KvStaged(
+            ticket=staged.ticket,
+            num_blocks=staged.num_blocks,
+            keys="" if message.keys else pack_keys(keys[: staged.num_blocks]),
+            pages=pack_ints(staged.pages),
+            generations=pack_ints(staged.generations),
+            num_from_disk=staged.num_from_disk,
+        )
+
+    def _commit(self, message: m.KvCommit) -> m.KvCommitted:
+        blocks = [
+            NewBlock(
+                key=unpack_keys(block.key)[0],
+                parent=unpack_keys(block.parent)[0],
+                tokens=unpack_ints(block.tokens),
+                pages=unpack_ints(block.pages),
+                checksums=unpack_ints(block.checksums, "Q"),
+            )
+            for block in message.blocks
+        ]
+        event = Commit(
+            message.worker_id, message.incarnation, message.fingerprint, message.page_bytes, blocks
+        )
+        num_blocks, effects = self.core.on_commit(event, self.now_ns)
+        self._perform(effects)
+        return m.KvCommitted(num_blocks=num_blocks)
+
+    def _renew(self, message: m.KvRenew) -> m.Empty:
+        event = Renew(
+            message.worker_id, message.incarnation, unpack_ints(message.tickets, "Q"),
+            message.page_bytes, unpack_ints(message.leased),
+        )  # fmt: skip
+        self._perform(self.core.on_renew(event, self.now_ns))
+        return m.Empty()
+
+    def _release(self, message: m.KvRelease) -> None:
+        event = Release(
+            message.worker_id, message.incarnation, message.ticket, message.page_bytes,
+            unpack_ints(message.pages),
+        )  # fmt: skip
+        self._perform(self.core.on_release(event, self.now_ns))
+
+    def _tick(self) -> None:
+        self.later(TICK_NS, self._tick)
+        for (worker_id, incarnation), (holder, life) in list(self._holders.items()):
+            if not holder.is_up or holder.life != life:
+                del self._holders[(worker_id, incarnation)]
+                self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
+        self._perform(self.core.on_tick(self.now_ns))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        self.is_touched = True
+        for effect in effects:
+            match effect:
+                case SetWords(_, pages, generations, state):
+                    for page, generation in zip(pages, generations, strict=True):
+                        self.arena.set_word(page, generation, state)
+                case LoadPages(loads):
+                    self._reads.append(loads)
+                    if len(self._reads) == 1:
+                        self._begin_read()
+                case WriteBlocks(writes):
+                    self._order(*writes)
+                case DeleteBlocks() | BeginDiskAnew():
+                    self._order(effect)
+                case TouchBlocks() | IndexAdd() | IndexRemove():
+                    pass
+
+    def _begin_read(self) -> None:
+        loads = self._reads[0]
+        duration_ns = READ_NS * len(loads) * self.disk_slowness
+        self.later(self.world.random.randrange(duration_ns) + 1, self._end_read)
+
+    def _end_read(self) -> None:
+        loads = self._reads.popleft()
+        results = []
+        for load in loads:
+            outcome = self._read(load)
+            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+            self.arena.set_word(load.page, load.generation, state)
+            results.append((load, outcome))
+        if self._reads:
+            self._begin_read()
+        self._perform(self.core.on_loaded(results, self.now_ns))
+
+    def _read(self, load: PageLoad) -> LoadOutcome:
+        if self.world.fault_random.random() < self.world.faults.unread_share:
+            return LoadOutcome.FAILED
+        block = self.disk.get(load.key)
+        if block is None:
+            return LoadOutcome.MISSING
+        if block.is_damaged:
+            return LoadOutcome.CORRUPT
+        self.arena.contents[load.page] = block.contents[load.layer]
+        return LoadOutcome.READY
+
+    def _order(self, *orders: DiskOrder) -> None:
+        was_idle = not self._orders
+        self._orders += orders
+        if was_idle and self._orders:
+            self._begin_write()
+
+    def _begin_write(self) -> None:
+        duration_ns = self.world.random.randrange(WRITE_NS * self.disk_slowness) + 1
+        self.later(duration_ns, self._end_write)
+
+    def _end_write(self) -> None:
+        order = self._orders.popleft()
+        results = []
+        match order:
+            case BlockWrite():
+                results.append(self._write(order))
+            case DeleteBlocks(blocks):
+                for key, _ in blocks:
+                    self.disk.pop(key, None)
+            case BeginDiskAnew():
+                self.disk.clear()
+        if self._orders:
+            self._begin_write()
+        if results:
+            self._perform(self.core.on_written(results, self.now_ns))
+
+    def _write(self, write: BlockWrite) -> tuple[int, WriteOutcome, int]:
+        if self.is_disk_full:
+            return write.block_id, WriteOutcome.FULL, 0
+        contents = [self.arena.contents[page] for page in write.pages]
+        if [checksum_of(content) for content in contents] != write.checksums:
+            return write.block_id, WriteOutcome.CORRUPT, 0
+        self.disk[write.key] = DiskBlock(len(contents), contents, contents[0][1])
+        return write.block_id, WriteOutcome.STORED, len(contents) * PAGE_BYTES
+
+
+MASK = (1 << 64) - 1
+
+
+def checksum_of(content: object) -> int:
+    """What the worker says of a page's bytes."""
+    return hash(content) & MASK

@@ -1,0 +1,349 @@
+"""One-line changes that break the cores. The world is worth what it finds of them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("services", "shared", "loadtest", "kernels")
+FRONTEND_TURNS = "services/frontend/core/turns.py"
+FRONTEND_JOBS = "services/frontend/core/jobs.py"
+SCHEDULER_TURNS = "services/scheduler/core/turns.py"
+SCHEDULER = "services/scheduler/core/scheduler.py"
+FLEET = "services/scheduler/core/fleet.py"
+RESERVATIONS = "services/scheduler/core/reservations.py"
+LEASE = "services/scheduler/core/leadership.py"
+JOBS = "services/scheduler/core/jobs/core.py"
+TRACKER = "services/tracker/core/tracker.py"
+ENGINE = "services/worker/core/engine.py"
+HISTORY = "services/worker/core/history.py"
+OUTCOME = "services/worker/core/outcome.py"
+PAGES = "services/worker/core/pages.py"
+PLANNER = "services/worker/core/planner.py"
+STAGING = "services/worker/core/staging.py"
+WRITEBACK = "services/worker/core/writeback.py"
+LINK = "services/worker/core/kv_link.py"
+PULLING = "services/worker/core/pulling.py"
+BATCHES = "services/worker/oneshot/core.py"
+STORE = "services/kvstore/core/store.py"
+TIERS = "services/kvstore/core/tiers.py"
+ARENA = "services/kvstore/core/arena_tier.py"
+KV_STAGING = "services/kvstore/core/staging.py"
+KV_WRITES = "services/kvstore/core/writes.py"
+BLOCKS = "shared/blocks.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is broken, and how: `old`, which stands once in the file, becomes `new`."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Break the code under `root`.
+
+        Raises:
+            AssertionError: the code has changed since: the line is not there, or twice.
+        """
+        file = root / self.path
+        text = file.read_text()
+        assert text.count(self.old) == 1, f"{self.name}: {self.path} has changed"
+        file.write_text(text.replace(self.old, self.new))
+
+
+MUTANTS = (
+    # Turns, at the frontend.
+    Mutant(
+        "a gap is not voided", FRONTEND_TURNS,
+        "if delta.index > num_known or delta.finish", "if delta.finish",
+    ),
+    Mutant(
+        "attempts are not fenced", FRONTEND_TURNS,
+        "not turn.pulled or delta.attempt != turn.attempt", "not turn.pulled",
+    ),
+    Mutant(
+        "an old attempt may pull", FRONTEND_TURNS,
+        "if turn is None or ref.attempt < turn.attempt:", "if turn is None:",
+    ),
+    Mutant(
+        "a repeat is not cut off", FRONTEND_TURNS,
+        "fresh = delta.tokens[num_repeated:]", "fresh = delta.tokens",
+    ),
+    Mutant(
+        "a pull forgets what was generated", FRONTEND_TURNS,
+        "tokens=pack_ints([*turn.new.prompt, *turn.generated])",
+        "tokens=pack_ints([*turn.new.prompt])",
+    ),
+    Mutant(
+        "silence is not followed by a new submit", FRONTEND_TURNS,
+        "elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:", "elif False:",
+    ),
+    # Turns, at the scheduler.
+    Mutant(
+        "every turn fails", SCHEDULER_TURNS,
+        "        if chosen is not None:\n            worker, reason = chosen",
+        "        if chosen is None:\n            worker, reason = chosen",
+    ),
+    Mutant(
+        "a lost turn is never placed again", SCHEDULER_TURNS,
+        "            self._place(turn, now_ns, avoid=worker)", "            self._close(turn)",
+    ),
+    Mutant(
+        "attempts do not grow", SCHEDULER_TURNS,
+        "turn.attempt = max(turn.attempt + 1, self._attempt_floor)",
+        "turn.attempt = max(turn.attempt, self._attempt_floor)",
+    ),
+    Mutant(
+        "ended turns are not closed", SCHEDULER_TURNS,
+        "if turn is not None and end.attempt >= turn.attempt:",
+        "if turn is not None and end.attempt > turn.attempt:",
+    ),
+    Mutant(
+        "reports do not tell what is missing", SCHEDULER_TURNS,
+        "            if report.seq >= turn.seen_seq + REPORTS_TO_BE_MISSED",
+        "            if False and report.seq >= turn.seen_seq + REPORTS_TO_BE_MISSED",
+    ),
+    Mutant(
+        "a dead worker keeps its turns", SCHEDULER,
+        "        self._fleet.bury(worker)\n        self._turns.take_off(worker, now_ns)",
+        "        self._fleet.bury(worker)",
+    ),
+    Mutant(
+        "a restarted worker keeps its turns", SCHEDULER,
+        "            if heard.restarted:\n                self._turns.take_off(worker, now_ns)\n",
+        "",
+    ),
+    Mutant(
+        "waiting turns are not placed when a worker comes", SCHEDULER,
+        "            self._turns.admit(heard.opened, now_ns)\n", "",
+    ),
+    Mutant(
+        "reservations do not expire", RESERVATIONS,
+        "        if held.expires_at_ns <= now_ns:\n            self._release(held)",
+        "        if held.expires_at_ns <= now_ns:\n            pass",
+    ),
+    Mutant(
+        "a dead worker keeps its reservations", SCHEDULER,
+        "        self._reservations.move_off(worker, now_ns)\n        self._watch(worker, now_ns)",
+        "        self._watch(worker, now_ns)",
+    ),
+    # The lease.
+    Mutant(
+        "the fence does not grow", LEASE,
+        "self._fence_floor = max(self._fence_floor, stored.lease.fence + 1)",
+        "self._fence_floor = max(self._fence_floor, stored.lease.fence)",
+    ),
+    Mutant(
+        "a holder believes for too long", LEASE,
+        "self._believed_until_ns = self._asked_at_ns + self._times.patience_ns",
+        "self._believed_until_ns = now_ns + 4 * self._times.ttl_ns",
+    ),
+    # Jobs.
+    Mutant(
+        "what one batch missed is never submitted again", FRONTEND_JOBS,
+        "            self._check_at(group, again_at_ns)\n", "",
+    ),
+    Mutant(
+        "a job's second result counts too", FRONTEND_JOBS,
+        "            del self._of_job[result.job_id]\n", "",
+    ),
+    Mutant(
+        "a done batch stays open", JOBS,
+        "            self._account(batch, done, now_ns)\n", "            pass\n",
+    ),
+    # Advisories.
+    Mutant(
+        "the tracker never asks", TRACKER,
+        "        self._out.append(Expect(message))", "        pass",
+    ),
+    Mutant(
+        "an advisory never expires", TRACKER,
+        "        if now_ns >= record.expires_at_ns:\n            self._finish",
+        "        if False:\n            self._finish",
+    ),
+    # The engine.
+    Mutant(
+        "a staged ticket is never released", STAGING,
+        "        return [ReleaseTicket(ticket)]\n\n    def load(",
+        "        return []\n\n    def load(",
+    ),
+    Mutant(
+        "an answer that comes too late keeps its ticket", ENGINE,
+        "            return [] if staged is None else [ReleaseTicket(staged.ticket)]",
+        "            return []",
+    ),
+    Mutant(
+        "loading blocks are not lost", ENGINE,
+        "            if block.loading:\n                block.lost = True",
+        "            if block.loading:\n                pass",
+    ),
+    Mutant(
+        "a loading twin is adopted", OUTCOME,
+        "elif twin.lost or twin.loading or NO_PAGE in twin.pages:",
+        "elif twin.lost or NO_PAGE in twin.pages:",
+    ),
+    Mutant(
+        "a failed row counts as computed", ENGINE,
+        "            elif index in result.failed:", "            elif False:",
+    ),
+    Mutant(
+        "failed writes are committed", OUTCOME,
+        "        if is_void or not sums:", "        if not sums:",
+    ),
+    Mutant(
+        "a cancelled turn is ended while it runs", ENGINE,
+        "if self._in_flight is None or all(row.turn is not turn for row in self._in_flight.rows):",
+        "if True:",
+    ),
+    Mutant(
+        "a bad load is good enough", STAGING,
+        "        if not is_good:\n            block.lost = True",
+        "        if False:\n            block.lost = True",
+    ),
+    Mutant(
+        "pages of a running turn are taken", PAGES,
+        "            if block.refs or not block.backed or block.loading:",
+        "            if not block.backed or block.loading:",
+    ),
+    Mutant(
+        "private pages are not given back", HISTORY,
+        "    core.pool.give_back(turn.private_pages())\n", "",
+    ),
+    Mutant(
+        "a stage is adopted though what it stands on is gone", HISTORY,
+        "    while turn.staged_from <= len(turn.blocks) < end:",
+        "    while len(turn.blocks) < end:",
+    ),
+    Mutant(
+        "a remnant counts as whole", HISTORY,
+        "        if block is None or block.lost or NO_PAGE in block.pages:\n            return",
+        "        if block is None or block.lost:\n            return",
+    ),
+    Mutant(
+        "leases outlive their connection", WRITEBACK,
+        "        self._stock.clear()\n", "",
+    ),
+    Mutant(
+        "lent pages outlive their connection", WRITEBACK,
+        "        self._lent.clear()\n", "",
+    ),
+    Mutant(
+        "an answer of an earlier connection counts", LINK,
+        "        if epoch != self.epoch:\n            return None\n        staged =",
+        "        staged =",
+    ),
+    Mutant(
+        "failed calls do not end the connection", LINK,
+        "        self.is_open = False\n        return True", "        return False",
+    ),
+    Mutant(
+        "cancelled pulls are delivered", PULLING,
+        "            if self._pulling.get(start.turn_id) is start:",
+        "            if self._pulling.pop(start.turn_id, start):",
+    ),
+    # The kvstore.
+    Mutant(
+        "a dead worker's tickets stay", STORE,
+        "                self._tiers.unpin(ticket, now_ns, effects)\n            for page_bytes",
+        "                pass\n            for page_bytes",
+    ),
+    Mutant(
+        "a reopened worker keeps what it held", STORE,
+        "old.incarnation != event.incarnation or event.fingerprint in old.shapes",
+        "event.fingerprint in ()",
+    ),
+    Mutant(
+        "tickets do not expire", STORE,
+        "        for ticket in self.workers.take_expired(now_ns - self._limits.ticket_ns):",
+        "        for ticket in self.workers.take_expired(-1):",
+    ),
+    Mutant(
+        "forgotten leases stay", STORE,
+        "if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):",
+        "if pages := worker.take_forgotten(event, -1):",
+    ),
+    Mutant(
+        "the only copy is evicted", ARENA,
+        "return not (self.num_pins or self.is_writing or self.queued or self.in_flight)",
+        "return not (self.num_pins or self.queued or self.in_flight)",
+    ),
+    Mutant(
+        "pinned pages are evicted", ARENA,
+        "return not (self.num_pins or self.is_writing or self.queued or self.in_flight)",
+        "return not (self.is_writing or self.queued or self.in_flight)",
+    ),
+    Mutant(
+        "generations do not grow", ARENA,
+        "            self._generations[page] += 1\n", "            pass\n",
+    ),
+    Mutant(
+        "a damaged block is kept", STORE,
+        "                if block.is_alive:\n                    self._tiers.forget",
+        "                if False:\n                    self._tiers.forget",
+    ),
+    # Keys.
+    Mutant(
+        "root keys without tenant", BLOCKS,
+        "for part in (fingerprint, tenant, adapter_hash, salt):",
+        "for part in (fingerprint, adapter_hash, salt):",
+    ),
+    Mutant(
+        "keys do not cover what is before", BLOCKS,
+        "blake2b(array(\"i\", tokens).tobytes(), key=parent, digest_size=KEY_BYTES)",
+        "blake2b(array(\"i\", tokens).tobytes(), digest_size=KEY_BYTES)",
+    ),
+)  # fmt: skip
+
+
+def hunt(mutant: Mutant, first: int, num: int) -> dict[str, Any]:
+    """Run seeds on a copy of the code with the mutant in it, until one fails."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        root = Path(folder)
+        for name in CODE:
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        mutant.apply(root)
+        started_s = time.monotonic()
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "loadtest.world.hunt", str(first), str(num)],
+            cwd=root, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{mutant.name}: {done.stderr[-2000:]}"
+        found = json.loads(done.stdout)
+        return {"mutant": mutant.name, **found, "took_s": round(time.monotonic() - started_s, 1)}
+
+
+def run_mutants(first: int, num: int) -> dict[str, Any]:
+    """Hunt all of them, one a core at a time."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        hunts = []
+        for found in pool.map(partial(_hunt_one, first, num), MUTANTS):
+            hunts.append(found)
+            is_found = found["seed"] is not None
+            end = f"seed {found['seed']}: {found['why']}" if is_found else "LIVES"
+            print(f"{found['mutant']}: {end}", flush=True)
+    return {
+        "mutants": len(MUTANTS),
+        "found": sum(found["seed"] is not None for found in hunts),
+        "seeds": num,
+        "first": first,
+        "hunts": hunts,
+        "violations": [f"lives: {f['mutant']}" for f in hunts if f["seed"] is None],
+        "repeat": f"./symphony bench chaos --mutants --seeds {num} --first {first}",
+    }
+
+
+def _hunt_one(first: int, num: int, mutant: Mutant) -> dict[str, Any]:
+    return hunt(mutant, first, num)

@@ -1,0 +1,85 @@
+"""The tracker: the production core and its questions to the scheduler."""
+
+from typing import TYPE_CHECKING, Any
+
+from loadtest.world.process import Process
+from loadtest.world.timeline import SECOND
+from loadtest.world.wires import Reply
+from services.tracker.core import Count, Drop, Effect, Expect, Limits, TrackerCore, WakeAt
+from shared.errors import SymphonyError
+from shared.messages import Advisory, AdvisoryKey, Empty, ExpectSession, TurnArrived
+from shared.subjects import ADVISORY_SUBMIT, SESSION_DROP, SESSION_EXPECT, TURN_ARRIVED
+
+if TYPE_CHECKING:
+    from loadtest.world.world import World
+
+PLACEMENT_TIMEOUT_NS = 2 * SECOND
+
+
+class Tracker(Process):
+    """Attributes:
+    core: live advisories, of this life.
+    num_expects: questions to the scheduler, of all lives.
+    """
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world, "tracker")
+        self.num_expects = 0
+
+    def on_start(self) -> None:
+        self.core = TrackerCore(Limits(ttl_ns=10 * SECOND, slack_ns=5 * SECOND))
+        self._alarm = 0
+        wires = self.world.wires
+        wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
+        wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
+
+    def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
+        try:
+            _, effects = self.core.on_submit(advisory, self.now_ns)
+        except SymphonyError as error:
+            reply(error)
+            return
+        self._perform(effects)
+        reply(Empty())
+
+    def _on_arrived(self, arrived: TurnArrived) -> None:
+        self._perform(self.core.on_turn_arrived(arrived, self.now_ns))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Expect(message):
+                    self._ask(message)
+                case Drop(key):
+                    self.world.wires.request(
+                        self, SESSION_DROP, key, lambda _: None, lambda _: None,
+                        timeout_ns=PLACEMENT_TIMEOUT_NS,
+                    )  # fmt: skip
+                case Count():
+                    pass
+                case WakeAt(at_ns):
+                    self._set_alarm(at_ns)
+
+    def _ask(self, message: ExpectSession) -> None:
+        self.num_expects += 1
+        key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
+
+        def on_reply(placement: Any) -> None:
+            self._perform(self.core.on_placed(key, placement.worker_id, self.now_ns))
+
+        def on_error(_: SymphonyError) -> None:
+            self._perform(self.core.on_placed(key, None, self.now_ns))
+
+        self.world.wires.request(
+            self, SESSION_EXPECT, message, on_reply, on_error, timeout_ns=PLACEMENT_TIMEOUT_NS
+        )
+
+    def _set_alarm(self, at_ns: int) -> None:
+        self._alarm += 1
+        number = self._alarm
+
+        def ring() -> None:
+            if number == self._alarm:
+                self._perform(self.core.on_wake(self.now_ns))
+
+        self.later(max(at_ns - self.now_ns, 0) + 1, ring)

@@ -1,0 +1,383 @@
+"""A worker: the production cores of engine, puller and kvstore link in a shell."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loadtest.world.device import Device
+from loadtest.world.jobs import WorkerJobs, job_card
+from loadtest.world.process import Process
+from loadtest.world.timeline import MS, SECOND
+from services.worker.core.effects import (
+    CommitBlocks,
+    Effect,
+    Emit,
+    Ended,
+    LeasePages,
+    LoadPages,
+    ReleaseTicket,
+    ReturnPages,
+    StageSession,
+    StageTurn,
+    StepResult,
+)
+from services.worker.core.engine import EngineCore
+from services.worker.core.intake import ModelShape, take_in
+from services.worker.core.kv_link import KvLink
+from services.worker.core.limits import EngineLimits
+from services.worker.core.outcome import refuse_start
+from services.worker.core.pages import PagePool
+from services.worker.core.pulling import Pull, Pulling
+from services.worker.core.staged import Staged
+from shared.blocks import BlockKey
+from shared.errors import MalformedMessage, SymphonyError
+from shared.ids import FrontendId, HostId, WorkerId
+from shared.messages import (
+    Empty,
+    KvStage,
+    ModelCard,
+    OfficeFence,
+    Prefetch,
+    Prompt,
+    PromptPull,
+    StepOutput,
+    TurnCancel,
+    TurnDelta,
+    TurnEnd,
+    TurnsEnded,
+    TurnStart,
+    WorkerReport,
+)
+from shared.subjects import (
+    KV_COMMIT,
+    KV_LEASE,
+    KV_OPEN,
+    KV_RELEASE,
+    KV_RENEW,
+    KV_STAGE,
+    PROMPT_PULL,
+    STEP_OUTPUT,
+    TURNS_ENDED,
+    WORKER_CANCEL,
+    WORKER_PING,
+    WORKER_PREFETCH,
+    WORKER_REPORT,
+    WORKER_START,
+)
+
+if TYPE_CHECKING:
+    from loadtest.world.world import World
+
+REPORT_EVERY_NS = 500 * MS
+RENEW_EVERY_NS = SECOND
+REOPEN_AFTER_NS = 500 * MS
+RESTART_NS = 300 * MS
+
+
+class Worker(Process):
+    """Attributes:
+    core: the engine, of this life.
+    device: pool memory and the forward pass, of this life.
+    is_touched: something happened to the core since it was checked.
+    """
+
+    def __init__(self, world: "World", host_id: HostId, number: int) -> None:
+        super().__init__(world, f"worker-{number}")
+        self.worker_id = WorkerId(f"{host_id}-w{number}")
+        self.host_id = host_id
+        random, model = world.random, world.model
+        self._limits = EngineLimits(
+            max_model_len=model.max_model_len,
+            prefill_tokens_max=random.choice([3, 8, 16]),
+            turns_running_max=random.choice([2, 4, 16]),
+            stage_timeout_min_ns=10 * MS,
+            stage_timeout_max_ns=random.choice([20, 500]) * MS,
+            lease_target_blocks=random.choice([2, 8]),
+        )
+        self._num_pages = model.num_layers * random.choice([16, 24, 32])
+        self._shape = ModelShape(
+            fingerprint=model.fingerprint,
+            num_layers=model.num_layers,
+            block_tokens=model.block_tokens,
+            vocab_size=model.vocab_size,
+        )
+
+    def on_start(self) -> None:
+        model = self.world.model
+        self._incarnation = f"{self.name}.{self.life}"
+        self.is_touched = True
+        self._num_reports = 0
+        self._num_opens = 0
+        self.jobs: WorkerJobs | None = None
+        pool = PagePool(self._num_pages, model.num_layers)
+        self.core = EngineCore(
+            self._limits, pool, model.page_bytes, frozenset({model.end_token}), model.block_tokens
+        )
+        self.device = Device(self, model)
+        self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
+        self.pulling = Pulling()
+        self._deltas: dict[FrontendId, list[TurnDelta]] = {}
+        self._ends: list[TurnEnd] = []
+        self._wake_at_ns: int | None = None
+        self._open()
+        self.later(self.world.random.randrange(200 * MS), self._get_ready)
+
+    def _get_ready(self) -> None:
+        wires, me = self.world.wires, self.worker_id
+        wires.subscribe(self, WORKER_START, lambda message, _: self._on_start(message), me)
+        wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
+        wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
+        wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
+        self.jobs = WorkerJobs(self)
+        self._report_for_ever()
+
+    # What comes over the bus.
+
+    def _on_start(self, start: TurnStart) -> None:
+        if self.pulling.on_start(start):
+            self.later(0, self._pull)
+
+    def _pull(self) -> None:
+        for pull in self.pulling.take_pulls():
+            self.world.wires.request(
+                self, PROMPT_PULL, PromptPull(worker_id=self.worker_id, turns=pull.refs),
+                partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
+                ident=pull.frontend_id,
+            )  # fmt: skip
+
+    def _on_pulled(self, pull: Pull, reply: Any) -> None:
+        for start, prompt in self.pulling.on_reply(pull, reply):
+            self._on_prompt(start, prompt)
+
+    def _on_unpulled(self, pull: Pull, _: SymphonyError) -> None:
+        self._on_pulled(pull, None)
+
+    def _on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
+        if prompt is None or prompt.gone:
+            end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
+            self.feed([Ended(end)])
+            return
+        try:
+            turn = take_in(start, prompt, self._shape, self.now_ns)
+        except SymphonyError as error:
+            self.feed(refuse_start(start, error))
+            return
+        self.feed(self.core.on_turn(turn, self.now_ns))
+
+    def _on_cancel(self, cancel: TurnCancel) -> None:
+        self.pulling.on_cancel(cancel.turn_id, cancel.attempt)
+        self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt))
+
+    def _on_prefetch(self, prefetch: Prefetch) -> None:
+        expires_at_ns = self.now_ns + prefetch.expires_in_ns
+        for effect in self.core.on_prefetch(
+            prefetch.tenant, prefetch.session_id, prefetch.priority
+        ):
+            assert isinstance(effect, StageSession)
+            self._stage_session(effect, expires_at_ns)
+
+    def _report_for_ever(self) -> None:
+        self.later(REPORT_EVERY_NS, self._report_for_ever)
+        self.report()
+
+    def report(self) -> None:
+        """Tell the schedulers what is held here."""
+        assert self.jobs is not None
+        if not self.world.wires.has_connection(self):
+            return
+        self._num_reports += 1
+        core, pool, model = self.core, self.core.pool, self.world.model
+        card = ModelCard(
+            model_id=model.model_id, source="", fingerprint=model.fingerprint,
+            max_model_len=core.tokens_max, num_layers=model.num_layers,
+            page_bytes=model.page_bytes, block_tokens=model.block_tokens,
+        )  # fmt: skip
+        num_free, num_clean = pool.num_free, pool.num_clean
+        report = WorkerReport(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            seq=self._num_reports,
+            host_id=self.host_id,
+            state="ready",
+            models=[card],
+            turns=[*self.pulling.refs(), *core.refs()],
+            num_running=len(core.running),
+            num_waiting=len(core.waiting),
+            num_waiting_tokens=core.num_waiting_tokens,
+            num_pages=pool.num_pages,
+            num_pages_free=num_free,
+            num_pages_clean=num_clean,
+            num_pages_dirty=pool.num_pages - num_free - num_clean,
+            interval_ns=REPORT_EVERY_NS,
+            oneshot=[job_card()],
+            batches=self.jobs.core.refs(self.now_ns),
+            fences=[OfficeFence(office=o, fence=f) for o, f in self.jobs.core.fences.items()],
+        )
+        self.world.wires.publish(self, WORKER_REPORT, report)
+
+    # The engine.
+
+    def feed(self, effects: list[Effect]) -> None:
+        """Perform what an event led to, then start the next step if none is under way."""
+        self.is_touched = True
+        self._perform(effects)
+        if self.device.is_busy:
+            return
+        plan, effects = self.core.plan_step(self.now_ns)
+        self._perform(effects)
+        if plan is not None:
+            self.device.start(plan)
+            return
+        self._flush()
+        deadline_ns = self.core.next_deadline_ns()
+        if deadline_ns is not None and (self._wake_at_ns is None or deadline_ns < self._wake_at_ns):
+            self._wake_at_ns = deadline_ns
+            self.later(max(deadline_ns - self.now_ns, 0) + 1, partial(self._wake, deadline_ns))
+
+    def on_step(self, result: StepResult) -> None:
+        """The device is done with the step."""
+        self.is_touched = True
+        self._perform(self.core.on_step(result, self.now_ns))
+        self._flush()
+        self.feed([])
+
+    def on_loaded(self, page: int, *, is_good: bool) -> None:
+        """A load into this pool page ended."""
+        good, bad = ([page], []) if is_good else ([], [page])
+        self.feed(self.core.on_loaded(good, bad, self.now_ns))
+
+    def _wake(self, at_ns: int) -> None:
+        if self._wake_at_ns == at_ns:
+            self._wake_at_ns = None
+        self.feed([])
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Emit():
+                    self._deltas.setdefault(effect.frontend_id, []).append(effect.delta)
+                case Ended():
+                    self._ends.append(effect.end)
+                case LoadPages():
+                    self.device.load(effect.loads)
+                case StageTurn():
+                    self._stage_turn(effect)
+                case CommitBlocks():
+                    self._commit(effect)
+                case LeasePages():
+                    self._lease(effect.num_pages)
+                case ReleaseTicket():
+                    self._release(ticket=effect.ticket)
+                case ReturnPages():
+                    self._release(pages=effect.arena_pages)
+                case StageSession():
+                    raise AssertionError("performed where its expiry is known")
+
+    def _flush(self) -> None:
+        deltas, self._deltas = self._deltas, {}
+        for frontend_id, said in deltas.items():
+            output = StepOutput(worker_id=self.worker_id, deltas=said)
+            self.world.wires.publish(self, STEP_OUTPUT, output, frontend_id)
+        if self._ends:
+            ends, self._ends = self._ends, []
+            message = TurnsEnded(worker_id=self.worker_id, turns=ends)
+            self.world.wires.publish(self, TURNS_ENDED, message)
+
+    # The kvstore.
+
+    def _open(self) -> None:
+        self._num_opens += 1
+        incarnation = f"{self._incarnation}.{self._num_opens}"
+
+        def on_opened(opened: Any) -> None:
+            kvstore = self.world.kvstores[self.host_id]
+            if not kvstore.is_ready:  # its arena's file is gone
+                on_error(None)
+                return
+            kvstore.take_lock(self.worker_id, incarnation, self)
+            self.link.on_opened(incarnation, opened.num_pages)
+            self.device.attach(kvstore.arena, self.link.epoch)
+            self.core.writeback.connect(self.link.epoch)
+            self.later(RENEW_EVERY_NS, partial(self._renew, self.link.epoch))
+            self.feed([])
+
+        def on_error(_: SymphonyError | None) -> None:
+            self.later(REOPEN_AFTER_NS, self._open)
+
+        self.world.wires.request(
+            self, KV_OPEN, self.link.open(incarnation), on_opened, on_error, ident=self.host_id
+        )
+
+    def _call(self, subject: Any, message: object, then: Any) -> None:
+        """Ask the kvstore; `then` is given its answer, or None if there is none."""
+        epoch = self.link.epoch
+
+        def on_error(error: SymphonyError) -> None:
+            if self.link.on_error(error, epoch):
+                self.core.writeback.disconnect()
+                self.later(0, self._open)
+            then(None)
+
+        self.world.wires.request(self, subject, message, then, on_error, ident=self.host_id)
+
+    def _renew(self, epoch: int) -> None:
+        if self.link.is_open and epoch == self.link.epoch:
+            self.later(RENEW_EVERY_NS, partial(self._renew, epoch))
+            self._call(KV_RENEW, self.link.renew(), lambda _: self.feed([]))
+
+    def _stage_turn(self, effect: StageTurn) -> None:
+        def then(staged: Staged | None) -> None:
+            self.feed(self.core.on_staged(effect.turn_id, effect.attempt, staged, self.now_ns))
+
+        self._stage(self.link.stage(effect.keys), effect.keys, then)
+
+    def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
+        def then(staged: Staged | None) -> None:
+            if staged is not None:
+                self.feed(
+                    self.core.on_session_staged(staged, effect.priority, expires_at_ns, self.now_ns)
+                )
+
+        message = self.link.stage_session(effect.tenant, effect.session_id, effect.priority)
+        self._stage(message, None, then)
+
+    def _stage(self, message: KvStage, keys: list[BlockKey] | None, then: Any) -> None:
+        epoch = self.link.epoch
+
+        def on_reply(reply: Any) -> None:
+            staged = None
+            if reply is not None:
+                try:
+                    staged = self.link.on_staged(reply, keys, epoch)
+                except MalformedMessage:
+                    self._release(ticket=reply.ticket)
+            then(staged)
+
+        self._call(KV_STAGE, message, on_reply)
+
+    def _commit(self, effect: CommitBlocks) -> None:
+        keys = [write.key for write in effect.writes]
+
+        def then(reply: Any) -> None:
+            if reply is not None:
+                self.core.on_committed(keys)
+            else:
+                self.core.writeback.on_refused(keys)
+            self.feed([])
+
+        self._call(KV_COMMIT, self.link.commit(effect.writes, effect.checksums), then)
+
+    def _lease(self, num_pages: int) -> None:
+        epoch = self.link.epoch
+
+        def then(reply: Any) -> None:
+            if epoch == self.link.epoch:
+                pages = [] if reply is None else self.link.on_leased(reply, epoch)
+                assert pages is not None
+                self.core.on_leased(pages)
+            self.feed([])
+
+        self._call(KV_LEASE, self.link.lease(num_pages), then)
+
+    def _release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
+        message = self.link.release(ticket, pages)
+        self.world.wires.publish(self, KV_RELEASE, message, self.host_id)

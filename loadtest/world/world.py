@@ -1,0 +1,180 @@
+"""One house: who is in it, how long things go wrong, and what must hold at the end."""
+
+from dataclasses import dataclass
+from random import Random
+
+from loadtest.world.checks import check_kvstore, check_rest, check_worker
+from loadtest.world.clients import UNSERVED_CODES, Clients
+from loadtest.world.faults import Faults, draw_faults, heal, unleash
+from loadtest.world.frontend import Frontend
+from loadtest.world.kvstore import Kvstore
+from loadtest.world.model import Model
+from loadtest.world.process import Process
+from loadtest.world.redis import Redis
+from loadtest.world.scheduler import LeaseStore, Scheduler
+from loadtest.world.timeline import MS, SECOND, Timeline
+from loadtest.world.tracker import Tracker
+from loadtest.world.wires import Wires
+from loadtest.world.worker import Worker
+from shared.ids import HostId, TurnId, WorkerId
+from shared.messages import TurnStart
+
+SAMPLE_NS = 250 * MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How large and how long a world is.
+
+    Attributes:
+        faults_for_ns: as long as things go wrong; turns are asked for during that time.
+        calm_max_ns: by then, with nothing going wrong, everything must be over.
+        settle_ns: what a new leader and new connections need until everybody is served again.
+        rest_ns: after that nobody may hold anything any more.
+        unserved_ns: how long nobody can have been there to serve a turn that was refused.
+    """
+
+    faults_for_ns: int = 8 * SECOND
+    calm_max_ns: int = 150 * SECOND
+    settle_ns: int = 4 * SECOND
+    rest_ns: int = 18 * SECOND
+    unserved_ns: int = 10 * SECOND
+    sessions_max: int = 7
+    workers_max: int = 3
+    events_max: int = 400_000
+
+
+class World:
+    """Attributes:
+    random: decides what people do; `network_random` how messages fare; `fault_random` the rest.
+    """
+
+    def __init__(self, seed: int, options: Options, faults: Faults | None = None) -> None:
+        self.seed = seed
+        self.options = options
+        self.timeline = Timeline()
+        self.random = Random(f"world {seed}")
+        self.network_random = Random(f"network {seed}")
+        self.fault_random = Random(f"details {seed}")
+        self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
+        self.trace: list[str] = []
+        self.num_dropped = 0
+        self._leader_of: dict[int, str] = {}
+        self._attempts: dict[TurnId, int] = {}
+        self._unserved_at_ns: list[int] = []
+        random = self.random
+        self.model = Model(
+            num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS
+        )
+        self.wires = Wires(self)
+        self.redis = Redis(self)
+        self.lease_store = LeaseStore()
+        hosts = [HostId(f"h{number}") for number in range(random.choice([1, 1, 2]))]
+        num_pages = self.model.num_layers * (10 if "arena" in self.faults.kinds else 80)
+        self.kvstores = {host: Kvstore(self, host, num_pages) for host in hosts}
+        self.workers = [
+            Worker(self, random.choice(hosts), number)
+            for number in range(random.randint(1, options.workers_max))
+        ]
+        self.schedulers = [Scheduler(self, number) for number in range(random.choice([1, 2]))]
+        self.tracker = Tracker(self)
+        self.frontends = [Frontend(self, number) for number in range(random.choice([1, 2]))]
+        self.processes: list[Process] = [
+            *self.kvstores.values(), *self.workers, *self.schedulers, self.tracker,
+            *self.frontends,
+        ]  # fmt: skip
+        for process in self.processes:
+            process.start()
+        num_sessions = random.randint(2, options.sessions_max)
+        self.clients = Clients(self, num_sessions, options.faults_for_ns)
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.timeline.now_ns / MS:10.3f} {text}")
+
+    def run(self) -> None:
+        """Faults, then calm until everything is over and everybody at rest.
+
+        Raises:
+            AssertionError: something does not hold.
+        """
+        timeline, options = self.timeline, self.options
+        unleash(self)
+        self._sample()
+        timeline.run_until(options.faults_for_ns, options.events_max)
+        heal(self)
+        calm_until_ns = options.faults_for_ns + options.calm_max_ns
+        while not (self.clients.are_done and all(process.is_well for process in self.processes)):
+            assert timeline.now_ns < calm_until_ns, f"never ended: {self._left_over()}"
+            timeline.run_until(timeline.now_ns + SECOND, options.events_max)
+        timeline.run_until(timeline.now_ns + options.settle_ns, options.events_max)
+        last = self.clients.ask_at_last()
+        timeline.run_until(timeline.now_ns + options.rest_ns, options.events_max)
+        self._check_ends()
+        assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
+        ends = next(reversed(self.clients.job_ends.values()))
+        assert ends in (["done"], ["gone"]), f"the last jobs ended as {ends}"
+        check_rest(self)
+
+    def check(self, process: Process) -> None:
+        """What must hold of a process after everything that happens to it."""
+        if isinstance(process, Worker):
+            check_worker(process)
+        elif isinstance(process, Kvstore):
+            check_kvstore(process)
+
+    def on_lead(self, scheduler: Scheduler, fence: int) -> None:
+        """No fence is ever told to two processes."""
+        name = f"{scheduler.name}.{scheduler.life}"
+        owner = self._leader_of.setdefault(fence, name)
+        assert owner == name, f"{owner} and {name} both lead under {fence}"
+        leaders = [other for other in self.schedulers if other.is_leading]
+        assert len(leaders) <= 1, f"{[leader.name for leader in leaders]} lead at once"
+        self.note(f"{name} leads")
+
+    def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
+        """No attempt is given out twice."""
+        self.note(f"{start.turn_id}.{start.attempt} -> {worker_id}")
+
+    def _left_over(self) -> list[str]:
+        return [turn.turn_id for turn in self.clients.turns.values() if turn.end is None]
+
+    def _sample(self) -> None:
+        """Note the moments at which nobody could have served a turn."""
+        is_served = (
+            self.wires.is_up
+            and any(scheduler.is_well and scheduler.is_leading for scheduler in self.schedulers)
+            and any(worker.is_well for worker in self.workers)
+            and any(frontend.is_well for frontend in self.frontends)
+        )
+        if not is_served:
+            self._unserved_at_ns.append(self.timeline.now_ns)
+        self.timeline.after(SAMPLE_NS, self._sample)
+
+    def _check_ends(self) -> None:
+        """Every turn ended well, unless nobody was there to serve it for too long."""
+        for turn in self.clients.turns.values():
+            assert turn.end is not None
+            if turn.end in ("stop", "length", "gone"):
+                continue
+            num_unserved = sum(
+                turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns
+            )
+            assert (
+                turn.end in UNSERVED_CODES and num_unserved * SAMPLE_NS >= self.options.unserved_ns
+            ), f"{turn.turn_id} ended as {turn.end}"
+
+
+def run_seed(seed: int, options: Options | None = None, faults: Faults | None = None) -> World:
+    """Run a seed's world to its end.
+
+    Raises:
+        AssertionError: something does not hold; its notes name the seed.
+    """
+    world = World(seed, options or Options(), faults)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+    return world
