@@ -1,4 +1,4 @@
-"""The models that can be asked now: who serves them, and their tokenizers or image processors."""
+"""The models that can be asked: who serves them, and their tokenizers or image processors."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ ENDPOINTS: dict[Task | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with live workers and a tokenizer."""
+    """A model with a tokenizer, and with live workers or such as may come back."""
 
     card: ModelCard
     tokenizer: ModelTokenizer
@@ -118,24 +118,34 @@ class Models:
                 models.append(OneshotModel(card, processor))
         return models
 
+    def served(self, model_id: str) -> ServedModel:
+        """As `get`, of a model that can be asked now.
+
+        Raises:
+            NoCapacity: also, no worker serves it now.
+        """
+        model = self.get(model_id)
+        if self._fleet.card(model.card.model_id, self._clock.now_ns()) is None:
+            raise NoCapacity(f"no worker serves {model_id!r} now")
+        return model
+
     def names(self) -> list[str]:
         """Ids of all that can be asked now."""
         served: list[ServedModel | OneshotModel] = [*self.all(), *self.all_oneshot()]
         return [str(model.card.model_id) for model in served]
 
     def get(self, model_id: str) -> ServedModel:
-        """The model for text that a request names.
+        """The model for text that a request names. If its last worker went away lately, a turn
+        waits for it at the scheduler as one does that came before.
 
         Raises:
-            NotFound: no worker ever served it.
+            NotFound: no worker serves it or did so lately.
             InvalidRequest: it is a one-shot model.
-            NoCapacity: no worker serves it now, or its tokenizer is not there yet.
+            NoCapacity: its tokenizer is not there yet.
         """
         name = ModelId(model_id)
-        card = self._fleet.card(name, self._clock.now_ns())
+        card = self._fleet.card(name, self._clock.now_ns()) or self._fleet.remembered(name)
         if card is None:
-            if self._fleet.was_seen(name):
-                raise NoCapacity(f"no worker serves {model_id!r} now")
             self._refuse_other_task(name)
             raise _unknown(model_id)
         tokenizer = self._tokenizers.get(files_of(card))
@@ -147,14 +157,14 @@ class Models:
         """The one-shot model that a request names.
 
         Raises:
-            NotFound: no worker ever served it.
+            NotFound: no worker serves it or did so lately.
             InvalidRequest: it does something else than `task`.
             NoCapacity: no worker serves it now, or what makes its inputs is not there yet.
         """
         name = ModelId(model_id)
         card = self._fleet.oneshot_card(name, self._clock.now_ns())
-        if (card or self._fleet.oneshot_seen(name)) is None:
-            if self._fleet.was_seen(name):
+        if (card or self._fleet.oneshot_remembered(name)) is None:
+            if self._fleet.remembered(name) is not None:
                 raise _elsewhere(model_id, None)
             raise _unknown(model_id)
         self._refuse_other_task(name, task)
@@ -167,7 +177,7 @@ class Models:
 
     def task(self, model_id: str) -> Task | None:
         """What a one-shot model does; None for others and unknown ones."""
-        card = self._fleet.oneshot_seen(ModelId(model_id))
+        card = self._fleet.oneshot_remembered(ModelId(model_id))
         return None if card is None else card.task
 
     def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:

@@ -27,7 +27,7 @@ async def get_model(request: Request, model_id: str) -> Response:
     models = app_of(request).models
     if (task := models.task(model_id)) is not None:
         return Json(_oneshot(models.oneshot(model_id, task)))
-    return Json(_model(models.get(model_id)))
+    return Json(_model(models.served(model_id)))
 
 
 def _model(model: ServedModel) -> dict[str, Any]:

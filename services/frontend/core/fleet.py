@@ -9,6 +9,7 @@ from shared.messages import Modality, ModelCard, OneshotCard, WorkerReport
 
 INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000
+REMEMBERED_NS = 600_000_000_000
 
 
 class Files(NamedTuple):
@@ -49,14 +50,17 @@ class _Seen:
 
 
 class Fleet:
-    """Workers heard of. A worker that is silent for three report intervals is gone."""
+    """Workers heard of. A worker that is silent for three report intervals is gone. What it served
+    is remembered for ten minutes: it may come back.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[WorkerId, _Seen] = {}
-        self._ever: dict[ModelId, ModelCard] = {}
+        self._known: dict[ModelId, ModelCard] = {}
+        self._known_oneshot: dict[ModelId, OneshotCard] = {}
+        self._named_at_ns: dict[ModelId, int] = {}
         self._asked: set[Files] = set()
         self._catalog = Catalog()
-        self._ever_oneshot: dict[ModelId, OneshotCard] = {}
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[LoadTokenizer | LoadProcessor]:
         """A worker lives. Reports that were overtaken by a later one are dropped."""
@@ -72,11 +76,13 @@ class Fleet:
         self._catalog.put(report.worker_id, [card for card in cards if _has_times(card)])
         effects: list[LoadTokenizer | LoadProcessor] = []
         for card in report.models:
-            self._ever[card.model_id] = card
+            self._known[card.model_id] = card
+            self._named_at_ns[card.model_id] = now_ns
             if self._is_new(card):
                 effects.append(LoadTokenizer(card))
         for oneshot in report.oneshot:
-            self._ever_oneshot[oneshot.model_id] = oneshot
+            self._known_oneshot[oneshot.model_id] = oneshot
+            self._named_at_ns[oneshot.model_id] = now_ns
             if self._is_new(oneshot):
                 effects.append(LoadProcessor(oneshot))
         return effects
@@ -86,17 +92,27 @@ class Fleet:
         self._asked.discard(files_of(card))
 
     def forget_dead(self, now_ns: int) -> None:
-        """Drop workers that are gone, and what they alone had, so that neither piles up."""
+        """Drop workers that are gone, and what they alone had some time ago, so that neither piles
+        up.
+        """
         for worker_id in [name for name, seen in self._seen.items() if not seen.alive(now_ns)]:
             del self._seen[worker_id]
             self._catalog.put(worker_id, [])
+        oldest_ns = now_ns - REMEMBERED_NS
+        for model_id in [name for name, at_ns in self._named_at_ns.items() if at_ns < oldest_ns]:
+            del self._named_at_ns[model_id]
+            self._known.pop(model_id, None)
+            self._known_oneshot.pop(model_id, None)
         self._asked &= self.files()
 
     def files(self) -> set[Files]:
-        """What is worth keeping: the files of every model that a worker reports, and of those
-        last seen under each name, for a worker may come back.
+        """What is worth keeping: the files of every model that a worker reports, and of those that
+        are remembered.
         """
-        cards: list[ModelCard | OneshotCard] = [*self._ever.values(), *self._ever_oneshot.values()]
+        cards: list[ModelCard | OneshotCard] = [
+            *self._known.values(),
+            *self._known_oneshot.values(),
+        ]
         for seen in self._seen.values():
             cards += seen.report.models
             cards += seen.report.oneshot
@@ -121,9 +137,9 @@ class Fleet:
                         return card
         return None
 
-    def was_seen(self, model_id: ModelId) -> bool:
-        """Whether any worker ever served this model."""
-        return model_id in self._ever
+    def remembered(self, model_id: ModelId) -> ModelCard | None:
+        """The model's card if a worker named it lately: one may be about to serve it again."""
+        return self._known.get(model_id)
 
     def oneshot_models(self, now_ns: int) -> list[OneshotCard]:
         """One-shot models that some ready worker serves, by name."""
@@ -137,9 +153,9 @@ class Fleet:
             return self._catalog.card(model_id)
         return None
 
-    def oneshot_seen(self, model_id: ModelId) -> OneshotCard | None:
-        """The card of a one-shot model that any worker ever served."""
-        return self._ever_oneshot.get(model_id)
+    def oneshot_remembered(self, model_id: ModelId) -> OneshotCard | None:
+        """The one-shot model's card if a worker named it lately."""
+        return self._known_oneshot.get(model_id)
 
     def hosts(self, now_ns: int) -> set[HostId]:
         """Hosts with a live worker."""

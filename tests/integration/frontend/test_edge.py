@@ -107,7 +107,7 @@ def test_errors_and_small_endpoints(
                 while answer.status_code == 200:
                     answer = await it.http.get("/health")
             assert answer.status_code == 503
-            answer = await it.http.post("/v1/chat/completions", json=CHAT)
+            answer = await it.http.get(f"/v1/models/{MODEL}")
             assert answer.status_code == 503 and "retry-after" in answer.headers
 
     asyncio.run(scenario())

@@ -200,7 +200,7 @@ def test_polls_of_a_house_that_is_not_ready_are_no_errors(
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "no_capacity"
             assert "retry-after" in answer.headers
             assert await errors_counted(it.http) == before
-            await it.http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+            await it.http.get(f"/v1/models/{MODEL}")
             assert await errors_counted(it.http) == before + 1
 
     asyncio.run(scenario())

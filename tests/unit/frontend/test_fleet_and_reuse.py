@@ -29,9 +29,20 @@ def test_a_silent_worker_takes_its_models_away() -> None:
     assert fleet.models(3 * SECOND) == {"m": CARD}
     assert fleet.hosts(3 * SECOND) == {"h"}
     assert fleet.card(ModelId("m"), 4 * SECOND) is None
-    assert fleet.was_seen(ModelId("m"))
     fleet.forget_dead(4 * SECOND)
     assert fleet.hosts(0) == set()
+
+
+def test_a_model_without_workers_is_remembered_for_a_while() -> None:
+    fleet = Fleet()
+    assert fleet.remembered(ModelId("m")) is None
+    fleet.on_report(REPORT, SECOND)
+    fleet.forget_dead(601 * SECOND)
+    assert fleet.remembered(ModelId("m")) == CARD and fleet.models(601 * SECOND) == {}
+    assert {files.source for files in fleet.files()} == {"/m"}
+    fleet.forget_dead(602 * SECOND)
+    assert fleet.remembered(ModelId("m")) is None and fleet.files() == set()
+    assert fleet.on_report(replace(REPORT, seq=2), 603 * SECOND) == [LoadTokenizer(CARD)]
 
 
 def test_overtaken_reports_and_loading_workers_do_not_count() -> None:

@@ -131,7 +131,7 @@ def test_a_model_is_as_fast_as_its_fastest_worker() -> None:
     assert fleet.oneshot_card(ModelId("m"), 4 * SECOND) is None
     fleet.forget_dead(4 * SECOND)
     assert fleet.oneshot_models(0) == []
-    assert fleet.oneshot_seen(ModelId("m")) == faster
+    assert fleet.oneshot_remembered(ModelId("m")) == faster
 
 
 def test_a_model_without_times_is_not_served() -> None:
