@@ -16,6 +16,7 @@ from services.worker.core.effects import (
     LeasePages,
     LoadPages,
     ReleaseTicket,
+    ReportSoon,
     ReturnPages,
     StageSession,
     StageTurn,
@@ -56,6 +57,7 @@ class EngineRunner:
 
     Args:
         on_stuck: told that a step does not end.
+        on_progress: told that the worker should report before its next report is due.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class EngineRunner:
         kv: KvClient,
         thread: ThreadPoolExecutor,
         on_stuck: Callable[[str], None] = die,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.core = core
         self.executor = executor
@@ -77,6 +80,7 @@ class EngineRunner:
         self._kv = kv
         self._thread = thread
         self._on_stuck = on_stuck
+        self._on_progress = on_progress
         info = executor.info
         self._shape = ModelShape(
             fingerprint=info.fingerprint,
@@ -216,6 +220,8 @@ class EngineRunner:
                     self._tasks.spawn(self._kv.release(ticket=effect.ticket))
                 case ReturnPages():
                     self._tasks.spawn(self._kv.release(pages=effect.arena_pages))
+                case ReportSoon():
+                    self._on_progress()
                 case StageSession():
                     raise AssertionError("performed where its expiry is known")
 

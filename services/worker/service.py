@@ -184,7 +184,14 @@ class Worker:
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
         )
         runner = EngineRunner(
-            runtime.bus, runtime.clock, self._worker_id, core, executor, kv, self._thread
+            runtime.bus,
+            runtime.clock,
+            self._worker_id,
+            core,
+            executor,
+            kv,
+            self._thread,
+            on_progress=self._report_now.set,
         )
         self._runners[info.model_id] = runner
         runtime.stack.callback(executor.close)

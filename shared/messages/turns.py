@@ -45,6 +45,7 @@ class TurnRef:
 
     turn_id: TurnId
     attempt: int = 1
+    num_generated: int = 0  # in reports: tokens of all attempts, as far as the worker knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class TurnStart:
     priority: int = 0
     request_id: str = ""
     slo_ttft_ms: float | None = None  # as in `TurnSubmit`
+    was_lost: bool = False  # an earlier attempt was: report this one's first token at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

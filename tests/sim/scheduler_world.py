@@ -23,6 +23,7 @@ from shared.messages import (
     ModelCard,
     TurnCancel,
     TurnEnd,
+    TurnFailed,
     TurnRef,
     TurnsEnded,
     TurnStart,
@@ -38,6 +39,7 @@ CARD = ModelCard(
 REPORT_EVERY = 500 * MS
 STEP = 60 * MS
 PULL_AGAIN_AFTER = 300 * MS
+KILLS_AFTER = 5 * MS
 SUBMIT_AGAIN_AFTER = 2 * SECOND
 
 
@@ -81,7 +83,7 @@ class SimScheduler:
                     house.network.send(partial(house.workers[worker_id].on_cancel, cancel))
                 case FailTurn(_, failed):
                     house.world.note(f"{failed.turn_id} fails: {failed.code}")
-                    house.network.send(partial(house.frontend.on_failed, failed.turn_id))
+                    house.network.send(partial(house.frontend.on_failed, failed))
                 case ProbeWorker(worker_id):
                     if not house.workers[worker_id].is_up:
                         house.world.after(MS, partial(self.tell, "on_worker_gone", worker_id))
@@ -101,6 +103,7 @@ class HeldTurn:
     """An attempt on a worker."""
 
     attempt: int
+    was_lost: bool
     num_tokens: int | None = None  # None until the prompt has come
 
 
@@ -123,13 +126,15 @@ class SimWorker:
 
     def crash(self) -> None:
         self.is_up = False
+        for turn_id in self.turns:
+            self.house.frontend.turns[turn_id].num_deaths += 1
         self.turns.clear()
         self.house.world.note(f"{self.worker_id} crashes")
 
     def on_start(self, start: TurnStart) -> None:
         held = self.turns.get(start.turn_id)
         if self.is_up and (held is None or held.attempt < start.attempt):
-            held = self.turns[start.turn_id] = HeldTurn(start.attempt)
+            held = self.turns[start.turn_id] = HeldTurn(start.attempt, start.was_lost)
             self._pull(start.turn_id, held)
 
     def on_cancel(self, cancel: TurnCancel) -> None:
@@ -145,10 +150,17 @@ class SimWorker:
             self._end(turn_id, held, cancelled=True)
             return
         held.num_tokens = num_generated
+        if self.house.frontend.turns[turn_id].is_poison:
+            self.house.world.after(KILLS_AFTER, partial(self._die_of, turn_id, held))
+            return
         self.house.world.after(STEP, partial(self._step, turn_id, held))
 
     def _holds(self, turn_id: TurnId, held: HeldTurn) -> bool:
         return self.turns.get(turn_id) is held
+
+    def _die_of(self, turn_id: TurnId, held: HeldTurn) -> None:
+        if self._holds(turn_id, held):
+            self.house.crash_worker(self)
 
     def _pull(self, turn_id: TurnId, held: HeldTurn) -> None:
         if self._holds(turn_id, held) and held.num_tokens is None:
@@ -170,6 +182,9 @@ class SimWorker:
             self._end(turn_id, held)
         else:
             house.world.after(STEP, partial(self._step, turn_id, held))
+        if held.was_lost:
+            held.was_lost = False
+            self._send_report()
 
     def _end(self, turn_id: TurnId, held: HeldTurn, *, cancelled: bool = False) -> None:
         del self.turns[turn_id]
@@ -180,8 +195,11 @@ class SimWorker:
         self.house.to_scheduler("on_turns_ended", message)
 
     def _report(self, num_starts: int) -> None:
-        if not self.is_up or num_starts != self.num_starts:
-            return
+        if self.is_up and num_starts == self.num_starts:
+            self._send_report()
+            self.house.world.after(REPORT_EVERY, partial(self._report, num_starts))
+
+    def _send_report(self) -> None:
         self.seq += 1
         report = WorkerReport(
             worker_id=self.worker_id,
@@ -190,22 +208,31 @@ class SimWorker:
             host_id=HostId("h"),
             state="ready",
             models=[CARD],
-            turns=[TurnRef(turn_id=t, attempt=h.attempt) for t, h in self.turns.items()],
+            turns=[
+                TurnRef(turn_id=t, attempt=h.attempt, num_generated=h.num_tokens or 0)
+                for t, h in self.turns.items()
+            ],
             interval_ns=REPORT_EVERY,
         )
         self.house.to_scheduler("on_report", report)
-        self.house.world.after(REPORT_EVERY, partial(self._report, num_starts))
 
 
 @dataclass
 class WantedTurn:
-    """A turn as its frontend sees it."""
+    """A turn as its frontend sees it.
+
+    Attributes:
+        is_poison: a worker dies of it as soon as it has the prompt.
+        num_deaths: workers that died while they held it.
+    """
 
     submit: TurnSubmit
     num_wanted: int
+    is_poison: bool = False
     attempt: int = 0
     puller: tuple[WorkerId, int] | None = None
     num_tokens: int = 0
+    num_deaths: int = 0
     outcomes: list[str] = field(default_factory=list)
     heard_at_ns: int = 0
 
@@ -217,7 +244,9 @@ class SimFrontend:
         self.house = house
         self.turns: dict[TurnId, WantedTurn] = {}
 
-    def submit(self, session: str | None) -> None:
+    def submit(
+        self, session: str | None, num_wanted: int | None = None, *, is_poison: bool = False
+    ) -> None:
         turn_id = TurnId(f"t{len(self.turns)}")
         message = TurnSubmit(
             turn_id=turn_id,
@@ -227,7 +256,8 @@ class SimFrontend:
             max_new_tokens=10,
             session_id=SessionId(session) if session else None,
         )
-        self.turns[turn_id] = WantedTurn(message, self.house.world.random.randint(1, 12))
+        num_wanted = num_wanted or self.house.world.random.randint(1, 12)
+        self.turns[turn_id] = WantedTurn(message, num_wanted, is_poison)
         self._submit(turn_id)
 
     def cancel(self, turn_id: TurnId) -> None:
@@ -258,10 +288,10 @@ class SimFrontend:
         if is_last:
             turn.outcomes.append("stop")
 
-    def on_failed(self, turn_id: TurnId) -> None:
-        turn = self.turns[turn_id]
+    def on_failed(self, failed: TurnFailed) -> None:
+        turn = self.turns[failed.turn_id]
         if not turn.outcomes:
-            turn.outcomes.append("failed")
+            turn.outcomes.append(failed.code)
 
     def _submit(self, turn_id: TurnId) -> None:
         turn = self.turns[turn_id]

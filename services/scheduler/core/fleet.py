@@ -49,10 +49,6 @@ class Fleet:
         """Workers that a turn of this model can be placed on now."""
         return self._serving.get(model_id, {}).values()
 
-    def knows(self, model_id: ModelId) -> bool:
-        """Whether any worker ever named this model: if so, one may come back."""
-        return model_id in self._models_known
-
     def only_model(self) -> ModelId | None:
         """The model served, when there is just one."""
         return next(iter(self._models_known)) if len(self._models_known) == 1 else None

@@ -16,12 +16,15 @@ class Limits:
         dead_after_ns: silence after which a worker counts as dead; never less than three of its
             report intervals.
         forget_after_ns: silence after which nothing of a dead worker is kept.
-        placement_wait_ns: how long a turn waits for a worker that serves its model.
+        placement_wait_ns: how long a turn waits for a worker that serves its model, and a suspect
+            for one without turns before one is emptied for it.
         affinity_ns: how long after a session's last turn its worker is worth preferring.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
-        placements_max: workers one turn may be lost on before it is given up, so that a turn that
-            kills its worker cannot kill them all.
+        losses_max: times in a row, without a token between, that a turn may be lost before it is
+            given up.
+        deaths_shared_max: workers' deaths in a row, without a token between, after which a turn is
+            a suspect and shares no worker any more, so that it takes no others along.
     """
 
     learning_ns: int = 750_000_000
@@ -30,7 +33,8 @@ class Limits:
     placement_wait_ns: int = 15 * SECOND_NS
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1
-    placements_max: int = 8
+    losses_max: int = 8
+    deaths_shared_max: int = 2
     turns_max: int = 100_000
     ended_max: int = 100_000
     reservations_max: int = 100_000

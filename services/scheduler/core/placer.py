@@ -31,13 +31,37 @@ class Placer:
         self, model_id: ModelId, key: SessionKey | None, now_ns: int, avoid: Worker | None = None
     ) -> tuple[Worker, PlacementReason] | None:
         """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
-        workers = self._fleet.serving(model_id)
-        if avoid is not None:
-            workers = [worker for worker in workers if worker is not avoid] or workers
+        workers = [worker for worker in self._fleet.serving(model_id) if worker.trial is None]
+        workers = [worker for worker in workers if worker is not avoid] or workers
         if not workers:
             return None
         home = self._home(key, model_id, now_ns)
-        return self._policy.choose(workers, None if home is avoid else home)
+        return self._policy.choose(workers, home if home in workers else None)
+
+    def choose_empty(self, model_id: ModelId) -> Worker | None:
+        """A worker that a suspect can have for itself: one without turns, while no more than half
+        of the workers are kept from others like that.
+        """
+        workers = self._fleet.serving(model_id)
+        num_trials = sum(worker.trial is not None for worker in workers)
+        empty = [worker for worker in workers if not worker.turns]
+        if not empty or num_trials >= max(1, len(workers) // 2):
+            return None
+        return self._policy.choose(empty, None)[0]
+
+    def choose_to_empty(self, model_id: ModelId) -> Worker | None:
+        """A worker whose turns can make room for a suspect: the one with the fewest, unless another
+        suspect is tried already. Turns that only its reports tell of cannot be moved.
+        """
+        workers = self._fleet.serving(model_id)
+        if any(worker.trial is not None for worker in workers):
+            return None
+        movable = [
+            worker
+            for worker in workers
+            if all(turn.submit is not None for turn in worker.turns.values())
+        ]
+        return min(movable, key=lambda w: (len(w.turns), w.worker_id), default=None)
 
     def remember(
         self, key: SessionKey, worker_id: WorkerId, model_id: ModelId, now_ns: int

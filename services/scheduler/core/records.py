@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import TurnSubmit, WorkerReport
+from shared.messages import TurnFailed, TurnSubmit, WorkerReport
 
 SessionKey = tuple[TenantId, SessionId]
 
@@ -22,6 +22,7 @@ class Worker:
         watch_at_ns: when its silence is next looked at.
         num_tokens_dispatched: prompt tokens sent since the last report.
         retired: incarnations that ended; their late reports are void.
+        trial: the suspect that has this worker for itself, until it makes a token or is over.
     """
 
     report: WorkerReport
@@ -34,6 +35,7 @@ class Worker:
     turns: dict[TurnId, "Turn"] = field(default_factory=dict)
     reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    trial: "Turn | None" = None
 
     @property
     def worker_id(self) -> WorkerId:
@@ -59,6 +61,9 @@ class Turn:
         attempt: highest attempt known to exist; 0 before the first.
         worker: where that attempt is; None while waiting.
         seen_seq: the worker's report that last listed it, or the last one before it was sent.
+        num_generated: tokens that a worker told of, of all attempts.
+        num_lost: attempts lost since it last made a token.
+        num_deaths: those of them that were lost with their worker.
     """
 
     turn_id: TurnId
@@ -69,6 +74,9 @@ class Turn:
     placed_at_ns: int = 0
     wait_until_ns: int = 0
     num_placements: int = 0
+    num_generated: int = 0
+    num_lost: int = 0
+    num_deaths: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +92,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is kept of a turn that is over: its attempts are void."""
+    """What is kept of a turn that is over: its attempts are void.
+
+    Attributes:
+        failed: what its frontend was told, and is told again if it did not hear.
+    """
 
     attempt: int
-    cancelled: bool
+    cancelled: bool = False
+    failed: TurnFailed | None = None

@@ -3,6 +3,10 @@
 An attempt is dispatched once, to one worker, under a number above every number known for its turn;
 the frontend takes tokens from the highest attempt that pulled the prompt. So it is always safe to
 place a turn once more: when in doubt, do.
+
+Losses count while a turn makes no token: one that goes on may be lost as often as workers are. One
+that was there at several workers' deaths and made no token is a suspect. It is tried on a worker
+that it has for itself: there its first token shows that it is innocent, or it takes nobody along.
 """
 
 from collections import OrderedDict
@@ -36,6 +40,8 @@ from shared.messages import (
 )
 
 REPORTS_TO_BE_MISSED = 2
+AT_ONCE_NS = 0
+WAIT_ON_NS = 1_000_000_000  # at least, before a turn that may wait on is looked at again
 
 
 class Turns:
@@ -97,7 +103,7 @@ class Turns:
             turn.attempt = _attempt_seen(message)
             return
         turn.attempt = message.attempt
-        self._place_again(turn, now_ns)
+        self._lose([turn], old_worker, now_ns)
         if turn.worker is not old_worker:  # there, the start itself supersedes
             self._cancel_ref(old_worker, void, "superseded")
 
@@ -125,7 +131,7 @@ class Turns:
 
         What it holds and nobody knows of is taken as placed there (this scheduler is new). What is
         void is cancelled. What it lacks in the second report since it last had it, or since it was
-        sent there, is lost.
+        sent there, is lost. What made tokens is forgiven its losses.
         """
         for ref in report.turns:
             self._account_for(worker, report, ref, now_ns)
@@ -136,21 +142,26 @@ class Turns:
             if report.seq >= turn.seen_seq + REPORTS_TO_BE_MISSED
             and now_ns - turn.placed_at_ns >= patience_ns
         ]
-        for turn in missed:
-            self._place_again(turn, now_ns)
+        self._lose(missed, worker, now_ns)
 
     def take_off(self, worker: Worker, now_ns: int) -> None:
-        """The worker's process is dead: place its turns elsewhere."""
-        for turn in list(worker.turns.values()):
-            self._place_again(turn, now_ns)
+        """The worker's process is dead: place its turns elsewhere. A suspect that had it for itself
+        has shown what it is.
+        """
+        if worker.trial is not None and len(worker.turns) == 1:  # none was adopted meanwhile
+            self._condemn(worker.trial)
+        lost = list(worker.turns.values())
+        for turn in lost:
+            turn.num_deaths += 1
+        self._lose(lost, worker, now_ns)
 
     def admit(self, models: Iterable[ModelId], now_ns: int) -> None:
-        """Place what waits for these models, the most urgent first."""
+        """Place what waits for these models: suspects first, then the most urgent."""
         if now_ns < self._learning_until_ns:
             return
         for model_id in sorted(models):
             waiting = list(self._waiting.get(model_id, {}).values())
-            for turn in sorted(waiting, key=_urgency):
+            for turn in sorted(waiting, key=self._urgency):
                 self._place(turn, now_ns)
 
     def admit_all(self, now_ns: int) -> None:
@@ -160,6 +171,9 @@ class Turns:
     def _open(self, message: TurnSubmit, now_ns: int) -> None:
         over = self._ended.get(message.turn_id)
         if over is not None and over.cancelled:
+            return
+        if over is not None and over.failed is not None:
+            self._out.append(FailTurn(message.frontend_id, over.failed, message.request_id))
             return
         turn = Turn(message.turn_id, message, _attempt_seen(message))
         if over is not None:  # its end did not reach the frontend
@@ -178,21 +192,32 @@ class Turns:
         if now_ns < self._learning_until_ns:
             self._wait(turn, submit, now_ns)
             return
+        if self._is_suspect(turn):
+            empty = self._placer.choose_empty(submit.model_id)
+            if empty is not None:
+                self._try_alone(turn, submit, empty, now_ns)
+            else:
+                self._wait(turn, submit, now_ns)
+            return
         key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
         is_first = turn.num_placements == 0
         reserved = self._reservations.take(key, submit.model_id) if key and is_first else None
         chosen: tuple[Worker, PlacementReason] | None
-        if reserved is not None:
+        if reserved is not None and reserved.trial is None:
             chosen = reserved, "reserved"
         else:
             chosen = self._placer.choose(submit.model_id, key, now_ns, avoid)
-        if chosen is not None:
-            worker, reason = chosen
-            self._start(turn, submit, worker, reason if is_first else "replaced", now_ns)
-        elif self._fleet.knows(submit.model_id):
+        if chosen is None:
             self._wait(turn, submit, now_ns)
         else:
-            self._fail(turn, "model_not_found", f"no model {submit.model_id!r}", http_status=404)
+            worker, reason = chosen
+            self._start(turn, submit, worker, reason if is_first else "replaced", now_ns)
+
+    def _try_alone(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
+        """Start a suspect on a worker that nobody else is placed on until it makes a token."""
+        assert not worker.turns and worker.trial is None
+        worker.trial = turn
+        self._start(turn, submit, worker, "replaced", now_ns)
 
     def _start(
         self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
@@ -205,7 +230,7 @@ class Turns:
         turn.num_placements += 1
         worker.turns[turn.turn_id] = turn
         worker.num_tokens_dispatched += submit.num_prompt_tokens
-        self._out.append(StartTurn(worker.worker_id, _start_message(submit, turn.attempt), reason))
+        self._out.append(StartTurn(worker.worker_id, _start_message(submit, turn), reason))
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
@@ -221,18 +246,67 @@ class Turns:
             )
             self._out.append(NotifyArrival(arrived))
 
-    def _place_again(self, turn: Turn, now_ns: int) -> None:
-        """Take a turn off its worker and place it under a higher attempt, elsewhere if possible."""
+    def _lose(self, turns: list[Turn], worker: Worker, now_ns: int) -> None:
+        """Take turns off their worker and place them under higher attempts, elsewhere if possible:
+        suspects first, who need a worker without turns.
+        """
+        for turn in turns:
+            self._take_from_worker(turn)
+        for turn in sorted(turns, key=self._urgency):
+            turn.num_lost += 1
+            if turn.submit is None:  # only its worker knew it: the frontend will submit again
+                self._close(turn)
+            elif turn.num_lost >= self._limits.losses_max:
+                message = f"the turn was lost {turn.num_lost} times in a row"
+                self._fail(turn, "worker_lost", message)
+            else:
+                self._place(turn, now_ns, avoid=worker)
+
+    def _condemn(self, turn: Turn) -> None:
+        """A worker died while it ran this suspect and nothing else."""
+        self._take_from_worker(turn)
+        message = f"{turn.num_deaths + 1} workers died of this turn, the last one alone with it"
+        self._fail(turn, "poisoned", message, http_status=500)
+
+    def _make_room(self, suspect: Turn, submit: TurnSubmit, now_ns: int) -> None:
+        """Empty a worker for a suspect that has waited long enough: its turns go on elsewhere."""
+        worker = self._placer.choose_to_empty(submit.model_id)
+        if worker is None:
+            return
+        moved = list(worker.turns.values())
+        for turn in moved:
+            self._cancel_ref(worker, TurnRef(turn_id=turn.turn_id, attempt=turn.attempt), "moved")
+            turn.attempt += 1  # so that the end of what was cancelled is not the turn's
+            self._take_from_worker(turn)
+        self._try_alone(suspect, submit, worker, now_ns)
+        for turn in moved:
+            self._place(turn, now_ns)
+
+    def _is_suspect(self, turn: Turn) -> bool:
+        return turn.num_deaths >= self._limits.deaths_shared_max
+
+    def _urgency(self, turn: Turn) -> tuple[bool, int]:
+        priority = turn.submit.priority if turn.submit is not None else 0
+        return not self._is_suspect(turn), -priority
+
+    def _take_from_worker(self, turn: Turn) -> None:
         worker = turn.worker
         assert worker is not None
         del worker.turns[turn.turn_id]
         turn.worker = None
-        if turn.submit is None:  # only its worker knew what it was: the frontend will submit again
-            self._close(turn)
-        elif turn.num_placements >= self._limits.placements_max:
-            self._fail(turn, "worker_lost", "the turn was lost on every worker it was placed on")
-        else:
-            self._place(turn, now_ns, avoid=worker)
+        if worker.trial is turn:
+            self._end_trial(worker)
+        elif not worker.turns:
+            self._admit_soon(worker)
+
+    def _end_trial(self, worker: Worker) -> None:
+        worker.trial = None
+        self._admit_soon(worker)
+
+    def _admit_soon(self, worker: Worker) -> None:
+        """Suspects may wait for an empty worker, and others for the end of a trial."""
+        if any(model_id in self._waiting for model_id in worker.models):
+            self._timers.at(AT_ONCE_NS, lambda now_ns: self.admit(worker.models, now_ns))
 
     def _account_for(self, worker: Worker, report: WorkerReport, ref: TurnRef, now_ns: int) -> None:
         turn = self._turns.get(ref.turn_id)
@@ -252,13 +326,18 @@ class Turns:
             self._adopt(turn, worker, now_ns)
         turn.attempt = ref.attempt
         turn.seen_seq = report.seq
+        if ref.num_generated > turn.num_generated:
+            turn.num_generated = ref.num_generated
+            turn.num_lost = turn.num_deaths = 0
+            if worker.trial is turn:
+                self._end_trial(worker)
 
     def _adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         """A worker runs this turn under the highest attempt known: that is where it is placed."""
         if turn.worker is not None:
             void = TurnRef(turn_id=turn.turn_id, attempt=turn.attempt)
             self._cancel_ref(turn.worker, void, "superseded")
-            del turn.worker.turns[turn.turn_id]
+            self._take_from_worker(turn)
         self._stop_waiting(turn)
         turn.worker = worker
         turn.placed_at_ns = now_ns
@@ -270,13 +349,25 @@ class Turns:
         if turn.turn_id in waiting:
             return
         waiting[turn.turn_id] = turn
-        turn.wait_until_ns = now_ns + self._limits.placement_wait_ns
-        self._timers.at(turn.wait_until_ns, lambda at_ns: self._on_waited(turn, at_ns))
+        self._wait_until(turn, now_ns + self._limits.placement_wait_ns)
+
+    def _wait_until(self, turn: Turn, at_ns: int) -> None:
+        turn.wait_until_ns = at_ns
+        self._timers.at(at_ns, lambda now_ns: self._on_waited(turn, now_ns))
 
     def _on_waited(self, turn: Turn, now_ns: int) -> None:
         still_waits = self._turns.get(turn.turn_id) is turn and turn.worker is None
-        if still_waits and turn.wait_until_ns <= now_ns:
+        if not still_waits or turn.wait_until_ns > now_ns:
+            return
+        submit = turn.submit
+        assert submit is not None
+        if not self._fleet.serving(submit.model_id):
             self._fail(turn, "no_worker", "no worker serves this model at the moment")
+            return
+        if self._is_suspect(turn):
+            self._make_room(turn, submit, now_ns)
+        if turn.worker is None:  # workers are there: they are kept for suspects, or full of others
+            self._wait_until(turn, now_ns + max(self._limits.placement_wait_ns, WAIT_ON_NS))
 
     def _stop_waiting(self, turn: Turn) -> None:
         if turn.submit is None:
@@ -294,15 +385,16 @@ class Turns:
         )
         self._out.append(FailTurn(turn.submit.frontend_id, failed, turn.submit.request_id))
         self._out.append(CountTurn("failed"))
-        self._close(turn)
+        self._close(turn, failed=failed)
 
-    def _close(self, turn: Turn, *, cancelled: bool = False) -> None:
+    def _close(
+        self, turn: Turn, *, cancelled: bool = False, failed: TurnFailed | None = None
+    ) -> None:
         self._turns.pop(turn.turn_id, None)
         self._stop_waiting(turn)
         if turn.worker is not None:
-            del turn.worker.turns[turn.turn_id]
-            turn.worker = None
-        self._bury(turn.turn_id, Ended(turn.attempt, cancelled))
+            self._take_from_worker(turn)
+        self._bury(turn.turn_id, Ended(turn.attempt, cancelled, failed))
 
     def _bury(self, turn_id: TurnId, ended: Ended) -> None:
         self._ended[turn_id] = ended
@@ -320,20 +412,17 @@ def _attempt_seen(message: TurnSubmit) -> int:
     return message.attempt if message.attempt > 1 else 0
 
 
-def _urgency(turn: Turn) -> int:
-    return -turn.submit.priority if turn.submit is not None else 0
-
-
-def _start_message(submit: TurnSubmit, attempt: int) -> TurnStart:
+def _start_message(submit: TurnSubmit, turn: Turn) -> TurnStart:
     return TurnStart(
         turn_id=submit.turn_id,
         frontend_id=submit.frontend_id,
         model_id=submit.model_id,
         num_prompt_tokens=submit.num_prompt_tokens,
-        attempt=attempt,
+        attempt=turn.attempt,
         tenant=submit.tenant,
         session_id=submit.session_id,
         priority=submit.priority,
         request_id=submit.request_id,
         slo_ttft_ms=submit.slo_ttft_ms,
+        was_lost=turn.num_placements > 1,
     )

@@ -127,6 +127,11 @@ class Ended:
     account: TurnAccount | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSoon:
+    """A turn that was lost before makes tokens: the next report is not to wait for its time."""
+
+
 LATE = -1
 
 Effect: TypeAlias = (
@@ -139,6 +144,7 @@ Effect: TypeAlias = (
     | ReturnPages
     | Emit
     | Ended
+    | ReportSoon
 )
 
 

@@ -93,7 +93,10 @@ class EngineCore:
 
     def refs(self) -> list[TurnRef]:
         """Every attempt held here."""
-        return [TurnRef(turn_id=t.turn_id, attempt=t.attempt) for t in self.turns.values()]
+        return [
+            TurnRef(turn_id=t.turn_id, attempt=t.attempt, num_generated=t.num_generated)
+            for t in self.turns.values()
+        ]
 
     def on_turn(self, turn: Turn, now_ns: int) -> list[Effect]:
         """A turn with its prompt. A later attempt replaces an earlier one."""

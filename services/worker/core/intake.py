@@ -55,6 +55,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         priority=start.priority,
         request_id=start.request_id,
         slo_ttft_ns=_slo_ttft_ns(start.slo_ttft_ms),
+        was_lost=start.was_lost,
     )
 
 

@@ -10,6 +10,7 @@ from services.worker.core.effects import (
     Effect,
     Emit,
     Ended,
+    ReportSoon,
     ReturnPages,
     Sampled,
     StepPlan,
@@ -104,6 +105,8 @@ def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) ->
         prefill_ns=now_ns - started_at_ns if is_first else None,
     )
     effects: list[Effect] = [Emit(turn.frontend_id, delta)]
+    if is_first and turn.was_lost:
+        effects.append(ReportSoon())
     return effects if finish is None else effects + end_turn(core, turn, finish)
 
 

@@ -34,6 +34,7 @@ class Turn:
         root: parent key of the first block.
         slo_ttft_ns: target for the time from `arrived_at_ns` to the first token; 0: none, None: the
             engine's default.
+        was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
         is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
         table: pool pages, int32 [num_layers, capacity in blocks].
@@ -58,6 +59,7 @@ class Turn:
     priority: int = 0
     slo_ttft_ns: int | None = None
     request_id: str = ""
+    was_lost: bool = False
     is_called: bool = False
     state: TurnState = TurnState.WAITING
     num_known: int = field(init=False)

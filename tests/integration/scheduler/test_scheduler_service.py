@@ -93,7 +93,7 @@ def test_place_end_cancel_and_fail(nats_server: Server) -> None:
             await eventually(lambda: "t2" in {c.turn_id for c in worker.cancelled})
             await bus.publish(TURN_SUBMIT, turn("t3", model="none"))
             await eventually(lambda: bool(failed))
-            assert (failed[0].turn_id, failed[0].http_status) == ("t3", 404)
+            assert (failed[0].turn_id, failed[0].http_status) == ("t3", 503)
             state = await status(bus)
             assert state.num_turns_placed == state.num_turns_waiting == 0
 

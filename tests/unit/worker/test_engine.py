@@ -1,8 +1,11 @@
+import pytest
+
 from services.worker.core.effects import (
     CommitBlocks,
     Effect,
     LoadPages,
     ReleaseTicket,
+    ReportSoon,
     ReturnPages,
     Row,
     Sampled,
@@ -389,6 +392,23 @@ class TestFailedHistory:
 
 
 class TestReports:
+    def test_a_turn_tells_how_many_tokens_it_has_of_all_its_attempts(self) -> None:
+        engine = Engine()
+        engine.submit(new_turn("t", PROMPT, num_generated_before=2))
+        assert [ref.num_generated for ref in engine.core.refs()] == [2]
+        engine.step()
+        assert [ref.num_generated for ref in engine.core.refs()] == [3]
+
+    @pytest.mark.parametrize("was_lost", [True, False])
+    def test_the_first_token_after_a_loss_is_reported_at_once(self, was_lost: bool) -> None:
+        engine = Engine()
+        turn = new_turn("t", PROMPT)
+        turn.was_lost = was_lost
+        engine.submit(turn)
+        for _ in range(3):
+            engine.step()
+        assert len(of_kind(engine.effects, ReportSoon)) == was_lost
+
     def test_waiting_tokens_are_those_still_to_compute(self) -> None:
         engine = Engine()
         engine.run(new_turn("a", PROMPT, sampling=limited(1)))

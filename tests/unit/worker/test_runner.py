@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from services.worker.core.effects import StepPlan, StepResult
+from services.worker.core.effects import ReportSoon, StepPlan, StepResult
 from services.worker.core.engine import EngineCore
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
@@ -19,7 +21,7 @@ from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
 VOCAB = 100
 
 
-def make_runner(core: EngineCore) -> EngineRunner:
+def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None) -> EngineRunner:
     info = SimpleNamespace(
         fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS, vocab_size=VOCAB
     )
@@ -32,6 +34,7 @@ def make_runner(core: EngineCore) -> EngineRunner:
         cast(Any, SimpleNamespace(info=info)),
         nothing,
         nothing,
+        on_progress=on_progress,
     )
 
 
@@ -110,6 +113,15 @@ def test_a_target_that_is_none_costs_its_own_turn_only(slo_ttft_ms: float) -> No
     runner = make_runner(core)
     runner.on_prompt(start(slo_ttft_ms), prompt())
     assert not core.turns and "slo_ttft_ms" in runner._deltas[FrontendId("f")][0].message
+
+
+def test_a_start_after_a_loss_makes_the_worker_report_soon() -> None:
+    core, told = new_core(), list[None]()
+    runner = make_runner(core, on_progress=lambda: told.append(None))
+    runner.on_prompt(replace(start(), was_lost=True), prompt())
+    assert core.turns[TurnId("t")].was_lost and not told
+    runner._perform([ReportSoon()])
+    assert len(told) == 1
 
 
 def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ class Driver:
         seq: int | None = None,
         waiting_tokens: int = 0,
         pages_free: int = 0,
+        generated: int = 0,
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
         self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
@@ -66,7 +67,9 @@ class Driver:
             host_id=HostId("h"),
             state=state,  # type: ignore[arg-type]
             models=[card(model) for model in models],
-            turns=[TurnRef(turn_id=TurnId(t), attempt=a) for t, a in turns],
+            turns=[
+                TurnRef(turn_id=TurnId(t), attempt=a, num_generated=generated) for t, a in turns
+            ],
             num_waiting_tokens=waiting_tokens,
             num_pages_free=pages_free,
             interval_ns=INTERVAL,

@@ -182,10 +182,12 @@ def test_the_end_of_a_lower_attempt_changes_nothing() -> None:
     assert only(CountTurn, d.end("w2", "t", attempt=2)) == [CountTurn("stop")]
 
 
-def test_a_model_nobody_ever_named_is_not_found() -> None:
+def test_a_turn_waits_for_a_model_that_no_worker_named_yet() -> None:
+    """Its frontend has heard of one: this scheduler may be newer than the worker's death."""
     d = Driver()
     d.report("w1")
-    assert failures(d.submit("t", model="other")) == [("model_not_found", 404)]
+    assert d.submit("t", model="other")[:-1] == []
+    assert failures(d.wake(15 * SECOND)) == [("no_worker", 503)]
 
 
 def test_a_turn_waits_for_a_worker_that_may_come_back() -> None:
@@ -223,13 +225,134 @@ def test_too_many_turns_are_refused() -> None:
     assert [failures(d.submit(t)) for t in "abc"] == [[], [], [("overloaded", 503)]]
 
 
-def test_a_turn_that_kills_its_workers_is_given_up() -> None:
-    d = Driver(Limits(learning_ns=0, placements_max=3))
+def test_a_turn_that_is_lost_again_and_again_is_given_up() -> None:
+    d = Driver(Limits(learning_ns=0, losses_max=3))
     d.report("w1")
     d.submit("t")
-    for incarnation in "bc":
-        assert len(starts(d.report("w1", incarnation=incarnation))) == 1
-    assert failures(d.report("w1", incarnation="d")) == [("worker_lost", 503)]
+    assert len(starts(d.submit("t", attempt=2))) == 1
+    assert len(starts(d.submit("t", attempt=4))) == 1
+    assert failures(d.submit("t", attempt=6)) == [("worker_lost", 503)]
+
+
+def test_a_turn_that_goes_on_outlives_a_hundred_workers() -> None:
+    d = Driver()
+    d.report("w1", incarnation="0")
+    d.submit("t")
+    for number in range(1, 101):
+        d.report("w1", ("t", number), incarnation=str(number - 1), generated=number)
+        effects = d.report("w1", incarnation=str(number))
+        assert starts(effects) == [("w1", "t", number + 1, "replaced")]
+        assert only(StartTurn, effects)[0].start.was_lost
+    assert only(CountTurn, d.end("w1", "t", 101)) == [CountTurn("stop")]
+
+
+def kill(d: Driver, worker: str, incarnation: str, times: int = 1) -> list[Effect]:
+    """Restart a worker so often; what follows at last, admissions included."""
+    effects: list[Effect] = []
+    for number in range(times):
+        effects = d.report(worker, incarnation=f"{incarnation}{number}") + d.wake()
+    return effects
+
+
+def test_a_turn_that_kills_its_worker_even_alone_is_poisoned() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("t")
+    assert starts(kill(d, "w1", "a", 2)) == [("w1", "t", 3, "replaced")]
+    assert failures(kill(d, "w1", "b")) == [("poisoned", 500)]
+    effects = d.submit("t")
+    assert failures(effects) == [("poisoned", 500)], "the frontend did not hear"
+    assert starts(effects) == []
+    assert starts(d.submit("other")) == [("w1", "other", 1, "balance")], "the worker is free again"
+
+
+def test_a_suspect_has_its_worker_for_itself_until_its_first_token() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("a")
+    d.submit("b")
+    assert starts(kill(d, "w1", "a", 2)) == [("w1", "a", 3, "replaced")]
+    assert starts(d.submit("new")) == [], "it waits as the other suspect does"
+    for _ in range(20):
+        d.report("w1", ("a", 3), incarnation="a1")
+        effects = d.wake(SECOND)
+        assert not starts(effects) and not failures(effects), "however long that takes"
+    d.report("w1", ("a", 3), incarnation="a1", generated=1)
+    assert starts(d.wake()) == [("w1", "new", 1, "balance")], "b waits for a worker without turns"
+    d.end("w1", "a", 3)
+    assert starts(d.wake()) == []
+    d.end("w1", "new", 1)
+    assert starts(d.wake()) == [("w1", "b", 3, "replaced")]
+
+
+def test_suspects_go_first_where_nothing_runs() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("a")
+    kill(d, "w1", "a")
+    d.wake(3 * SECOND)
+    d.submit("urgent", priority=9)
+    effects = kill(d, "w1", "b")
+    assert starts(effects) == [("w1", "a", 3, "replaced")]
+    effects = d.end("w1", "a", 3) + d.wake()
+    assert starts(effects) == [("w1", "urgent", 1, "balance")]
+
+
+def keep_alive(d: Driver, seconds: int, held: dict[str, tuple[str, int]]) -> list[Effect]:
+    """Let time pass while these workers report what they hold."""
+    effects: list[Effect] = []
+    for _ in range(seconds):
+        for worker, turn in held.items():
+            effects += d.report(worker, turn)
+        effects += d.wake(SECOND)
+    return effects
+
+
+def test_a_worker_is_emptied_for_a_suspect_that_has_waited_long_enough() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("s")
+    kill(d, "w1", "a")
+    d.report("w2")
+    d.report("w3")
+    assert starts(d.submit("x") + d.submit("y")) == [
+        ("w2", "x", 1, "balance"), ("w3", "y", 1, "balance")
+    ]  # fmt: skip
+    held = {"w2": ("x", 1), "w3": ("y", 1)}
+    assert starts(keep_alive(d, 17, held)) == [], "w1 is dead, and the others have turns"
+    effects = keep_alive(d, 2, held)
+    assert starts(effects) == [("w2", "s", 3, "replaced"), ("w3", "x", 3, "replaced")]
+    assert cancels(effects)[0] == ("w2", "x", 1)
+    d.end("w2", "x", 1)
+    assert d.core.status(d.now_ns).num_turns_placed == 3, "what was moved is not over"
+    d.report("w2", ("s", 3), generated=1)
+    assert starts(d.submit("new")) == [("w2", "new", 1, "balance")]
+
+
+def test_only_half_of_the_workers_are_kept_from_others() -> None:
+    d = Driver()
+    for turn in "abcd":
+        d.report("w1")
+        d.submit(turn)
+    kill(d, "w1", "a")
+    for worker in ("w2", "w3", "w4"):
+        d.report(worker)
+    on = {turn: worker for worker, turn, _, _ in starts(kill(d, "w1", "b"))}
+    assert len(on) == len(set(on.values())) == 2
+    assert {w for w, *_ in starts(d.submit("e") + d.submit("f"))} == (
+        {"w1", "w2", "w3", "w4"} - set(on.values())
+    )
+
+
+def test_a_place_kept_for_a_session_on_a_worker_that_tries_a_suspect_is_not_taken() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("s")
+    d.expect("session")
+    kill(d, "w1", "a", 2)
+    assert starts(d.submit("t", "session")) == []
+    d.end("w1", "s", 3)
+    assert starts(d.wake()) == [("w1", "t", 1, "balance")]
 
 
 def test_attempts_of_a_later_scheduler_are_above_those_of_an_earlier_one() -> None:
