@@ -27,6 +27,7 @@ class FrontendConfig(ServiceConfig):
     job_bytes_max: of all those inputs together, and of large bodies that they come in.
     image_bytes_max, image_pixels_max: of one image as it comes.
     session_expiry_s: how long an unused session is remembered.
+    turn_s_max: after this a turn ends, with an error if it is not over.
     drain_s: on stop, how long open streams may take to finish.
     """
 
@@ -45,6 +46,7 @@ class FrontendConfig(ServiceConfig):
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)
     resubmit_silent_s: float = Field(default=10.0, gt=0)
     give_up_s: float = Field(default=60.0, gt=0)
+    turn_s_max: float = Field(default=3600.0, gt=0)
     scheduler_shards: int = Field(default=1, gt=0)
     inputs_max: int = Field(default=2048, gt=0)
     jobs_max: int = Field(default=65_536, gt=0)

@@ -128,6 +128,7 @@ def _limits(config: FrontendConfig) -> TurnLimits:
         unpulled_ns=int(config.resubmit_unpulled_s * 1e9),
         silent_ns=int(config.resubmit_silent_s * 1e9),
         give_up_ns=int(config.give_up_s * 1e9),
+        turn_ns_max=int(config.turn_s_max * 1e9),
     )
 
 

@@ -35,13 +35,16 @@ class TurnLimits:
     unpulled_ns: silence before a worker pulled the prompt, after which the turn is submitted again.
     silent_ns: the same, after the pull.
     give_up_ns: silence of workers and scheduler, after which the turn fails.
-    attempts_lost_max: attempts that may end without an end before the turn fails.
+    attempts_lost_max: attempts in a row, without a token between, that may end without an end
+        before the turn fails.
+    turn_ns_max: after this a turn fails, whatever it is at.
     """
 
     unpulled_ns: int = 3_000_000_000
     silent_ns: int = 10_000_000_000
     give_up_ns: int = 60_000_000_000
     attempts_lost_max: int = 8
+    turn_ns_max: int = 3_600_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +129,12 @@ Effect = Submit | Cancel | AnswerPull | AskScheduler | Fail | Deliver
 class _Turn:
     new: NewTurn
     attempt: int
+    began_at_ns: int
     submitted_at_ns: int
     news_at_ns: int
     pulled: bool = False
     generated: list[int] = field(default_factory=list)
-    num_attempts_lost: int = 0
+    num_attempts_lost: int = 0  # since the last token
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, of this attempt
 
     @property
@@ -161,7 +165,7 @@ class Turns:
     def on_new(self, new: NewTurn, now_ns: int) -> list[Effect]:
         """A client wants this turn."""
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
-        turn = _Turn(new, attempt=1, submitted_at_ns=now_ns, news_at_ns=now_ns)
+        turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
         return [self._submit(turn, now_ns)]
 
@@ -242,13 +246,17 @@ class Turns:
         return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.pulled]
 
     def on_tick(self, now_ns: int) -> list[Effect]:
-        """Look after turns that nothing was heard of."""
+        """Look after turns that nothing was heard of, and end those that have had their time."""
         effects: list[Effect] = []
         limits = self._limits
         for turn in list(self._turns.values()):
             silent_since_ns = max(turn.news_at_ns, self._scheduler_seen_at_ns)
             patience_ns = limits.silent_ns if turn.pulled else limits.unpulled_ns
-            if now_ns - silent_since_ns >= limits.give_up_ns:
+            if now_ns - turn.began_at_ns >= limits.turn_ns_max:
+                message = f"the turn is not over after {limits.turn_ns_max / 1e9:g} s"
+                effects.append(self._fail(turn, "turn_timeout", message, 504))
+                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="timeout")))
+            elif now_ns - silent_since_ns >= limits.give_up_ns:
                 effects.append(self._fail(turn, "no_capacity", "no scheduler answers"))
                 effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="gave up")))
             elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:
@@ -282,6 +290,8 @@ class Turns:
         prompt_logprobs = None if turn.generated else turn.prompt_logprobs or None
         turn.prompt_logprobs = []
         turn.generated += fresh
+        if fresh:
+            turn.num_attempts_lost = 0
         if delta.finish is not None:
             del self._turns[delta.turn_id]
         return Deliver(

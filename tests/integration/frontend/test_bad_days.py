@@ -106,6 +106,40 @@ def test_a_stream_that_nobody_feeds_ends_with_an_error(
     asyncio.run(scenario())
 
 
+def test_a_stream_that_takes_too_long_ends_with_an_error_and_its_worker_stops(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
+        async with house(nats_server, redis_server, tmp_path, lambda _: said, turn_s_max=1) as it:
+            async with streaming(it) as events:
+                await events.read()
+            assert TEXT.startswith(events.text())
+            assert events.error_code() == "turn_timeout"
+            await eventually(lambda: bool(it.fake.cancels))
+
+    asyncio.run(scenario())
+
+
+def test_a_model_without_workers_is_not_listed_and_its_turns_go_to_the_scheduler(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path) as it:
+            it.fake.is_reporting = False
+
+            async def health() -> int:
+                return (await it.http.get("/health")).status_code
+
+            await eventually_answers(health, lambda status: status == 503)
+            assert (await it.http.get("/v1/models")).json()["data"] == []
+            assert (await it.http.get(f"/v1/models/{MODEL}")).status_code == 503
+            answer = await it.http.post("/v1/chat/completions", json={**CHAT, "stream": False})
+            assert answer.json()["choices"][0]["message"]["content"] == "hello"
+
+    asyncio.run(scenario())
+
+
 def test_stopping_lets_open_streams_finish(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:

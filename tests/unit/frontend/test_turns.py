@@ -36,8 +36,9 @@ def new_turn() -> NewTurn:
     )
 
 
-def started(attempts_lost_max: int = 8) -> Turns:
-    turns = Turns(FrontendId("fe"), TurnLimits(attempts_lost_max=attempts_lost_max))
+def started(attempts_lost_max: int = 8, turn_s_max: int = 3600) -> Turns:
+    limits = TurnLimits(attempts_lost_max=attempts_lost_max, turn_ns_max=turn_s_max * SECOND)
+    turns = Turns(FrontendId("fe"), limits)
     turns.on_new(new_turn(), 0)
     return turns
 
@@ -91,6 +92,29 @@ def test_attempts_lost_without_end_fail_the_turn() -> None:
     fail, cancel = turns.on_delta(replace(delta(last, 0), finish="cancelled"), 0)
     assert isinstance(fail, Fail) and isinstance(cancel, Cancel)
     assert len(turns) == 0
+
+
+def test_attempts_may_be_lost_as_often_as_they_like_while_tokens_come() -> None:
+    turns = started(attempts_lost_max=2)
+    attempt = 1
+    for index in range(len(REPLY) - 1):
+        for _ in range(2):
+            pull(turns, attempt)
+            assert isinstance(turns.on_delta(delta(attempt, index + 1, 0), 0)[0], Submit)
+            attempt += 1
+        pull(turns, attempt)
+        assert delivered(turns.on_delta(delta(attempt, index), 0)) == [REPLY[index]]
+
+
+def test_a_turn_ends_when_its_time_is_over_although_tokens_come() -> None:
+    turns = started(turn_s_max=5)
+    pull(turns, 1, 4 * SECOND)
+    turns.on_delta(delta(1, 0), 4 * SECOND)
+    assert turns.on_tick(5 * SECOND - 1) == []
+    fail, cancel, _ = turns.on_tick(5 * SECOND)
+    assert isinstance(fail, Fail) and isinstance(cancel, Cancel)
+    assert (fail.failure.code, fail.failure.http_status) == ("turn_timeout", 504)
+    assert cancel.message.turn_id == TURN and len(turns) == 0
 
 
 def test_a_partly_repeated_delta_delivers_its_new_tokens_and_logprobs() -> None:

@@ -1,0 +1,90 @@
+"""Turns that outlive workers: one of many, and one that comes while there is none."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import httpx
+import pytest
+
+from cli.snapshot import look
+from tests.e2e.house import House, wait_until
+from tests.e2e.test_bad_days import Reply, busy_workers, say
+
+NUM_KILLS = 10
+LONG = 7_000
+NUM_COMPARED = 200
+WORKERS = ("worker-0", "worker-1", "worker-2")
+WAIT = {"SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S": "60"}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    data_dir = tmp_path_factory.mktemp("long-turns") / "data"
+    with House(data_dir, num_workers=3, env=WAIT) as running:
+        yield running
+
+
+def health(house: House) -> int:
+    return httpx.get(f"{house.url}/health").status_code
+
+
+def num_waiting(house: House) -> int:
+    seen = look(house.run)
+    return seen.scheduler.num_turns_waiting if seen is not None and seen.scheduler else 0
+
+
+def test_a_turn_that_comes_while_no_worker_is_there_waits_for_one(house: House) -> None:
+    house.process.send_signal(signal.SIGSTOP)  # it restarts nobody meanwhile
+    try:
+        for name in WORKERS:
+            house.kill(name)
+        wait_until(lambda: health(house) == 503, "the frontend knows that they are gone")
+        with house.client() as client, ThreadPoolExecutor(1) as thread:
+            assert client.models.list().data == []
+            reply = thread.submit(say, client)
+            wait_until(lambda: reply.done() or num_waiting(house) == 1, "the turn waits")
+            house.process.send_signal(signal.SIGCONT)
+            assert reply.result().choices[0].finish_reason == "length"
+    finally:
+        house.process.send_signal(signal.SIGCONT)
+
+
+def busy_worker(house: House, killed: set[int]) -> str | None:
+    """A child that has turns and is not one of those killed, of which news may be old."""
+    pids = house.pids()
+    return next((name for name in busy_workers(house) if pids.get(name, 0) not in killed), None)
+
+
+def kill_at_work(house: House, reply: Reply, killed: set[int]) -> None:
+    """SIGKILL the worker of a reply that somebody reads, once it has made some tokens."""
+    wait_until(lambda: busy_worker(house, killed | {0}) is not None, "a worker is at it")
+    num_before = len(reply.tokens)
+    wait_until(lambda: len(reply.tokens) >= num_before + 5, "it makes tokens")
+    name = busy_worker(house, killed | {0})
+    assert name is not None
+    killed.add(house.kill(name))
+
+
+def read_on(reply: Reply, enough: Event) -> None:
+    """Read until told that it is enough."""
+    while not enough.is_set():
+        reply.read(len(reply.tokens) + 1)
+
+
+def test_a_turn_outlives_more_workers_than_one_without_progress(house: House) -> None:
+    with house.client() as client, ThreadPoolExecutor(1) as thread:
+        undisturbed = Reply(client, NUM_COMPARED).read_to_end()
+        reply, enough, killed = Reply(client, LONG), Event(), set[int]()
+        reading = thread.submit(read_on, reply, enough)
+        try:
+            for _ in range(NUM_KILLS):
+                kill_at_work(house, reply, killed)
+            num_before = len(reply.tokens)
+            wait_until(lambda: len(reply.tokens) >= num_before + 20, "it goes on")
+        finally:
+            enough.set()
+            reading.result()
+            reply.hang_up()
+        assert reply.tokens[:NUM_COMPARED] == undisturbed
