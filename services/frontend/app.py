@@ -9,6 +9,7 @@ from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
+from services.frontend.rendering.texts import Texts
 from services.frontend.sessions import SessionStore
 from shared.bus import Bus
 from shared.clock import Clock
@@ -24,6 +25,7 @@ class App:
     hub: Hub
     jobs: JobHub
     slots: Slots
+    texts: Texts
 
 
 def app_of(request: Request) -> App:

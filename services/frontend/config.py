@@ -20,11 +20,14 @@ class FrontendConfig(ServiceConfig):
     slow_request_s: how long a head may take, or a body that brings nothing.
     stalled_reader_s: how long an answer may wait for a reader who takes nothing of it.
     connections_per_address: more from one address are closed at once; 0: any number.
+    body_values_max: bodies that hold more JSON values are answered with 400.
+    text_processes: that render and tokenize long texts, at most.
+    text_limit_s: how long one text may take them.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     scheduler_shards: processes among which the scheduler divides one-shot models.
     inputs_max: of one request to a one-shot model.
     jobs_max: inputs for one-shot models at once; more are answered with 429.
-    job_bytes_max: of all those inputs together, and of large bodies that they come in.
+    job_bytes_max: of all those inputs together, and of large bodies of any kind.
     image_bytes_max, image_pixels_max: of one image as it comes.
     session_expiry_s: how long an unused session is remembered.
     turn_s_max: after this a turn ends, with an error if it is not over.
@@ -37,6 +40,9 @@ class FrontendConfig(ServiceConfig):
     allow_anonymous: bool = False
     allow_hosts: list[str] = Field(default_factory=list)
     body_bytes_max: int = Field(default=20_000_000, gt=0)
+    body_values_max: int = Field(default=262_144, gt=0)
+    text_processes: int = Field(default=2, gt=0)
+    text_limit_s: float = Field(default=10.0, gt=0)
     requests_max: int = Field(default=4096, gt=0)
     slow_request_s: float = Field(default=30.0, gt=0)
     stalled_reader_s: float = Field(default=30.0, gt=0)

@@ -10,7 +10,12 @@ from typing import TypeVar
 
 from services.frontend.core.fleet import Files, Fleet, LoadTokenizer, files_of
 from services.frontend.images import ImageProcessor, load_image_processor
-from services.frontend.tokenizer import ModelTokenizer, import_library, load_tokenizer
+from services.frontend.tokenizer import (
+    LOAD_ERRORS,
+    ModelTokenizer,
+    import_library,
+    load_tokenizer,
+)
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId
@@ -21,7 +26,6 @@ log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 RETRY_LOAD_S = 10.0
-LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
 ENDPOINTS: dict[Task | None, str] = {
     None: "/v1/chat/completions and /v1/completions",
     "embed": "/v1/embeddings",

@@ -12,6 +12,7 @@ from starlette.types import Receive
 from services.frontend.app import app_of
 from services.frontend.auth import Caller
 from services.frontend.core.door import is_json
+from services.frontend.core.shape import FREE_BYTES, SLICE_BYTES, Shape
 from services.frontend.errors import NoJson, PayloadTooLarge
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
@@ -119,6 +120,7 @@ async def read_body(request: Request, on_bytes: Callable[[int], None] | None = N
 
     Raises:
         NoJson: it is not said to be JSON. A page elsewhere can post anything else without asking.
+        InvalidRequest: it holds too many values.
         PayloadTooLarge: known as soon as its length is declared, or too much has come.
         ClientDisconnect: the client hung up while sending.
     """
@@ -137,7 +139,23 @@ async def read_body(request: Request, on_bytes: Callable[[int], None] | None = N
         if on_bytes is not None:
             on_bytes(num_bytes)
         parts.append(part)
-    return b"".join(parts)
+    body = b"".join(parts)
+    await check_shape(body, app_of(request).config.body_values_max)
+    return body
+
+
+async def check_shape(body: bytes, values_max: int) -> None:
+    """See that parsing takes no long time, with pauses in which others have their turn.
+
+    Raises:
+        InvalidRequest: the body holds too many values.
+    """
+    if len(body) <= FREE_BYTES:
+        return
+    shape = Shape(values_max)
+    for start in range(0, len(body), SLICE_BYTES):
+        shape.feed(body[start : start + SLICE_BYTES])
+        await asyncio.sleep(0)
 
 
 def _has_body(request: Request) -> bool:

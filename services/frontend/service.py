@@ -16,6 +16,7 @@ from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
+from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
 from services.frontend.core.room import Room
@@ -25,6 +26,8 @@ from services.frontend.edge import make_api
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
+from services.frontend.rendering.pool import Pool
+from services.frontend.rendering.texts import Texts
 from services.frontend.sessions import SessionStore
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id
@@ -69,7 +72,10 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Room(config.jobs_max, config.job_bytes_max),
     )
     slots = Slots(config.requests_max)
-    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots)
+    pool = Pool(runtime.clock, _crew_limits(config))
+    runtime.stack.push_async_callback(pool.close)
+    texts = Texts(pool)
+    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots, texts)
 
     await hub.start(runtime)
     await jobs.start(runtime)
@@ -130,6 +136,11 @@ def _limits(config: FrontendConfig) -> TurnLimits:
         give_up_ns=int(config.give_up_s * 1e9),
         turn_ns_max=int(config.turn_s_max * 1e9),
     )
+
+
+def _crew_limits(config: FrontendConfig) -> CrewLimits:
+    limit_ns = int(config.text_limit_s * 1e9)
+    return CrewLimits(num_children=config.text_processes, work_ns=limit_ns)
 
 
 def _uvicorn_config(api: FastAPI, connections: Connections, drain_s: float) -> uvicorn.Config:

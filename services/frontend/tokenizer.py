@@ -4,7 +4,7 @@ The heavy library is imported on first use. Encoding and decoding go straight to
 where there is one: it keeps no state between calls, so that threads may share it.
 """
 
-import asyncio
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,17 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import jinja2
+import jinja2.meta
 
+from services.frontend.core.detokenizer import text_and_starts
 from shared.errors import InvalidRequest
 
 Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
-INLINE_CHARS_MAX = 20_000  # about 5 ms of tokenizing; longer texts go to a thread
+LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
+INLINE_CHARS_MAX = 16_384  # about 3 ms of tokenizing; longer texts are not tokenized on the loop
+CHARS_PER_TOKEN_MIN = 100  # a vocabulary's longest token is taken to have at least so many
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,18 @@ class Cut:
 
 
 class ModelTokenizer:
-    """Text to tokens and back, for one model. Make one with `load_tokenizer`."""
+    """Text to tokens and back, for one model. Make one with `load_tokenizer`.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Attributes:
+        name: of this one among all that this process loaded.
+        source: where its files are.
+        chars_per_token_max: a text with more characters a token than this does not exist.
+        template_names: what the chat template reads beside the messages.
+    """
+
+    def __init__(self, tokenizer: Any, source: str = "") -> None:
+        self.name = str(next(_NUMBERS))
+        self.source = source
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:  # some files say how their model was trained
@@ -84,6 +99,10 @@ class ModelTokenizer:
             self._backend.no_padding()
         self._has_segments = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
         self.vocab_size = len(tokenizer)
+        # A token's name is never shorter than what it stands for.
+        longest = max(map(len, tokenizer.get_vocab()), default=0)
+        self.chars_per_token_max = max(longest, CHARS_PER_TOKEN_MIN)
+        self.template_names = self._template_names()
         # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
         me: ModelTokenizer = weakref.proxy(self)
 
@@ -91,7 +110,12 @@ class ModelTokenizer:
         def token_bytes(token: int) -> bytes:
             return me._token_bytes(token)
 
+        @lru_cache(maxsize=65_536)
+        def token_text(token: int) -> str:
+            return me._token_text(token)
+
         self.token_bytes = token_bytes
+        self.token_text = token_text
 
     def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         """A chat as the model's own template writes it.
@@ -103,21 +127,20 @@ class ModelTokenizer:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise InvalidRequest(f"the model's chat template: {error}", "messages") from None
+        except Exception as error:  # a template is a program, and raises what it likes
+            why = str(error) or type(error).__name__
+            raise InvalidRequest(f"the model's chat template: {why}", "messages") from None
         return text
 
-    async def encode(self, text: str, *, special: bool) -> list[int]:
-        """Tokens of `text`; `special` adds what the model expects at a text's start."""
-        if len(text) > INLINE_CHARS_MAX and self._backend is not None:
-            return await asyncio.to_thread(self.encode_now, text, special=special)
-        return self.encode_now(text, special=special)
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Tokens of `text`. Blocks: long ones are encoded by `rendering.texts`.
 
-    def encode_now(self, text: str, *, special: bool) -> list[int]:
-        """`encode`, on this thread."""
+        Args:
+            special: add what the model expects at a text's start.
+        """
         tokens: list[int]
         if self._backend is not None:
-            tokens = self._backend.encode(text, add_special_tokens=special).ids
+            tokens = self._encoding(text, special).ids
         else:
             tokens = self._tokenizer.encode(text, add_special_tokens=special)
         return tokens
@@ -125,8 +148,8 @@ class ModelTokenizer:
     def encode_query(self, text: str) -> Query:
         """What `encode_inputs` pairs texts with. Blocks for a long one: call it in a thread."""
         if self._backend is None:
-            return Query(text, self.encode_now(text, special=False), None)
-        encoding = self._backend.encode(text, add_special_tokens=False)
+            return Query(text, self.encode(text, special=False), None)
+        encoding = self._encoding(text, special=False)
         return Query(text, encoding.ids, encoding)
 
     def encode_inputs(
@@ -153,7 +176,7 @@ class ModelTokenizer:
             return [self._encode_slowly(text, query, special, keep) for text in texts]
         inputs = []
         for text in texts:
-            part = backend.encode(text, add_special_tokens=False)
+            part = self._encoding(text, special=False)
             if keep is not None:
                 part.truncate(keep, direction="left" if cut.keep_end else "right")
             halves = (part, None) if query is None else (query.encoding, part)
@@ -169,7 +192,11 @@ class ModelTokenizer:
         """Text of `tokens`, special tokens included."""
         return self._decode(tokens, skip=False)
 
-    def token_text(self, token: int) -> str:
+    def echo(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
+        """Text of a prompt, and where in it each token's text starts. Blocks."""
+        return text_and_starts(self.decode_all, tokens)
+
+    def _token_text(self, token: int) -> str:
         """One token as text; a part of a character as ``bytes:\\xe4``."""
         text = self.decode_all([token])
         if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -179,6 +206,26 @@ class ModelTokenizer:
     def token_name(self, token: int) -> str:
         """The vocabulary's own name for a token."""
         return str(self._tokenizer.convert_ids_to_tokens(token))
+
+    def _encoding(self, text: str, special: bool) -> Any:
+        """The fast backend's, without the places of tokens in a long text: nobody asks for them,
+        and they take most of the memory, and of the time for which other threads stand still.
+        """
+        backend: Any = self._backend
+        if len(text) <= INLINE_CHARS_MAX:
+            return backend.encode(text, add_special_tokens=special)
+        return backend.encode_batch_fast([text], add_special_tokens=special)[0]
+
+    def _template_names(self) -> frozenset[str]:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            source = self._tokenizer.get_chat_template()
+            environment = _compile_jinja_template(source).environment
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (ValueError, jinja2.TemplateError):  # there is none, or it cannot be used
+            return frozenset()
+        return frozenset(names - environment.globals.keys() - {"messages"})
 
     def _num_kept(self, cut: Cut, query: Query | None, special: bool) -> int | None:
         """Tokens of a text that is cut, without those that are there anyway; None: all."""
@@ -255,4 +302,4 @@ def load_tokenizer(source: str) -> ModelTokenizer:
     """
     from transformers import AutoTokenizer
 
-    return ModelTokenizer(AutoTokenizer.from_pretrained(source))
+    return ModelTokenizer(AutoTokenizer.from_pretrained(source), source)

@@ -12,7 +12,9 @@ from services.frontend.api.schemas import (
     MESSAGE,
     STOP,
     TEXTS_OR_TOKENS,
+    TOKEN,
     Schema,
+    array,
     one_group,
     only_with,
 )
@@ -26,6 +28,7 @@ B = TypeVar("B", bound="Body")
 ID_CHARS_MAX = 256
 CHOICES_MAX = 128
 PROMPTS_MAX = 1024
+MESSAGES_MAX = 8192
 STOPS_MAX = 16
 STOP_CHARS_MAX = 512
 INT64_MAX = 2**63 - 1
@@ -46,12 +49,22 @@ _CUT = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2*
 Cut = Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE, WithJsonSchema(_CUT)]
 Messages = Annotated[
     list[dict[str, Any]],
-    Field(min_length=1, max_length=65_536),
-    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 65_536}),
+    Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True),
+    WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MESSAGES_MAX}),
 ]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
+
+
+def _few(value: Any) -> Any:
+    """Each wrong one would be reported, which takes long if they are many."""
+    if isinstance(value, dict) and len(value) > TOKEN_IDS_MAX:
+        raise ValueError(f"more than {TOKEN_IDS_MAX} entries")
+    return value
+
+
 Biases = Annotated[
     dict[str, Bias],
+    BeforeValidator(_few),
     WithJsonSchema(
         {
             "type": "object",
@@ -100,7 +113,7 @@ class Generate(Body):
     logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX), WHOLE] | None = None
     stop: Annotated[Any, WithJsonSchema(STOP)] = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None
@@ -111,7 +124,9 @@ class Generate(Body):
     session_id: Id | None = None
     tenant: Id | None = None  # read on NATS only
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX, fail_fast=True)] | None
+    ) = None
     truncate_prompt_tokens: Cut | None = None
     truncation_side: Any = None
     return_token_ids: bool | None = None
@@ -170,7 +185,7 @@ class DetokenizeBody(Body):
 
     endpoint: ClassVar[Endpoint] = "detokenize"
     model: Id | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[Any], WithJsonSchema(array(TOKEN))]
 
 
 class AdvisoryBody(Body):
@@ -211,8 +226,10 @@ def token_list(value: Any) -> list[int] | None:
     """
     if not isinstance(value, list):
         return None
-    tokens = value if all(type(item) is int for item in value) else [_whole(v) for v in value]
-    return tokens if all(type(item) is int and 0 <= item < 2**31 for item in tokens) else None
+    tokens = value if set(map(type, value)) == {int} else [_whole(v) for v in value]
+    if not set(map(type, tokens)) <= {int}:
+        return None
+    return tokens if not tokens or (min(tokens) >= 0 and max(tokens) < 2**31) else None
 
 
 def param_name(loc: tuple[int | str, ...]) -> str:

@@ -12,12 +12,13 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
 from services.frontend.api.logprobs import chat_entry
 from services.frontend.api.messages import chat_messages, template_options
-from services.frontend.api.planning import generation_of, owner_of, text_rules
+from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.prompts import tokenize_text
 from services.frontend.api.schemas import CHAT
 from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.request import Origin, origin_of, read_body
 
 router = APIRouter(tags=["text"])
@@ -30,9 +31,12 @@ router = APIRouter(tags=["text"])
 )
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    body = parse(ChatBody, await read_body(request))
-    writer = await prepare_chat(app_of(request), body, origin_of(request))
-    return await respond(request, writer, stream=bool(body.stream))
+    app = app_of(request)
+    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+        body = parse(ChatBody, await read_body(request, hold.grow_to))
+        writer = await prepare_chat(app, body, origin_of(request))
+        writer.generation.keep(hold)
+        return await respond(request, writer, stream=bool(body.stream))
 
 
 async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter":
@@ -44,13 +48,18 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     check_options(body)
     rules = text_rules(body)
     model = app.models.get(body.model)
-    text = model.tokenizer.render(chat_messages(body.messages), template_options(body))
+    asked = body.max_completion_tokens or body.max_tokens
+    options = template_options(body, model.tokenizer.template_names)
+    text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)
+    text = fitting_text(model, body, text, asked)
     prompt = await tokenize_text(
-        app, model, owner_of(body, origin), text, special=bool(body.add_special_tokens)
-    )
-    generation = generation_of(
+        app, model, owner_of(body, origin), text,
+        special=bool(body.add_special_tokens),
+        is_cut=body.truncate_prompt_tokens is not None,
+    )  # fmt: skip
+    generation = await generation_of(
         app, model, body, origin, [prompt], rules,
-        asked=body.max_completion_tokens or body.max_tokens,
+        asked=asked,
         default=app.config.max_tokens_default,
     )  # fmt: skip
     return ChatWriter(generation, body, int(app.clock.wall_ns() // 1_000_000_000))

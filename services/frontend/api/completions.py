@@ -1,5 +1,6 @@
 """``POST /v1/completions``."""
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -16,13 +17,13 @@ from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
 from services.frontend.api.logprobs import completion_block
-from services.frontend.api.planning import generation_of, owner_of, text_rules
+from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.prompts import Owner, TokenizedPrompt, given_tokens, tokenize_text
 from services.frontend.api.schemas import COMPLETION
 from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
-from services.frontend.core.detokenizer import Detokenizer
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel
 from services.frontend.request import Origin, origin_of, read_body
 from shared.errors import InvalidRequest
@@ -41,9 +42,12 @@ router = APIRouter(tags=["text"])
 )
 async def completions(request: Request) -> Response:
     """What follows a prompt."""
-    body = parse(CompletionBody, await read_body(request))
-    writer = await prepare_completion(app_of(request), body, origin_of(request))
-    return await respond(request, writer, stream=bool(body.stream))
+    app = app_of(request)
+    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+        body = parse(CompletionBody, await read_body(request, hold.grow_to))
+        writer = await prepare_completion(app, body, origin_of(request))
+        writer.generation.keep(hold)
+        return await respond(request, writer, stream=bool(body.stream))
 
 
 async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> "CompletionWriter":
@@ -57,13 +61,18 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
         raise InvalidRequest("max_tokens: 0 only with echo", "max_tokens")
     model = app.models.get(body.model)
     prompts = await _prompts(app, model, owner_of(body, origin), body)
-    generation = generation_of(
+    generation = await generation_of(
         app, model, body, origin, prompts,
         text_rules(body, discard=body.max_tokens == 0),  # without room the reply is not looked at
         asked=body.max_tokens,
         default=app.config.max_tokens_default or MAX_TOKENS_DEFAULT,
     )  # fmt: skip
-    return CompletionWriter(generation, body, int(app.clock.wall_ns() // 1_000_000_000))
+    echoes = []
+    if body.echo:
+        for prompt in generation.plan.prompts:
+            echoes.append(await app.texts.echo(model.tokenizer, prompt.tokens))
+            await asyncio.sleep(0)  # a request may have a thousand short ones
+    return CompletionWriter(generation, body, int(app.clock.wall_ns() // 1_000_000_000), echoes)
 
 
 async def _prompts(
@@ -77,15 +86,20 @@ async def _prompts(
     if len(many) > PROMPTS_MAX or len(many) * (body.n or 1) > CHOICES_MAX:
         raise InvalidRequest(f"prompt: more than {CHOICES_MAX} choices in one request", "prompt")
     special = body.add_special_tokens is not False
+    is_cut = body.truncate_prompt_tokens is not None
     vocab_size = model.vocab_size
     prompts = []
     for item in many:
+        await asyncio.sleep(0)  # a thousand prompts, each of them short, are long
         if isinstance(item, str):
-            prompt = await tokenize_text(app, model, owner, item, special=special)
+            text = fitting_text(model, body, item, body.max_tokens)
+            prompt = await tokenize_text(app, model, owner, text, special=special, is_cut=is_cut)
         elif (tokens := token_list(item)) is not None:
-            if any(token >= vocab_size for token in tokens):
+            if max(tokens, default=0) >= vocab_size:
                 raise InvalidRequest("prompt: a token is outside the vocabulary", "prompt")
-            prompt = given_tokens(model, owner, tokens)
+            is_kept = owner.session_id is not None
+            text = await app.texts.decode_all(model.tokenizer, tokens) if is_kept else ""
+            prompt = await given_tokens(model, owner, tokens, text=text)
         else:
             raise InvalidRequest("prompt: give text, tokens, or a list of either", "prompt")
         if not prompt.tokens:
@@ -95,17 +109,26 @@ async def _prompts(
 
 
 class CompletionWriter:
-    """A completion's pieces as OpenAI writes them."""
+    """A completion's pieces as OpenAI writes them.
 
-    def __init__(self, generation: Generation, body: CompletionBody, created: int) -> None:
+    Args:
+        echoes: each prompt's text and where its tokens start in it, if they are to be shown.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        body: CompletionBody,
+        created: int,
+        echoes: list[tuple[str, list[int]]],
+    ) -> None:
         self.generation = generation
+        self._echoes = echoes
         self._frame = Frame(generation, body, created, prefix="cmpl", kind="text_completion")
-        self._tokenizer = generation.plan.model.tokenizer
         self._num_top = body.logprobs
         num = len(generation.choices)
         self._texts: list[list[str]] = [[] for _ in range(num)]
         self._entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(num)]
-        self._echo = bool(body.echo)
         self._has_begun = [False] * num
         self._prompt_chars = [0] * num
 
@@ -161,7 +184,7 @@ class CompletionWriter:
         index = piece.index
         text = ""
         entries: list[tuple[TokenLogprobs, int]] = []
-        if self._echo and not self._has_begun[index]:
+        if self._echoes and not self._has_begun[index]:
             text, entries = self._prompt(index)
             self._prompt_chars[index] = len(text)
         self._has_begun[index] = True
@@ -169,8 +192,6 @@ class CompletionWriter:
         return text + piece.text, entries + [(e, shift + start) for e, start in piece.logprobs]
 
     def _prompt(self, index: int) -> tuple[str, list[tuple[TokenLogprobs, int]]]:
-        tokens = self.generation.prompt_of(index).tokens
-        prompt = Detokenizer(self._tokenizer.decode_all)
-        text = prompt.feed(tokens) + prompt.finish()
+        text, starts = self._echoes[index // self.generation.plan.n]
         entries = self.generation.choices[index].prompt_logprobs or []
-        return text, list(zip(entries, prompt.starts, strict=False))
+        return text, list(zip(entries, starts, strict=False))

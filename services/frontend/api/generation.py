@@ -13,6 +13,7 @@ from services.frontend.access import note
 from services.frontend.api.prompts import Owner, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.choice import Choice, Piece, TextRules
+from services.frontend.core.room import Hold
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
@@ -74,6 +75,17 @@ class Generation:
         self._turn_ids: list[TurnId] = []
         self._num_running = len(self.choices)
         self._started_at_ns = app.clock.now_ns()
+        self._offered: Hold | None = None
+        self._hold: Hold | None = None
+
+    def keep(self, hold: Hold) -> None:
+        """The prompt is built: the body's room is given back now, or at the end of the generation
+        if a session's record is to keep the text.
+        """
+        if self.plan.owner.session_id is None:
+            hold.give_back()
+        else:
+            self._offered = hold
 
     def __enter__(self) -> "Generation":
         slots, num_choices = self._app.slots, len(self.choices)
@@ -83,6 +95,8 @@ class Generation:
             )
         if not slots.take(num_choices):
             raise TooManyRequests("too many choices at once")
+        if self._offered is not None:
+            self._hold = self._offered.move()
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
         for index in range(len(self.choices)):
@@ -98,6 +112,8 @@ class Generation:
         traceback: TracebackType | None,
     ) -> None:
         self._app.slots.give(len(self.choices))
+        if self._hold is not None:
+            self._hold.give_back()
         telemetry.RUNNING.dec()
         self._note()
         for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):

@@ -1,5 +1,6 @@
 """A chat's messages and options, as chat templates take them."""
 
+from collections.abc import Set
 from typing import Any
 
 from services.frontend.api.bodies import ChatBody, TokenizeBody
@@ -12,17 +13,30 @@ TEMPLATE_OWN = (
     "truncation",
 )  # fmt: skip
 
+NAME_CHARS_MAX = 64
 
-def template_options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+
+def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str, Any]:
     """What a chat template is told beside the messages.
 
+    Args:
+        names: what the model's template reads.
+
     Raises:
-        InvalidRequest: options that exclude each other, or that are no variables of a template.
+        InvalidRequest: options that exclude each other, or that the template does not read.
     """
     options = dict(body.chat_template_kwargs or {})
-    for name in options.keys() & set(TEMPLATE_OWN):
-        where = f"chat_template_kwargs.{name}"
-        raise InvalidRequest(f"{where}: not a template's variable", where, "unsupported_value")
+    known = sorted(name for name in names if not _is_own(name))
+    for name in options.keys() - known:
+        where = f"chat_template_kwargs.{name[:NAME_CHARS_MAX]}"
+        if _is_own(name):
+            raise InvalidRequest(f"{where}: not a template's variable", where, "unsupported_value")
+        reads = ", ".join(known) or "nothing beside the messages"
+        raise InvalidRequest(
+            f"{where}: the model's template does not read it; it reads {reads}",
+            where,
+            "unsupported_value",
+        )
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
@@ -31,6 +45,11 @@ def template_options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
         )
     begins = body.add_generation_prompt is not False and not continues
     return options | {"add_generation_prompt": begins, "continue_final_message": continues}
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is an argument of transformers' and no variable, whatever a template reads."""
+    return name in TEMPLATE_OWN or name.startswith("return_")
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -26,9 +26,10 @@ from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.rerank import rank
 from services.frontend.app import App
 from services.frontend.auth import Keyring
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.job_hub import Inquiry
-from services.frontend.request import Origin
+from services.frontend.request import Origin, check_shape
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
@@ -65,23 +66,33 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
     if not reply:
         log.warning("a request without reply subject")
         return
-    try:
-        fields = _fields(app, payload)
-        if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
-            await _send(app, reply, await _answer_job(app, payload, fields, request_id))
-            return
-        body, writer = await _prepare(app, keyring, payload, fields, request_id)
-        if not body.stream:
-            await _send(app, reply, await answer_whole(writer))
-            return
-        async with aclosing(stream_chunks(writer)) as batches:
-            async for chunks in batches:
-                for chunk in chunks:
-                    await _send(app, reply, chunk)
-    except SymphonyError as error:
-        telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
-        note(error=error.code)
-        await app.bus.publish_raw(reply, error_body(error))
+    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+        try:
+            await _answer_body(app, keyring, payload, reply, request_id, hold)
+        except SymphonyError as error:
+            telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
+            note(error=error.code)
+            await app.bus.publish_raw(reply, error_body(error))
+
+
+async def _answer_body(
+    app: App, keyring: Keyring, payload: bytes, reply: str, request_id: str, hold: Hold
+) -> None:
+    hold.grow_to(len(payload))
+    await check_shape(payload, app.config.body_values_max)
+    fields = _fields(app, payload)
+    if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
+        await _send(app, reply, await _answer_job(app, payload, fields, request_id))
+        return
+    body, writer = await _prepare(app, keyring, payload, fields, request_id)
+    writer.generation.keep(hold)
+    if not body.stream:
+        await _send(app, reply, await answer_whole(writer))
+        return
+    async with aclosing(stream_chunks(writer)) as batches:
+        async for chunks in batches:
+            for chunk in chunks:
+                await _send(app, reply, chunk)
 
 
 async def _send(app: App, reply: str, answer: bytes) -> None:

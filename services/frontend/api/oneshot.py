@@ -22,7 +22,7 @@ from services.frontend.api.oneshot_texts import text_jobs
 from services.frontend.api.vectors import Values
 from services.frontend.app import app_of
 from services.frontend.core.job_events import NewJob, NewRequest
-from services.frontend.core.room import Hold
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.job_hub import Inquiry
 from services.frontend.models import OneshotModel
 from services.frontend.request import SLO_HEADER, read_body, request_id_of, slo_ms, watched
@@ -31,7 +31,6 @@ from shared.ids import new_id, shard_of
 
 SLO_HEADERS = (target_header(SLO_HEADER, "Target for the whole answer, milliseconds"),)
 
-FREE_BODY_BYTES = 64 * 1024  # a body with more takes room among the inputs
 Body = TypeVar("Body", bound=OneshotBody)
 
 

@@ -30,7 +30,7 @@ Size = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 Input = Annotated[Any, WithJsonSchema(any_of(TEXTS_OR_TOKENS, IMAGE, array(IMAGE, 1)))]
 Types = Annotated[
     list[str],
-    Field(min_length=1),
+    Field(min_length=1, fail_fast=True),
     WithJsonSchema(array({"enum": ["float", "base64"]}, 1)),
 ]
 Strings = Annotated[Any, WithJsonSchema(nullable(STRINGS))]
@@ -81,7 +81,7 @@ class CohereEmbedBody(OneshotBody):
     """``POST /v2/embed``, Cohere's."""
 
     endpoint: ClassVar[Endpoint] = "v2/embed"
-    texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
     input_type: Any = None
     embedding_types: Types | None = None
     truncate: Any = None

@@ -25,7 +25,6 @@ CHUNK_INPUTS = 64  # tokenized at once
 CHUNK_CHARS_MAX = 200_000  # of them, about 50 ms of tokenizing, unless one alone has more
 INPUT_CHARS = 50  # of text that cost about as much as an input's overhead
 TOKENS_MAX = 131_072  # of one input, if its model names no limit
-CHARS_PER_TOKEN_MAX = 100  # a text with more is not tokenized only to learn how long it is
 
 Made = TypeVar("Made")
 
@@ -152,14 +151,15 @@ def _texts(preparation: Preparation, model: OneshotModel, inputs: Inputs) -> _Te
         field = inputs.names[0].partition("[")[0]
         raise InvalidRequest(f"{field}: this model takes images", field)
     limit, cut = _limits(model, inputs)
+    chars_per_token = tokenizer.chars_per_token_max
     for query, name in zip(inputs.queries, inputs.query_names, strict=True):
-        _check_chars(query, name, limit, is_query=True)
+        _check_chars(query, name, limit, chars_per_token, is_query=True)
     texts = inputs.texts
     if (longest := cut.longest) is not None:
         # Only what can be kept is worth tokenizing.
-        texts = [cut.side_of(text, longest * CHARS_PER_TOKEN_MAX) for text in texts]
+        texts = [cut.side_of(text, longest * chars_per_token) for text in texts]
     for text, name in zip(texts, inputs.names, strict=True):
-        _check_chars(text, name, limit)
+        _check_chars(text, name, limit, chars_per_token)
     return _Texts(
         ask=preparation.ask, model=model, tokenizer=tokenizer, given=inputs, texts=texts,
         limit=limit, cut=cut,
@@ -179,8 +179,11 @@ def _limits(model: OneshotModel, inputs: Inputs) -> tuple[int, Cut]:
     return limit, Cut(cut_to, inputs.document_tokens_max, inputs.keep_end)
 
 
-def _check_chars(text: Text, where: str, limit: int, *, is_query: bool = False) -> None:
-    if len(text) > limit * CHARS_PER_TOKEN_MAX:
+def _check_chars(
+    text: Text, where: str, limit: int, chars_per_token: int, *, is_query: bool = False
+) -> None:
+    """A text with more characters is not tokenized only to learn how long it is."""
+    if len(text) > limit * chars_per_token:
         raise _too_long(f"{len(text)} characters", where, limit, is_query)
 
 

@@ -2,7 +2,7 @@
 
 from services.frontend.api.bodies import Generate, session_of, stop_strings
 from services.frontend.api.generation import Generation, Plan
-from services.frontend.api.prompts import Owner, TokenizedPrompt, given_tokens
+from services.frontend.api.prompts import Owner, TokenizedPrompt, fitting, given_tokens
 from services.frontend.api.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
@@ -35,7 +35,7 @@ def text_rules(body: Generate, *, discard: bool = False) -> TextRules:
     )
 
 
-def generation_of(
+async def generation_of(
     app: App,
     model: ServedModel,
     body: Generate,
@@ -56,7 +56,7 @@ def generation_of(
         InvalidRequest: it does not fit the model, or a token id is outside the vocabulary.
     """
     owner, wanted = owner_of(body, origin), asked != 0
-    prompts = [cut(model, owner, body, prompt, max(asked or 1, 1)) for prompt in prompts]
+    prompts = [await cut(model, owner, body, prompt, max(asked or 1, 1)) for prompt in prompts]
     max_model_len = model.card.max_model_len
     lengths = [
         max_new_tokens(
@@ -87,7 +87,17 @@ def generation_of(
     return Generation(app, plan)
 
 
-def cut(
+def fitting_text(model: ServedModel, body: Generate, text: str, asked: int | None) -> str:
+    """As much of a prompt's text as can matter: see `cut` and `fitting`.
+
+    Raises:
+        InvalidRequest: it is too long, or nothing would be left.
+    """
+    keep = _num_kept(model, body, max(asked or 1, 1))
+    return fitting(model, text, keep=keep, keep_start=body.truncation_side == "right")
+
+
+async def cut(
     model: ServedModel, owner: Owner, body: Generate, prompt: TokenizedPrompt, num_new: int
 ) -> TokenizedPrompt:
     """A prompt shortened to what `truncate_prompt_tokens` leaves of it: its end, as a rule.
@@ -98,9 +108,19 @@ def cut(
     Raises:
         InvalidRequest: nothing would be left.
     """
+    keep = _num_kept(model, body, num_new)
+    tokens = prompt.tokens
+    if keep is None or len(tokens) <= keep:
+        return prompt
+    left = tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
+    return await given_tokens(model, owner, left, num_turns=prompt.num_turns, text="")
+
+
+def _num_kept(model: ServedModel, body: Generate, num_new: int) -> int | None:
+    """Tokens that are kept of a prompt; None: all."""
     keep = body.truncate_prompt_tokens
     if keep is None:
-        return prompt
+        return None
     if keep == -1:
         keep = model.card.max_model_len - num_new
     if keep < 1:
@@ -108,8 +128,4 @@ def cut(
             f"truncate_prompt_tokens: {body.truncate_prompt_tokens} leaves nothing of the prompt",
             "truncate_prompt_tokens",
         )
-    tokens = prompt.tokens
-    if len(tokens) <= keep:
-        return prompt
-    left = tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
-    return given_tokens(model, owner, left, num_turns=prompt.num_turns, text="")
+    return keep

@@ -1,16 +1,20 @@
 """Prompts: from text to tokens, extending a known session's instead of starting over."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from services.frontend import telemetry
 from services.frontend.app import App
-from services.frontend.core.reuse import extend_keys, unseen_text
+from services.frontend.core.reuse import unseen_text
 from services.frontend.models import ServedModel
+from services.frontend.rendering.texts import keys_of
 from shared.blocks import BlockKey, pack_keys, root_key, unpack_keys
-from shared.errors import MalformedMessage
+from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import SessionId, TenantId
 from shared.messages import pack_ints, unpack_ints
 from shared.sessions import SessionRecord
+
+CUT_MARGIN_TOKENS = 64  # beside a cut, words are cut into other tokens than within the whole text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,22 @@ class TokenizedPrompt:
 
 
 async def tokenize_text(
-    app: App, model: ServedModel, owner: Owner, text: str, *, special: bool
+    app: App, model: ServedModel, owner: Owner, text: str, *, special: bool, is_cut: bool
 ) -> TokenizedPrompt:
-    """Tokens of a prompt: a session's stored ones and what is new, or all anew."""
+    """Tokens of a prompt: a session's stored ones and what is new, or all anew.
+
+    Args:
+        is_cut: it will be cut if it is too long.
+
+    Raises:
+        InvalidRequest: it takes too long, or has more tokens than the model takes.
+        NoCapacity: too many long texts are under way.
+    """
+    encode = partial(
+        app.texts.encode, model.tokenizer, tokens_max=None if is_cut else model.card.max_model_len
+    )
     if owner.session_id is None:
-        tokens = await model.tokenizer.encode(text, special=special)
+        tokens = await encode(text, special=special)
         return TokenizedPrompt(text=text, tokens=tokens, keys=[])
     record = await app.sessions.get(owner.tenant, owner.session_id)
     num_turns = record.num_turns if record is not None else 0
@@ -49,36 +64,53 @@ async def tokenize_text(
     telemetry.SESSIONS_REUSED.labels("false" if stored is None else "true").inc()
     known: list[BlockKey] = []
     if stored is None:
-        tokens = await model.tokenizer.encode(text, special=special)
+        tokens = await encode(text, special=special)
     else:
         tokens, known, rest = stored
-        tokens += await model.tokenizer.encode(rest, special=False) if rest else []
-    keys = extend_keys(_root(model, owner), known, tokens, model.card.block_tokens)
+        tokens += await encode(rest, special=False) if rest else []
+    keys = await keys_of(_root(model, owner), known, tokens, model.card.block_tokens)
     return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
 
 
-def given_tokens(
-    model: ServedModel,
-    owner: Owner,
-    tokens: list[int],
-    *,
-    text: str | None = None,
-    num_turns: int = 0,
+def fitting(
+    model: ServedModel, text: str, *, keep: int | None = None, keep_start: bool = False
+) -> str:
+    """A text that may fit the model as far as its length tells, before it is tokenized.
+
+    Args:
+        keep: tokens that will be kept of it; None: all. More than they can have is cut off.
+        keep_start: what is cut off is the end.
+
+    Raises:
+        InvalidRequest: it is too long whatever its tokens are.
+    """
+    card, chars_per_token = model.card, model.tokenizer.chars_per_token_max
+    if keep is not None:
+        num_chars = (keep + CUT_MARGIN_TOKENS) * chars_per_token
+        return text[:num_chars] if keep_start else text[-num_chars:]
+    if len(text) <= card.max_model_len * chars_per_token:
+        return text
+    raise InvalidRequest(
+        f"This model's maximum context length is {card.max_model_len} tokens. However, the prompt "
+        f"has {len(text)} characters, and no token has more than {chars_per_token}.",
+        "messages",
+        code="context_length_exceeded",
+    )
+
+
+async def given_tokens(
+    model: ServedModel, owner: Owner, tokens: list[int], *, text: str, num_turns: int = 0
 ) -> TokenizedPrompt:
     """A prompt of which the tokens are known.
 
     Args:
-        text: as the session's record is to keep it; None: the tokens' own. An empty one is never
-            extended: the next turn is tokenized from its beginning.
+        text: as the session's record is to keep it. An empty one is never extended: the next turn
+            is tokenized from its beginning.
     """
     if owner.session_id is None:
         return TokenizedPrompt(text="", tokens=tokens, keys=[])
-    return TokenizedPrompt(
-        text=model.tokenizer.decode_all(tokens) if text is None else text,
-        tokens=tokens,
-        keys=extend_keys(_root(model, owner), [], tokens, model.card.block_tokens),
-        num_turns=num_turns,
-    )
+    keys = await keys_of(_root(model, owner), [], tokens, model.card.block_tokens)
+    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
 
 
 async def remember(
@@ -91,7 +123,7 @@ async def remember(
     """Store what the session's next turn can build on."""
     assert owner.session_id is not None
     tokens = prompt.tokens + reply[0]
-    keys = extend_keys(_root(model, owner), prompt.keys, tokens, model.card.block_tokens)
+    keys = await keys_of(_root(model, owner), prompt.keys, tokens, model.card.block_tokens)
     now_s = app.clock.wall_ns() / 1e9
     await app.sessions.put(
         SessionRecord(

@@ -5,7 +5,6 @@ import secrets
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults, SamplingParams
-from shared.sampling import TOKEN_IDS_MAX
 
 SEEDS = 2**63
 ID_DIGITS_MAX = 12
@@ -93,8 +92,6 @@ def _check_ids(name: str, tokens: list[int] | None, vocab_size: int) -> None:
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> list[tuple[int, float]]:
-    if len(biases) > TOKEN_IDS_MAX:
-        raise InvalidRequest(f"logit_bias: more than {TOKEN_IDS_MAX} entries", "logit_bias")
     pairs: dict[int, float] = {}
     for key, bias in biases.items():
         token = _token_id(key, vocab_size)

@@ -1,16 +1,21 @@
 """``POST /tokenize`` and ``POST /detokenize``."""
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.answers import Json
-from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse
+from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse, token_list
 from services.frontend.api.documents import takes
 from services.frontend.api.messages import chat_messages, template_options
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.app import App, app_of
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel
 from services.frontend.request import read_body
 from shared.errors import InvalidRequest, NoCapacity
+
+NAMES_AT_ONCE = 16_384  # about 5 ms
 
 router = APIRouter(tags=["tokens"])
 
@@ -18,20 +23,31 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize", openapi_extra=takes(TokenizeBody), responses=answers(TOKENIZED))
 async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
-    body = parse(TokenizeBody, await read_body(request))
-    model = _model(app_of(request), body.model)
+    app = app_of(request)
+    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+        body = parse(TokenizeBody, await read_body(request, hold.grow_to))
+        return await _tokenized(app, body)
+
+
+async def _tokenized(app: App, body: TokenizeBody) -> Response:
+    model = _model(app, body.model)
+    tokenizer = model.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.messages is not None:
-        text = model.tokenizer.render(chat_messages(body.messages), template_options(body))
+        options = template_options(body, tokenizer.template_names)
+        text = await app.texts.render(tokenizer, chat_messages(body.messages), options)
         special = bool(body.add_special_tokens)
     else:
         text = body.prompt or ""
         special = body.add_special_tokens is not False
-    tokens = await model.tokenizer.encode(text, special=special)
-    names = None
-    if body.return_token_strs:
-        names = [model.tokenizer.token_name(token) for token in tokens]
+    tokens_max = app.config.body_values_max  # an answer is as large as a body may be
+    tokens = await app.texts.encode(tokenizer, text, special=special, tokens_max=tokens_max)
+    names: list[str] | None = [] if body.return_token_strs else None
+    if names is not None:
+        for start in range(0, len(tokens), NAMES_AT_ONCE):
+            names += map(tokenizer.token_name, tokens[start : start + NAMES_AT_ONCE])
+            await asyncio.sleep(0)
     return Json(
         {
             "count": len(tokens),
@@ -45,12 +61,15 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize", openapi_extra=takes(DetokenizeBody), responses=answers(DETOKENIZED))
 async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
-    body = parse(DetokenizeBody, await read_body(request))
-    model = _model(app_of(request), body.model)
-    vocab_size = model.tokenizer.vocab_size
-    if any(token >= vocab_size for token in body.tokens):
-        raise InvalidRequest(f"tokens: one is outside the vocabulary of {vocab_size}", "tokens")
-    return Json({"prompt": model.tokenizer.decode_all(body.tokens)})
+    app = app_of(request)
+    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+        body = parse(DetokenizeBody, await read_body(request, hold.grow_to))
+        model = _model(app, body.model)
+        vocab_size = model.tokenizer.vocab_size
+        tokens = token_list(body.tokens)
+        if tokens is None or max(tokens, default=0) >= vocab_size:
+            raise InvalidRequest(f"tokens: give a list of numbers below {vocab_size}", "tokens")
+        return Json({"prompt": await app.texts.decode_all(model.tokenizer, tokens)})
 
 
 def _model(app: App, model_id: str | None) -> ServedModel:

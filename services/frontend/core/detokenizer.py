@@ -162,3 +162,14 @@ class Detokenizer:
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
         return 0
+
+
+def text_and_starts(decode: Decode, tokens: Sequence[int]) -> tuple[str, list[int]]:
+    """All of a text at once, and where in it each token's text starts.
+
+    >>> text_and_starts(lambda tokens: "".join(map(chr, tokens)), [97, 98])
+    ('ab', [0, 1])
+    """
+    whole = Detokenizer(decode)
+    text = whole.feed(tokens) + whole.finish()
+    return text, whole.starts

@@ -1,8 +1,10 @@
-"""How much input of one-shot models one frontend holds at once, as it comes and as it goes out."""
+"""How much input one frontend holds at once: large bodies, and what goes out to one-shot models."""
 
 from dataclasses import dataclass
 
 from shared.errors import NoCapacity
+
+FREE_BODY_BYTES = 64 * 1024  # a body with more takes room
 
 
 @dataclass(slots=True)
@@ -51,7 +53,18 @@ class Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Nothing of the body is kept any more."""
         self._room.give(0, self._num_bytes)
+        self._num_bytes = 0
+
+    def move(self) -> "Hold":
+        """What is taken, from now on held by another, which somebody has to end."""
+        other = Hold(self._room, self._free_bytes)
+        other._num_bytes, self._num_bytes = self._num_bytes, 0
+        return other
 
     def grow_to(self, num_bytes: int) -> None:
         """So much of the body has come.

@@ -167,18 +167,24 @@ def test_allowed_tokens_are_checked_whole() -> None:
 
 
 def test_what_a_template_is_told() -> None:
-    assert template_options(chat())["add_generation_prompt"] is True
-    assert template_options(chat(chat_template_kwargs={"x": 1}))["x"] == 1
-    options = template_options(chat(continue_final_message=True))
+    reads = frozenset({"x", "documents", "return_x"})
+    assert template_options(chat(), reads)["add_generation_prompt"] is True
+    assert template_options(chat(chat_template_kwargs={"x": 1}), reads)["x"] == 1
+    options = template_options(chat(continue_final_message=True), reads)
     assert options == {"add_generation_prompt": False, "continue_final_message": True}
     for fields, param in (
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs.tools"),
+        ({"chat_template_kwargs": {"documents": [{}]}}, "chat_template_kwargs.documents"),
+        ({"chat_template_kwargs": {"return_x": 1}}, "chat_template_kwargs.return_x"),
+        ({"chat_template_kwargs": {"y" * 99: 1}}, "chat_template_kwargs." + "y" * 64),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            template_options(chat(**fields))
+            template_options(chat(**fields), reads)
         assert caught.value.param == param
+    with pytest.raises(InvalidRequest, match=r"it reads x$"):
+        template_options(chat(chat_template_kwargs={"y": 1}), reads)
 
 
 def test_what_a_template_cannot_be_told_is_all_of_its_callers() -> None:

@@ -10,6 +10,7 @@ import pytest
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.core.room import Room
 from services.frontend.edge import make_api
 
 
@@ -21,9 +22,9 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an application whose models cannot be listed."""
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
-    app = App(
-        FrontendConfig(), nothing, nothing, cast(Any, parts), nothing, nothing, nothing, nothing
-    )
+    jobs = cast(Any, SimpleNamespace(room=Room(0, 0)))
+    rest = [nothing, nothing, jobs, nothing, nothing]
+    app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))

@@ -1,5 +1,6 @@
 """Prompts that are cut: the tokens that are served are those that keys and records speak of."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ PROMPT = TokenizedPrompt(text="t", tokens=list(range(30)), keys=KEYS, num_turns=
 
 def cut_to(num_new: int = 5, **fields: Any) -> TokenizedPrompt:
     body = parse(CompletionBody, orjson.dumps({"model": "m", "prompt": "x", **fields}))
-    return cut(MODEL, OWNER, body, PROMPT, num_new)
+    return asyncio.run(cut(MODEL, OWNER, body, PROMPT, num_new))
 
 
 def test_the_end_is_kept_unless_the_side_is_named() -> None:

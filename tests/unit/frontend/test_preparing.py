@@ -40,6 +40,7 @@ class Words(ModelTokenizer):
 
     def __init__(self, on_call: Callable[[], None] = lambda: None) -> None:
         self.vocab_size = 10
+        self.chars_per_token_max = 100
         self.threads: list[threading.Thread] = []
         self._on_call = on_call
 

@@ -19,3 +19,15 @@ def test_a_hold_grows_and_ends() -> None:
             assert room.num_bytes == 100
         assert room.num_bytes == 60
     assert room.num_bytes == 0
+
+
+def test_a_hold_is_given_back_once_or_moved() -> None:
+    room = Room(0, 100)
+    with Hold(room, free_bytes=10) as hold:
+        hold.grow_to(60)
+        other = hold.move()
+        assert room.num_bytes == 60
+    assert room.num_bytes == 60, "it is the other's"
+    other.give_back()
+    other.give_back()
+    assert room.num_bytes == 0

@@ -1,0 +1,195 @@
+"""Who of a few processes does which piece of work, and what becomes of work that does not end.
+
+A child does one piece at a time. Work that a child does not end within the limit is over, and so is
+the child: nothing else stops what it runs. Work whose child died for another reason is given to
+another one once.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+Why = Literal["full", "lost", "too_long"]
+State = Literal["absent", "starting", "idle", "busy", "ending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewLimits:
+    """Attributes:
+    num_children: processes at most.
+    work_ns: how long a child works on one piece of work.
+    waiting_max: pieces of work that wait for a child; more are refused.
+    wait_ns: how long one waits, while children start too.
+    start_ns: how long a child may take to start, or to load what its work needs.
+    """
+
+    num_children: int
+    work_ns: int
+    waiting_max: int = 256
+    wait_ns: int = 60_000_000_000
+    start_ns: int = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin a process."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process; `Crew.on_ended` is to be told."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Hand a piece of work to a child."""
+
+    child: int
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """A piece of work is over without a result.
+
+    Attributes:
+        why: `full`: no child was free in time; `lost`: children died of it, or none can be started;
+            `too_long`: it did not end within the limit.
+    """
+
+    work: int
+    why: Why
+
+
+Effect = Start | Kill | Give | Fail
+
+
+@dataclass(slots=True)
+class _Work:
+    number: int
+    until_ns: int
+    is_second_try: bool = False
+
+
+@dataclass(slots=True)
+class _Child:
+    state: State = "absent"
+    work: _Work | None = None
+    until_ns: int = 0
+    has_begun: bool = False
+
+
+class Crew:
+    """The children and the work. Children are numbered from 0, work as its giver likes."""
+
+    def __init__(self, limits: CrewLimits) -> None:
+        self._limits = limits
+        self._children = [_Child() for _ in range(limits.num_children)]
+        self._waiting: deque[_Work] = deque()
+
+    def on_work(self, work: int, now_ns: int) -> list[Effect]:
+        """Somebody wants this done."""
+        if len(self._waiting) >= self._limits.waiting_max:
+            return [Fail(work, "full")]
+        self._waiting.append(_Work(work, now_ns + self._limits.wait_ns))
+        return self._serve(now_ns)
+
+    def on_abandoned(self, work: int) -> None:
+        """Nobody wants it any more. What a child has begun it ends."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.number != work)
+        for child in self._children:
+            if child.work is not None and child.work.number == work:
+                child.work.is_second_try = True  # it need not be given to another one
+
+    def on_ready(self, child: int, now_ns: int) -> list[Effect]:
+        """A child has started."""
+        if self._children[child].state != "starting":
+            return []  # it took too long: its end is to come
+        self._children[child].state = "idle"
+        return self._serve(now_ns)
+
+    def work_of(self, child: int) -> int | None:
+        """What a child works on, if it does."""
+        work = self._children[child].work
+        return None if work is None else work.number
+
+    def on_begun(self, child: int, now_ns: int) -> None:
+        """A child has all that it needs for its work and works."""
+        busy = self._children[child]
+        busy.has_begun = True
+        busy.until_ns = now_ns + self._limits.work_ns
+
+    def on_done(self, child: int, now_ns: int) -> list[Effect]:
+        """A child is through with its work."""
+        if self._children[child].state != "busy":
+            return []
+        self._children[child] = _Child("idle")
+        return self._serve(now_ns)
+
+    def on_ended(self, child: int, now_ns: int) -> list[Effect]:
+        """A child's process is no more."""
+        ended, self._children[child] = self._children[child], _Child()
+        effects: list[Effect] = []
+        if ended.work is not None and ended.work.is_second_try:
+            effects.append(Fail(ended.work.number, "lost"))
+        elif ended.work is not None:
+            ended.work.is_second_try = True
+            ended.work.until_ns = now_ns + self._limits.wait_ns
+            self._waiting.appendleft(ended.work)
+        elif ended.state == "starting":
+            effects += self._fail_unless_served()
+        elif ended.state == "ending" and ended.has_begun:  # the next long text need not wait for it
+            effects.append(self._start(child, now_ns))
+        return effects + self._serve(now_ns)
+
+    def on_tick(self, now_ns: int) -> list[Effect]:
+        """Look after what takes too long."""
+        effects: list[Effect] = []
+        for number, child in enumerate(self._children):
+            if child.state not in {"starting", "busy"} or child.until_ns > now_ns:
+                continue
+            if child.work is not None:
+                effects.append(Fail(child.work.number, "too_long" if child.has_begun else "lost"))
+            self._children[number] = _Child("ending", has_begun=child.has_begun)
+            effects.append(Kill(number))
+            if child.state == "starting":
+                effects += self._fail_unless_served()
+        late = [work for work in self._waiting if work.until_ns <= now_ns]
+        self._waiting = deque(work for work in self._waiting if work.until_ns > now_ns)
+        return effects + [Fail(work.number, "full") for work in late]
+
+    def next_at_ns(self) -> int | None:
+        """When `on_tick` has something to do; None: not before something else happens."""
+        running = [c.until_ns for c in self._children if c.state in {"starting", "busy"}]
+        return min([*running, *(work.until_ns for work in self._waiting)], default=None)
+
+    def _serve(self, now_ns: int) -> list[Effect]:
+        """Give waiting work to idle children, and begin as many more as the rest needs."""
+        effects: list[Effect] = []
+        for number, child in enumerate(self._children):
+            if self._waiting and child.state == "idle":
+                work = self._waiting.popleft()
+                until_ns = now_ns + self._limits.start_ns
+                self._children[number] = _Child("busy", work, until_ns)
+                effects.append(Give(number, work.number))
+        num_starting = sum(child.state == "starting" for child in self._children)
+        for number, child in enumerate(self._children):
+            if child.state == "absent" and num_starting < len(self._waiting):
+                effects.append(self._start(number, now_ns))
+                num_starting += 1
+        return effects
+
+    def _start(self, child: int, now_ns: int) -> Start:
+        self._children[child] = _Child("starting", until_ns=now_ns + self._limits.start_ns)
+        return Start(child)
+
+    def _fail_unless_served(self) -> list[Effect]:
+        """A start failed: what waits need not wait for one more unless another child lives."""
+        if any(child.state in {"starting", "idle", "busy"} for child in self._children):
+            return []
+        waiting, self._waiting = self._waiting, deque()
+        return [Fail(work.number, "lost") for work in waiting]

@@ -1,0 +1,1 @@
+"""Long texts, rendered and tokenized by processes of their own."""

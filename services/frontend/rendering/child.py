@@ -1,0 +1,110 @@
+"""``python -m services.frontend.rendering.child PARENT_PID``: render, tokenize and detokenize what
+comes over stdin, one piece after another, until it is killed or its parent ends.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from services.frontend.light import without_torch
+from services.frontend.rendering import frames
+from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
+from shared.errors import InvalidRequest
+
+PR_SET_PDEATHSIG = 1
+TOKENIZERS_MAX = 16  # kept loaded
+WORK_BYTES_MAX = 4 * 1024**3  # of memory, beside what the start took
+
+
+def main(parent: int) -> None:
+    """Work until stdin ends."""
+    _die_with(parent)
+    # Whatever a library prints goes to the log, not between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    tasks = os.fdopen(0, "rb")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    without_torch()
+    import_library()
+    _limit_memory()
+    _send(answers, frames.READY)
+    tokenizers: dict[str, ModelTokenizer] = {}
+    while head := tasks.read(frames.LENGTH.size):
+        task = frames.unpack_task(tasks.read(frames.LENGTH.unpack(head)[0]))
+        try:
+            tokenizer = _tokenizer(tokenizers, task)
+        except LOAD_ERRORS as error:
+            _send(answers, frames.UNLOADED, str(error).encode())
+            continue
+        _send(answers, frames.BEGUN)
+        try:
+            kind, data = OPERATIONS[task.operation](tokenizer, *task.arguments)
+        except InvalidRequest as error:
+            kind, data = frames.REFUSED, error.message.encode(errors="replace")
+        _send(answers, kind, data)
+
+
+def _render(tokenizer: ModelTokenizer, *arguments: Any) -> tuple[bytes, bytes]:
+    return frames.TEXT, tokenizer.render(*arguments).encode()
+
+
+def _encode(
+    tokenizer: ModelTokenizer, text: str, special: bool, tokens_max: int | None
+) -> tuple[bytes, bytes]:
+    tokens = tokenizer.encode(text, special=special)
+    if tokens_max is not None and len(tokens) > tokens_max:
+        return frames.COUNT, frames.LENGTH.pack(len(tokens))
+    return frames.TOKENS, frames.pack_tokens(tokens)
+
+
+def _decode(tokenizer: ModelTokenizer, tokens: bytes) -> tuple[bytes, bytes]:
+    return frames.TEXT, tokenizer.decode_all(frames.unpack_tokens(tokens)).encode()
+
+
+def _echo(tokenizer: ModelTokenizer, tokens: bytes) -> tuple[bytes, bytes]:
+    return frames.ECHO, frames.pack_echo(*tokenizer.echo(frames.unpack_tokens(tokens)))
+
+
+OPERATIONS: dict[frames.Operation, Callable[..., tuple[bytes, bytes]]] = {
+    "render": _render,
+    "encode": _encode,
+    "decode": _decode,
+    "echo": _echo,
+}
+
+
+def _tokenizer(loaded: dict[str, ModelTokenizer], task: frames.Task) -> ModelTokenizer:
+    if task.tokenizer not in loaded:
+        loaded[task.tokenizer] = load_tokenizer(task.source)
+        if len(loaded) > TOKENIZERS_MAX:
+            del loaded[next(iter(loaded))]  # the oldest
+    return loaded[task.tokenizer]
+
+
+def _send(answers: BinaryIO, kind: bytes, data: bytes = b"") -> None:
+    answers.write(frames.pack_answer(kind, data))
+    answers.flush()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, in the middle of work too."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    limit = mapped + WORK_BYTES_MAX
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""Texts to tokens and back: short ones here and now, long ones by a process of their own.
+
+What is done here holds up every other request, so it must be short whatever a stranger sends.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.core.reuse import extend_keys
+from services.frontend.rendering import frames
+from services.frontend.rendering.pool import Pool
+from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
+from shared.blocks import BlockKey
+from shared.errors import InvalidRequest
+
+INLINE_MESSAGES_MAX = 64
+INLINE_TOKENS_MAX = 32_768  # decoded at once in about 2 ms
+INLINE_ECHO_MAX = 2048  # decoded one by one in about 3 ms
+SLICE_TOKENS = 131_072  # whose keys take about 5 ms
+
+
+class TooManyTokens(InvalidRequest):
+    """A text has more tokens than are of use."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num: int, num_max: int) -> None:
+        super().__init__(f"the prompt has {num} tokens; at most {num_max} are taken", "prompt")
+
+
+class Texts:
+    """What `ModelTokenizer` does, for texts of any length."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def render(
+        self, tokenizer: ModelTokenizer, messages: list[dict[str, Any]], options: dict[str, Any]
+    ) -> str:
+        """A chat as the model's own template writes it.
+
+        Raises:
+            InvalidRequest: there is no template, it refuses these messages, or takes too long.
+            NoCapacity: too many long texts are under way.
+        """
+        if is_short(messages, options):
+            return tokenizer.render(messages, options)
+        return (await self._run(tokenizer, "render", messages, options))[1].decode()
+
+    async def encode(
+        self, tokenizer: ModelTokenizer, text: str, *, special: bool, tokens_max: int | None = None
+    ) -> list[int]:
+        """Tokens of a text.
+
+        Args:
+            tokens_max: more of a long text are not fetched from who tokenized it.
+
+        Raises:
+            TooManyTokens: a long text has more.
+            InvalidRequest, NoCapacity: as `render`.
+        """
+        if len(text) <= INLINE_CHARS_MAX:
+            return tokenizer.encode(text, special=special)
+        kind, data = await self._run(tokenizer, "encode", text, special, tokens_max)
+        if kind == frames.COUNT:
+            assert tokens_max is not None
+            raise TooManyTokens(frames.LENGTH.unpack(data)[0], tokens_max)
+        return frames.unpack_tokens(data)
+
+    async def decode_all(self, tokenizer: ModelTokenizer, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones included. Raises: as `render`."""
+        if len(tokens) <= INLINE_TOKENS_MAX:
+            return tokenizer.decode_all(tokens)
+        return (await self._run(tokenizer, "decode", frames.pack_tokens(tokens)))[1].decode()
+
+    async def echo(self, tokenizer: ModelTokenizer, tokens: Sequence[int]) -> tuple[str, list[int]]:
+        """Text of a prompt, and where in it each token's text starts. Raises: as `render`."""
+        if len(tokens) <= INLINE_ECHO_MAX:
+            return tokenizer.echo(tokens)
+        _, data = await self._run(tokenizer, "echo", frames.pack_tokens(tokens))
+        return frames.unpack_echo(data)
+
+    async def _run(
+        self, tokenizer: ModelTokenizer, operation: frames.Operation, *arguments: Any
+    ) -> tuple[bytes, bytes]:
+        task = frames.Task(tokenizer.name, tokenizer.source, operation, arguments)
+        kind, data = await self._pool.run(task)
+        if kind == frames.REFUSED:
+            raise InvalidRequest(data.decode(), "messages" if operation == "render" else None)
+        return kind, data
+
+
+def is_short(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> bool:
+    """Whether a chat is rendered in no time. What a client tells the template beside the messages
+    may be a number that it counts to; yes, no and nothing can only choose.
+
+    >>> is_short([{"content": "hi"}], {"x": True}), is_short([{"content": "hi"}], {"x": 9})
+    (True, False)
+    """
+    if len(messages) > INLINE_MESSAGES_MAX:
+        return False
+    if any(value is not None and not isinstance(value, bool) for value in options.values()):
+        return False
+    num_chars = sum(len(m["content"]) + len(m.get("name", "")) for m in messages)
+    return num_chars <= INLINE_CHARS_MAX
+
+
+async def keys_of(
+    root: BlockKey, known: Sequence[BlockKey], tokens: list[int], block_tokens: int
+) -> list[BlockKey]:
+    """`extend_keys`, with pauses in which others have their turn."""
+    keys = list(known)
+    start = len(keys) * block_tokens
+    for end in range(start + SLICE_TOKENS, len(tokens), SLICE_TOKENS):
+        keys = extend_keys(root, keys, tokens[:end], block_tokens)
+        await asyncio.sleep(0)
+    return extend_keys(root, keys, tokens, block_tokens)
