@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.kvstore import service
-from services.kvstore.core import KvCore, Limits, Renew
+from services.kvstore.core import Effect, KvCore, Limits, Renew
 from services.worker import kv_client
 from services.worker.engine.executor import ModelInfo
 from services.worker.kv_client import KvClient
@@ -122,9 +122,9 @@ def test_a_client_renews_what_it_holds(place: Place, monkeypatch: pytest.MonkeyP
     renewed: list[list[int]] = []
     on_renew = KvCore.on_renew
 
-    def noted(self: KvCore, event: Renew, now_ns: int) -> None:
-        on_renew(self, event, now_ns)
+    def noted(self: KvCore, event: Renew, now_ns: int) -> list[Effect]:
         renewed.append(event.tickets)
+        return on_renew(self, event, now_ns)
 
     monkeypatch.setattr(KvCore, "on_renew", noted)
 
