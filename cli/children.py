@@ -35,8 +35,10 @@ def start_child(
     log_path: Path,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    is_piped: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start `command` with its output in `log_path`. The kernel kills it when this process dies.
+    If `is_piped`, its standard output comes through a pipe instead.
 
     Must be called from the main thread: the kernel's watch is on the thread that forked.
     """
@@ -53,8 +55,8 @@ def start_child(
         return subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE if is_piped else log,
+            stderr=log,
             env=None if env is None else dict(env),
             cwd=cwd,
             # Safe here: one thread, and the function only makes two system calls.

@@ -54,5 +54,6 @@ def assess(run: RunState, states: Mapping[str, str], snapshot: Snapshot | None) 
         if state in ("ready", "running") or (name == "redis" and snapshot.redis_trouble):
             continue
         kind = name.partition("-")[0]
-        reasons.append(f"{name} is {state}: {WITHOUT[kind]}")
+        how = "does not answer" if state == "silent" else f"is {state}"
+        reasons.append(f"{name} {how}: {WITHOUT[kind]}")
     return Condition("degraded" if reasons else "ready", reasons)

@@ -8,6 +8,11 @@ from shared.config import ServiceConfig
 class LauncherConfig(ServiceConfig):
     """Attributes:
     log_bytes_max: a log larger than this is put aside and begun anew; 0: none ever is.
+    status_interval_s: how often every process of the house is asked how it is.
+    stuck_after_s: a process that has not answered for so long is killed and started again; 0: none
+        ever is.
     """
 
     log_bytes_max: int = Field(default=64 * 1024**2, ge=0)
+    status_interval_s: float = Field(default=2.0, ge=0.05, le=60.0)
+    stuck_after_s: float = Field(default=15.0, ge=0.0, le=3600.0)

@@ -13,7 +13,8 @@ def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
     states = snapshot.states if snapshot else {}
     failing = dict.fromkeys(run.failing, "failing")
     return failing | {
-        child.name: _process_state(child.name, child.pid, states) for child in run.services
+        child.name: _process_state(child.name, child.pid, states, child.name in run.silent)
+        for child in run.services
     }
 
 
@@ -55,8 +56,10 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
     }
 
 
-def _process_state(name: str, pid: int, states: dict[int, str]) -> str:
+def _process_state(name: str, pid: int, states: dict[int, str], is_silent: bool) -> str:
     if not is_alive(pid):
         return "dead"
+    if is_silent and pid not in states:
+        return "silent"
     # Of servers that they run is all there is to know.
     return "running" if name in SERVERS else states.get(pid, "starting")

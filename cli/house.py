@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
+from cli.asking import Asking
 from cli.children import free_port, is_listening
 from cli.condition import assess
 from cli.config import LauncherConfig
 from cli.description import process_states
+from cli.liveness import Liveness, Round
 from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
 from cli.preflight import check_addresses, check_nats, check_settings
 from cli.reporting import Reporter
@@ -34,6 +36,7 @@ READY_POLL_S = 0.1
 LISTEN_POLL_S = 0.02
 LISTEN_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 16_384
+ASKER_PATIENCE_S = 15.0  # it has to be started, on a busy machine
 ESSENTIAL = frozenset({"nats", "frontend"})
 
 
@@ -71,7 +74,7 @@ def run_house(
         on_accepted()
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
-            _live(House(options, plan, reporter, signals, logs), reporter)
+            _live(House(options, plan, reporter, signals, logs, config), reporter)
     except OSError as error:  # the disk filled up, or there are no more processes
         raise HouseFailed(f"{error.filename or options.data_dir}: {error.strerror}") from None
     finally:
@@ -113,6 +116,7 @@ class House:
         reporter: Reporter,
         signals: StopSignals,
         logs: LogKeeper,
+        config: LauncherConfig,
     ) -> None:
         self._signals = signals
         self._options = options
@@ -123,6 +127,15 @@ class House:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._state = "starting"
         self._logs = logs
+        self._liveness = Liveness(
+            int(config.status_interval_s * 1e9), int(config.stuck_after_s * 1e9)
+        )
+        self._silent: list[str] = []  # when last written down
+        self._asking: Asking | None = None
+        # Who would not be started again is not killed.
+        if plan.start_asker is not None and config.stuck_after_s and options.restart:
+            patience_s = config.status_interval_s + max(config.stuck_after_s, ASKER_PATIENCE_S)
+            self._asking = Asking(plan.start_asker, int(patience_s * 1e9))
         self._degraded: list[str] = []  # reasons, when last looked
 
     def start(self) -> None:
@@ -153,17 +166,24 @@ class House:
                 )
             self._watch_once(READY_POLL_S)
         self._supervision.on_ready()
+        self._liveness.on_house_ready()
         self._state = "ready"
         self._write_down()
         self._reporter.ready(self._options.url, self._degraded)
 
     def watch(self) -> None:
-        """Restart what dies, until a signal comes or a child does not stay alive."""
+        """Restart what dies, and kill what does not answer, until a signal comes or a child does
+        not stay alive.
+        """
+        if self._asking is not None:
+            self._asking.begin(time.monotonic_ns())
         while True:
             self._watch_once(None)
 
     def stop(self) -> None:
         """Stop every child, those that depend on others first."""
+        if self._asking is not None:
+            self._asking.close()
         if self._children:
             self._state = "stopping"
             self._write_down()
@@ -177,24 +197,60 @@ class House:
         remove_private(self._options.arena_dir)
 
     def _watch_once(self, patience_s: float | None) -> None:
-        """Wait for a death, a restart or a look at the logs that is due, or the end of
+        """Wait for a death, an answer, a restart or a look at the logs that is due, or the end of
         `patience_s`; handle it.
         """
-        for next_at_ns in (self._supervision.next_at_ns(), self._logs.next_at_ns()):
+        asking = self._asking
+        for next_at_ns in (
+            self._supervision.next_at_ns(),
+            self._logs.next_at_ns(),
+            asking.next_at_ns if asking is not None else None,
+        ):
             if next_at_ns is not None:
                 due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
                 patience_s = due_s if patience_s is None else min(patience_s, due_s)
+        told = asking.files if asking is not None else []
         with _death_watch(self._children.values()) as files:
-            self._signals.wait(files, patience_s)
+            readable = self._signals.wait([*files, *told], patience_s)
         now_ns = time.monotonic_ns()
         for name, child in list(self._children.items()):
             if (code := child.poll()) is not None:
                 del self._children[name]
+                self._liveness.on_exit(name)
                 self._perform(name, code, self._supervision.on_exit(name, now_ns))
         for name in self._supervision.due(now_ns):
             self._start_child(name)
             self._write_down()
         self._logs.look(now_ns)
+        if asking is not None:
+            if any(file in readable for file in told):
+                for heard in asking.read(now_ns):
+                    self._on_round(heard)
+            asking.tend(now_ns)
+
+    def _on_round(self, heard: Round) -> None:
+        """Kill who is stuck. The kernel does not deliver less to a process that is stopped."""
+        for stuck in self._liveness.on_round(heard, self._states_in(heard)):
+            silent_s = stuck.silent_ns / 1e9
+            self._reporter.event(f"{stuck.name} does not answer for {silent_s:g} s; killing it")
+            self._children[stuck.name].kill()
+        silent = self._liveness.silent()
+        if silent != self._silent:
+            self._silent = silent
+            self._write_down()
+
+    def _states_in(self, heard: Round) -> dict[str, str]:
+        """What our children said of themselves, by name: on a shared NATS others answer as well."""
+        said = {
+            (answer.service, answer.instance, answer.pid): answer.state for answer in heard.services
+        }
+        states = dict.fromkeys(heard.servers, "ready")
+        for name, child in self._children.items():
+            plan = self._plans[name]
+            key = (plan.service, plan.environment.get("SYMPHONY_INSTANCE", ""), child.pid)
+            if key in said:
+                states[name] = said[key]
+        return states
 
     def _perform(self, name: str, code: int, effects: list[Effect]) -> None:
         what = f"{name} {_how_it_ended(code)}"
@@ -219,6 +275,7 @@ class House:
         self._signals.check()
         self._children[name] = self._plans[name].start()
         self._supervision.on_started(name, time.monotonic_ns())
+        self._liveness.on_started(name, is_server=not self._plans[name].service)
 
     def _wait_listening(self, child: ChildPlan) -> None:
         assert child.port is not None
@@ -264,6 +321,7 @@ class House:
             ],
             names=list(self._plans),
             failing=self._supervision.failing(),
+            silent=self._liveness.silent(),
         )
 
     def _write_down(self) -> None:

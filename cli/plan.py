@@ -100,6 +100,7 @@ class HousePlan:
 
     Attributes:
         environment: what all services have in common.
+        start_asker: starts the process that asks the others how they are; None: nobody asks.
     """
 
     nats_url: str
@@ -107,6 +108,7 @@ class HousePlan:
     servers: list[ChildPlan]
     services: list[ChildPlan]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    start_asker: Callable[[], "Popen[bytes]"] | None = field(default=None, repr=False)
 
 
 def python_path(environment: Mapping[str, str]) -> str:
@@ -184,7 +186,13 @@ def plan_house(
         "PYTHONPATH": python_path(environment),
         "PYTHONUNBUFFERED": "1",
     }
-    return HousePlan(nats_url, redis_url, servers, _services(options, common, logs), common)
+    asker = [sys.executable, "-P", "-m", "cli.asker", *(server.name for server in servers)]
+
+    def start_asker() -> "Popen[bytes]":
+        return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)
+
+    services = _services(options, common, logs)
+    return HousePlan(nats_url, redis_url, servers, services, common, start_asker)
 
 
 def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:

@@ -37,6 +37,7 @@ class RunState:
         services: the children that run now.
         names: of all children that should.
         failing: of those that do not, because they keep dying; they are tried again and again.
+        silent: of those that run, which do not answer any more.
     """
 
     pid: int
@@ -49,6 +50,7 @@ class RunState:
     services: list[RunningService]
     names: list[str] = field(default_factory=list)
     failing: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
 
 
 _ADAPTER = TypeAdapter(RunState)

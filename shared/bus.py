@@ -250,6 +250,43 @@ class Bus:
             await subscription.unsubscribe()
         return replies
 
+    async def survey(
+        self,
+        subject: Subject[Req, Rep],
+        on_reply: Callable[[Rep], None],
+        on_echo: Callable[[], None],
+    ) -> Callable[[Req], Awaitable[None]]:
+        """To ask everyone who serves `subject` again and again: call what this returns.
+
+        Args:
+            on_reply: takes every answer, to whichever question.
+            on_echo: called when the server has passed a question on.
+        """
+        inbox = self._client.new_inbox()
+        name = subject.name()
+        prepare(subject.reply)
+
+        async def on_message(msg: Msg) -> None:
+            if not msg.data and not msg.headers:  # ours, behind the question
+                on_echo()
+            elif not (msg.headers and (ERROR_HEADER in msg.headers or "Status" in msg.headers)):
+                try:
+                    reply = decode(subject.reply, msg.data)
+                except MalformedMessage:
+                    MALFORMED.labels(name).inc()
+                    return
+                self._handle(name, on_reply, reply)
+
+        async def ask(message: Req) -> None:
+            try:
+                await self._client.publish(name, encode(message), reply=inbox)
+                await self._client.publish(inbox, b"")
+            except NatsError as error:
+                raise PeerUnavailable(f"publish to {name}: {error}") from None
+
+        await self._subscribe_raw(inbox, "", on_message)
+        return ask
+
     async def subscribe(
         self, subject: Subject[Req, Any], handler: Callable[[Req], None], *ids: str
     ) -> Subscription:

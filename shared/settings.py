@@ -45,7 +45,7 @@ SETTINGS = frozenset({
     "REPORT_INTERVAL_MS", "DRAIN_MS", "ONESHOT_VARIANTS", "ONESHOT_BATCH_MAX", "ONESHOT_SLO_MS",
     "ONESHOT_PROFILE_S", "ONESHOT_QUEUE_MAX", "ONESHOT_PULL_MS",
     # the launcher
-    "LOG_BYTES_MAX",
+    "LOG_BYTES_MAX", "STATUS_INTERVAL_S", "STUCK_AFTER_S",
 })  # fmt: skip
 """Fields of the settings classes."""
 

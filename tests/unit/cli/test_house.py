@@ -1,7 +1,9 @@
 """The supervisor on stand-in children: starts, watches, restarts, stops."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.children import start_child
+from cli.config import LauncherConfig
 from cli.description import process_states
 from cli.house import House, HouseFailed, check_start, last_line
 from cli.plan import ChildPlan, HouseOptions, HousePlan
@@ -51,11 +54,15 @@ def make_house(
     *children: ChildPlan,
     restart: bool = True,
     log_bytes_max: int = 0,
+    start_asker: Callable[[], "subprocess.Popen[bytes]"] | None = None,
+    stuck_after_s: float = 1.0,
 ) -> tuple[House, Notes]:
     notes = Notes()
     logs = LogKeeper(tmp_path, log_bytes_max, notes.event)
     options = HouseOptions(data_dir=tmp_path, restart=restart, ready_timeout_s=30)
-    return House(options, HousePlan("", "", [], list(children)), notes, signals, logs), notes
+    plan = HousePlan("", "", [], list(children), start_asker=start_asker)
+    config = LauncherConfig(status_interval_s=0.5, stuck_after_s=stuck_after_s)
+    return House(options, plan, notes, signals, logs, config), notes
 
 
 def live(house: House) -> None:
@@ -233,6 +240,83 @@ def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
     house.stop()
     assert (tmp_path / "a.log.1").read_text() == "x" * 100 + "\n"
     assert child.log_path.read_text() == ""
+
+
+def scripted_asker(
+    tmp_path: Path, rounds: Sequence[Sequence[str]]
+) -> Callable[[], "subprocess.Popen[bytes]"]:
+    """Something that tells of rounds in which these servers answered, and then says no more."""
+    lines = [
+        json.dumps({"lasted_ns": 1, "is_passed_on": True, "services": [], "servers": list(names)})
+        for names in rounds
+    ]
+    code = f"import time\nfor line in {lines!r}: print(line, flush=True)\n{SLEEP}"
+    command = [sys.executable, "-S", "-c", code]
+    return lambda: start_child(command, log_path=tmp_path / "asker.log", is_piped=True)
+
+
+def watch_until(house: House, is_enough: Callable[[], bool]) -> None:
+    assert house._asking is not None
+    house._asking.begin(time.monotonic_ns())
+    while not is_enough():
+        house._watch_once(5.0)
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_a_child_that_does_not_answer_is_killed_even_if_it_is_stopped_and_replaced(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    asker = scripted_asker(tmp_path, [["a", "b"], ["b"], ["b"]])
+    children = [stand_in(tmp_path, name, SLEEP) for name in "ab"]
+    house, notes = make_house(tmp_path, signals, *children, start_asker=asker)
+    house.start()
+    house.wait_ready()
+    old = pid_of(tmp_path, "a"), pid_of(tmp_path, "b")
+    os.kill(old[0], signal.SIGSTOP)
+    watch_until(house, lambda: pid_of(tmp_path, "a") != old[0])
+    assert pid_of(tmp_path, "b") == old[1]
+    said = [text for text in notes.said if text.startswith("a ")]
+    assert said == [
+        "a does not answer for 1 s; killing it",
+        "a was killed by SIGKILL; restarting it",
+    ]
+    assert silent_in(tmp_path) == []
+    house.stop()
+    assert house._asking is not None and not house._asking.files
+
+
+def silent_in(tmp_path: Path) -> list[str]:
+    state = read_run_state(tmp_path)
+    assert state is not None
+    return state.silent
+
+
+@pytest.mark.usefixtures("_always_ready")
+def test_a_child_that_is_silent_is_written_down_before_it_is_stuck(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    asker = scripted_asker(tmp_path, [["a"], [], []])
+    child = stand_in(tmp_path, "a", SLEEP)
+    house, _ = make_house(tmp_path, signals, child, start_asker=asker, stuck_after_s=5.0)
+    house.start()
+    house.wait_ready()
+    watch_until(house, lambda: silent_in(tmp_path) == ["a"])
+    state = read_run_state(tmp_path)
+    assert state is not None and process_states(state, None) == {"a": "silent"}
+    house.stop()
+
+
+@pytest.mark.usefixtures("_always_ready")
+@pytest.mark.parametrize(("restart", "stuck_after_s"), [(False, 1.0), (True, 0.0)])
+def test_nobody_is_asked_whom_it_would_cost_his_life_for_good(
+    tmp_path: Path, signals: StopSignals, restart: bool, stuck_after_s: float
+) -> None:
+    asker = scripted_asker(tmp_path, [])
+    child = stand_in(tmp_path, "a", SLEEP)
+    house, _ = make_house(
+        tmp_path, signals, child, restart=restart, start_asker=asker, stuck_after_s=stuck_after_s
+    )
+    assert house._asking is None
 
 
 @pytest.mark.parametrize(

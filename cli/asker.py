@@ -1,0 +1,134 @@
+"""``python -m cli.asker SERVER ...``: asks every process of a house how it is, for its supervisor.
+
+A process of its own, which the supervisor reads: that is single-threaded, because it forks, and
+must not wait for anybody. Each round is one JSON object a line; while the supervisor does not read,
+the pipe fills and nobody is asked.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+
+from cli.config import LauncherConfig
+from cli.liveness import Heard, Round
+from cli.reporting import quiet_libraries
+from shared.bus import Bus
+from shared.config import load_config_or_exit
+from shared.errors import PeerUnavailable
+from shared.messages import Empty, ServiceStatus
+from shared.subjects import SERVICE_STATUS
+
+ROUND = TypeAdapter(Round)
+ANSWERS_MAX = 4096  # of one round: on a NATS of many houses all of them answer
+REPLY_BYTES_MAX = 1024
+
+
+class Asker:
+    """Asks, round after round.
+
+    Args:
+        servers: names of those that are the house's own: they are asked directly.
+        tell: takes a round when it is over.
+    """
+
+    def __init__(
+        self, config: LauncherConfig, servers: Sequence[str], tell: Callable[[Round], None]
+    ) -> None:
+        self._config = config
+        urls = {"nats": config.nats_url, "redis": config.redis_url}
+        self._servers = {name: urls[name] for name in servers}
+        self._tell = tell
+        self._bus: Bus | None = None
+        self._ask: Callable[[Empty], Awaitable[None]] | None = None
+        self._heard: set[Heard] = set()
+        self._is_passed_on = False
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        connecting = asyncio.create_task(self._connect())
+        try:
+            while True:
+                self._tell(await self._round())
+        finally:
+            connecting.cancel()
+            if self._bus is not None:
+                await self._bus.drain()
+
+    async def _connect(self) -> None:
+        """Beside the rounds: it may take as long as it likes."""
+        bus = await Bus.connect(self._config.nats_url, "supervisor", timeout_s=None)
+        self._ask = await bus.survey(SERVICE_STATUS, self._on_status, self._on_echo)
+        self._bus = bus
+
+    async def _round(self) -> Round:
+        began_ns = time.monotonic_ns()
+        interval_s = self._config.status_interval_s
+        # What is asked while NATS is away would be asked many times over later.
+        if self._bus is not None and self._ask is not None and self._bus.connected:
+            with suppress(PeerUnavailable):
+                await self._ask(Empty())
+        names = list(self._servers)
+        _, *answers = await asyncio.gather(
+            asyncio.sleep(interval_s),
+            *(answers_at(self._servers[name], interval_s) for name in names),
+        )
+        heard, self._heard = self._heard, set()
+        is_passed_on, self._is_passed_on = self._is_passed_on, False
+        return Round(
+            lasted_ns=time.monotonic_ns() - began_ns,
+            is_passed_on=is_passed_on,
+            services=sorted(heard, key=lambda answer: answer.pid),
+            servers=[name for name, answer in zip(names, answers, strict=True) if answer],
+        )
+
+    def _on_status(self, status: ServiceStatus) -> None:
+        if len(self._heard) < ANSWERS_MAX:
+            self._heard.add(Heard(status.service, status.instance, status.pid, status.state))
+
+    def _on_echo(self) -> None:
+        self._is_passed_on = True
+
+
+async def answers_at(url: str, timeout_s: float) -> bool:
+    """Whether the NATS or Redis at `url` says anything to somebody who connects: NATS does so
+    unasked. That it refuses us is an answer, or that it hangs up; that nobody is there is none.
+    """
+    parts = urlsplit(url)
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            if parts.scheme == "unix":
+                reader, writer = await asyncio.open_unix_connection(parts.path)
+            else:
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            if parts.scheme != "nats":
+                writer.write(b"PING\r\n")
+            with suppress(ConnectionError):
+                await reader.read(REPLY_BYTES_MAX)
+            return True
+    except OSError:  # a timeout is one
+        return False
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+
+
+def main() -> None:
+    """Ask until killed, or until nobody reads."""
+    quiet_libraries()
+    config = load_config_or_exit(LauncherConfig)
+
+    def tell(told: Round) -> None:
+        os.write(sys.stdout.fileno(), ROUND.dump_json(told) + b"\n")
+
+    asyncio.run(Asker(config, sys.argv[1:], tell).run())
+
+
+if __name__ == "__main__":
+    main()
