@@ -18,6 +18,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from shared.errors import MalformedMessage, PeerUnavailable, SymphonyError
 from shared.messages import decode, encode
 from shared.subjects import Bucket
+from shared.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class KvBucket(Generic[V]):
                 raise self._unavailable(error) from None
         except (TimeoutError, OSError, NatsError) as error:
             raise self._unavailable(error) from None
+        finally:
+            end_if_cancelled()  # the client's library may have kept it for itself
 
     async def get(self, key: str) -> Entry[V]:
         """The latest value. A value of another type counts as none.
@@ -109,6 +112,8 @@ class KvBucket(Generic[V]):
             return Entry(None, 0)
         except (TimeoutError, OSError, NatsError) as error:
             raise self._unavailable(error) from None
+        finally:
+            end_if_cancelled()
         revision = message.seq
         assert revision is not None
         if DELETED_HEADER in (message.headers or {}):
@@ -139,6 +144,8 @@ class KvBucket(Generic[V]):
             raise self._unavailable(error) from None
         except (TimeoutError, OSError, NatsError) as error:
             raise self._unavailable(error) from None
+        finally:
+            end_if_cancelled()
         return ack.seq
 
     def _subject(self, key: str) -> str:

@@ -35,7 +35,7 @@ from shared.messages import decode, encode, prepare
 from shared.metrics import counter
 from shared.sparsely import Sparsely
 from shared.subjects import Bucket, Subject
-from shared.tasks import Tasks
+from shared.tasks import Tasks, end_if_cancelled, wait_set
 from shared.urls import hide_password
 
 log = logging.getLogger(__name__)
@@ -205,6 +205,8 @@ class Bus:
                 raise PeerUnavailable(f"{name} did not answer within {timeout_s:g} s") from None
             except NatsError as error:
                 raise PeerUnavailable(f"{name}: {error}") from None
+            finally:
+                end_if_cancelled()  # the client's library may have kept it for itself
         if reply.headers and ERROR_HEADER in reply.headers:
             raise _error_from_wire(reply.data)
         return decode(subject.reply, reply.data)
@@ -219,6 +221,8 @@ class Bus:
             await self._client.request(subject.name(*ids), encode(message), timeout=timeout_s)
         except (TimeoutError, NatsError):
             return False
+        finally:
+            end_if_cancelled()
         return True
 
     async def gather(
@@ -243,9 +247,9 @@ class Bus:
         subscription = await self._client.subscribe(inbox, cb=collect)
         try:
             await self._client.publish(subject.name(*ids), encode(message), reply=inbox)
-            await asyncio.wait_for(done.wait(), timeout_s)
-        except (TimeoutError, NatsError):
-            pass  # the window is over, or the server is away: what has arrived is the answer
+            await wait_set(done, timeout_s)
+        except NatsError:
+            pass  # the server is away: what has arrived is the answer
         finally:
             await subscription.unsubscribe()
         return replies

@@ -51,3 +51,15 @@ def end_if_cancelled() -> None:
     assert task is not None
     if task.cancelling():
         raise asyncio.CancelledError
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event, at most so long; whether it came. For loops: unlike `asyncio.wait_for` it
+    never keeps a cancellation for itself.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -31,6 +31,7 @@ from shared.messages import Empty, LeaderLease, LeaseHolder, LeaseWritten
 from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import LEASE_HOLDER, LEASE_WRITTEN, LEASES
+from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 
@@ -160,9 +161,7 @@ class Lease:
             self._finish("released", logging.INFO)
         elif self._bucket is not None and not self._is_over.is_set():
             await self._events.put_surely(self._core.release)
-            try:
-                await asyncio.wait_for(self._is_over.wait(), timeout_s)
-            except TimeoutError:
+            if not await wait_set(self._is_over, timeout_s):
                 log.warning("lease not given back: the store does not answer")
         self._events.stop()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 from functools import partial
 
 from services.tracker.config import TrackerConfig
@@ -21,6 +20,7 @@ from shared.subjects import (
     SESSION_EXPECT,
     TURN_ARRIVED,
 )
+from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,7 @@ class TrackerService:
         )
         answered = self._answered.get(record.wire_key)
         if record.state == "expected" and answered is not None:
-            with suppress(TimeoutError):  # the caller needs no place, only an answer
-                await asyncio.wait_for(answered.wait(), SUBMIT_WAIT_S)
+            await wait_set(answered, SUBMIT_WAIT_S)  # the caller needs no place, only an answer
         return _to_wire(record, self._clock)
 
     async def _invalidate(self, key: AdvisoryKey) -> AdvisoryState:

@@ -3,7 +3,13 @@
 import asyncio
 from typing import Any
 
-from shared.tasks import Tasks
+import pytest
+from nats.aio.client import Client
+
+from shared.bus import Bus
+from shared.messages import Empty
+from shared.subjects import SCHEDULER_STATUS
+from shared.tasks import Tasks, wait_set
 
 
 def test_what_breaks_is_told_to_the_loop() -> None:
@@ -38,3 +44,66 @@ def test_what_is_cancelled_is_no_failure() -> None:
 
     asyncio.run(scenario())
     assert told == []
+
+
+@pytest.mark.parametrize("num_passes", range(6))
+def test_a_cancellation_in_the_instant_of_the_event_ends_a_loop(num_passes: int) -> None:
+    async def scenario() -> None:
+        event = asyncio.Event()
+
+        async def loop() -> None:
+            while True:
+                await wait_set(event, 3600)
+                event.clear()
+
+        task = asyncio.create_task(loop())
+        await asyncio.sleep(0)
+        event.set()
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_an_event_that_does_not_come_is_told() -> None:
+    async def scenario() -> None:
+        event = asyncio.Event()
+        assert not await wait_set(event, 0.001)
+        event.set()
+        assert await wait_set(event, 3600)
+
+    asyncio.run(scenario())
+
+
+class Deaf(Client):
+    """A client's library that keeps a cancellation for itself, as an answer came with it."""
+
+    async def request(self, *_: Any, **__: Any) -> Any:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise TimeoutError from None
+
+
+@pytest.mark.parametrize("is_probe", [False, True])
+def test_a_loop_of_requests_ends_although_the_library_kept_the_cancellation(is_probe: bool) -> None:
+    async def scenario() -> None:
+        bus = Bus(Deaf())
+
+        async def loop() -> None:
+            while True:
+                if is_probe:
+                    await bus.has_responder(SCHEDULER_STATUS, Empty())
+                else:
+                    await bus.request(SCHEDULER_STATUS, Empty())
+
+        task = asyncio.create_task(loop())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+
+    asyncio.run(scenario())
