@@ -147,9 +147,12 @@ class Hub:
         await self._outbox.flush(STOP_S)
 
     async def _on_pull(self, pull: PromptPull) -> PromptReply:
-        effect = self._turns.on_pull(pull, self._clock.now_ns())[0]
-        assert isinstance(effect, AnswerPull)
-        return effect.message
+        answer, *effects = self._turns.on_pull(
+            pull, self._clock.now_ns(), self._bus.payload_bytes_max
+        )
+        assert isinstance(answer, AnswerPull)
+        self._perform(effects)
+        return answer.message
 
     def _on_step(self, step: StepOutput) -> None:
         now_ns = self._clock.now_ns()

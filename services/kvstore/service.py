@@ -40,7 +40,7 @@ from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, Wr
 from services.kvstore.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
-from shared.blocks import BlockKey, pack_keys, unpack_keys
+from shared.blocks import KEY_BYTES, BlockKey, pack_keys, unpack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
 from shared.ids import subject_token
 from shared.messages.codec import pack_ints, unpack_ints
@@ -54,6 +54,7 @@ NS_PER_S = 1_000_000_000
 TICK_S = 1.0
 NOTED_SHARE = 24  # a block's last use is written down once in this part of its expiry
 PAGE_BYTES_MAX = 1024**3
+STAGED_FIELDS_BYTES = 512  # of an answer to a stage, besides what it says of each block
 
 
 async def main(runtime: Runtime, config: KvstoreConfig) -> None:
@@ -208,7 +209,7 @@ class KvService:
             self._refuse_if_closed()
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
-            message.priority,
+            message.priority, staged_blocks_max(self._runtime.bus.payload_bytes_max, message),
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)
@@ -343,6 +344,20 @@ class KvService:
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
             raise PeerUnavailable("the kvstore is stopping")
+
+
+def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:
+    """Blocks whose pages fit the answer to a stage: a page's number and its generation are 4 bytes
+    each, in base64; the key is in hex.
+
+    >>> stage = m.KvStage(
+    ...     worker_id="w", incarnation="i", fingerprint="f", num_layers=30, page_bytes=1
+    ... )
+    >>> staged_blocks_max(1024**2, stage)
+    2977
+    """
+    block_bytes = max(stage.num_layers, 1) * 2 * 4 * 4 / 3 + 2 * KEY_BYTES
+    return max(int((payload_bytes_max - STAGED_FIELDS_BYTES) / block_bytes), 0)
 
 
 def open_disk(config: KvstoreConfig) -> Started:

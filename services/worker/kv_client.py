@@ -5,7 +5,6 @@ import fcntl
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import HostId, SessionId, TenantId, WorkerId, new_id
 from shared.messages import KvStage
 from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
+from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,7 @@ class KvClient:
         """
         has_warned = False
         while True:
-            try:
-                await asyncio.wait_for(self._lost.wait(), PROBE_S)
-            except TimeoutError:
+            if not await wait_set(self._lost, PROBE_S):
                 await self._call(self._bus.request(KV_RENEW, self._link.renew(), self._host_id))
                 continue
             try:
@@ -91,8 +89,7 @@ class KvClient:
 
     async def wait_met(self, timeout_s: float) -> None:
         """Return once a kvstore knows us for the first time, or after `timeout_s` without one."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._met.wait(), timeout_s)
+        await wait_set(self._met, timeout_s)
 
     async def lease(self, num_pages: int) -> list[int] | None:
         """Arena pages to write into; few or none when the arena is full or the kvstore away. None

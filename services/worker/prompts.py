@@ -34,6 +34,13 @@ class PromptPuller:
         self._core = Pulling()
         self._tasks = Tasks("pulling prompts failed")
 
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def is_pulling(self, turn_id: TurnId) -> bool:
+        """Whether an attempt at this turn waits for its prompt."""
+        return self._core.is_pulling(turn_id)
+
     def refs(self) -> list[TurnRef]:
         """Attempts whose prompt is on its way."""
         return self._core.refs()
@@ -51,7 +58,12 @@ class PromptPuller:
         for pull in self._core.take_pulls():
             self._tasks.spawn(self._pull(pull))
 
-    async def _pull(self, pull: Pull) -> None:
+    async def _pull(self, pull: Pull | None) -> None:
+        while pull is not None:
+            await self._pull_some(pull)
+            pull = self._core.again(pull)
+
+    async def _pull_some(self, pull: Pull) -> None:
         request = PromptPull(worker_id=self._worker_id, turns=pull.refs)
         reply: PromptReply | None = None
         try:

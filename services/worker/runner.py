@@ -25,7 +25,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.outcome import refuse_start
-from services.worker.core.splitting import split_deltas
+from services.worker.core.splitting import commit_blocks_max, split_deltas
 from services.worker.engine.executor import Executor
 from services.worker.engine.isolate import execute_isolated
 from services.worker.kv_client import KvClient
@@ -45,7 +45,7 @@ from shared.messages import (
     TurnStart,
 )
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
-from shared.tasks import Tasks
+from shared.tasks import Tasks, wait_set
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,13 @@ class EngineRunner:
         except SymphonyError as error:  # of the frontend that sent it, and of nobody else
             metrics.REJECTED.labels("prompt", error.code).inc()
             log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
-            self._react(refuse_start(start, error))
+            self.refuse(start, error)
             return
         self._react(self.core.on_turn(turn, now_ns))
+
+    def refuse(self, start: TurnStart, error: SymphonyError) -> None:
+        """Answer a turn that is not taken."""
+        self._react(refuse_start(start, error))
 
     def on_cancel(self, turn_id: TurnId, attempt: int) -> None:
         """The turn is not wanted any more, or this attempt at it."""
@@ -175,11 +179,8 @@ class EngineRunner:
         if deadline_ns is None:
             await self._wake.wait()
             return
-        left_s = max(deadline_ns - self._clock.now_ns(), 0) / 1e9
-        try:
-            await asyncio.wait_for(self._wake.wait(), left_s)
-        except TimeoutError:
-            return  # an answer is overdue: plan without it
+        # When it is over, an answer is overdue: plan without it.
+        await wait_set(self._wake, max(deadline_ns - self._clock.now_ns(), 0) / 1e9)
 
     async def _flush(self) -> None:
         """Send what turns have said, one message a frontend, and which of them ended."""
@@ -242,11 +243,14 @@ class EngineRunner:
             self._react(self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns))
 
     async def _commit(self, effect: CommitBlocks) -> None:
-        keys = [write.key for write in effect.writes]
-        if await self._kv.commit(effect.writes, effect.checksums):
-            self.core.on_committed(keys)
-        else:
-            self.core.writeback.on_refused(keys)
+        size = commit_blocks_max(self._shape.num_layers, self._bus.payload_bytes_max)
+        for at in range(0, len(effect.writes), size):
+            writes = effect.writes[at : at + size]
+            keys = [write.key for write in writes]
+            if await self._kv.commit(writes, effect.checksums[at : at + size]):
+                self.core.on_committed(keys)
+            else:
+                self.core.writeback.on_refused(keys)
         self._wake.set()
 
     async def _lease(self, num_pages: int) -> None:

@@ -13,6 +13,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.splitting import turns_held_max
 from services.worker.engine.executor import Executor
 from services.worker.kv_client import KvClient
 from services.worker.load import (
@@ -29,6 +30,7 @@ from services.worker.oneshot.runner import OneshotRunner
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
 from shared.arena import Arena
+from shared.errors import NoCapacity
 from shared.ids import ModelId, WorkerId, new_id
 from shared.messages import (
     Empty,
@@ -48,6 +50,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
+from shared.tasks import wait_set
 from shared.zoo import parse_emulation
 
 log = logging.getLogger(__name__)
@@ -212,7 +215,17 @@ class Worker:
         if start.model_id not in self._runners:
             log.warning("turn for a model not served here", extra={"model": start.model_id})
             return  # missing from the next reports, it is placed again
+        turns_max = turns_held_max(self._runtime.bus.payload_bytes_max)
+        if not self._puller.is_pulling(start.turn_id) and self._num_turns >= turns_max:
+            error = NoCapacity("too many turns are on this worker")
+            error.code = "overloaded"
+            self._runners[start.model_id].refuse(start, error)
+            return
         self._puller.start(start)
+
+    @property
+    def _num_turns(self) -> int:
+        return len(self._puller) + sum(len(runner.core.turns) for runner in self._runners.values())
 
     def _on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         self._runners[start.model_id].on_prompt(start, prompt)
@@ -236,12 +249,7 @@ class Worker:
                 await self._runtime.bus.publish(WORKER_REPORT, self._make_report())
             for model_id, runner in self._runners.items():
                 metrics.report(model_id, runner.core)
-            try:
-                await asyncio.wait_for(
-                    self._report_now.wait(), self._config.report_interval_ms / 1e3
-                )
-            except TimeoutError:
-                continue
+            await wait_set(self._report_now, self._config.report_interval_ms / 1e3)
 
     def _make_report(self) -> WorkerReport:
         self._num_reports += 1

@@ -21,10 +21,14 @@ from shared.messages import (
     TurnCancel,
     TurnDelta,
     TurnFailed,
+    TurnRef,
     TurnSubmit,
+    encode,
     pack_ints,
 )
 
+ENVELOPE_BYTES = 64  # of an answer around its prompts
+NO_LIMIT = 1 << 62
 # Of what a worker says of a turn; 500 of the rest.
 STATUS_OF = {"overloaded": 503, "no_capacity": 503, "context_length_exceeded": 400}
 
@@ -145,6 +149,17 @@ class _Turn:
         return len(self.prompt_logprobs) != len(self.new.prompt)
 
 
+def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
+    return Prompt(
+        turn_id=ref.turn_id,
+        attempt=ref.attempt,
+        tokens=pack_ints([*turn.new.prompt, *turn.generated]),
+        num_generated=len(turn.generated),
+        cache_salt=turn.new.cache_salt,
+        sampling=turn.new.sampling,
+    )
+
+
 class Turns:
     """Every turn that this frontend waits for.
 
@@ -169,29 +184,44 @@ class Turns:
         self._turns[new.turn_id] = turn
         return [self._submit(turn, now_ns)]
 
-    def on_pull(self, pull: PromptPull, now_ns: int) -> list[Effect]:
-        """A worker wants prompts. An attempt that is void, or of a turn that ended, is gone."""
-        prompts = []
+    def on_pull(
+        self, pull: PromptPull, now_ns: int, payload_bytes_max: int = NO_LIMIT
+    ) -> list[Effect]:
+        """A worker wants prompts. An attempt that is void, or of a turn that ended, is gone.
+
+        As many as fit the answer are in it; the worker asks again for the others, as if for the
+        first time. One that fits no answer fails its turn.
+
+        Args:
+            payload_bytes_max: of one message.
+        """
+        prompts: list[Prompt] = []
+        effects: list[Effect] = []
+        room = payload_bytes_max - ENVELOPE_BYTES
+        left = room
         for ref in pull.turns:
             turn = self._turns.get(ref.turn_id)
-            if turn is None or ref.attempt < turn.attempt:
-                prompts.append(Prompt(turn_id=ref.turn_id, attempt=ref.attempt, gone=True))
+            prompt = Prompt(turn_id=ref.turn_id, attempt=ref.attempt, gone=True)
+            if turn is not None and ref.attempt >= turn.attempt:
+                whole = _prompt(turn, ref)
+                num_bytes = len(encode(whole)) + 1
+                if num_bytes <= room:
+                    if num_bytes > left:
+                        continue
+                    prompt = whole
+                    turn.attempt = ref.attempt
+                    turn.pulled = True
+                    turn.prompt_logprobs = []
+                    turn.news_at_ns = now_ns
+                else:
+                    why = f"the prompt takes {num_bytes} bytes: a message here takes {room}"
+                    effects.append(self._fail(turn, "payload_too_large", why, 413))
+            num_bytes = len(encode(prompt)) + 1
+            if num_bytes > left:
                 continue
-            turn.attempt = ref.attempt
-            turn.pulled = True
-            turn.prompt_logprobs = []
-            turn.news_at_ns = now_ns
-            prompts.append(
-                Prompt(
-                    turn_id=ref.turn_id,
-                    attempt=ref.attempt,
-                    tokens=pack_ints([*turn.new.prompt, *turn.generated]),
-                    num_generated=len(turn.generated),
-                    cache_salt=turn.new.cache_salt,
-                    sampling=turn.new.sampling,
-                )
-            )
-        return [AnswerPull(PromptReply(prompts=prompts))]
+            left -= num_bytes
+            prompts.append(prompt)
+        return [AnswerPull(PromptReply(prompts=prompts)), *effects]
 
     def on_delta(self, delta: TurnDelta, now_ns: int) -> list[Effect]:
         """A worker made tokens. A gap before them means that some were lost with their attempt."""

@@ -41,7 +41,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring up and pin the longest stored prefix of `keys`."""
+    """Bring up and pin the longest stored prefix of `keys`.
+
+    Attributes:
+        blocks_max: as many as can be told in an answer.
+    """
 
     worker_id: WorkerId
     incarnation: str
@@ -49,6 +53,7 @@ class Stage:
     page_bytes: int
     keys: list[BlockKey]
     priority: int = 0
+    blocks_max: int = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from services.kvstore.core.load_queue import LoadQueue
 def pin_prefix(
     arena: ArenaTier, disk: DiskTier, event: Stage, block_ids: Iterator[int]
 ) -> list[Block]:
-    """Pin the longest prefix of which every layer is in the arena, on its way there, or on disk."""
+    """Pin the longest prefix of which every layer is in the arena, on its way there, or on disk;
+    what cannot be told is not pinned either.
+    """
     blocks: list[Block] = []
-    for depth, key in enumerate(event.keys):
+    for depth, key in enumerate(event.keys[: event.blocks_max]):
         block = arena.blocks.get(key)
         if block is None:
             stored = disk.get(key)

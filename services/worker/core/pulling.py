@@ -34,6 +34,13 @@ class Pulling:
     _new: dict[FrontendId, list[TurnStart]] = field(default_factory=lambda: defaultdict(list))
     _pulling: dict[TurnId, TurnStart] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self._pulling)
+
+    def is_pulling(self, turn_id: TurnId) -> bool:
+        """Whether an attempt at this turn waits for its prompt."""
+        return turn_id in self._pulling
+
     def refs(self) -> list[TurnRef]:
         """Attempts whose prompt is on its way."""
         return [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self._pulling.values()]
@@ -66,19 +73,31 @@ class Pulling:
         self, pull: Pull, reply: PromptReply | None
     ) -> list[tuple[TurnStart, Prompt | None]]:
         """The frontend answered, or (None) did not: the starts that still count, each with its
-        prompt; None where there is none.
+        prompt; None where there is none. An answer holds as many prompts as fit: what it left out
+        is pulled `again`, unless it holds none, when asking again would not help.
         """
         given = (
             {}
             if reply is None
             else {(prompt.turn_id, prompt.attempt): prompt for prompt in reply.prompts}
         )
+        told = [given.get((start.turn_id, start.attempt)) for start in pull.starts]
+        is_empty = not any(told)
         come = []
-        for start in pull.starts:
-            if self._pulling.get(start.turn_id) is start:  # not cancelled, not replaced meanwhile
+        for start, prompt in zip(pull.starts, told, strict=True):
+            if self._is_wanted(start) and (prompt is not None or is_empty):
                 del self._pulling[start.turn_id]
-                come.append((start, given.get((start.turn_id, start.attempt))))
+                come.append((start, prompt))
         return come
+
+    def again(self, pull: Pull) -> Pull | None:
+        """What to ask for next, after `on_reply`; None: everything was told."""
+        starts = [start for start in pull.starts if self._is_wanted(start)]
+        return Pull(pull.frontend_id, starts) if starts else None
+
+    def _is_wanted(self, start: TurnStart) -> bool:
+        """It was not cancelled, nor replaced by a later attempt."""
+        return self._pulling.get(start.turn_id) is start
 
 
 def _groups(starts: list[TurnStart]) -> list[list[TurnStart]]:

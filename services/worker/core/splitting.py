@@ -1,4 +1,6 @@
-"""Step outputs cut to what one message may hold: a prompt's log-probabilities can be megabytes."""
+"""What a worker says, cut to what one message may hold: a prompt's log-probabilities can be
+megabytes, and so can the checksums of a step's blocks.
+"""
 
 from dataclasses import replace
 
@@ -10,6 +12,9 @@ DELTA_BYTES = 400
 TOKEN_BYTES = 12
 ENTRY_BYTES = 60
 PAIR_BYTES = 40
+BLOCK_BYTES = 700  # of a new block, besides what it says of each layer
+LAYER_BYTES = 17
+TURN_REF_BYTES = 128
 
 
 def split_deltas(deltas: list[TurnDelta], payload_bytes_max: int) -> list[list[TurnDelta]]:
@@ -30,6 +35,25 @@ def split_deltas(deltas: list[TurnDelta], payload_bytes_max: int) -> list[list[T
             groups[-1].append(part)
             left -= num_bytes
     return groups
+
+
+def commit_blocks_max(num_layers: int, payload_bytes_max: int) -> int:
+    """New blocks that fit a message to the kvstore; at least one.
+
+    >>> commit_blocks_max(num_layers=30, payload_bytes_max=1024**2)
+    433
+    """
+    return max(int(payload_bytes_max * SHARE) // (BLOCK_BYTES + LAYER_BYTES * num_layers), 1)
+
+
+def turns_held_max(payload_bytes_max: int) -> int:
+    """Turns that a worker may hold: a report names all of them, or those that it left out would be
+    taken for lost.
+
+    >>> turns_held_max(1024**2)
+    4096
+    """
+    return max(int(payload_bytes_max * SHARE) // TURN_REF_BYTES, 1)
 
 
 def _parts(delta: TurnDelta, room: int) -> list[TurnDelta]:

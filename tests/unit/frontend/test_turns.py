@@ -274,3 +274,48 @@ def test_a_part_that_was_lost_voids_the_attempt_and_the_next_begins_anew() -> No
     (effect,) = turns.on_delta(scored(2, [100], 1, 2, 3), 0)
     assert isinstance(effect, Deliver)
     assert [entry.token for entry in effect.prompt_logprobs or []] == [1, 2, 3]
+
+
+def pull_all(turns: Turns, ids: list[str], room: int) -> tuple[dict[str, m.Prompt], list[Effect]]:
+    refs = [m.TurnRef(turn_id=TurnId(turn_id), attempt=1) for turn_id in ids]
+    request = m.PromptPull(worker_id=WorkerId("w"), turns=refs)
+    answer, *effects = turns.on_pull(request, 0, room)
+    assert isinstance(answer, AnswerPull)
+    assert len(m.encode(answer.message)) <= room
+    return {prompt.turn_id: prompt for prompt in answer.message.prompts}, effects
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12))
+def test_an_answer_holds_what_fits_and_repeated_pulls_bring_every_prompt(sizes: list[int]) -> None:
+    room = 8_000
+    turns = Turns(FrontendId("f"), TurnLimits())
+    for number, size in enumerate(sizes):
+        turns.on_new(replace(new_turn(), turn_id=TurnId(f"t{number}"), prompt=[7] * size), 0)
+    left = [f"t{number}" for number in range(len(sizes))]
+    brought: dict[str, m.Prompt] = {}
+    failed: set[str] = set()
+    while left:
+        some, effects = pull_all(turns, left, room)
+        assert some, "an answer brings the asker on"
+        brought |= some
+        for effect in effects:
+            assert isinstance(effect, Fail)
+            assert (effect.failure.code, effect.failure.http_status) == ("payload_too_large", 413)
+            failed.add(effect.turn_id)
+        left = [turn_id for turn_id in left if turn_id not in some]
+    for number, size in enumerate(sizes):
+        prompt = brought[f"t{number}"]
+        assert prompt.gone == (prompt.turn_id in failed)
+        assert prompt.gone or len(m.unpack_ints(prompt.tokens)) == size
+        assert not prompt.gone or size * 16 / 3 > room - 1000
+
+
+def test_a_turn_that_was_left_out_is_as_if_it_was_not_asked_for() -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    for name in ("a", "b"):
+        turns.on_new(replace(new_turn(), turn_id=TurnId(name), prompt=[7] * 1000), 0)
+    some, _ = pull_all(turns, ["a", "b"], 8_000)
+    assert list(some) == ["a"]
+    effects = turns.on_reconnect(0)
+    assert [e.message.turn_id for e in effects if isinstance(e, Submit)] == ["b"]

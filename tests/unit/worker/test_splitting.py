@@ -1,9 +1,12 @@
 """Step outputs fit the server's messages, and say the same."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.core.splitting import split_deltas
+from services.worker.core.splitting import commit_blocks_max, split_deltas, turns_held_max
+from shared import messages as m
+from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId, WorkerId
 from shared.messages import StepOutput, TokenLogprobs, TurnDelta, encode
 
@@ -43,3 +46,26 @@ def test_every_message_fits_and_nothing_is_lost(sizes: list[int], top: int) -> N
         assert together == (given_.prompt_logprobs or [])
         assert [part.tokens for part in mine] == [[]] * (len(mine) - 1) + [given_.tokens]
         assert mine[-1].cached_tokens == given_.cached_tokens
+
+
+@pytest.mark.parametrize("num_layers", [1, 30, 126])
+def test_a_commit_of_as_many_blocks_as_fit_fits(num_layers: int) -> None:
+    room = 1024**2
+    block = m.KvBlock(
+        key="f" * 32,
+        parent="f" * 32,
+        tokens=m.pack_ints([2**31 - 1] * BLOCK_TOKENS),
+        pages=m.pack_ints([2**31 - 1] * num_layers),
+        checksums=m.pack_ints([2**64 - 1] * num_layers, "Q"),
+    )
+    commit = m.KvCommit(
+        worker_id=WorkerId("w" * 64), incarnation="i" * 64, fingerprint="f" * 64, page_bytes=1,
+        blocks=[block] * commit_blocks_max(num_layers, room),
+    )  # fmt: skip
+    assert room / 4 < len(m.encode(commit)) <= room
+
+
+def test_a_report_of_as_many_turns_as_may_be_held_fits() -> None:
+    room = 1024**2
+    ref = m.TurnRef(turn_id=TurnId("t" * 64), attempt=10**13)
+    assert len(m.encode([ref] * turns_held_max(room))) < room * 0.9

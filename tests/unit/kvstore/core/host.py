@@ -111,10 +111,15 @@ class Host:
             self.finish_write()
 
     def stage(
-        self, sequence: int, num_blocks: int, priority: int = 0, worker: WorkerId = WORKERS[0]
+        self,
+        sequence: int,
+        num_blocks: int,
+        priority: int = 0,
+        worker: WorkerId = WORKERS[0],
+        blocks_max: int = NUM_PAGES,
     ) -> Staged:
         keys = [key_of(sequence, index) for index in range(num_blocks)]
-        event = Stage(worker, "i", LAYERS, PAGE_BYTES, keys, priority)
+        event = Stage(worker, "i", LAYERS, PAGE_BYTES, keys, priority, blocks_max)
         staged, effects = self.core.on_stage(event, self.now_ns)
         self.perform(effects)
         return staged

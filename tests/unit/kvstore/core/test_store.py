@@ -306,3 +306,14 @@ def test_a_ticket_that_nobody_renews_is_released(host: Host) -> None:
 def test_who_is_not_open_cannot_renew() -> None:
     with pytest.raises(NotFound):
         Host().renew([1])
+
+
+@pytest.mark.parametrize("blocks_max", [0, 1, 2])
+def test_what_an_answer_has_no_room_for_is_not_pinned(host: Host, blocks_max: int) -> None:
+    host.store(chain(0, 3))
+    staged = host.stage(0, 3, blocks_max=blocks_max)
+    assert staged.num_blocks == blocks_max
+    pinned = [block for block in host.arena.blocks.values() if block.num_pins]
+    assert len(pinned) == blocks_max
+    host.release(staged.ticket)
+    assert not [block for block in host.arena.blocks.values() if block.num_pins]
