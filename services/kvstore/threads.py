@@ -1,7 +1,9 @@
 """The two threads beside the event loop: the loader (disk to arena) and the writer (arena to disk).
 
-Both are fed by an unbounded queue whose content the core bounds (two batches of loads; never more
-writes than the arena has pages), and report to the event loop in batches.
+Both report to the event loop in batches. What finds no room in their queues is reported as failed
+at once: the event loop waits for no disk. Loads that fail are computed again; a block that is not
+written stays in the arena. A mark of use is not made. Deletions alone are always taken: each is of
+a block that was written, so there are never more than the disk has blocks and the queue has writes.
 """
 
 import logging
@@ -45,6 +47,8 @@ OnDamage: TypeAlias = Callable[[DiskDamaged], None]
 
 WRITE_BATCH_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 1.0
+ORDERS_MAX = 16  # batches of loads; the core sends two
+STEPS_MAX = 65_536
 
 
 class LoaderThread:
@@ -52,7 +56,9 @@ class LoaderThread:
 
     Args:
         arenas: by page size in bytes.
-        report: called in this thread with a batch's results and how long it took, seconds.
+        report: called with a batch's results and how long it took, seconds: in this thread, or by
+            `submit`.
+        orders_max: batches that may wait.
         damaged: called in this thread, before the results, when the database cannot be used.
         fail: called in this thread with what ended it.
     """
@@ -64,6 +70,7 @@ class LoaderThread:
         report: Callable[[LoadResults, float], None],
         damaged: OnDamage,
         fail: Callable[[BaseException], None],
+        orders_max: int = ORDERS_MAX,
     ) -> None:
         self._disk = disk
         self._arenas = arenas
@@ -71,10 +78,15 @@ class LoaderThread:
         self._damaged = damaged
         self._fail = fail
         self._orders: queue.SimpleQueue[LoadPages | None] = queue.SimpleQueue()
+        self._orders_max = orders_max
         self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
         self._thread.start()
 
     def submit(self, order: LoadPages) -> None:
+        """Load these pages. Without room for the order they fail."""
+        if self._orders.qsize() >= self._orders_max:
+            self._report(self._give_up(order.loads), 0.0)
+            return
         self._orders.put(order)
 
     def stop(self) -> None:
@@ -105,10 +117,13 @@ class LoaderThread:
             log.warning("reading the KV database failed", extra={"error": str(error)})
             if isinstance(error, DiskDamaged):
                 self._damaged(error)
-            for load in loads[len(results) :]:
-                self._arenas[load.page_bytes].set_word(load.page, load.generation, PageState.BAD)
-                results.append((load, LoadOutcome.FAILED))
+            results += self._give_up(loads[len(results) :])
         return results
+
+    def _give_up(self, loads: Sequence[PageLoad]) -> LoadResults:
+        for load in loads:
+            self._arenas[load.page_bytes].set_word(load.page, load.generation, PageState.BAD)
+        return [(load, LoadOutcome.FAILED) for load in loads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,8 @@ class WriterThread:
 
     Args:
         arenas: by page size in bytes.
-        report: called in this thread with the outcome of every block written.
+        report: called with the outcome of every block: in this thread, or by `submit`.
+        steps_max: blocks and marks of use that may wait.
         damaged: called in this thread, before the outcomes, when the database cannot be used.
         fail: called in this thread with what ended it.
     """
@@ -143,9 +159,11 @@ class WriterThread:
         report: Callable[[WriteResults], None],
         damaged: OnDamage,
         fail: Callable[[BaseException], None],
+        steps_max: int = STEPS_MAX,
     ) -> None:
         self._disk = disk
         self._arenas = arenas
+        self._steps_max = steps_max
         self._clock = clock
         self._report = report
         self._damaged = damaged
@@ -156,15 +174,20 @@ class WriterThread:
         self._thread.start()
 
     def submit(self, order: DiskOrder) -> None:
+        """Do this after everything submitted before; see the module for what finds no room."""
         match order:
             case WriteBlocks(writes):
-                for write in writes:
+                room = max(self._steps_max - self._steps.qsize(), 0)
+                for write in writes[:room]:
                     self._steps.put(write)
+                if lost := writes[room:]:
+                    self._report([(write.block_id, WriteOutcome.FAILED, 0) for write in lost])
             case DeleteBlocks(blocks):
                 for key, num_layers in blocks:
                     self._steps.put(_Delete(key, num_layers))
             case TouchBlocks(keys):
-                self._steps.put(_Touch(keys))
+                if self._steps.qsize() < self._steps_max:
+                    self._steps.put(_Touch(keys))
             case BeginDiskAnew():
                 self._steps.put(order)
 

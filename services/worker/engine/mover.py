@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from heapq import heappop, heappush
+from queue import Full, Queue
 from typing import Protocol
 
 from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
@@ -20,6 +21,8 @@ FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is
 POLL_S = 50e-6
 BATCH_PAGES = 64
 ALIVE_POLL_S = 1.0
+LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
+STORES_MAX = 65_536  # pages that wait, of one step
 
 
 class MoverGone(Exception):
@@ -82,7 +85,8 @@ class StepWrites:
     """The writes of one step, stored layer by layer as the pass goes; `wait` for all of them.
 
     Attributes:
-        checksums: [write][layer], filled in as pages are stored.
+        checksums: [write][layer], filled in as pages are stored; empty for a write that is not
+            done, because there was no room in the queue.
     """
 
     writes: list[BlockWrite]
@@ -91,6 +95,31 @@ class StepWrites:
     checksums: list[list[int]]
     store_thread: threading.Thread
     done: threading.Event = field(default_factory=threading.Event)
+    given_up: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, index: int) -> bool:
+        """Whether a page of this write is still to be stored; if not, it counts as done."""
+        if index in self.given_up:
+            self._count()
+            return False
+        return True
+
+    def give_up(self, index: int) -> None:
+        """A page of this write finds no room: the write is not done, and this page is over."""
+        self.given_up.add(index)
+        self._count()
+
+    def on_stored(self, index: int, layer: int, sum_of_page: int) -> None:
+        """A page is in the arena."""
+        self.checksums[index][layer] = sum_of_page
+        self._count()
+
+    def _count(self) -> None:
+        with self._lock:
+            self.num_left -= 1
+            if self.num_left == 0:
+                self.done.set()
 
     def wait(self) -> list[list[int]]:
         """The checksums, once every page is in the arena.
@@ -101,26 +130,37 @@ class StepWrites:
         while self.num_left and not self.done.wait(ALIVE_POLL_S):
             if not self.store_thread.is_alive():
                 raise MoverGone("the thread that stores pages is gone")
-        return self.checksums
+        return [[] if index in self.given_up else sums for index, sums in enumerate(self.checksums)]
 
 
 class KvMover:
     """Owns the two threads. `on_loaded(good, bad, num_bytes, duration_ns)` is called from the
-    loading thread with pool pages."""
+    loading thread with pool pages, or by `submit_loads` with those that cannot be loaded.
+
+    Args:
+        loads_max: loads that may wait; of more, those of prefetches fail first, then those of high
+            layers.
+        stores_max: stores that may wait; a write that has no room for one is not done.
+    """
 
     def __init__(
         self,
         copier: PageCopier,
         gate: PageGate,
         on_loaded: Callable[[list[int], list[int], int, int], None],
+        loads_max: int = LOADS_MAX,
+        stores_max: int = STORES_MAX,
     ) -> None:
         self.gate = gate
         self._copier = copier
         self._on_loaded = on_loaded
         self._arena: Arena | None = None
         self._epoch = 0
-        self._incoming: SimpleQueue[list[_Load] | None] = SimpleQueue()
-        self._outgoing: SimpleQueue[tuple[StepWrites, int, int, object] | None] = SimpleQueue()
+        self._loads: list[_Load] = []  # a heap
+        self._has_loads = threading.Condition()
+        self._is_closed = False
+        self._loads_max = loads_max
+        self._outgoing: Queue[tuple[StepWrites, int, int, object] | None] = Queue(stores_max)
         self._num_submitted = 0
         self._threads = [
             threading.Thread(target=self._load_loop, name="kv-load", daemon=True),
@@ -136,7 +176,7 @@ class KvMover:
 
     def submit_loads(self, loads: list[PageLoad], *, is_prefetch: bool) -> None:
         """Start loads; their pages count as loading from now on. Those that were promised on
-        another connection fail at once.
+        another connection fail at once, and so does what there is no room for.
         """
         self.gate.set_loading([load.pool_page for load in loads])
         deadline_ns = time.monotonic_ns() + FETCH_TIMEOUT_NS
@@ -150,10 +190,23 @@ class KvMover:
             order = (is_prefetch, load.layer, self._num_submitted)
             batch.append(_Load(order, load, self._arena, deadline_ns))
         if batch:
-            self._incoming.put(batch)
+            stale += self._enqueue(batch)
         if stale:
             self.gate.settle([], stale)
             self._on_loaded([], stale, 0, 0)
+
+    def _enqueue(self, batch: list[_Load]) -> list[int]:
+        """Pool pages of the loads that found no room, or made room."""
+        with self._has_loads:
+            for item in batch:
+                heappush(self._loads, item)
+            left_out: list[_Load] = []
+            if len(self._loads) > self._loads_max:
+                self._loads.sort()
+                left_out = self._loads[self._loads_max :]
+                del self._loads[self._loads_max :]
+            self._has_loads.notify()
+        return [item.load.pool_page for item in left_out]
 
     def begin_writes(self, plan: StepPlan, num_layers: int) -> StepWrites | None:
         """Prepare a plan's writes; `store` their pages as layers are computed.
@@ -179,35 +232,57 @@ class KvMover:
                 raise MoverGone(f"the thread {thread.name} is gone")
 
     def store(self, step: StepWrites, index: int, layer: int) -> None:
-        """Copy one layer's page of write `index` behind what was computed up to now."""
-        self._outgoing.put((step, index, layer, self._copier.mark()))
+        """Copy one layer's page of write `index` behind what was computed up to now. Never waits
+        for room.
+        """
+        if not step.begin(index):
+            return
+        try:
+            self._outgoing.put_nowait((step, index, layer, self._copier.mark()))
+        except Full:
+            step.give_up(index)
 
     def close(self) -> None:
         """Stop both threads."""
-        self._incoming.put(None)
-        self._outgoing.put(None)
+        with self._has_loads:
+            self._is_closed = True
+            self._has_loads.notify()
+        while self._threads[1].is_alive():
+            try:
+                self._outgoing.put(None, timeout=ALIVE_POLL_S)
+                break
+            except Full:  # if it lives it makes room
+                continue
         for thread in self._threads:
             thread.join()
 
     def _load_loop(self) -> None:
-        queue: list[_Load] = []
         while True:
-            while not queue or not self._incoming.empty():
-                batch = self._incoming.get()
-                if batch is None:
+            with self._has_loads:
+                while not self._loads and not self._is_closed:
+                    self._has_loads.wait()
+                if self._is_closed:
                     return
-                queue += batch
-                queue.sort()
-            queue = self._load_ready(queue)
+                num_urgent = min(BATCH_PAGES, len(self._loads))
+                urgent = [heappop(self._loads) for _ in range(num_urgent)]
+            if left := self._load_ready(urgent):
+                self._wait_on(left)
 
-    def _load_ready(self, queue: list[_Load]) -> list[_Load]:
-        """Copy what is ready among the most urgent loads; returns what is left to do."""
+    def _wait_on(self, left: list[_Load]) -> None:
+        """What is not ready yet keeps its place."""
+        unloaded = self._enqueue(left)
+        if unloaded:
+            self.gate.settle([], unloaded)
+            self._on_loaded([], unloaded, 0, 0)
+
+    def _load_ready(self, urgent: list[_Load]) -> list[_Load]:
+        """Copy what is ready among these loads; returns what is not."""
         started_ns = time.monotonic_ns()
         copied: list[_Load] = []
         good: list[int] = []
         bad: list[int] = []
         left: list[_Load] = []
-        for item in queue[:BATCH_PAGES]:
+        for item in urgent:
             load = item.load
             state = item.arena.promise(load.arena_page, load.generation)
             if state is PageState.READY:
@@ -228,7 +303,7 @@ class KvMover:
             self._on_loaded(good, bad, num_bytes, time.monotonic_ns() - started_ns)
         else:
             time.sleep(POLL_S)
-        return left + queue[BATCH_PAGES:]
+        return left
 
     def _store_loop(self) -> None:
         while (item := self._outgoing.get()) is not None:
@@ -236,7 +311,4 @@ class KvMover:
             write = step.writes[index]
             target = step.arena.pages[write.arena_pages[layer]]
             self._copier.store(mark, write.pool_pages[layer], target)
-            step.checksums[index][layer] = checksum(target)
-            step.num_left -= 1
-            if step.num_left == 0:
-                step.done.set()
+            step.on_stored(index, layer, checksum(target))

@@ -1,6 +1,7 @@
 """LMDB: what is stored comes back, and what is damaged is found."""
 
 import queue
+import threading
 from pathlib import Path
 
 import lmdb
@@ -244,6 +245,65 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     assert reports.get() == [(load, LoadOutcome.FAILED) for load in loads]
     assert arena.word(6) == arena.word(7) == (3, PageState.BAD)
     assert len(damages) == num_damaged
+    disk.close()
+
+
+def test_what_finds_no_room_with_a_stuck_writer_is_not_written_and_deletions_are_taken(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_go = threading.Event(), threading.Event()
+    put = Writer.put
+
+    def held(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+        has_begun.set()
+        assert may_go.wait(30)
+        put(self, write, pages)
+
+    monkeypatch.setattr(Writer, "put", held)
+    monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
+    disk = Disk(tmp_path / "kv", MIB)
+    reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
+    writer = WriterThread(
+        disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail, steps_max=1
+    )
+    writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
+    assert has_begun.wait(30)
+    writer.submit(WriteBlocks([write_of(arena, 2, [2, 3]), write_of(arena, 3, [4, 5])]))
+    assert reports.get_nowait() == [(3, WriteOutcome.FAILED, 0)]
+    writer.submit(TouchBlocks([key(1)]))
+    writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
+    assert writer._steps.qsize() == 2
+    may_go.set()
+    writer.stop()
+    assert [block.key for block in disk.scan().blocks] == [key(2)]
+    disk.close()
+
+
+def test_loads_that_find_no_room_with_a_stuck_loader_fail(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_go = threading.Event(), threading.Event()
+
+    def held(self: Reader, load: PageLoad, out: np.typing.NDArray[np.uint8]) -> LoadOutcome:
+        has_begun.set()
+        assert may_go.wait(30)
+        return LoadOutcome.READY
+
+    monkeypatch.setattr(Reader, "copy", held)
+    disk = Disk(tmp_path / "kv", MIB)
+    reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
+    loader = LoaderThread(
+        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail, orders_max=1
+    )
+    loader.submit(LoadPages([load_of(1, 0, page=5)]))
+    assert has_begun.wait(30)
+    loader.submit(LoadPages([load_of(1, 1, page=6)]))
+    loader.submit(LoadPages([load_of(2, 0, page=7)]))
+    assert reports.get_nowait() == [(load_of(2, 0, page=7), LoadOutcome.FAILED)]
+    assert arena.word(7) == (3, PageState.BAD)
+    may_go.set()
+    loader.stop()
+    assert arena.word(5) == arena.word(6) == (3, PageState.READY)
     disk.close()
 
 

@@ -91,6 +91,58 @@ def test_pages_leased_from_an_earlier_kvstore_are_not_written(setup: Setup) -> N
     assert setup.mover.begin_writes(plan(EPOCH - 1), num_layers=2) is None
 
 
+class _Held(HostCopier):
+    """Stores nothing before it is let go."""
+
+    def __init__(self, pool: Bytes) -> None:
+        super().__init__(pool)
+        self.has_begun = threading.Event()
+        self.may_go = threading.Event()
+
+    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+        self.has_begun.set()
+        assert self.may_go.wait(30)
+        super().store(mark, pool_page, target)
+
+
+def test_a_write_that_finds_no_room_is_not_done_and_costs_no_other(setup: Setup) -> None:
+    copier = _Held(setup.pool)
+    mover = KvMover(copier, PageGate(PAGES), lambda *_: None, stores_max=2)
+    mover.attach(setup.arena, EPOCH)
+    writes = [
+        BlockWrite(BlockKey(b"%d" % n), BlockKey(b"p"), [], [n, n + 3], [n, n + 3], 0)
+        for n in range(3)
+    ]
+    step = mover.begin_writes(StepPlan([], np.zeros((2, 0, 0), np.int32), writes, EPOCH), 2)
+    assert step is not None
+    mover.store(step, 0, 0)
+    assert copier.has_begun.wait(30)
+    for index, layer in ((0, 1), (1, 0), (1, 1), (2, 0), (2, 1)):  # room for the first two
+        mover.store(step, index, layer)
+    copier.may_go.set()
+    sums = step.wait()
+    assert [bool(each) for each in sums] == [True, False, False]
+    assert sums[0] == [checksum(setup.pool[0]), checksum(setup.pool[3])]
+    mover.close()
+
+
+def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Setup) -> None:
+    ended: list[int] = []
+    mover = KvMover(
+        HostCopier(setup.pool), PageGate(PAGES), lambda _, bad, *__: ended.extend(bad), loads_max=2
+    )
+    mover.attach(setup.arena, EPOCH)
+    with mover._has_loads:  # the thread takes nothing meanwhile
+        mover.submit_loads([PageLoad(0, 0, 1, 0, EPOCH)], is_prefetch=True)
+        mover.submit_loads([PageLoad(2, 1, 1, 1, EPOCH)], is_prefetch=False)
+        assert ended == []
+        mover.submit_loads([PageLoad(1, 2, 1, 2, EPOCH)], is_prefetch=False)
+        assert ended == [0]
+        mover.submit_loads([PageLoad(0, 3, 1, 3, EPOCH)], is_prefetch=False)
+        assert ended == [0, 1]
+    mover.close()
+
+
 class FlippingArena(Arena):
     """Its kvstore finishes a page right after the first look at its word."""
 
