@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "an old attempt may pull", FRONTEND_TURNS,
-        "if turn is None or ref.attempt < turn.attempt:", "if turn is None:",
+        "if turn is not None and ref.attempt >= turn.attempt:", "if turn is not None:",
     ),
     Mutant(
         "a repeat is not cut off", FRONTEND_TURNS,
@@ -250,8 +250,8 @@ MUTANTS = (
     ),
     Mutant(
         "cancelled pulls are delivered", PULLING,
-        "            if self._pulling.get(start.turn_id) is start:",
-        "            if self._pulling.pop(start.turn_id, start):",
+        "            if self._is_wanted(start) and (",
+        "            if self._pulling.setdefault(start.turn_id, start) and (",
     ),
     # The kvstore.
     Mutant(

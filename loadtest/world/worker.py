@@ -138,15 +138,20 @@ class Worker(Process):
 
     def _pull(self) -> None:
         for pull in self.pulling.take_pulls():
-            self.world.wires.request(
-                self, PROMPT_PULL, PromptPull(worker_id=self.worker_id, turns=pull.refs),
-                partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
-                ident=pull.frontend_id,
-            )  # fmt: skip
+            self._ask_for(pull)
+
+    def _ask_for(self, pull: Pull) -> None:
+        self.world.wires.request(
+            self, PROMPT_PULL, PromptPull(worker_id=self.worker_id, turns=pull.refs),
+            partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
+            ident=pull.frontend_id,
+        )  # fmt: skip
 
     def _on_pulled(self, pull: Pull, reply: Any) -> None:
         for start, prompt in self.pulling.on_reply(pull, reply):
             self._on_prompt(start, prompt)
+        if (rest := self.pulling.again(pull)) is not None:
+            self._ask_for(rest)
 
     def _on_unpulled(self, pull: Pull, _: SymphonyError) -> None:
         self._on_pulled(pull, None)
