@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
-UNSERVED_CODES = {"no_worker", "no_capacity"}
+UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A worker's device: pool memory by what it holds, loads from the arena, and the forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import ArenaMemory, Content, Origin, origins
 from loadtest.world.timeline import SECOND, US
 from services.worker.core.effects import (
-    LATE,
     BlockWrite,
     PageLoad,
     Row,
@@ -43,6 +42,7 @@ class _Step:
     failed: set[int]
     sums: list[list[int]] | None
     started_at_ns: int
+    given_up: set[int] = field(default_factory=set)  # writes whose lease has ended
     is_computed: bool = False
 
 
@@ -76,6 +76,10 @@ class Device:
         """Use this arena from now on; what is under way keeps the old."""
         self._arena = arena
         self._epoch = epoch
+
+    def detach(self) -> None:
+        """Store nothing any more: the leases end."""
+        self._arena = None
 
     # Loads.
 
@@ -188,8 +192,8 @@ class Device:
             result.sampled.append(None if token is None else Sampled(token))
         if step.sums is not None:
             result.checksums = [
-                [] if write.row != LATE and write.row in step.failed else sums
-                for write, sums in zip(plan.writes, step.sums, strict=True)
+                [] if number in step.given_up or write.row in step.failed else sums
+                for number, (write, sums) in enumerate(zip(plan.writes, step.sums, strict=True))
             ]
         self._step = None
         self._worker.on_step(result)
@@ -197,6 +201,9 @@ class Device:
     def _store(self, step: _Step, number: int, write: BlockWrite, layer: int) -> None:
         """One page of a block goes down while the pass runs."""
         assert step.arena is not None and step.sums is not None
+        if self._arena is not step.arena or self._epoch != step.plan.epoch:
+            step.given_up.add(number)
+            return
         content = self._memory.get(write.pool_pages[layer])
         if content is not None:
             step.arena.contents[write.arena_pages[layer]] = content

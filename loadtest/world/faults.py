@@ -81,7 +81,7 @@ def unleash(world: "World") -> None:
     faults, random = world.faults, world.fault_random
     weather = world.wires.weather
     if "loss" in faults.kinds:
-        weather.loss = random.choice([0.005, 0.03, 0.1])
+        weather.loss = random.choice([0.002, 0.01, 0.03])
     if "duplication" in faults.kinds:
         weather.duplication = random.choice([0.01, 0.1])
     if "delay" in faults.kinds:

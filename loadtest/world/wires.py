@@ -46,6 +46,7 @@ class _Connection:
     cut_until_ns: int = 0
     mute_until_ns: int = 0
     deaf_until_ns: int = 0
+    last_at_ns: int = 0  # what does not get lost arrives in order, but for a few
     pending: deque[Action] = field(default_factory=deque)
 
 
@@ -306,10 +307,15 @@ class Wires:
             else:
                 action()
 
-        for _ in range(2 if weather.duplication and random.random() < weather.duplication else 1):
-            is_slow = weather.slow and random.random() < weather.slow
-            delay_ns = random.randrange(weather.delay_max_ns * (10 if is_slow else 1))
-            world.timeline.after(delay_ns, arrive)
+        now_ns = world.timeline.now_ns
+        if weather.slow and random.random() < weather.slow:  # others overtake it
+            world.timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
+        else:
+            at_ns = max(now_ns + random.randrange(weather.delay_max_ns), connection.last_at_ns)
+            connection.last_at_ns = at_ns
+            world.timeline.after(at_ns - now_ns, arrive)
+        if weather.duplication and random.random() < weather.duplication:
+            world.timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
 
 
 def _handling(

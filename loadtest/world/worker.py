@@ -290,6 +290,7 @@ class Worker(Process):
     # The kvstore.
 
     def _open(self) -> None:
+        self.device.detach()
         self._num_opens += 1
         incarnation = f"{self._incarnation}.{self._num_opens}"
 

@@ -38,7 +38,7 @@ class Options:
     calm_max_ns: int = 150 * SECOND
     settle_ns: int = 4 * SECOND
     rest_ns: int = 18 * SECOND
-    unserved_ns: int = 10 * SECOND
+    unserved_ns: int = 6 * SECOND
     sessions_max: int = 7
     workers_max: int = 3
     events_max: int = 400_000

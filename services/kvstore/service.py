@@ -175,14 +175,14 @@ class KvService:
         if message.page_bytes not in self._core.arenas:
             self._core.on_arena(message.page_bytes, arena.num_pages)
         old = self._core.workers.find(message.worker_id)
-        if old is not None and old.incarnation != message.incarnation:
-            self._leases.drop(old.worker_id, old.incarnation)
-        lease_path = self._leases.add(message.worker_id, message.incarnation)
         event = Open(
             message.worker_id, incarnation, message.fingerprint, message.num_layers,
             message.page_bytes,
         )  # fmt: skip
         self._perform(self._core.on_open(event, now_ns))
+        if old is not None and old.incarnation != message.incarnation:
+            self._leases.drop(old.worker_id, old.incarnation)
+        lease_path = self._leases.add(message.worker_id, message.incarnation)
         return m.KvOpened(
             arena_path=str(arena.path),
             num_pages=arena.num_pages,

@@ -37,6 +37,8 @@ class KvClient:
     Args:
         on_connected: called with the arena and the epoch each time a kvstore knows us (anew).
         on_disconnected: called when it stops answering or has forgotten us.
+        before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
+            every lease of ours: nothing may be written to their pages any more when it returns.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class KvClient:
         info: ModelInfo,
         on_connected: Callable[[Arena, int], None],
         on_disconnected: Callable[[], None],
+        before_open: Callable[[], None] = lambda: None,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
         self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.page_bytes)
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
+        self._before_open = before_open
         self._lease_lock: int | None = None
         self._lost = asyncio.Event()
         self._lost.set()
@@ -132,6 +136,7 @@ class KvClient:
             self._lease_lock = None
 
     async def _open(self) -> None:
+        await asyncio.to_thread(self._before_open)
         incarnation = new_id("inc")
         request = self._link.open(incarnation)
         opened = await self._bus.request(KV_OPEN, request, self._host_id, timeout_s=CALL_TIMEOUT_S)

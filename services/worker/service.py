@@ -185,6 +185,7 @@ class Worker:
             info,
             on_connected=partial(self._on_kv_connected, info.model_id),
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
+            before_open=executor.mover.detach,
         )
         runner = EngineRunner(
             runtime.bus,

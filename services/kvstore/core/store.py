@@ -32,7 +32,7 @@ from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
 from shared.ids import WorkerId
 
 
@@ -72,14 +72,19 @@ class KvCore:
         self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes)
 
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
-        """A worker introduces itself, which gives back what an earlier incarnation of it held. One
-        that opens the same model again lost touch and forgot what it held: that goes back too.
+        """A worker introduces itself, which gives back what an earlier incarnation of it held. The
+        same word heard twice changes nothing: by now it may hold pages.
+
+        Raises:
+            NotFound: a later incarnation has opened since: this one is over.
         """
+        if self.workers.is_retired(event.worker_id, event.incarnation):
+            raise NotFound(
+                f"{event.worker_id} has opened again since", "incarnation", "unknown_worker"
+            )
         effects: list[Effect] = []
         old = self.workers.find(event.worker_id)
-        if old is not None and (
-            old.incarnation != event.incarnation or event.fingerprint in old.shapes
-        ):
+        if old is not None and old.incarnation != event.incarnation:
             effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)
         self.workers.open(event)
         return effects

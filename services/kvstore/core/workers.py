@@ -1,5 +1,6 @@
 """Who may ask: open workers, the pages they lease, the tickets they hold."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -8,6 +9,8 @@ from services.kvstore.core.arena_tier import Block
 from services.kvstore.core.events import Open, Renew
 from shared.errors import NotFound
 from shared.ids import WorkerId
+
+RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class Workers:
     def __init__(self, first_ticket: int) -> None:
         self._workers: dict[WorkerId, Worker] = {}
         self._ticket_numbers = count(first_ticket)
+        self._retired: OrderedDict[tuple[WorkerId, str], None] = OrderedDict()
 
     def find(self, worker_id: WorkerId) -> Worker | None:
         return self._workers.get(worker_id)
@@ -93,7 +97,14 @@ class Workers:
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
             return None
+        self._retired[worker_id, incarnation] = None
+        if len(self._retired) > RETIRED_MAX:
+            self._retired.popitem(last=False)
         return self._workers.pop(worker_id)
+
+    def is_retired(self, worker_id: WorkerId, incarnation: str) -> bool:
+        """Whether this incarnation was open, and is not any more."""
+        return (worker_id, incarnation) in self._retired
 
     def add_ticket(self, worker: Worker, page_bytes: int, blocks: list[Block], now_ns: int) -> int:
         """Number of a new ticket that holds `blocks`."""

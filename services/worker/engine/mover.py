@@ -86,7 +86,8 @@ class StepWrites:
 
     Attributes:
         checksums: [write][layer], filled in as pages are stored; empty for a write that is not
-            done, because there was no room in the queue.
+            done, because there was no room in the queue, or its lease has ended.
+        epoch: connection to a kvstore that the arena's pages were leased on.
     """
 
     writes: list[BlockWrite]
@@ -94,6 +95,7 @@ class StepWrites:
     num_left: int
     checksums: list[list[int]]
     store_thread: threading.Thread
+    epoch: int = 0
     done: threading.Event = field(default_factory=threading.Event)
     given_up: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -106,7 +108,7 @@ class StepWrites:
         return True
 
     def give_up(self, index: int) -> None:
-        """A page of this write finds no room: the write is not done, and this page is over."""
+        """A page of this write is not stored: the write is not done, and this page is over."""
         self.given_up.add(index)
         self._count()
 
@@ -156,6 +158,7 @@ class KvMover:
         self._on_loaded = on_loaded
         self._arena: Arena | None = None
         self._epoch = 0
+        self._storing = threading.Lock()  # held while a page is stored
         self._loads: list[_Load] = []  # a heap
         self._has_loads = threading.Condition()
         self._is_closed = False
@@ -170,9 +173,19 @@ class KvMover:
             thread.start()
 
     def attach(self, arena: Arena, epoch: int) -> None:
-        """Use this arena, of connection `epoch`, from now on; what is under way keeps the old."""
-        self._arena = arena
-        self._epoch = epoch
+        """Use this arena, of connection `epoch`, from now on; loads under way keep the old."""
+        with self._storing:
+            self._arena = arena
+            self._epoch = epoch
+
+    def detach(self) -> None:
+        """Store nothing any more: the leases of this connection are about to end, and with the next
+        one the kvstore gives their pages to others, who trust what they write there.
+
+        Returns when the page that is being stored is there, so not for an event loop.
+        """
+        with self._storing:
+            self._arena = None
 
     def submit_loads(self, loads: list[PageLoad], *, is_prefetch: bool) -> None:
         """Start loads; their pages count as loading from now on. Those that were promised on
@@ -219,7 +232,7 @@ class KvMover:
             return None
         sums = [[0] * num_layers for _ in plan.writes]
         num_left = len(plan.writes) * num_layers
-        return StepWrites(plan.writes, arena, num_left, sums, self._threads[1])
+        return StepWrites(plan.writes, arena, num_left, sums, self._threads[1], epoch)
 
     def check(self) -> None:
         """See that both threads are there.
@@ -307,8 +320,14 @@ class KvMover:
 
     def _store_loop(self) -> None:
         while (item := self._outgoing.get()) is not None:
-            step, index, layer, mark = item
-            write = step.writes[index]
-            target = step.arena.pages[write.arena_pages[layer]]
-            self._copier.store(mark, write.pool_pages[layer], target)
-            step.on_stored(index, layer, checksum(target))
+            with self._storing:
+                self._store_page(*item)
+
+    def _store_page(self, step: StepWrites, index: int, layer: int, mark: object) -> None:
+        if self._arena is not step.arena or self._epoch != step.epoch:
+            step.give_up(index)
+            return
+        write = step.writes[index]
+        target = step.arena.pages[write.arena_pages[layer]]
+        self._copier.store(mark, write.pool_pages[layer], target)
+        step.on_stored(index, layer, checksum(target))

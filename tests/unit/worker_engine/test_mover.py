@@ -183,3 +183,37 @@ def test_nobody_waits_for_a_thread_that_died(setup: Setup, monkeypatch: pytest.M
     with pytest.raises(MoverGone, match="kv-store"):
         mover.check()
     mover.close()
+
+
+def test_no_page_is_stored_once_its_lease_is_about_to_end(setup: Setup) -> None:
+    setup.pool[3:5] = 7
+    writes = setup.mover.begin_writes(plan(EPOCH), num_layers=2)
+    assert writes is not None
+    setup.mover.detach()
+    setup.mover.store(writes, 0, 0)
+    setup.mover.attach(setup.arena, EPOCH + 1)  # by now others may have the pages
+    setup.mover.store(writes, 0, 1)
+    assert writes.wait() == [[]] and not setup.arena.pages.any()
+
+
+def test_who_ends_a_lease_waits_for_the_page_under_way(setup: Setup) -> None:
+    copier = _Held(setup.pool)
+    mover = KvMover(copier, PageGate(PAGES), lambda *_: None)
+    mover.attach(setup.arena, EPOCH)
+    writes = mover.begin_writes(plan(EPOCH), num_layers=2)
+    assert writes is not None
+    mover.store(writes, 0, 0)
+    assert copier.has_begun.wait(30)
+    stored_first: list[bool] = []
+
+    def detach() -> None:
+        mover.detach()
+        stored_first.append(copier.may_go.is_set())
+
+    ending = threading.Thread(target=detach)
+    ending.start()
+    copier.may_go.set()
+    ending.join(30)
+    mover.store(writes, 0, 1)
+    assert stored_first == [True] and writes.wait() == [[]]
+    mover.close()

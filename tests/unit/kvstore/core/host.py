@@ -1,6 +1,6 @@
 """A core with its effects held back, so that a test decides when the threads answer."""
 
-from collections import deque
+from collections import defaultdict, deque
 
 from services.kvstore.core import (
     BlockWrite,
@@ -62,6 +62,9 @@ class Host:
         self.loads: deque[list[PageLoad]] = deque()
         self.writes: deque[BlockWrite] = deque()
         self.failed: set[tuple[int, int]] = set()
+        self.incarnations: defaultdict[WorkerId, str] = defaultdict(str)
+        self.opened: list[tuple[WorkerId, str]] = []
+        self.leased_at_ns: dict[int, int] = {}
 
     def perform(self, effects: list[Effect]) -> None:
         self.effects += effects
@@ -77,13 +80,23 @@ class Host:
                 case WriteBlocks(writes):
                     self.writes += writes
 
-    def open(self, worker: WorkerId = WORKERS[0], incarnation: str = "i") -> None:
+    def open(self, worker: WorkerId = WORKERS[0]) -> None:
+        """As a new incarnation each time."""
+        self.incarnations[worker] = f"i{len(self.opened)}"
+        self.opened.append((worker, self.incarnations[worker]))
+        self.open_as(worker, self.incarnations[worker])
+
+    def open_as(self, worker: WorkerId, incarnation: str) -> None:
+        """A word of this incarnation is heard, perhaps late, perhaps again."""
         event = Open(worker, incarnation, "f", LAYERS, PAGE_BYTES)
         self.perform(self.core.on_open(event, self.now_ns))
 
     def lease(self, num_pages: int, worker: WorkerId = WORKERS[0]) -> list[int]:
-        pages, effects = self.core.on_lease(worker, "i", PAGE_BYTES, num_pages, self.now_ns)
+        pages, effects = self.core.on_lease(
+            worker, self.incarnations[worker], PAGE_BYTES, num_pages, self.now_ns
+        )
         self.perform(effects)
+        self.leased_at_ns |= dict.fromkeys(pages, self.now_ns)
         return pages
 
     def commit(
@@ -100,9 +113,29 @@ class Host:
             )
             for at, name in enumerate(names)
         ]
-        event = Commit(worker, "i", "f", PAGE_BYTES, blocks)
+        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks)
         _, effects = self.core.on_commit(event, self.now_ns)
         self.perform(effects)
+
+    def leased(self, worker: WorkerId) -> dict[int, int]:
+        """Pages leased to it, with when."""
+        found = self.core.workers.find(worker)
+        assert found is not None
+        return found.leased.get(PAGE_BYTES, {})
+
+    def is_young_lease(self, worker: WorkerId, page: int) -> bool:
+        """Whether its worker may not have heard of it yet."""
+        at_ns = self.leased(worker).get(page, self.leased_at_ns.get(page, 0))
+        return self.now_ns - at_ns < TICKET_NS
+
+    def retired(self, worker: WorkerId) -> list[str]:
+        """Incarnations of it that are over."""
+        return [name for owner, name in self.opened if owner == worker][:-1]
+
+    def lose(self, worker: WorkerId) -> None:
+        """The worker's process ends."""
+        incarnation = self.incarnations[worker]
+        self.perform(self.core.on_worker_gone(worker, incarnation, self.now_ns))
 
     def store(self, names: list[tuple[int, int]]) -> None:
         """Commit blocks and write them to disk."""
@@ -119,7 +152,9 @@ class Host:
         blocks_max: int = NUM_PAGES,
     ) -> Staged:
         keys = [key_of(sequence, index) for index in range(num_blocks)]
-        event = Stage(worker, "i", LAYERS, PAGE_BYTES, keys, priority, blocks_max)
+        event = Stage(
+            worker, self.incarnations[worker], LAYERS, PAGE_BYTES, keys, priority, blocks_max
+        )
         staged, effects = self.core.on_stage(event, self.now_ns)
         self.perform(effects)
         return staged
@@ -127,11 +162,12 @@ class Host:
     def release(
         self, ticket: int = 0, pages: list[int] | None = None, worker: WorkerId = WORKERS[0]
     ) -> None:
-        event = Release(worker, "i", ticket, PAGE_BYTES, pages or [])
+        event = Release(worker, self.incarnations[worker], ticket, PAGE_BYTES, pages or [])
         self.perform(self.core.on_release(event, self.now_ns))
 
-    def renew(self, tickets: list[int], worker: WorkerId = WORKERS[0]) -> None:
-        self.core.on_renew(Renew(worker, "i", tickets), self.now_ns)
+    def renew(self, tickets: list[int], leased: list[int], worker: WorkerId = WORKERS[0]) -> None:
+        event = Renew(worker, self.incarnations[worker], tickets, PAGE_BYTES, leased)
+        self.perform(self.core.on_renew(event, self.now_ns))
 
     def pass_time(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

@@ -1,10 +1,12 @@
 """Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core import LoadOutcome, Staged, WriteOutcome
+from shared.errors import NotFound
 from shared.ids import WorkerId
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, TICKET_NS, WORKERS, Host
 
@@ -100,7 +102,7 @@ class KvMachine(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def die(self, worker: WorkerId) -> None:
-        self.host.perform(self.host.core.on_worker_gone(worker, "i", self.host.now_ns))
+        self.host.lose(worker)
         self._open(worker)
 
     @rule(duration_ns=st.integers(0, 400))
@@ -112,10 +114,32 @@ class KvMachine(RuleBasedStateMachine):
     def renew(self, worker: WorkerId, data: st.DataObject) -> None:
         """What it names stays; what it forgot, or has let go, does no harm."""
         tickets = data.draw(st.lists(st.sampled_from([0, *self.renewed_at_ns]), max_size=4))
-        self.host.renew(tickets, worker)
+        self.host.renew(tickets, self.leased[worker], worker)
         own = {staged.ticket for staged in self.held[worker]}
         for ticket in own.intersection(tickets):
             self.renewed_at_ns[ticket] = self.host.now_ns
+
+    @rule(worker=workers, data=st.data())
+    def lose_track(self, worker: WorkerId, data: st.DataObject) -> None:
+        """What it does not name goes back, but not what it may only not know of yet."""
+        kept = [page for page in self.leased[worker] if data.draw(st.booleans())]
+        before = set(self.host.leased(worker))
+        self.host.renew([], kept, worker)
+        after = set(self.host.leased(worker))
+        assert set(kept) <= after
+        young = {page for page in before if self.host.is_young_lease(worker, page)}
+        assert young <= after, "taken back before its worker can have heard of it"
+        self.leased[worker] = [page for page in self.leased[worker] if page in after]
+
+    @rule(worker=workers)
+    def hear_an_old_open(self, worker: WorkerId) -> None:
+        """Word of an open, late or doubled, takes nothing from who has opened since."""
+        before = set(self.host.leased(worker))
+        self.host.open_as(worker, self.host.incarnations[worker])
+        for incarnation in self.host.retired(worker):
+            with pytest.raises(NotFound):
+                self.host.open_as(worker, incarnation)
+        assert set(self.host.leased(worker)) == before
 
     @rule()
     def fall_silent(self) -> None:
@@ -154,7 +178,7 @@ class KvMachine(RuleBasedStateMachine):
         if not hasattr(self, "host"):
             return
         for worker in WORKERS:
-            self.host.perform(self.host.core.on_worker_gone(worker, "i", self.host.now_ns))
+            self.host.lose(worker)
         while self.host.loads:
             self.host.finish_load()
         while self.host.writes:

@@ -216,10 +216,37 @@ def test_the_disk_keeps_its_size_and_age() -> None:
 
 def test_a_new_incarnation_takes_back_what_the_old_one_held(host: Host) -> None:
     host.lease(5)
-    host.open(WORKERS[0], "j")
+    old = host.incarnations[WORKERS[0]]
+    host.open(WORKERS[0])
     assert host.arena.num_free == NUM_PAGES
+    host.incarnations[WORKERS[0]] = old
     with pytest.raises(NotFound):
         host.lease(1)
+
+
+def test_word_of_an_open_that_comes_late_or_twice_takes_nothing(host: Host) -> None:
+    old = host.incarnations[WORKERS[0]]
+    host.open(WORKERS[0])
+    pages = host.lease(LAYERS)
+    host.open_as(WORKERS[0], host.incarnations[WORKERS[0]])
+    with pytest.raises(NotFound):
+        host.open_as(WORKERS[0], old)
+    host.commit([(0, 0)], pages)
+    assert len(host.writes) == 1
+
+
+def test_leased_pages_that_a_worker_does_not_name_go_back(host: Host) -> None:
+    lost, kept = host.lease(LAYERS), host.lease(LAYERS)
+    host.now_ns += TICKET_NS - 1
+    host.renew([], kept)
+    assert host.arena.num_free == NUM_PAGES - 2 * LAYERS  # their answer may be on its way still
+    host.now_ns += 1
+    late = host.lease(LAYERS)
+    host.renew([], kept)
+    assert host.arena.num_free == NUM_PAGES - 2 * LAYERS
+    assert set(host.leased(WORKERS[0])) == {*kept, *late} and not set(lost) & {*kept, *late}
+    host.pass_time(10 * TICKET_NS)
+    assert set(host.leased(WORKERS[0])) == {*kept, *late}, "silence takes no pages"
 
 
 def test_a_refused_commit_takes_nothing(host: Host) -> None:
@@ -293,19 +320,19 @@ def test_a_ticket_that_nobody_renews_is_released(host: Host) -> None:
     lost, held = host.stage(0, 1), host.stage(0, 2)
     for _ in range(4):
         host.pass_time(TICKET_NS // 2)
-        host.renew([held.ticket, 12345])
+        host.renew([held.ticket, 12345], [])
     pins = [host.arena.blocks[key_of(0, index)].num_pins for index in range(2)]
     assert pins == [1, 1] and host.core.counts.num_tickets_expired == 1
     host.release(lost.ticket)  # too late, and without harm
     host.pass_time(TICKET_NS)
-    host.renew([held.ticket])
+    host.renew([held.ticket], [])
     assert not any(block.num_pins for block in host.arena.holding.values())
     assert len(host.lease(NUM_PAGES)) == NUM_PAGES
 
 
 def test_who_is_not_open_cannot_renew() -> None:
     with pytest.raises(NotFound):
-        Host().renew([1])
+        Host().renew([1], [])
 
 
 @pytest.mark.parametrize("blocks_max", [0, 1, 2])
