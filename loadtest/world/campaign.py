@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.world import Options, World, run_seed
@@ -76,7 +77,7 @@ def run_campaign(
     """Run seeds on all cores."""
     tally = Tally()
     chunks = [(at, min(CHUNK, first + num - at)) for at in range(first, first + num, CHUNK)]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         for part in pool.map(run_seeds, *zip(*chunks, strict=True)):
             tally.add(part)
             on_progress(tally)

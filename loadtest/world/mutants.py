@@ -93,8 +93,7 @@ MUTANTS = (
     # Turns, at the scheduler.
     Mutant(
         "every turn fails", SCHEDULER_TURNS,
-        "        if chosen is not None:\n            worker, reason = chosen",
-        "        if chosen is None:\n            worker, reason = chosen",
+        "        if len(self._turns) >= self._limits.turns_max:", "        if True:",
     ),
     Mutant(
         "a lost turn is never placed again", SCHEDULER_TURNS,
@@ -261,8 +260,13 @@ MUTANTS = (
     ),
     Mutant(
         "a reopened worker keeps what it held", STORE,
-        "old.incarnation != event.incarnation or event.fingerprint in old.shapes",
-        "event.fingerprint in ()",
+        "            effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)\n",
+        "            self.workers.close(old.worker_id, old.incarnation)\n",
+    ),
+    Mutant(
+        "a late word of an open counts", STORE,
+        "        if self.workers.is_retired(event.worker_id, event.incarnation):",
+        "        if False:",
     ),
     Mutant(
         "tickets do not expire", STORE,

@@ -1,0 +1,81 @@
+"""The whole house in virtual time: no fault, and no mixture of them, costs anybody's turn.
+
+A failure names its seed; `./symphony bench chaos --sim --first SEED --seeds 1` tells what it comes
+down to.
+"""
+
+import time
+
+import pytest
+
+from loadtest.world import World, run_seed
+from loadtest.world.campaign import run_campaign, run_seeds, shrink
+from loadtest.world.faults import HOW_OFTEN, KINDS
+from loadtest.world.frontend import Frontend
+from loadtest.world.mutants import MUTANTS, ROOT, Mutant
+from services.frontend.core.turns import Deliver
+
+NUM_SEEDS = 2000
+
+
+def test_every_seed_holds() -> None:
+    tally = run_campaign(0, NUM_SEEDS)
+    assert tally.num_seeds == NUM_SEEDS
+    assert not tally.failures, f"{len(tally.failures)} seeds fail: {tally.failures}"
+    assert set(HOW_OFTEN) == set(tally.faults), "a kind of fault never happened"
+    assert tally.num_lost > 1000 and tally.num_dropped > 100
+    assert tally.ends.total() > 5 * NUM_SEEDS
+    assert tally.ends["stop"] + tally.ends["length"] > 0.85 * tally.ends.total()
+    assert tally.job_ends["done"] > 0.5 * tally.job_ends.total()
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = run_seed(11), run_seed(11)
+    assert first.trace == second.trace
+    assert first.timeline.num_events == second.timeline.num_events > 500
+
+
+def test_the_worlds_meet_what_they_are_for() -> None:
+    cores = [worker.core for seed in range(30) for worker in run_seed(seed).workers]
+    assert sum(core.num_prefix_hits for core in cores) > 100
+    assert sum(core.pool.num_evicted for core in cores) > 100
+    assert sum(core.num_load_failures for core in cores) > 0
+    assert sum(core.writeback.num_given_up for core in cores) > 0
+
+
+def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontend that, once it was restarted, says every token twice."""
+    deliver = Frontend._deliver
+
+    def stammer(self: Frontend, news: Deliver) -> None:
+        deliver(self, news)
+        if self.life > 1 and news.finish is None:
+            deliver(self, news)
+
+    monkeypatch.setattr(Frontend, "_deliver", stammer)
+    tally = run_seeds(0, 50, stop_at_first=True)
+    ((seed, text),) = tally.failures.items()
+    assert "undisturbed" in text
+    with pytest.raises(AssertionError) as caught:
+        run_seed(seed)
+    assert caught.value.__notes__ == [f"seed {seed}"]
+    started_s = time.monotonic()
+    shrunk = shrink(seed)
+    assert shrunk is not None and time.monotonic() - started_s < 60
+    assert {fault.kind for fault in shrunk.faults.once} == {"frontend"}
+    assert shrunk.faults.kinds == {"frontend"}
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    worlds = [World(seed, run_seed(0).options) for seed in range(60)]
+    assert set().union(*(world.faults.kinds for world in worlds)) == set(KINDS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mutants_still_fit(mutant: Mutant) -> None:
+    text = (ROOT / mutant.path).read_text()
+    assert text.count(mutant.old) == 1 and mutant.old != mutant.new
+
+
+def test_there_are_enough_mutants() -> None:
+    assert len(MUTANTS) >= 40 and len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
