@@ -232,16 +232,23 @@ class Bus:
         *ids: str,
         timeout_s: float = 0.5,
         num_max: int = 1024,
+        until: Callable[[list[Rep]], bool] = lambda replies: False,
     ) -> list[Rep]:
-        """Ask everyone who serves `subject` and collect what arrives within `timeout_s`."""
+        """Ask everyone who serves `subject` and collect what arrives within `timeout_s`.
+
+        Args:
+            until: whether these answers are enough.
+        """
         replies: list[Rep] = []
         inbox = self._client.new_inbox()
         done = asyncio.Event()
 
         async def collect(msg: Msg) -> None:
-            if not (msg.headers and (ERROR_HEADER in msg.headers or "Status" in msg.headers)):
+            headers = msg.headers or {}
+            is_alone = "Status" in headers  # so says the server: nobody listens
+            if not is_alone and ERROR_HEADER not in headers:
                 replies.append(decode(subject.reply, msg.data))
-            if len(replies) >= num_max:
+            if is_alone or len(replies) >= num_max or until(replies):
                 done.set()
 
         subscription = await self._client.subscribe(inbox, cb=collect)

@@ -6,11 +6,36 @@ recompute, never an answer.
 """
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages.codec import decode, encode
 
 DEFAULT_EXPIRY_S = 24 * 3600
+MARK_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TextMark:
+    """By what a text is known again without being kept: its length and a hash."""
+
+    num_chars: int
+    digest: str
+
+    @classmethod
+    def of(cls, text: str) -> "TextMark":
+        """The mark of `text`."""
+        digest = blake2b(text.encode(errors="surrogatepass"), digest_size=MARK_BYTES)
+        return cls(len(text), digest.hexdigest())
+
+    def is_at(self, text: str, start: int) -> bool:
+        """Whether `text` says the same from `start` on.
+
+        >>> TextMark.of("fox").is_at("a fox ran", 2), TextMark.of("fox").is_at("a fo", 2)
+        (True, False)
+        """
+        end = start + self.num_chars
+        return end <= len(text) and TextMark.of(text[start:end]) == self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +43,9 @@ class SessionRecord:
     """Attributes:
     tokens: packed int32: the prompt and the reply of the last turn.
     block_keys: packed hex keys of every full block of `tokens`.
-    prompt_text: the prompt as rendered by the chat template (or given to completions).
-    reply_text: text of the reply's tokens that are in `tokens`.
+    prompt: the prompt as rendered by the chat template (or given to completions).
+    reply: text of the reply's tokens that are in `tokens`.
+    stripped_reply: the same as chat templates may show it.
     """
 
     session_id: SessionId
@@ -28,8 +54,9 @@ class SessionRecord:
     fingerprint: str
     tokens: str
     block_keys: str
-    prompt_text: str
-    reply_text: str
+    prompt: TextMark
+    reply: TextMark
+    stripped_reply: TextMark
     num_tokens: int
     num_turns: int
     last_used: float  # wall-clock seconds
@@ -44,6 +71,18 @@ def session_redis_key(tenant: TenantId, session_id: SessionId) -> str:
     'symphony:session:1:a:b:c'
     """
     return f"symphony:session:{len(tenant)}:{tenant}:{session_id}"
+
+
+def generation_redis_key(tenant: TenantId, session_id: SessionId) -> str:
+    """Which deletion of the session was the last, in the last hours: a turn that began before it
+    stores no record.
+    """
+    return f"symphony:generation:{len(tenant)}:{tenant}:{session_id}"
+
+
+def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
+    """Packed keys of the blocks of a deleted session, until all who may have them dropped them."""
+    return f"symphony:tombstone:{len(tenant)}:{tenant}:{session_id}"
 
 
 def block_redis_key(key_hex: str) -> str:

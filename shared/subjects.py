@@ -121,6 +121,7 @@ KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)
 KV_COMMIT = Subject("symphony.kv.*.commit", m.KvCommit, m.KvCommitted)
 
 # Everyone.
+SESSION_FORGET = Subject("symphony.session.forget", m.SessionForget, m.SessionForgotten)
 SESSION_DELETE = Subject("symphony.session.delete", m.KvDelete, m.KvDeleted)
 KV_STATS = Subject("symphony.kv.stats", m.Empty, m.KvStats)
 SCHEDULER_STATUS = Subject("symphony.scheduler.status", m.Empty, m.SchedulerStatus)

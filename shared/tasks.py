@@ -22,10 +22,11 @@ class Tasks:
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Let what is under way end, for so long at most."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=timeout_s)
+    async def wait(self, timeout_s: float) -> bool:
+        """Let what is under way end, for so long at most; whether it all did."""
+        if not self._tasks:
+            return True
+        return not (await asyncio.wait(list(self._tasks), timeout=timeout_s))[1]
 
     def cancel(self) -> None:
         """End all of it where it waits."""

@@ -37,6 +37,7 @@ from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import SymphonyError
 from shared.ids import HostId, WorkerId
 from shared.messages import pack_ints, unpack_ints
+from shared.owners import OwnerKey
 from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Kvstore(Process):
                 tokens=unpack_ints(block.tokens),
                 pages=unpack_ints(block.pages),
                 checksums=unpack_ints(block.checksums, "Q"),
+                owner=OwnerKey(bytes.fromhex(block.owner)),
             )
             for block in message.blocks
         ]

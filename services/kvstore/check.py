@@ -15,11 +15,12 @@ import lmdb
 
 from services.kvstore.disk import Disk, FoundBlock, Scan
 from shared.blocks import KEY_BYTES, BlockKey
+from shared.owners import OWNER_BYTES, OwnerKey
 
 EXIT_DAMAGED = 1
 EXIT_REFUSED = 3  # the folder or the file is not ours to open
 _NUM_DELETED = struct.Struct("<Q")
-_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ")
+_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s")
 
 
 def pack_scan(scan: Scan) -> bytes:
@@ -29,7 +30,7 @@ def pack_scan(scan: Scan) -> bytes:
     Scan(blocks=[], num_deleted=7)
     """
     blocks = [
-        _BLOCK.pack(block.key, block.num_layers, block.page_bytes, block.used_s)
+        _BLOCK.pack(block.key, block.num_layers, block.page_bytes, block.used_s, block.owner)
         for block in scan.blocks
     ]
     return b"".join([_NUM_DELETED.pack(scan.num_deleted), *blocks])
@@ -42,8 +43,10 @@ def unpack_scan(data: bytes) -> Scan:
         struct.error: the bytes are of another length.
     """
     blocks = [
-        FoundBlock(BlockKey(key), num_layers, page_bytes, used_s)
-        for key, num_layers, page_bytes, used_s in _BLOCK.iter_unpack(data[_NUM_DELETED.size :])
+        FoundBlock(BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner))
+        for key, num_layers, page_bytes, used_s, owner in _BLOCK.iter_unpack(
+            data[_NUM_DELETED.size :]
+        )
     ]
     return Scan(blocks, _NUM_DELETED.unpack_from(data)[0])
 

@@ -29,6 +29,7 @@ from services.kvstore.values import (
 )
 from shared.arena import Bytes, checksum
 from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnerKey
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class FoundBlock:
     num_layers: int
     page_bytes: int
     used_s: int
+    owner: OwnerKey = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,9 @@ class Disk:
                     continue
                 is_stamp = used is not None and len(used) == _STAMP_BYTES
                 used_s = int.from_bytes(bytes(used), "little") if is_stamp else first.created_s
-                found.append(FoundBlock(key, first.num_layers, first.page_bytes, used_s))
+                found.append(
+                    FoundBlock(key, first.num_layers, first.page_bytes, used_s, first.owner)
+                )
             for _ in _walk(transaction, self._uses):
                 pass
         if wrong:
@@ -322,7 +326,7 @@ class Writer:
                 raise CorruptPage(f"layer {layer} of block {write.key.hex()}")
             header = ValueHeader(
                 write.key, write.parent, fingerprint, layer, num_layers, write.page_bytes,
-                self._now_s, write.tokens, announced,
+                self._now_s, write.tokens, announced, write.owner,
             )  # fmt: skip
             write_header(header, buffer)
             self._transaction.put(value_key(write.key, layer), buffer, db=self._values)

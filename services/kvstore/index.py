@@ -1,5 +1,5 @@
 """Redis: which host holds which block, and sessions' records. An index: what it loses is published
-again, and while it is away nothing fails but the deletion of sessions.
+again, and while it is away nothing fails here.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from services.kvstore.session_count import SessionCount
 from services.kvstore.telemetry import REDIS_FAILURES
 from shared.blocks import BlockKey
-from shared.errors import MalformedMessage, PeerUnavailable
+from shared.errors import MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
 from shared.sessions import (
     SessionRecord,
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 2.0
 TIMEOUT_S = 1.0
 CHUNK = 1000
-DELETED_TTL_S = 60
 
 
 class RedisIndex:
@@ -103,30 +102,6 @@ class RedisIndex:
             self._failed(error)
             return None
         return _decode(data)
-
-    async def delete_record(
-        self, tenant: TenantId, session_id: SessionId
-    ) -> tuple[bool, SessionRecord | None]:
-        """Take a session's record out: whether it was there, and what it said.
-
-        For a minute a deleted record can still be read here, so that the kvstores of other hosts,
-        which hear of the deletion at the same time, know which blocks to forget.
-
-        Raises:
-            PeerUnavailable: Redis is away; the record is still there.
-        """
-        key = session_redis_key(tenant, session_id)
-        deleted_key = f"symphony:deleted:{key}"
-        try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.rename(key, deleted_key)
-                pipe.expire(deleted_key, DELETED_TTL_S)
-                pipe.get(deleted_key)
-                renamed, _, data = await pipe.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
-            self._failed(error)
-            raise PeerUnavailable(f"Redis is away, the session was not deleted: {error}") from None
-        return not isinstance(renamed, Exception), _decode(data)
 
     async def count_sessions(self) -> int:
         """Session records in Redis when they were last counted. Asking makes no load."""

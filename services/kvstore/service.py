@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ParamSpec
 
 import lmdb
@@ -44,6 +45,7 @@ from shared.blocks import KEY_BYTES, BlockKey, pack_keys, unpack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
 from shared.ids import subject_token
 from shared.messages.codec import pack_ints, unpack_ints
+from shared.owners import OWNER_BYTES, OwnerKey, owner_key
 from shared.service import Runtime
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ P = ParamSpec("P")
 
 NS_PER_S = 1_000_000_000
 TICK_S = 1.0
+SETTLE_TIMEOUT_S = 5.0
 NOTED_SHARE = 24  # a block's last use is written down once in this part of its expiry
 PAGE_BYTES_MAX = 1024**3
 STAGED_FIELDS_BYTES = 512  # of an answer to a stage, besides what it says of each block
@@ -265,15 +268,21 @@ class KvService:
         self._perform(self._core.on_release(event, self._runtime.clock.now_ns()))
 
     async def _delete(self, message: m.KvDelete) -> m.KvDeleted:
+        """Answered when no restart can bring the blocks back."""
         self._refuse_if_closed()
-        found, record = await self._index.delete_record(message.tenant, message.session_id)
-        if record is None:
-            return m.KvDeleted(found=found)
-        keys = _unpack_keys(record.block_keys, "session_id")
-        self._refuse_if_closed()
-        num_blocks, effects = self._core.on_delete(keys, self._runtime.clock.now_ns())
+        owner = owner_key(message.tenant, message.session_id)
+        keys = _unpack_keys(message.keys, "keys")
+        num_blocks, effects = self._core.on_delete(owner, keys, self._runtime.clock.now_ns())
         self._perform(effects)
-        return m.KvDeleted(found=found, num_blocks=num_blocks)
+        settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._writer.settle(self._from_thread(partial(_resolve, settled)))
+        try:
+            is_gone = await asyncio.wait_for(settled, SETTLE_TIMEOUT_S)
+        except TimeoutError:
+            is_gone = False
+        if not is_gone:
+            raise PeerUnavailable("the disk did not delete everything in time")
+        return m.KvDeleted(host_id=self._config.host_id, num_blocks=num_blocks)
 
     async def _stats(self, _: m.Empty) -> m.KvStats:
         arenas = self._core.arenas.values()
@@ -376,8 +385,14 @@ def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
     used_at_ns = now_ns - max(now_s - block.used_s, 0) * NS_PER_S
     num_bytes = stored_bytes(block.num_layers, block.page_bytes)
     return StoredBlock(
-        block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns
-    )
+        block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns,
+        block.owner,
+    )  # fmt: skip
+
+
+def _resolve(future: asyncio.Future[bool], result: bool) -> None:
+    if not future.done():  # nobody waits any more
+        future.set_result(result)
 
 
 def _path_token(text: str, param: str) -> str:
@@ -404,4 +419,15 @@ def _new_block(block: m.KvBlock) -> NewBlock:
         tokens=unpack_ints(block.tokens),
         pages=unpack_ints(block.pages),
         checksums=unpack_ints(block.checksums, "Q"),
+        owner=_unpack_owner(block.owner),
     )
+
+
+def _unpack_owner(text: str) -> OwnerKey:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "owner") from None
+    if len(raw) != OWNER_BYTES:
+        raise InvalidRequest(f"an owner has {OWNER_BYTES} bytes", "owner")
+    return OwnerKey(raw)

@@ -137,7 +137,12 @@ class _Touch:
     keys: list[BlockKey]
 
 
-_Step: TypeAlias = BlockWrite | _Delete | _Touch | BeginDiskAnew
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    report: Callable[[bool], None]
+
+
+_Step: TypeAlias = BlockWrite | _Delete | _Touch | _Settle | BeginDiskAnew
 
 
 class WriterThread:
@@ -191,6 +196,12 @@ class WriterThread:
             case BeginDiskAnew():
                 self._steps.put(order)
 
+    def settle(self, report: Callable[[bool], None]) -> None:
+        """Call `report` in this thread once all that was submitted is done and durable: whether
+        everything that was to be deleted is.
+        """
+        self._steps.put(_Settle(report))
+
     def stop(self) -> None:
         """Finish what was submitted, then end."""
         self._steps.put(None)
@@ -205,6 +216,7 @@ class WriterThread:
                 if steps:
                     if results := self._store(steps):
                         self._report(results)
+                    self._answer(steps)
                     is_dirty = True
                 if is_last:
                     return
@@ -283,14 +295,25 @@ class WriterThread:
                 writer.delete(key, num_layers)
             case _Touch(keys):
                 writer.touch(keys)
+            case _Settle():
+                pass  # answered after the transaction
             case BeginDiskAnew():
                 raise AssertionError("done before the transaction")
 
-    def _sync(self) -> None:
+    def _answer(self, steps: Sequence[_Step]) -> None:
+        """Tell those who wait for what was asked before."""
+        if settles := [step for step in steps if isinstance(step, _Settle)]:
+            is_durable = self._sync()
+            for settle in settles:
+                settle.report(is_durable and not self._undeleted)
+
+    def _sync(self) -> bool:
         try:
             self._disk.sync()
         except DiskFailed as error:  # what is not durable after a power failure is recomputed
             log.warning("syncing the KV database failed", extra={"error": str(error)})
+            return False
+        return True
 
 
 def _stored(write: BlockWrite) -> tuple[int, WriteOutcome, int]:

@@ -13,6 +13,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from shared.blocks import BLOCK_TOKENS, KEY_BYTES, BlockKey
+from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
 
 HEADER_BYTES = 512
 _MAGIC = b"SYMKVPG1"
@@ -20,10 +21,11 @@ _MAGIC = b"SYMKVPG1"
 _FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES}s16sHHHIqQ")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
+_OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros, which is nobody, in older values
 _LAYER = struct.Struct(">H")
 LAYERS_MAX = 0xFFFF
 
-assert _FIELDS.size + 4 * BLOCK_TOKENS <= _CHECKSUM_AT, "the header has room for a block's tokens"
+assert _FIELDS.size + 4 * BLOCK_TOKENS <= _OWNER_AT, "the header has room for a block's tokens"
 
 
 class BadValue(Exception):
@@ -38,6 +40,7 @@ class ValueHeader:
         fingerprint: digest of the model's, see `fingerprint_digest`.
         created_s: wall clock, seconds.
         checksum: xxh3-64 of the page.
+        owner: the session that made the block.
     """
 
     key: BlockKey
@@ -49,6 +52,7 @@ class ValueHeader:
     created_s: int
     tokens: list[int]
     checksum: int
+    owner: OwnerKey = NOBODY
 
 
 def fingerprint_digest(fingerprint: str) -> bytes:
@@ -85,6 +89,7 @@ def write_header(header: ValueHeader, out: bytearray) -> None:
     )  # fmt: skip
     tokens = array("i", header.tokens).tobytes()
     out[_FIELDS.size : _FIELDS.size + len(tokens)] = tokens
+    out[_OWNER_AT:_CHECKSUM_AT] = header.owner
     digest = xxhash.xxh3_64_intdigest(memoryview(out)[:_CHECKSUM_AT])
     _CHECKSUM.pack_into(out, _CHECKSUM_AT, digest)
 
@@ -120,5 +125,5 @@ def read_header(value: Buffer) -> ValueHeader:
     tokens = array("i", bytes(view[_FIELDS.size : _FIELDS.size + 4 * num_tokens])).tolist()
     return ValueHeader(
         BlockKey(key), BlockKey(parent), fingerprint, layer, num_layers, page_bytes, created,
-        tokens, checksum,
+        tokens, checksum, OwnerKey(bytes(view[_OWNER_AT:_CHECKSUM_AT])),
     )  # fmt: skip

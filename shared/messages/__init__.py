@@ -64,6 +64,7 @@ from shared.messages.kv import (
 )
 from shared.messages.lease import LeaderLease, LeaseHolder, LeaseWritten
 from shared.messages.services import Empty, SchedulerStatus, ServiceStatus, WorkerStatus
+from shared.messages.sessions import SessionForget, SessionForgotten
 from shared.messages.turns import (
     FinishReason,
     Prompt,
@@ -144,6 +145,8 @@ __all__ = [
     "SamplingParams",
     "SchedulerStatus",
     "ServiceStatus",
+    "SessionForget",
+    "SessionForgotten",
     "SessionPlacement",
     "StepOutput",
     "Task",

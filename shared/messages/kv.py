@@ -8,7 +8,8 @@ are laid out ``[layer][block]``.
 
 from dataclasses import dataclass, field
 
-from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
+from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
+from shared.owners import NOBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ class KvBlock:
     tokens: str  # packed int32, one block of them
     pages: str  # packed int32 [layer]
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
+    owner: str = NOBODY.hex()  # hex of `shared.owners.owner_key`: the session that made it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +151,18 @@ class KvCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDelete:
-    """Forget a session: its record and its blocks, in every tier."""
+    """Forget the blocks that a session made, and those of `keys` (packed hex), in every tier."""
 
     session_id: SessionId
     tenant: TenantId = DEFAULT_TENANT
+    keys: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDeleted:
-    """Whether a record was found, and how many blocks went."""
+    """How many blocks this host had, which are gone now, from its disk too."""
 
-    found: bool = False
+    host_id: HostId
     num_blocks: int = 0
 
 

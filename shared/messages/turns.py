@@ -149,6 +149,7 @@ class Prompt:
     num_generated: int = 0  # how many of `tokens`, at the end, were generated
     cache_salt: str = ""
     sampling: SamplingParams = SamplingParams(max_tokens=1)
+    is_private: bool = False  # its session was deleted since: nothing of it may stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

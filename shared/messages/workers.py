@@ -54,6 +54,7 @@ class WorkerReport:
     turns: list[TurnRef] = field(
         default_factory=list
     )  # every attempt held here, running or waiting
+    has_kvstore: bool = False  # a kvstore on its host has answered it
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_tokens: int = 0  # prompt tokens not yet prefilled

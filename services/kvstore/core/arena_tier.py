@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from services.kvstore.core.effects import Effect, SetWords
 from shared.arena import PageState
 from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 NO_PAGE = -1
 
@@ -19,6 +20,7 @@ class Block:
         pages: arena page of each layer, `NO_PAGE` where there is none.
         generations: under which each page was given to this block.
         depth: how many blocks precede it in its sequence, as far as known.
+        owner: the session that made it.
         queued: layers waiting for the loader.
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
@@ -33,6 +35,7 @@ class Block:
     generations: list[int]
     depth: int
     used_at_ns: int
+    owner: OwnerKey = NOBODY
     queued: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
     num_pins: int = 0
@@ -74,6 +77,7 @@ class ArenaTier:
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, Block] = {}
         self.holding: dict[int, Block] = {}
+        self._owned = OwnedKeys()
         self.num_evicted = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._generations = [0] * num_pages
@@ -116,6 +120,11 @@ class ArenaTier:
         assert block.key not in self.blocks, "a block is indexed once"
         self.blocks[block.key] = block
         self.holding[block.block_id] = block
+        self._owned.add(block.owner, block.key)
+
+    def owned(self, owner: OwnerKey) -> list[BlockKey]:
+        """Blocks to be found here that this session made."""
+        return self._owned.of(owner)
 
     def pin(self, block: Block) -> None:
         """Keep `block` where it is until as many `unpin`."""
@@ -139,8 +148,7 @@ class ArenaTier:
     def forget(self, block: Block, effects: list[Effect]) -> None:
         """Nobody finds this block any more; its pages go as soon as nobody holds them."""
         if block.is_alive:
-            block.is_alive = False
-            del self.blocks[block.key]
+            self._unlist(block)
         lost = sorted(block.queued)
         block.queued.clear()
         self._publish([block.pages[layer] for layer in lost], PageState.BAD, effects)
@@ -156,8 +164,7 @@ class ArenaTier:
         if all(page == NO_PAGE for page in block.pages):
             self.holding.pop(block.block_id, None)
             if block.is_alive:
-                del self.blocks[block.key]
-                block.is_alive = False
+                self._unlist(block)
             return
         if len(self._order) > 4 * self.num_pages:
             self._compact()
@@ -179,10 +186,15 @@ class ArenaTier:
             else:  # its only copy: without one layer the others are of no use
                 self.num_evicted += self._strip(block, range(block.num_layers), effects)
             if all(page == NO_PAGE for page in block.pages):
-                del self.blocks[block.key], self.holding[block_id]
-                block.is_alive = False
+                self._unlist(block)
+                del self.holding[block_id]
             return True
         return False
+
+    def _unlist(self, block: Block) -> None:
+        del self.blocks[block.key]
+        self._owned.remove(block.owner, block.key)
+        block.is_alive = False
 
     def _strip(self, block: Block, layers: Iterable[int], effects: list[Effect]) -> int:
         pages = [block.pages[layer] for layer in layers if block.pages[layer] != NO_PAGE]

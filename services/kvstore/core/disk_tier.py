@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, KeysView
 from dataclasses import dataclass
 
 from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class StoredBlock:
     Attributes:
         num_bytes: what it occupies there, all layers.
         noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
+        owner: the session that made it.
     """
 
     key: BlockKey
@@ -22,6 +24,7 @@ class StoredBlock:
     num_bytes: int
     used_at_ns: int
     noted_at_ns: int
+    owner: OwnerKey = NOBODY
 
 
 class DiskTier:
@@ -34,6 +37,7 @@ class DiskTier:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[BlockKey, StoredBlock] = OrderedDict()
+        self._owned = OwnedKeys()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -50,16 +54,22 @@ class DiskTier:
     def get(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)
 
+    def owned(self, owner: OwnerKey) -> list[BlockKey]:
+        """Blocks here that this session made."""
+        return self._owned.of(owner)
+
     def add(self, block: StoredBlock) -> None:
         """Take in a block that was used later than every block here."""
         assert block.key not in self._blocks, "a block is stored once"
         self._blocks[block.key] = block
+        self._owned.add(block.owner, block.key)
         self.num_bytes += block.num_bytes
 
     def remove(self, key: BlockKey) -> StoredBlock | None:
         """Forget a block, if it is here."""
         block = self._blocks.pop(key, None)
         if block is not None:
+            self._owned.remove(block.owner, block.key)
             self.num_bytes -= block.num_bytes
         return block
 
@@ -67,6 +77,7 @@ class DiskTier:
         """Forget every block; their keys."""
         keys = list(self._blocks)
         self._blocks.clear()
+        self._owned.clear()
         self.num_bytes = 0
         return keys
 

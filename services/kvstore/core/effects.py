@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from shared.arena import PageState
 from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnerKey
 
 
 class LoadOutcome(Enum):
@@ -67,6 +68,7 @@ class BlockWrite:
     page_bytes: int
     pages: list[int]
     checksums: list[int]
+    owner: OwnerKey = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from shared.blocks import BlockKey
 from shared.ids import WorkerId
+from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class NewBlock:
     tokens: list[int]
     pages: list[int]
     checksums: list[int]
+    owner: OwnerKey = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

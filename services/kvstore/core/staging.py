@@ -34,6 +34,7 @@ def pin_prefix(
                 generations=[0] * event.num_layers,
                 depth=depth,
                 used_at_ns=stored.used_at_ns,
+                owner=stored.owner,
             )
             arena.insert(block)
         elif block.num_layers != event.num_layers:

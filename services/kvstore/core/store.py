@@ -34,6 +34,7 @@ from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import WorkerId
+from shared.owners import OwnerKey
 
 
 class KvCore:
@@ -244,11 +245,8 @@ class KvCore:
                 continue
             block = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
-                self.disk.add(
-                    StoredBlock(
-                        block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns
-                    )
-                )
+                size = (block.num_layers, block.page_bytes, num_bytes)
+                self.disk.add(StoredBlock(block.key, *size, now_ns, now_ns, block.owner))
                 effects.append(IndexAdd([block.key]))
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
@@ -276,10 +274,15 @@ class KvCore:
         self._tiers.lose_disk(effects)
         return effects
 
-    def on_delete(self, keys: list[BlockKey], now_ns: int) -> tuple[int, list[Effect]]:
-        """Forget blocks in every tier. Pages that somebody reads go when they are released."""
+    def on_delete(
+        self, owner: OwnerKey, keys: list[BlockKey], now_ns: int
+    ) -> tuple[int, list[Effect]]:
+        """Forget these blocks and all that `owner` made, in every tier. Pages that somebody reads
+        go when they are released.
+        """
         effects: list[Effect] = []
-        num_blocks = sum(self._tiers.forget(key, effects) for key in dict.fromkeys(keys))
+        gone = dict.fromkeys([*keys, *self._tiers.owned(owner)])
+        num_blocks = sum(self._tiers.forget(key, effects) for key in gone)
         return num_blocks, effects
 
     def on_tick(self, now_ns: int) -> list[Effect]:

@@ -7,6 +7,7 @@ from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DeleteBlocks, Effect, IndexRemove
 from services.kvstore.core.workers import Ticket
 from shared.blocks import BlockKey
+from shared.owners import OwnerKey
 
 
 class Tiers:
@@ -32,6 +33,11 @@ class Tiers:
     def oldest(self, num_bytes: int) -> list[BlockKey]:
         """Blocks to give up for this much room on disk."""
         return self._disk.oldest(num_bytes, self._is_busy)
+
+    def owned(self, owner: OwnerKey) -> list[BlockKey]:
+        """Blocks that this session made; one in both tiers comes twice."""
+        in_arenas = [key for arena in self._arenas.values() for key in arena.owned(owner)]
+        return self._disk.owned(owner) + in_arenas
 
     def forget(self, key: BlockKey, effects: list[Effect]) -> bool:
         """Nobody finds this block any more; whether anybody could."""

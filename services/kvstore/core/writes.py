@@ -33,6 +33,7 @@ class Writes:
             generations=[arena.generation(page) for page in new.pages],
             depth=parent.depth + 1 if parent is not None else 0,
             used_at_ns=now_ns,
+            owner=new.owner,
             is_writing=True,
         )
         write = BlockWrite(
@@ -44,6 +45,7 @@ class Writes:
             page_bytes=arena.page_bytes,
             pages=list(new.pages),
             checksums=new.checksums,
+            owner=new.owner,
         )
         self._writing[block_id] = _Writing(block, write)
         return block, write

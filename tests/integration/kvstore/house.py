@@ -21,7 +21,7 @@ from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_ke
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
 from shared.messages.codec import pack_ints, unpack_ints
-from shared.sessions import SessionRecord, encode_record, session_redis_key
+from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, eventually, running
 
@@ -29,6 +29,7 @@ FINGERPRINT = "model-a"
 NUM_LAYERS = 3
 PAGE_BYTES = 8192
 TENANT = TenantId("t")
+NOTHING = TextMark.of("")
 
 
 @dataclass
@@ -101,8 +102,9 @@ async def save_session(redis: Any, session_id: SessionId, keys: Sequence[BlockKe
     """What the frontend writes when a turn ends."""
     record = SessionRecord(
         session_id=session_id, tenant=TENANT, model_id=ModelId("m"), fingerprint=FINGERPRINT,
-        tokens="", block_keys=pack_keys(keys), prompt_text="", reply_text="", num_tokens=0,
-        num_turns=1, last_used=0.0, expires=0.0,
+        tokens="", block_keys=pack_keys(keys),
+        prompt=NOTHING, reply=NOTHING, stripped_reply=NOTHING,
+        num_tokens=0, num_turns=1, last_used=0.0, expires=0.0,
     )  # fmt: skip
     await redis.set(session_redis_key(TENANT, session_id), encode_record(record))
 

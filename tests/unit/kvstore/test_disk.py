@@ -2,13 +2,16 @@
 
 import queue
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
 import numpy as np
 import pytest
+import xxhash
 
 from services.kvstore import threads
+from services.kvstore.check import pack_scan, unpack_scan
 from services.kvstore.core import (
     BeginDiskAnew,
     BlockWrite,
@@ -27,9 +30,11 @@ from services.kvstore.values import BadValue, ValueHeader, read_header, write_he
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.clock import ManualClock
+from shared.owners import NOBODY, OwnerKey
 
 PAGE_BYTES = 5000
 NUM_LAYERS = 2
+OWNER = OwnerKey(bytes(range(16)))
 MIB = 1024**2
 
 
@@ -73,6 +78,7 @@ def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
     value = bytearray(512 + 100)
     write_header(header, value)
     assert read_header(value) == header
+    assert read_header(value).owner == NOBODY
     for at in (0, 20, 200, 511):
         value[at] ^= 4
         with pytest.raises(BadValue):
@@ -80,6 +86,27 @@ def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
         value[at] ^= 4
     with pytest.raises(BadValue):
         read_header(value[:-1])
+
+
+def test_a_header_of_a_release_that_noted_no_owner_is_nobodys() -> None:
+    owned = ValueHeader(key(1), key(2), bytes(16), 3, 12, 100, 1_700_000_000, [5] * 64, 7, OWNER)
+    value = bytearray(512 + 100)
+    write_header(owned, value)
+    assert read_header(value) == owned
+    value[488:504] = bytes(16)  # what it wrote there
+    value[504:512] = xxhash.xxh3_64_intdigest(value[:504]).to_bytes(8, "little")
+    assert read_header(value) == replace(owned, owner=NOBODY)
+
+
+def test_a_scan_tells_whose_blocks_are(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk(tmp_path / "kv", MIB)
+    with disk.write(now_s=100) as writer:
+        writer.put(replace(write_of(arena, 1, [0, 1]), owner=OWNER), arena.pages)
+        writer.put(write_of(arena, 2, [2, 3]), arena.pages)
+    scan = disk.scan()
+    assert [block.owner for block in scan.blocks] == [OWNER, NOBODY]
+    assert unpack_scan(pack_scan(scan)) == scan
+    disk.close()
 
 
 def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) -> None:
@@ -194,11 +221,12 @@ def test_a_deletion_that_fails_is_made_up_for(
 ) -> None:
     disk = Disk(tmp_path / "kv", MIB)
     delete = Writer.delete
-    failures = [lmdb.MapFullError("full"), lmdb.MapFullError("full")]
+    is_full = threading.Event()
+    is_full.set()
 
     def failing(self: Writer, block: BlockKey, num_layers: int) -> None:
-        if failures:
-            raise failures.pop()
+        if is_full.is_set():
+            raise lmdb.MapFullError("full")
         delete(self, block, num_layers)
 
     monkeypatch.setattr(Writer, "delete", failing)
@@ -208,7 +236,13 @@ def test_a_deletion_that_fails_is_made_up_for(
     writer.submit(WriteBlocks([write_of(arena, 1, [0, 1])]))
     writer.submit(DeleteBlocks([(key(1), NUM_LAYERS)]))
     writer.submit(WriteBlocks([write_of(arena, 2, [2, 3])]))
+    settled: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    writer.settle(settled.put)
+    assert not settled.get(timeout=10), "it is not deleted yet"
+    is_full.clear()
     writer.submit(WriteBlocks([write_of(arena, 3, [4, 5])]))
+    writer.settle(settled.put)
+    assert settled.get(timeout=10)
     writer.stop()
     assert [block.key for block in disk.scan().blocks] == [key(2), key(3)]
     disk.close()

@@ -10,11 +10,14 @@ from shared.errors import MalformedMessage
 from shared.ids import ModelId, SessionId, TenantId
 from shared.sessions import (
     SessionRecord,
+    TextMark,
     block_redis_key,
     decode_record,
     encode_record,
+    generation_redis_key,
     host_blocks_redis_key,
     session_redis_key,
+    tombstone_redis_key,
 )
 
 RECORD = SessionRecord(
@@ -24,8 +27,9 @@ RECORD = SessionRecord(
     fingerprint="f",
     tokens="AAAAAA==",
     block_keys="",
-    prompt_text="Wer rät's? 🦊",
-    reply_text="der Fuchs",
+    prompt=TextMark.of("Wer rät's? 🦊"),
+    reply=TextMark.of("der Fuchs "),
+    stripped_reply=TextMark.of("der Fuchs"),
     num_tokens=1,
     num_turns=1,
     last_used=1.5,
@@ -47,16 +51,36 @@ def test_no_two_sessions_share_a_key(tenants: tuple[str, str], sessions: tuple[s
 def test_kinds_of_keys_do_not_meet() -> None:
     keys = {
         session_redis_key(TenantId("h"), SessionId("blocks")),
+        generation_redis_key(TenantId("h"), SessionId("blocks")),
+        tombstone_redis_key(TenantId("h"), SessionId("blocks")),
         block_redis_key("h"),
         host_blocks_redis_key("h"),
     }
-    assert keys == {"symphony:session:1:h:blocks", "symphony:block:h", "symphony:host:h:blocks"}
+    assert keys == {
+        "symphony:session:1:h:blocks",
+        "symphony:generation:1:h:blocks",
+        "symphony:tombstone:1:h:blocks",
+        "symphony:block:h",
+        "symphony:host:h:blocks",
+    }
 
 
 def test_a_record_comes_back_as_it_was() -> None:
     assert decode_record(encode_record(RECORD)) == RECORD
     salted = replace(RECORD, cache_salt="s")
     assert decode_record(encode_record(salted)) == salted
+
+
+def test_a_record_says_no_text() -> None:
+    assert "rät" not in encode_record(RECORD).decode() and b"Fuchs" not in encode_record(RECORD)
+
+
+@given(st.text(max_size=20), st.text(max_size=5), st.integers(0, 25))
+@settings(max_examples=200, deadline=None)
+def test_a_mark_knows_its_text_again(text: str, part: str, start: int) -> None:
+    assert TextMark.of(part).is_at(text, start) == (
+        start + len(part) <= len(text) and text.startswith(part, start)
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"session_id": "fox"}', b"\x80"])

@@ -24,6 +24,7 @@ from services.kvstore.core import (
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.ids import WorkerId
+from shared.owners import NOBODY, OwnerKey
 
 LAYERS = 2
 PAGE_BYTES = 100
@@ -100,7 +101,11 @@ class Host:
         return pages
 
     def commit(
-        self, names: list[tuple[int, int]], pages: list[int], worker: WorkerId = WORKERS[0]
+        self,
+        names: list[tuple[int, int]],
+        pages: list[int],
+        worker: WorkerId = WORKERS[0],
+        owner: OwnerKey = NOBODY,
     ) -> None:
         """Blocks (sequence, index) in these pages, in order."""
         blocks = [
@@ -110,6 +115,7 @@ class Host:
                 tokens=[name[0]],
                 pages=pages[LAYERS * at : LAYERS * (at + 1)],
                 checksums=[0] * LAYERS,
+                owner=owner,
             )
             for at, name in enumerate(names)
         ]
@@ -137,9 +143,9 @@ class Host:
         incarnation = self.incarnations[worker]
         self.perform(self.core.on_worker_gone(worker, incarnation, self.now_ns))
 
-    def store(self, names: list[tuple[int, int]]) -> None:
+    def store(self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY) -> None:
         """Commit blocks and write them to disk."""
-        self.commit(names, self.lease(LAYERS * len(names)))
+        self.commit(names, self.lease(LAYERS * len(names)), owner=owner)
         while self.writes:
             self.finish_write()
 
@@ -193,8 +199,9 @@ class Host:
         write = self.writes.popleft()
         self.perform(self.core.on_written([(write.block_id, outcome, BLOCK_BYTES)], self.now_ns))
 
-    def delete(self, names: list[tuple[int, int]]) -> int:
-        num_blocks, effects = self.core.on_delete([key_of(*n) for n in names], self.now_ns)
+    def delete(self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY) -> int:
+        keys = [key_of(*name) for name in names]
+        num_blocks, effects = self.core.on_delete(owner, keys, self.now_ns)
         self.perform(effects)
         return num_blocks
 

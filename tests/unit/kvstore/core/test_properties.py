@@ -7,12 +7,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.kvstore.core import LoadOutcome, Staged, WriteOutcome
 from shared.errors import NotFound
-from shared.ids import WorkerId
+from shared.ids import SessionId, TenantId, WorkerId
+from shared.owners import OwnerKey, owner_key
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, TICKET_NS, WORKERS, Host
 
 workers = st.sampled_from(WORKERS)
 sequences = st.integers(0, 2)
 lengths = st.integers(1, 4)
+owners = st.sampled_from([owner_key(TenantId("t"), SessionId(name)) for name in "ab"])
 
 
 class KvMachine(RuleBasedStateMachine):
@@ -38,18 +40,18 @@ class KvMachine(RuleBasedStateMachine):
         assert len(pages) <= num_pages
         self.leased[worker] += pages
 
-    @rule(worker=workers, sequence=sequences, start=st.integers(0, 3))
-    def commit(self, worker: WorkerId, sequence: int, start: int) -> None:
+    @rule(worker=workers, sequence=sequences, start=st.integers(0, 3), owner=owners)
+    def commit(self, worker: WorkerId, sequence: int, start: int, owner: OwnerKey) -> None:
         own = self.leased[worker]
         num_blocks = min(len(own) // LAYERS, 4 - start)
         pages = [own.pop() for _ in range(num_blocks * LAYERS)]
         names = [(sequence, start + at) for at in range(num_blocks)]
-        self.host.commit(names, pages, worker)
+        self.host.commit(names, pages, worker, owner)
 
-    @rule(worker=workers, sequence=sequences, num_blocks=lengths)
-    def store(self, worker: WorkerId, sequence: int, num_blocks: int) -> None:
+    @rule(worker=workers, sequence=sequences, num_blocks=lengths, owner=owners)
+    def store(self, worker: WorkerId, sequence: int, num_blocks: int, owner: OwnerKey) -> None:
         self.lease(worker, num_blocks * LAYERS)
-        self.commit(worker, sequence, 0)
+        self.commit(worker, sequence, 0, owner)
         while self.host.writes:
             self.host.finish_write()
 
@@ -94,6 +96,14 @@ class KvMachine(RuleBasedStateMachine):
     @rule(sequence=sequences, num_blocks=lengths)
     def delete(self, sequence: int, num_blocks: int) -> None:
         self.host.delete([(sequence, index) for index in range(num_blocks)])
+
+    @rule(owner=owners)
+    def forget(self, owner: OwnerKey) -> None:
+        """Nothing that the session made can be found afterwards, in any tier."""
+        self.host.delete([], owner)
+        assert not [b for b in self.host.arena.blocks.values() if b.owner == owner]
+        assert not self.host.core.disk.owned(owner)
+        assert self.host.delete([], owner) == 0
 
     @rule(lives_ago=st.integers(0, 1))
     def damage_disk(self, lives_ago: int) -> None:
@@ -159,6 +169,12 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def pages_are_conserved(self) -> None:
         self.host.check_pages_conserved()
+
+    @invariant()
+    def owners_are_listed(self) -> None:
+        arena, disk = self.host.arena, self.host.core.disk
+        assert sum(len(keys) for keys in arena._owned._keys.values()) == len(arena.blocks)
+        assert sum(len(keys) for keys in disk._owned._keys.values()) == len(disk)
 
     @invariant()
     def what_is_held_stays(self) -> None:
