@@ -338,10 +338,11 @@ class Worker(Process):
 
     def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
         def then(staged: Staged | None) -> None:
-            if staged is not None:
-                self.feed(
-                    self.core.on_session_staged(staged, effect.priority, expires_at_ns, self.now_ns)
+            self.feed(
+                self.core.on_session_staged(
+                    effect.number, staged, effect.priority, expires_at_ns, self.now_ns
                 )
+            )
 
         message = self.link.stage_session(effect.tenant, effect.session_id, effect.priority)
         self._stage(message, None, then)

@@ -71,6 +71,11 @@ class KvClient:
     def is_connected(self) -> bool:
         return self._link.is_open
 
+    @property
+    def has_met(self) -> bool:
+        """Whether a kvstore ever knew us."""
+        return self._met.is_set()
+
     async def maintain(self) -> None:
         """Keep the connection: open, and open again whenever it is lost. Runs for ever.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from services.worker.core.pulling import Pull, Pulling
 from shared.bus import Bus
 from shared.errors import SymphonyError
-from shared.ids import TurnId, WorkerId
+from shared.ids import SessionId, TenantId, TurnId, WorkerId
 from shared.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
 from shared.subjects import PROMPT_PULL
 from shared.tasks import Tasks
@@ -53,6 +53,10 @@ class PromptPuller:
     def cancel(self, turn_id: TurnId, attempt: int) -> None:
         """Forget a turn whose prompt has not come, unless it is of a later attempt (0: any)."""
         self._core.on_cancel(turn_id, attempt)
+
+    def forget(self, tenant: TenantId, session_id: SessionId) -> None:
+        """A session was deleted: its prompts that are on their way do not say so."""
+        self._core.on_forget(tenant, session_id)
 
     def _flush(self) -> None:
         for pull in self._core.take_pulls():

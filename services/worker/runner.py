@@ -30,10 +30,11 @@ from services.worker.engine.executor import Executor
 from services.worker.engine.isolate import execute_isolated
 from services.worker.kv_client import KvClient
 from shared.arena import Arena
+from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.dying import die
-from shared.errors import SymphonyError
+from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import FrontendId, TurnId, WorkerId
 from shared.messages import (
     Prefetch,
@@ -44,10 +45,13 @@ from shared.messages import (
     TurnsEnded,
     TurnStart,
 )
+from shared.owners import OwnerKey
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
 from shared.tasks import Tasks, wait_set
 
 log = logging.getLogger(__name__)
+
+COMMITS_PATIENCE_S = 5.0
 
 
 class EngineRunner:
@@ -93,6 +97,7 @@ class EngineRunner:
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[TurnEnd] = []
         self._tasks = Tasks("performing an effect failed")
+        self._commits = Tasks("committing blocks failed")
 
     # Events.
 
@@ -128,6 +133,19 @@ class EngineRunner:
         ):
             assert isinstance(effect, StageSession)
             self._tasks.spawn(self._stage_session(effect, expires_at_ns))
+
+    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> int:
+        """A session was deleted. Returns how many blocks of it were here, once none of them is on
+        its way to the kvstore any more.
+
+        Raises:
+            PeerUnavailable: the kvstore has not answered an earlier commit yet.
+        """
+        num_blocks, effects = self.core.on_forget(owner, keys)
+        self._react(effects)
+        if not await self._commits.wait(COMMITS_PATIENCE_S):
+            raise PeerUnavailable("the kvstore has not answered a commit yet")
+        return num_blocks
 
     def on_loaded(self, good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
         """The mover's report (called in the event loop)."""
@@ -214,7 +232,7 @@ class EngineRunner:
                 case StageTurn():
                     self._tasks.spawn(self._stage_turn(effect))
                 case CommitBlocks():
-                    self._tasks.spawn(self._commit(effect))
+                    self._commits.spawn(self._commit(effect))
                 case LeasePages():
                     self._tasks.spawn(self._lease(effect.num_pages))
                 case ReleaseTicket():
@@ -238,9 +256,12 @@ class EngineRunner:
 
     async def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
         staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)
-        if staged is not None:
-            now_ns = self._clock.now_ns()
-            self._react(self.core.on_session_staged(staged, effect.priority, expires_at_ns, now_ns))
+        now_ns = self._clock.now_ns()
+        self._react(
+            self.core.on_session_staged(
+                effect.number, staged, effect.priority, expires_at_ns, now_ns
+            )
+        )
 
     async def _commit(self, effect: CommitBlocks) -> None:
         size = commit_blocks_max(self._shape.num_layers, self._bus.payload_bytes_max)

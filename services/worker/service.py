@@ -30,20 +30,25 @@ from services.worker.oneshot.runner import OneshotRunner
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
 from shared.arena import Arena
-from shared.errors import NoCapacity
+from shared.blocks import unpack_keys
+from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import ModelId, WorkerId, new_id
 from shared.messages import (
     Empty,
     ModelCard,
     Prefetch,
     Prompt,
+    SessionForget,
+    SessionForgotten,
     TurnCancel,
     TurnRef,
     TurnStart,
     WorkerReport,
 )
+from shared.owners import owner_key
 from shared.service import Runtime
 from shared.subjects import (
+    SESSION_FORGET,
     WORKER_CANCEL,
     WORKER_PING,
     WORKER_PREFETCH,
@@ -91,6 +96,7 @@ class Worker:
         await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
         await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
         await bus.serve(WORKER_PING, self._on_ping, me)
+        await bus.serve(SESSION_FORGET, self._on_forget)
         assert self._oneshot is not None, "made by _load"
         await self._oneshot.listen()
         # Turns may be waiting for this worker: without the kvstore it would compute their history.
@@ -240,6 +246,16 @@ class Worker:
         if (runner := self._runners.get(prefetch.model_id)) is not None:
             runner.on_prefetch(prefetch)
 
+    async def _on_forget(self, forget: SessionForget) -> SessionForgotten:
+        try:
+            keys = unpack_keys(forget.keys)
+        except ValueError as error:
+            raise MalformedMessage(f"keys: {error}", "keys") from None
+        self._puller.forget(forget.tenant, forget.session_id)
+        owner = owner_key(forget.tenant, forget.session_id)
+        counts = await asyncio.gather(*(r.forget(owner, keys) for r in self._runners.values()))
+        return SessionForgotten(worker_id=self._worker_id, num_blocks=sum(counts))
+
     async def _on_ping(self, _: Empty) -> Empty:
         return Empty()
 
@@ -271,6 +287,7 @@ class Worker:
             state=STATES[self._runtime.state],
             models=[self._card(runner) for runner in self._runners.values()],
             turns=turns,
+            has_kvstore=any(kv.has_met for kv in self._kvs),
             num_running=sum(len(core.running) for core in cores),
             num_waiting=sum(len(core.waiting) for core in cores),
             num_waiting_tokens=sum(core.num_waiting_tokens for core in cores),

@@ -7,6 +7,7 @@ from random import Random
 from services.worker.core.effects import BlockWrite
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
+from shared.owners import OwnerKey
 
 Content = tuple[int, BlockKey, tuple[int, ...]]  # layer, parent key, tokens: what a page holds
 
@@ -22,6 +23,7 @@ class StoredBlock:
 
     contents: list[Content]
     pages: list[int] | None
+    write: BlockWrite
     is_on_disk: bool = False
 
 
@@ -30,6 +32,7 @@ class FakeKvstore:
     """Attributes:
     leased: arena pages that the worker may write.
     tickets: pages that each open stage pins.
+    leaving: deleted blocks that a stage pins.
     generations: never used twice, whatever restarts.
     ready_at_ns: when the bytes of a page that comes from disk are there.
     doomed: pages whose bytes will never come.
@@ -44,6 +47,7 @@ class FakeKvstore:
     free: list[int] = field(init=False)
     leased: set[int] = field(default_factory=set)
     blocks: dict[BlockKey, StoredBlock] = field(default_factory=dict)
+    leaving: list[StoredBlock] = field(default_factory=list)
     tickets: dict[int, list[int]] = field(default_factory=dict)
     pins: Counter[int] = field(default_factory=Counter)
     generations: dict[int, int] = field(default_factory=dict)
@@ -80,11 +84,13 @@ class FakeKvstore:
     def release(self, ticket: int) -> None:
         """Unpin; a ticket that expired or is of an earlier life means nothing."""
         self.pins.subtract(self.tickets.pop(ticket, []))
+        self._settle()
 
     def expire(self) -> None:
         """Unpin every stage, as if nobody had renewed its ticket."""
         self.tickets.clear()
         self.pins.clear()
+        self._settle()
 
     def lease(self, count: int) -> list[int]:
         """Up to `count` pages to write into."""
@@ -111,7 +117,7 @@ class FakeKvstore:
         self.leased.difference_update(pages)
         known = self.blocks.get(write.key)
         if known is None:
-            self.blocks[write.key] = StoredBlock(expected, list(pages))
+            self.blocks[write.key] = StoredBlock(expected, list(pages), write)
         else:
             assert known.contents == expected, "one key for two contents"
             self.free += pages
@@ -130,12 +136,28 @@ class FakeKvstore:
             self._drop_pages(block)
             del self.blocks[key]
 
+    def delete(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
+        """A session was deleted. Pages that a stage pins go with the last one that does."""
+        own = [key for key, block in self.blocks.items() if block.write.owner == owner]
+        for key in dict.fromkeys([*own, *keys]):
+            if (block := self.blocks.pop(key, None)) is not None and block.pages is not None:
+                self.leaving.append(block)
+        self._settle()
+
+    def _settle(self) -> None:
+        for block in self.leaving:
+            assert block.pages is not None
+            if not any(self.pins[page] for page in block.pages):
+                self._drop_pages(block)
+        self.leaving = [block for block in self.leaving if block.pages is not None]
+
     def reopen(self) -> None:
         """The worker introduces itself anew: its leases and pins are let go."""
         self.free += sorted(self.leased)
         self.leased.clear()
         self.tickets.clear()
         self.pins.clear()
+        self._settle()
 
     def restart(self) -> None:
         """A new process with an empty arena; what was on disk is there still."""

@@ -21,6 +21,7 @@ class Traffic:
         self.random = world.random
         self._ids = count()
         self.turns_left: dict[SessionId, int] = {}
+        self.forgotten: set[SessionId] = set()
         size = world.core.tokens_max // 3
         self.system_prompts = [self._tokens(self.random.randrange(size)) for _ in range(2)]
         world.on_client_done = self._on_done
@@ -36,6 +37,8 @@ class Traffic:
         if self.random.random() < 0.3:
             for _ in range(10):
                 world.after(self.random.randrange(50 * MS), world.kvstore.expire)
+        if self.random.random() < 0.5:
+            world.after(self.random.randrange(20 * MS), self._forget)
 
     def _tokens(self, length: int) -> list[int]:
         return [self.random.randrange(1, VOCABULARY) for _ in range(length)]
@@ -43,6 +46,8 @@ class Traffic:
     def _ask(self, session_id: SessionId) -> None:
         """The session's next turn, on all that was said before."""
         world, rng = self.world, self.random
+        if session_id in self.forgotten:
+            return
         self.turns_left[session_id] -= 1
         history = world.sessions[session_id]
         if len(history) > world.core.tokens_max * 2 // 3 and rng.random() < 0.8:
@@ -71,12 +76,21 @@ class Traffic:
         """Read the answer, perhaps be seen typing, and ask again."""
         world, rng = self.world, self.random
         session_id = client.session_id
+        if session_id in self.forgotten:
+            return
         world.sessions[session_id] = client.prompt + client.got
         if rng.random() < 0.6:
             delay_ns = rng.randrange(10 * MS)
             world.after(delay_ns, lambda: world.advise(session_id, rng.choice([1, 2])))
         if self.turns_left[session_id]:
             world.after(rng.randrange(20 * MS), lambda: self._ask(session_id))
+
+    def _forget(self) -> None:
+        """A user asks to be forgotten, while a turn runs if any does, and does not come back."""
+        running = sorted({turn.session_id or "" for turn in self.world.core.running})
+        session_id = SessionId(self.random.choice(running or sorted(self.turns_left)))
+        self.forgotten.add(session_id)
+        self.world.forget(session_id)
 
     def _cancel(self, client: ClientTurn) -> None:
         if not client.is_over:

@@ -34,7 +34,14 @@ from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.messages import TokenLogprobs
-from tests.sim.engine_checks import check_empty, check_pages, check_plan, check_turns
+from shared.owners import OwnerKey, owner_key
+from tests.sim.engine_checks import (
+    check_empty,
+    check_forgotten,
+    check_pages,
+    check_plan,
+    check_turns,
+)
 from tests.sim.engine_clients import END_TOKEN, ClientTurn, next_token
 from tests.sim.engine_kvstore import Content, FakeKvstore, content_of
 from tests.sim.heap import MS, World
@@ -86,6 +93,8 @@ class EngineWorld(World):
         self._lane_free_at_ns = 0
         self.clients: dict[str, ClientTurn] = {}
         self.sessions: dict[SessionId, list[int]] = {}
+        self.forgotten: set[OwnerKey] = set()
+        self.num_private = 0
         self.on_client_done: Callable[[ClientTurn], None] = lambda client: None
         self.tickets_open: set[int] = set()
         self.plan: StepPlan | None = None
@@ -129,6 +138,7 @@ class EngineWorld(World):
             block_tokens=BLOCK_TOKENS,
             priority=client.priority,
         )
+        turn.is_private = turn.owner in self.forgotten  # as its frontend says
         self.clients[client.turn_id] = client
         self.note(f"turn {client.turn_id}/{client.attempt}: {len(turn.tokens)} tokens")
         self.feed(self.core.on_turn(turn, self.now_ns))
@@ -138,6 +148,19 @@ class EngineWorld(World):
         client.is_cancelled = True
         self.note(f"cancel {client.turn_id}")
         self.feed(self.core.on_cancel(client.turn_id))
+
+    def forget(self, session_id: SessionId) -> None:
+        """A session is deleted, perhaps while its turn runs: here, then below."""
+        owner = owner_key(DEFAULT_TENANT, session_id)
+        keys = chain_keys(ROOT, self.sessions[session_id], BLOCK_TOKENS)
+        self.note(f"forget {session_id}")
+        self.sessions[session_id] = []
+        self.forgotten.add(owner)
+        self.num_private += any(turn.owner == owner for turn in self.core.running)
+        _, effects = self.core.on_forget(owner, keys)
+        assert not self.core.pool.blocks.keys() & set(keys)
+        self.kvstore.delete(owner, keys)
+        self.feed(effects)
 
     def advise(self, session_id: SessionId, priority: int) -> None:
         """A session is expected."""
@@ -185,6 +208,8 @@ class EngineWorld(World):
     def _check(self) -> None:
         check_pages(self.core)
         check_turns(self.core, self.plan)
+        below = [block.write for block in self.kvstore.blocks.values()]
+        check_forgotten(self.core, below, self.forgotten)
         lent: set[int] = set()
         if self.plan is not None and self._plan_life == self.life:
             lent = {page for write in self.plan.writes for page in write.arena_pages}
@@ -247,10 +272,15 @@ class EngineWorld(World):
             expires_at_ns = self.now_ns + self.random.choice([5, 50]) * MS
             self.note(f"expect {effect.session_id}: {staged.num_blocks} blocks")
             self.feed(
-                self.core.on_session_staged(staged, effect.priority, expires_at_ns, self.now_ns)
+                self.core.on_session_staged(
+                    effect.number, staged, effect.priority, expires_at_ns, self.now_ns
+                )
             )
 
-        self._ask(answer, lambda: None)
+        def fail() -> None:
+            self.feed(self.core.on_session_staged(effect.number, None, 1, 0, self.now_ns))
+
+        self._ask(answer, fail)
 
     def _lease(self, num_pages: int) -> None:
         self.core.on_leased(self.kvstore.lease(num_pages))

@@ -34,3 +34,4 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     assert sum(world.core.pool.num_evicted for world in worlds) > 100
     assert sum(world.core.num_prefix_hits for world in worlds) > 100
     assert sum(world.core.writeback.num_given_up for world in worlds) > 10
+    assert sum(world.num_private for world in worlds) > 5

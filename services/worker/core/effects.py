@@ -7,6 +7,7 @@ from services.worker.core.turn import Table, Turn
 from shared.blocks import BlockKey
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.messages import TokenLogprobs, TurnDelta, TurnEnd
+from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,11 @@ class StageTurn:
 
 @dataclass(frozen=True, slots=True)
 class StageSession:
-    """Ask the kvstore for an expected session's blocks; answer with `on_session_staged`."""
+    """Ask the kvstore for an expected session's blocks; answer with `on_session_staged`, by
+    `number`.
+    """
 
+    number: int
     tenant: TenantId
     session_id: SessionId
     priority: int
@@ -72,6 +76,7 @@ class BlockWrite:
         pool_pages, arena_pages: one page a layer.
         row: row of the step that computes the block's last tokens and copies it layer by layer;
             `LATE` for a block that is whole already.
+        owner: the session that made it.
     """
 
     key: BlockKey
@@ -80,6 +85,7 @@ class BlockWrite:
     pool_pages: list[int]
     arena_pages: list[int]
     row: int
+    owner: OwnerKey = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from services.worker.core.effects import (
     StepPlan,
     StepResult,
 )
+from services.worker.core.forgetting import forget_session
 from services.worker.core.history import look_up, release_holds
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.outcome import (
@@ -39,6 +40,7 @@ from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import TurnRef
+from shared.owners import OwnerKey, owner_key
 
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
@@ -73,6 +75,8 @@ class EngineCore:
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
     num_load_failures: int = 0
+    _num_asked: int = 0
+    _asked: dict[int, OwnerKey] = field(default_factory=dict)  # sessions, by `StageSession.number`
     _in_flight: StepPlan | None = None
     _ended_in_flight: dict[TurnId, Turn] = field(default_factory=dict)
 
@@ -153,16 +157,26 @@ class EngineCore:
         """An advisory was placed here."""
         if not self.writeback.is_connected:
             return []
-        return [StageSession(tenant, session_id, priority)]
+        self._num_asked += 1
+        self._asked[self._num_asked] = owner_key(tenant, session_id)
+        return [StageSession(self._num_asked, tenant, session_id, priority)]
 
     def on_session_staged(
-        self, staged: Staged, priority: int, expires_at_ns: int, now_ns: int
+        self, number: int, staged: Staged | None, priority: int, expires_at_ns: int, now_ns: int
     ) -> list[Effect]:
-        """The kvstore's answer for an expected session."""
-        if staged.num_blocks == 0:
+        """The kvstore's answer for an expected session; None if it could not be asked."""
+        owner = self._asked.pop(number, None)
+        if staged is None:
+            return []
+        if staged.num_blocks == 0 or owner is None:  # deleted since
             return [ReleaseTicket(staged.ticket)]
-        self.stager.expect(staged, priority, expires_at_ns)
+        self.stager.expect(staged, owner, priority, expires_at_ns)
         return self.stager.pump(now_ns)
+
+    def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
+        """A session was deleted; `keys` are its record's. How many blocks of it were here, too."""
+        self._asked = {number: asker for number, asker in self._asked.items() if asker != owner}
+        return forget_session(self, owner, keys)
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages ended."""

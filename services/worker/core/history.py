@@ -6,6 +6,7 @@ from services.worker.core.effects import Effect, PageLoad, StageTurn
 from services.worker.core.pages import NO_PAGE, CachedBlock
 from services.worker.core.turn import Turn, TurnState
 from shared.blocks import BlockKey
+from shared.owners import OwnerKey
 
 if TYPE_CHECKING:
     from services.worker.core.engine import EngineCore
@@ -17,7 +18,7 @@ def look_up(core: "EngineCore", turn: Turn, now_ns: int) -> list[Effect]:
     num_reusable = turn.num_reusable_blocks
     core.num_prefix_queries += num_reusable
     acquire_resident(core, turn)
-    if not (turn.may_stage and core.writeback.is_connected):
+    if turn.is_private or not (turn.may_stage and core.writeback.is_connected):
         return []
     keys = [turn.key(index) for index in range(len(turn.blocks), num_reusable)]
     if not keys:
@@ -73,7 +74,7 @@ def load_staged(core: "EngineCore", turn: Turn, loads: list[PageLoad]) -> list[E
     end = turn.staged_from + staged.num_blocks
     while turn.staged_from <= len(turn.blocks) < end:
         index = len(turn.blocks) - turn.staged_from
-        block = _acquire_for_load(core, staged.keys[index])
+        block = _acquire_for_load(core, staged.keys[index], turn.owner)
         if block is None:
             break
         for layer, page in enumerate(block.pages):
@@ -85,14 +86,14 @@ def load_staged(core: "EngineCore", turn: Turn, loads: list[PageLoad]) -> list[E
     return core.stager.let_go(staged.ticket)
 
 
-def _acquire_for_load(core: "EngineCore", key: BlockKey) -> CachedBlock | None:
+def _acquire_for_load(core: "EngineCore", key: BlockKey, owner: OwnerKey) -> CachedBlock | None:
     """The block under `key`, acquired, if there are pages for the layers it lacks."""
     pool = core.pool
     block = pool.blocks.get(key)
     if block is None:
         if pool.num_available < pool.num_layers:
             return None
-        block = CachedBlock(key, [NO_PAGE] * pool.num_layers, backed=True)
+        block = CachedBlock(key, [NO_PAGE] * pool.num_layers, backed=True, owner=owner)
         pool.add(block)
         pool.acquire(block)
         return block

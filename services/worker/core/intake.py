@@ -53,6 +53,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         num_layers=shape.num_layers,
         block_tokens=shape.block_tokens,
         priority=start.priority,
+        is_private=prompt.is_private,
         request_id=start.request_id,
         slo_ttft_ns=_slo_ttft_ns(start.slo_ttft_ms),
         was_lost=start.was_lost,

@@ -167,6 +167,7 @@ class KvLink:
                 tokens=pack_ints(write.tokens),
                 pages=pack_ints(write.arena_pages),
                 checksums=pack_ints(sums, "Q"),
+                owner=write.owner.hex(),
             )
             for write, sums in zip(writes, checksums, strict=True)
         ]

@@ -33,7 +33,8 @@ def settle_writes(
 ) -> tuple[dict[BlockKey, BlockWrite], list[Effect]]:
     """The writes whose bytes are right, by key, and what to tell the kvstore of all of them.
 
-    Writes into pages whose lease ended during the step (the kvstore was lost) count for nothing.
+    Writes into pages whose lease ended during the step (the kvstore was lost), and of blocks that
+    were forgotten during it, count for nothing.
     """
     good: dict[BlockKey, BlockWrite] = {}
     checksums: list[list[int]] = []
@@ -42,7 +43,11 @@ def settle_writes(
     for write, sums, is_held in zip(plan.writes, result.checksums, held, strict=False):
         if not is_held:
             continue
-        is_void = write.row != LATE and (write.row in result.failed or write.row in result.broken)
+        if write.row == LATE:
+            is_void = not core.writeback.is_committing(write.key)
+        else:
+            is_void = write.row in result.failed or write.row in result.broken
+            is_void = is_void or plan.rows[write.row].turn.is_private
         if is_void or not sums:
             unused += write.arena_pages
         else:
@@ -58,6 +63,8 @@ def settle_writes(
 
 def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, BlockWrite]) -> None:
     """Full blocks just computed enter the cache, so that others may run on them."""
+    if turn.is_private:
+        return
     while len(turn.blocks) < turn.num_computed // turn.block_tokens:
         index = len(turn.blocks)
         key = turn.key(index)
@@ -67,7 +74,7 @@ def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, Bloc
             core.pool.drop(twin)  # a remnant: the whole block takes its place
             twin = None
         if twin is None:
-            block = CachedBlock(key, pages, refs=1)
+            block = CachedBlock(key, pages, refs=1, owner=turn.owner)
             core.pool.add(block)
             turn.blocks.append(block)
             if key in written:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 NO_PAGE = -1
 CANDIDATES_MAX = 4  # times the pool's pages, before those that left their groups are swept out
@@ -28,6 +29,8 @@ class CachedBlock:
         backed: a copy exists below (or was given up on): pages may be taken when `refs` is 0.
         loading: how many pages have bytes on their way from the arena.
         lost: a load failed; the block serves no new turn.
+        owner: the session for which it was computed or brought up.
+        is_forgotten: its session was deleted; nobody finds it, and it goes when its last user does.
     """
 
     key: BlockKey
@@ -37,6 +40,8 @@ class CachedBlock:
     loading: int = 0
     lost: bool = False
     group: GroupId = 0
+    owner: OwnerKey = NOBODY
+    is_forgotten: bool = False
 
     @property
     def num_present(self) -> int:
@@ -57,14 +62,20 @@ class PagePool:
     """All pages of one model on one worker.
 
     Every page is in exactly one place: free, in a cached block, or held privately by a turn.
+
+    Attributes:
+        blocks: what can be found.
+        forgotten: blocks that cannot be found any more and are in use still, by identity.
     """
 
     num_pages: int
     num_layers: int
     blocks: dict[BlockKey, CachedBlock] = field(default_factory=dict)
+    forgotten: dict[int, CachedBlock] = field(default_factory=dict)
     num_clean: int = 0
     num_evicted: int = 0
     _free: list[int] = field(init=False)
+    _owned: OwnedKeys = field(default_factory=OwnedKeys)
     _groups: "OrderedDict[GroupId, _Group]" = field(default_factory=OrderedDict)
     _next_group: GroupId = 1
     _num_candidates: int = 0  # in all groups, those that left them since included
@@ -105,6 +116,21 @@ class PagePool:
         """Enter a block under its key; the pages it holds belong to the cache from now on."""
         assert block.key not in self.blocks, "two blocks under one key"
         self.blocks[block.key] = block
+        self._owned.add(block.owner, block.key)
+
+    def owned(self, owner: OwnerKey) -> list[BlockKey]:
+        """Blocks to be found here that were made or brought up for this session."""
+        return self._owned.of(owner)
+
+    def forget(self, block: CachedBlock) -> None:
+        """Nobody finds `block` any more. Its pages are free at once, or when nobody runs on it and
+        no bytes are on their way into it.
+        """
+        self._unlist(block)
+        block.is_forgotten = True
+        self.forgotten[id(block)] = block
+        if not block.refs and not block.loading:
+            self.drop(block)
 
     def acquire(self, block: CachedBlock) -> None:
         """A turn starts to run on `block`."""
@@ -136,11 +162,13 @@ class PagePool:
         """Make idle blocks takeable, as one group, the most recently used."""
         group = _Group([[] for _ in range(self.num_layers)], expected_until_ns)
         for block in blocks:
-            if block.refs or not block.backed or block.loading:
-                continue  # comes again when its last turn, its write or its load ends
-            if block.lost:
+            if block.refs or block.loading:
+                continue  # comes again when its last turn or its load ends
+            if block.is_forgotten or (block.lost and block.backed):
                 self.drop(block)
                 continue
+            if not block.backed:
+                continue  # comes again when its write ends
             if block.group == 0:
                 self.num_clean += block.num_present
             block.group = self._next_group
@@ -172,7 +200,8 @@ class PagePool:
         assert block.loading == 0, "bytes are on their way into it"
         self.withdraw(block)
         if self.blocks.get(block.key) is block:
-            del self.blocks[block.key]
+            self._unlist(block)
+        self.forgotten.pop(id(block), None)
         self.give_back([page for page in block.pages if page != NO_PAGE])
         block.pages = [NO_PAGE] * self.num_layers
 
@@ -209,7 +238,11 @@ class PagePool:
         self.num_evicted += 1
         if block.num_present == 0:
             block.group = 0
-            del self.blocks[block.key]
+            self._unlist(block)
+
+    def _unlist(self, block: CachedBlock) -> None:
+        del self.blocks[block.key]
+        self._owned.remove(block.owner, block.key)
 
     def _sweep(self) -> None:
         """Forget the candidates that left their groups."""

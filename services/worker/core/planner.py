@@ -159,6 +159,8 @@ def _plan_writes(core: "EngineCore", rows: list[Row]) -> list[BlockWrite]:
     writes: dict[bytes, BlockWrite] = {}
     for index, row in enumerate(rows):
         turn = row.turn
+        if turn.is_private:
+            continue
         for number in range(len(turn.blocks), row.end // turn.block_tokens):
             key = turn.key(number)
             if key in core.pool.blocks or key in writes:
@@ -173,6 +175,7 @@ def _plan_writes(core: "EngineCore", rows: list[Row]) -> list[BlockWrite]:
                 turn.table[:, number].tolist(),
                 arena_pages,
                 index,
+                turn.owner,
             )
     return list(writes.values())
 

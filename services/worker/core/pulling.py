@@ -5,9 +5,9 @@ requests as fit its answers.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shared.ids import FrontendId, TurnId
+from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.messages import Prompt, PromptReply, TurnRef, TurnStart
 
 TOKENS_MAX = 65_536  # of prompts in one reply, so that it stays well below the server's limit
@@ -33,6 +33,7 @@ class Pulling:
 
     _new: dict[FrontendId, list[TurnStart]] = field(default_factory=lambda: defaultdict(list))
     _pulling: dict[TurnId, TurnStart] = field(default_factory=dict)
+    _private: set[TurnId] = field(default_factory=set)  # of those
 
     def __len__(self) -> int:
         return len(self._pulling)
@@ -58,7 +59,13 @@ class Pulling:
         """Forget a turn whose prompt has not come, unless it is of a later attempt (0: any)."""
         start = self._pulling.get(turn_id)
         if start is not None and not (attempt and start.attempt > attempt):
-            del self._pulling[turn_id]
+            self._drop(turn_id)
+
+    def on_forget(self, tenant: TenantId, session_id: SessionId) -> None:
+        """A session was deleted: its prompts that are on their way are private, unsaid."""
+        for start in self._pulling.values():
+            if (start.tenant, start.session_id) == (tenant, session_id):
+                self._private.add(start.turn_id)
 
     def take_pulls(self) -> list[Pull]:
         """What to ask for everything that started since the last call."""
@@ -86,8 +93,8 @@ class Pulling:
         come = []
         for start, prompt in zip(pull.starts, told, strict=True):
             if self._is_wanted(start) and (prompt is not None or is_empty):
-                del self._pulling[start.turn_id]
-                come.append((start, prompt))
+                is_private = self._drop(start.turn_id)
+                come.append((start, _as_private(prompt) if is_private else prompt))
         return come
 
     def again(self, pull: Pull) -> Pull | None:
@@ -98,6 +105,17 @@ class Pulling:
     def _is_wanted(self, start: TurnStart) -> bool:
         """It was not cancelled, nor replaced by a later attempt."""
         return self._pulling.get(start.turn_id) is start
+
+    def _drop(self, turn_id: TurnId) -> bool:
+        """Its prompt is not awaited any more; whether its session was deleted meanwhile."""
+        del self._pulling[turn_id]
+        is_private = turn_id in self._private
+        self._private.discard(turn_id)
+        return is_private
+
+
+def _as_private(prompt: Prompt | None) -> Prompt | None:
+    return None if prompt is None else replace(prompt, is_private=True)
 
 
 def _groups(starts: list[TurnStart]) -> list[list[TurnStart]]:

@@ -1,6 +1,7 @@
 """History on its way up: stages asked for, loads in flight, prefetches waiting for room."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -8,6 +9,7 @@ from services.worker.core.effects import Effect, LoadPages, PageLoad, ReleaseTic
 from services.worker.core.pages import NO_PAGE, CachedBlock, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
+from shared.owners import OwnerKey
 
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
@@ -33,6 +35,7 @@ class _Wish:
     order: tuple[int, int, int]
     block_index: int = field(compare=False)
     staged: Staged = field(compare=False)
+    owner: OwnerKey = field(compare=False)
     expires_at_ns: int = field(compare=False)
 
 
@@ -106,7 +109,7 @@ class Stager:
             self.pool.rest([block], expectation.expires_at_ns if expectation else 0)
         return self.let_go(flight.ticket)
 
-    def expect(self, staged: Staged, priority: int, expires_at_ns: int) -> None:
+    def expect(self, staged: Staged, owner: OwnerKey, priority: int, expires_at_ns: int) -> None:
         """Wish for every page of an expected session's staged blocks, and spare what is here."""
         expectation = _Expectation(staged.keys, expires_at_ns)
         self._expected[staged.ticket] = expectation
@@ -116,8 +119,12 @@ class Stager:
         for layer in range(self.pool.num_layers):
             for index in range(staged.num_blocks):
                 order = (layer, -priority, next(self._order))
-                heapq.heappush(self._wishes, _Wish(order, index, staged, expires_at_ns))
+                heapq.heappush(self._wishes, _Wish(order, index, staged, owner, expires_at_ns))
                 self.hold(staged.ticket)
+
+    def forget(self, owner: OwnerKey) -> list[Effect]:
+        """A session is expected no more."""
+        return self._let_wishes_go(lambda wish: wish.owner == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
@@ -135,8 +142,7 @@ class Stager:
                     break  # running turns come first; the wish waits for room or its expiry
                 block = self.pool.blocks.get(key)  # making room may have taken its last page
                 if block is None:
-                    block = CachedBlock(key, [NO_PAGE] * self.pool.num_layers, backed=True)
-                    self.pool.add(block)
+                    block = self._new_block(key, wish.owner)
                 self.pool.withdraw(block)
                 loads.append(
                     self._start(block, layer, page, wish.staged, wish.block_index, is_prefetch=True)
@@ -157,14 +163,25 @@ class Stager:
         """Let go of the wishes for sessions that did not come in time."""
         if not self._wishes or now_ns < self._next_expiry_ns:
             return []
+        return self._let_wishes_go(lambda wish: wish.expires_at_ns <= now_ns)
+
+    def _let_wishes_go(self, is_over: Callable[[_Wish], bool]) -> list[Effect]:
         effects: list[Effect] = []
+        kept: list[_Wish] = []
         for wish in self._wishes:
-            if wish.expires_at_ns <= now_ns:
+            if is_over(wish):
                 effects += self.let_go(wish.staged.ticket)
-        self._wishes = [wish for wish in self._wishes if wish.expires_at_ns > now_ns]
+            else:
+                kept.append(wish)
+        self._wishes = kept
         heapq.heapify(self._wishes)
         self._next_expiry_ns = min((wish.expires_at_ns for wish in self._wishes), default=0)
         return effects
+
+    def _new_block(self, key: BlockKey, owner: OwnerKey) -> CachedBlock:
+        block = CachedBlock(key, [NO_PAGE] * self.pool.num_layers, backed=True, owner=owner)
+        self.pool.add(block)
+        return block
 
     def _start(
         self,

@@ -11,6 +11,7 @@ from services.worker.core.staged import Staged
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.messages import SamplingParams, TokenLogprobs
+from shared.owners import OwnerKey, owner_key
 
 Table = npt.NDArray[np.int32]
 
@@ -32,6 +33,8 @@ class Turn:
         num_known: length of `tokens` when it came; what lies behind was generated here.
         num_generated_before: tokens that earlier attempts generated, part of `num_known`.
         root: parent key of the first block.
+        owner: its session, as blocks name it.
+        is_private: its session was deleted: what it computes nobody finds, and it goes nowhere.
         slo_ttft_ns: target for the time from `arrived_at_ns` to the first token; 0: none, None: the
             engine's default.
         was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
@@ -60,7 +63,9 @@ class Turn:
     slo_ttft_ns: int | None = None
     request_id: str = ""
     was_lost: bool = False
+    is_private: bool = False
     is_called: bool = False
+    owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING
     num_known: int = field(init=False)
     keys: list[BlockKey] = field(default_factory=list)
@@ -79,6 +84,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         self.num_known = len(self.tokens)
+        self.owner = owner_key(self.tenant, self.session_id)
         capacity = len(self.tokens) // self.block_tokens + 2
         self.table = np.full((self.num_layers, capacity), NO_PAGE, np.int32)
 

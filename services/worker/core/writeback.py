@@ -118,15 +118,27 @@ class WriteBehind:
         while self._unwritten and (pages := self.take_pages()) is not None:
             late = self._unwritten.popleft()
             block = late.block
-            writes.append(
-                BlockWrite(block.key, late.parent, late.tokens, list(block.pages), pages, LATE)
-            )
+            own = list(block.pages)
+            write = BlockWrite(block.key, late.parent, late.tokens, own, pages, LATE, block.owner)
+            writes.append(write)
             self._committing[block.key] = block
         return writes
 
     def on_committing(self, block: CachedBlock) -> None:
         """The block's commit is on its way to the kvstore."""
         self._committing[block.key] = block
+
+    def is_committing(self, key: BlockKey) -> bool:
+        """Whether the block is, or is about to be, with the kvstore, and still wanted there."""
+        return key in self._committing
+
+    def forget(self, blocks: list[CachedBlock]) -> None:
+        """These blocks are not to be copied below. The kvstore is told of those that it has."""
+        gone = {id(block) for block in blocks}
+        for block in blocks:
+            if self._committing.get(block.key) is block:
+                del self._committing[block.key]
+        self._unwritten = deque(late for late in self._unwritten if id(late.block) not in gone)
 
     def on_committed(self, keys: list[BlockKey]) -> None:
         """These blocks have a copy below."""

@@ -4,6 +4,7 @@ from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, Stage
 from services.worker.core.turn import TurnState
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
+from shared.owners import NOBODY
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -35,9 +36,17 @@ def started(effects: list[Effect]) -> list[tuple[int, int]]:
     return [(load.layer, load.arena_page) for load in loads]
 
 
+def asked(engine: Engine, session_id: SessionId) -> int:
+    """Number of the question for a session that an advisory led to."""
+    (effect,) = engine.core.on_prefetch(DEFAULT_TENANT, session_id, 1)
+    assert isinstance(effect, StageSession)
+    return effect.number
+
+
 def expect(engine: Engine, ticket: int, keys: list[BlockKey], until_ns: int = LATER_NS) -> None:
+    number = asked(engine, SessionId(f"s{ticket}"))
     staged = staged_blocks(ticket, keys)
-    engine.effects += engine.core.on_session_staged(staged, 1, until_ns, engine.now_ns)
+    engine.effects += engine.core.on_session_staged(number, staged, 1, until_ns, engine.now_ns)
 
 
 class TestAsking:
@@ -125,8 +134,8 @@ class TestLateAnswers:
 class TestPrefetch:
     def test_layer_0_of_every_session_comes_before_layer_1_of_any(self, engine: Engine) -> None:
         other = keys_of(list(range(300, 304)))
-        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), 1, LATER_NS)
-        engine.core.stager.expect(staged_blocks(2, other), 2, LATER_NS)
+        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 1, LATER_NS)
+        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 2, LATER_NS)
         effects = engine.core.stager.pump(engine.now_ns)
         assert [layer for layer, _ in started(effects)] == [0, 0, 0, 1, 1, 1]
         keys = [block.key for block in engine.core.pool.blocks.values()]
@@ -207,7 +216,7 @@ class TestPrefetch:
 
     def test_an_advisory_asks_for_the_session(self, engine: Engine) -> None:
         effects = engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 2)
-        assert effects == [StageSession(DEFAULT_TENANT, SessionId("s"), 2)]
+        assert effects == [StageSession(1, DEFAULT_TENANT, SessionId("s"), 2)]
 
     def test_a_session_of_which_nothing_is_stored_is_released(self, engine: Engine) -> None:
         expect(engine, 1, [])
