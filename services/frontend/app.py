@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from services.frontend.config import FrontendConfig
+from services.frontend.core.claims import Claims
 from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -26,6 +27,7 @@ class App:
     jobs: JobHub
     slots: Slots
     texts: Texts
+    claims: Claims
 
 
 def app_of(request: Request) -> App:

@@ -18,7 +18,7 @@ from services.frontend.tokenizer import (
 )
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
-from shared.ids import HostId, ModelId
+from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ class Models:
         """Tokenizers and image processors in memory."""
         return len(self._tokenizers) + len(self._images)
 
-    def hosts(self) -> set[HostId]:
-        """Hosts with a live worker."""
-        return self._fleet.hosts(self._clock.now_ns())
+    def holders(self) -> tuple[set[WorkerId], set[HostId]]:
+        """Workers, and hosts with a kvstore, that may have KV of sessions."""
+        return self._fleet.holders(self._clock.now_ns())
 
     def all(self) -> list[ServedModel]:
         """Every model that can be asked now, by name."""

@@ -16,6 +16,7 @@ from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
+from services.frontend.core.claims import Claims
 from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
@@ -32,7 +33,7 @@ from services.frontend.sessions import SessionStore
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id
 from shared.service import Runtime
-from shared.subjects import WORKER_REPORT
+from shared.subjects import SESSION_FORGET, WORKER_REPORT
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +72,19 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Jobs(frontend_id, JobLimits()),
         Room(config.jobs_max, config.job_bytes_max),
     )
-    slots = Slots(config.requests_max)
+    slots, claims = Slots(config.requests_max), Claims()
     pool = Pool(runtime.clock, _crew_limits(config))
     runtime.stack.push_async_callback(pool.close)
     texts = Texts(pool)
-    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots, texts)
+    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots, texts, claims)
 
     await hub.start(runtime)
     await jobs.start(runtime)
     await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
+    await runtime.bus.subscribe(
+        SESSION_FORGET, lambda forget: claims.forget(forget.tenant, forget.session_id)
+    )
+    runtime.spawn(sessions.run(), "session store")
     await nats.serve(app, keyring)
     runtime.spawn(_forget_workers(models), "forget workers")
     connections = Connections(config, runtime.clock)

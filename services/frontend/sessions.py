@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -10,23 +11,51 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from services.frontend import telemetry
+from services.frontend.aof import AofRewriter
+from services.frontend.redis_scripts import FORGET, PUT, SETTLE
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
-from shared.ids import SessionId, TenantId
-from shared.sessions import SessionRecord, decode_record, encode_record, session_redis_key
+from shared.ids import SessionId, TenantId, new_id
+from shared.sessions import (
+    SessionRecord,
+    decode_record,
+    encode_record,
+    generation_redis_key,
+    session_redis_key,
+    tombstone_redis_key,
+)
 from shared.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
+AOF_TIMEOUT_S = 5.0
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
 CONNECTIONS_MAX = 64
+GENERATION_S = 2 * 3600  # longer than a turn lasts
+TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
 
 
 class StoreAway(NoCapacity):
     """Redis did not answer in time."""
 
     code = "session_store_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A deletion that has not reached everybody.
+
+    Attributes:
+        found: there was a record, or a deletion of it that was not settled.
+        block_keys: packed, of the blocks that are known to be the session's.
+    """
+
+    tenant: TenantId
+    session_id: SessionId
+    generation: str
+    found: bool
+    block_keys: str
 
 
 class SessionStore:
@@ -47,17 +76,28 @@ class SessionStore:
         self._is_up = True
         self._paused_until_ns = 0
         self._refusals = Sparsely()
+        self._rewriter = AofRewriter(Redis.from_url(url, socket_timeout=AOF_TIMEOUT_S))
 
     async def close(self) -> None:
         """Give the connections back."""
+        await self._rewriter.close()
         await self._pool.disconnect()
 
-    async def get(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
-        """The session's record; None if there is none, or none can be had in time."""
+    async def run(self) -> None:
+        """Have deleted records leave Redis's file, for ever."""
+        await self._rewriter.run()
+
+    async def get(
+        self, tenant: TenantId, session_id: SessionId
+    ) -> tuple[SessionRecord | None, str]:
+        """The session's record, None if there is none or none can be had in time; and the
+        session's generation, to be handed to `put`.
+        """
         try:
-            return await self.read(tenant, session_id)
+            record, generation = await self._do("mget", *_redis_keys(tenant, session_id)[:2])
         except StoreAway:
-            return None
+            return None, ""
+        return _decode(record), (generation or b"").decode()
 
     async def read(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
         """The session's record, or None if there is none.
@@ -65,36 +105,48 @@ class SessionStore:
         Raises:
             StoreAway: it cannot be told.
         """
-        data = await self._do("get", session_redis_key(tenant, session_id))
-        if not isinstance(data, bytes):
-            return None
-        try:
-            return decode_record(data)
-        except MalformedMessage:
-            return None  # of another release: the session is unknown
+        return _decode(await self._do("get", session_redis_key(tenant, session_id)))
 
-    async def put(self, record: SessionRecord) -> None:
-        """Store the record, if that can be done in time."""
-        key = session_redis_key(record.tenant, record.session_id)
+    async def put(self, record: SessionRecord, generation: str) -> None:
+        """Store the record, if that can be done in time, and the session was not deleted since its
+        `generation` was read.
+        """
+        keys = _redis_keys(record.tenant, record.session_id)[:2]
         try:
-            await self._do("set", key, encode_record(record), "EX", self.expiry_s)
+            await self._eval(PUT, keys, generation, encode_record(record), self.expiry_s)
         except StoreAway:
             return  # the next turn tokenizes anew
 
-    async def delete(self, tenant: TenantId, session_id: SessionId) -> bool:
-        """Forget the record; whether there was one.
+    async def forget(self, tenant: TenantId, session_id: SessionId) -> Tombstone:
+        """Delete the record, and let no turn that runs now write another. To be repeated until
+        `settle`: what is to be deleted elsewhere is kept for so long.
 
         Raises:
             StoreAway: it cannot be told.
         """
-        return bool(await self._do("del", session_redis_key(tenant, session_id)))
+        generation = new_id("gen")
+        keys = _redis_keys(tenant, session_id)
+        found, block_keys = await self._eval(FORGET, keys, generation, GENERATION_S, TOMBSTONE_S)
+        self._rewriter.ask()
+        return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
 
-    async def _do(self, *command: str | bytes | int) -> object:
+    async def settle(self, tombstone: Tombstone) -> None:
+        """Nobody has anything of the deleted session any more."""
+        keys = _redis_keys(tombstone.tenant, tombstone.session_id)
+        try:
+            await self._eval(SETTLE, keys, tombstone.generation)
+        except StoreAway:
+            return  # it expires
+
+    async def _eval(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
+        return await self._do("eval", script, len(keys), *keys, *arguments)
+
+    async def _do(self, *command: str | bytes | int) -> Any:
         if self._clock.now_ns() < self._paused_until_ns:
             raise StoreAway("the session store does not answer")
         try:
             async with asyncio.timeout(PATIENCE_S):
-                answer: object = await self._redis.execute_command(*command)
+                answer: Any = await self._redis.execute_command(*command)
         except ResponseError as error:  # out of memory, or read-only: what it has can be read
             telemetry.SESSION_STORE_ERRORS.inc()
             if num := self._refusals.hear("refused", self._clock.now_ns()):
@@ -117,3 +169,21 @@ class SessionStore:
             log.info("session store is back")
         else:
             log.warning("session store away: sessions are unknown", extra={"error": why})
+
+
+def _redis_keys(tenant: TenantId, session_id: SessionId) -> list[str]:
+    """As `redis_scripts` takes them."""
+    return [
+        session_redis_key(tenant, session_id),
+        generation_redis_key(tenant, session_id),
+        tombstone_redis_key(tenant, session_id),
+    ]
+
+
+def _decode(data: bytes | None) -> SessionRecord | None:
+    if data is None:
+        return None
+    try:
+        return decode_record(data)
+    except MalformedMessage:
+        return None  # of another release: the session is unknown

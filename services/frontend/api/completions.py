@@ -18,7 +18,7 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
 from services.frontend.api.logprobs import completion_block
 from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.prompts import Owner, TokenizedPrompt, given_tokens, tokenize_text
+from services.frontend.api.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.api.schemas import COMPLETION
 from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
@@ -99,7 +99,7 @@ async def _prompts(
                 raise InvalidRequest("prompt: a token is outside the vocabulary", "prompt")
             is_kept = owner.session_id is not None
             text = await app.texts.decode_all(model.tokenizer, tokens) if is_kept else ""
-            prompt = await given_tokens(model, owner, tokens, text=text)
+            prompt = await take_tokens(app, model, owner, tokens, text)
         else:
             raise InvalidRequest("prompt: give text, tokens, or a list of either", "prompt")
         if not prompt.tokens:

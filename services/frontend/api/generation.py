@@ -186,6 +186,7 @@ class Generation:
             cache_salt=plan.owner.cache_salt,
             last_block_key=prompt.keys[-1].hex() if prompt.keys else "",
             slo_ttft_ms=plan.slo_ttft_ms,
+            claim=prompt.claim,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:

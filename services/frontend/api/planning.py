@@ -113,7 +113,8 @@ async def cut(
     if keep is None or len(tokens) <= keep:
         return prompt
     left = tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
-    return await given_tokens(model, owner, left, num_turns=prompt.num_turns, text="")
+    num_turns, claim = prompt.num_turns, prompt.claim
+    return await given_tokens(model, owner, left, text="", num_turns=num_turns, claim=claim)
 
 
 def _num_kept(model: ServedModel, body: Generate, num_new: int) -> int | None:

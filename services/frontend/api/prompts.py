@@ -5,6 +5,7 @@ from functools import partial
 
 from services.frontend import telemetry
 from services.frontend.app import App
+from services.frontend.core.claims import Claim
 from services.frontend.core.reuse import unseen_text
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import keys_of
@@ -12,7 +13,7 @@ from shared.blocks import BlockKey, pack_keys, root_key, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import SessionId, TenantId
 from shared.messages import pack_ints, unpack_ints
-from shared.sessions import SessionRecord
+from shared.sessions import SessionRecord, TextMark
 
 CUT_MARGIN_TOKENS = 64  # beside a cut, words are cut into other tokens than within the whole text
 
@@ -29,15 +30,17 @@ class Owner:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPrompt:
     """Attributes:
-    text: as the session's record keeps it; empty if nothing will ask for it.
+    text: by which the session's next turn is known to extend it; empty if none is to.
     keys: of every full block of `tokens`; empty without a session.
     num_turns: of the session, before this one.
+    claim: what may be left of it; None without a session.
     """
 
     text: str
     tokens: list[int]
     keys: list[BlockKey]
     num_turns: int = 0
+    claim: Claim | None = None
 
 
 async def tokenize_text(
@@ -58,7 +61,7 @@ async def tokenize_text(
     if owner.session_id is None:
         tokens = await encode(text, special=special)
         return TokenizedPrompt(text=text, tokens=tokens, keys=[])
-    record = await app.sessions.get(owner.tenant, owner.session_id)
+    claim, record = await _claimed(app, owner.tenant, owner.session_id)
     num_turns = record.num_turns if record is not None else 0
     stored = _stored(record, model, owner, text) if record is not None else None
     telemetry.SESSIONS_REUSED.labels("false" if stored is None else "true").inc()
@@ -69,7 +72,7 @@ async def tokenize_text(
         tokens, known, rest = stored
         tokens += await encode(rest, special=False) if rest else []
     keys = await keys_of(_root(model, owner), known, tokens, model.card.block_tokens)
-    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
+    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns, claim=claim)
 
 
 def fitting(
@@ -98,19 +101,36 @@ def fitting(
     )
 
 
+async def take_tokens(
+    app: App, model: ServedModel, owner: Owner, tokens: list[int], text: str
+) -> TokenizedPrompt:
+    """A prompt that is given as tokens; `text` is theirs."""
+    if owner.session_id is None:
+        return await given_tokens(model, owner, tokens, text=text)
+    claim, record = await _claimed(app, owner.tenant, owner.session_id)
+    num_turns = record.num_turns if record is not None else 0
+    return await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
+
+
 async def given_tokens(
-    model: ServedModel, owner: Owner, tokens: list[int], *, text: str, num_turns: int = 0
+    model: ServedModel,
+    owner: Owner,
+    tokens: list[int],
+    *,
+    text: str,
+    num_turns: int = 0,
+    claim: Claim | None = None,
 ) -> TokenizedPrompt:
     """A prompt of which the tokens are known.
 
     Args:
-        text: as the session's record is to keep it. An empty one is never extended: the next turn
-            is tokenized from its beginning.
+        text: what the session's next turn is to extend. An empty one is never extended: the next
+            turn is tokenized from its beginning.
     """
     if owner.session_id is None:
         return TokenizedPrompt(text="", tokens=tokens, keys=[])
     keys = await keys_of(_root(model, owner), [], tokens, model.card.block_tokens)
-    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns)
+    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns, claim=claim)
 
 
 async def remember(
@@ -120,8 +140,12 @@ async def remember(
     prompt: TokenizedPrompt,
     reply: tuple[list[int], str],
 ) -> None:
-    """Store what the session's next turn can build on."""
-    assert owner.session_id is not None
+    """Store what the session's next turn can build on, unless the session was deleted since this
+    turn began.
+    """
+    assert owner.session_id is not None and prompt.claim is not None
+    if prompt.claim.is_forgotten:
+        return
     tokens = prompt.tokens + reply[0]
     keys = await keys_of(_root(model, owner), prompt.keys, tokens, model.card.block_tokens)
     now_s = app.clock.wall_ns() / 1e9
@@ -133,15 +157,26 @@ async def remember(
             fingerprint=model.card.fingerprint,
             tokens=pack_ints(tokens),
             block_keys=pack_keys(keys),
-            prompt_text=prompt.text,
-            reply_text=reply[1],
+            prompt=TextMark.of(prompt.text),
+            reply=TextMark.of(reply[1]),
+            stripped_reply=TextMark.of(reply[1].strip()),
             num_tokens=len(tokens),
             num_turns=prompt.num_turns + 1,
             last_used=now_s,
             expires=now_s + app.sessions.expiry_s,
             cache_salt=owner.cache_salt,
-        )
+        ),
+        prompt.claim.generation,
     )
+
+
+async def _claimed(
+    app: App, tenant: TenantId, session_id: SessionId
+) -> tuple[Claim, SessionRecord | None]:
+    """The request's claim, made before the record is read, and the record."""
+    claim = app.claims.make(tenant, session_id)
+    record, claim.generation = await app.sessions.get(tenant, session_id)
+    return claim, record
 
 
 def _stored(
@@ -151,7 +186,7 @@ def _stored(
     card = model.card
     if record.model_id != card.model_id or record.fingerprint != card.fingerprint:
         return None
-    rest = unseen_text(text, record.prompt_text, record.reply_text)
+    rest = unseen_text(text, record.prompt, (record.reply, record.stripped_reply))
     if rest is None:
         return None
     try:

@@ -4,15 +4,11 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.advisories import SessionPath, key_of
 from services.frontend.api.answers import Json
+from services.frontend.api.deletion import delete_everywhere
 from services.frontend.api.schemas import SESSION, SESSION_DELETED, answers
 from services.frontend.app import app_of
 from shared.blocks import KEY_BYTES
 from shared.errors import NotFound
-from shared.messages import KvDelete
-from shared.subjects import SESSION_DELETE
-
-DELETE_TIMEOUT_S = 1.0
-
 
 router = APIRouter(tags=["sessions"])
 
@@ -40,24 +36,16 @@ async def get_session(request: Request, session_id: SessionPath) -> Response:
 
 @router.delete("/v1/sessions/{session_id:path}", responses=answers(SESSION_DELETED))
 async def delete_session(request: Request, session_id: SessionPath) -> Response:
-    """Forget a session and its KV on every host. The kvstores come first: they find its blocks by
-    the record.
-    """
-    app, key = app_of(request), key_of(request, session_id)
-    replies = await app.bus.gather(
-        SESSION_DELETE,
-        KvDelete(session_id=key.session_id, tenant=key.tenant),
-        timeout_s=DELETE_TIMEOUT_S,
-        num_max=max(len(app.models.hosts()), 1),
-    )
-    found = await app.sessions.delete(key.tenant, key.session_id)
-    if not found and not any(reply.found for reply in replies):
+    """Forget a session and its KV everywhere."""
+    key = key_of(request, session_id)
+    found, num_blocks = await delete_everywhere(app_of(request), key)
+    if not found and not num_blocks:
         raise NotFound(f"no session {key.session_id!r}", "session_id")
     return Json(
         {
             "id": key.session_id,
             "object": "session.deleted",
             "deleted": True,
-            "num_blocks": sum(reply.num_blocks for reply in replies),
+            "num_blocks": num_blocks,
         }
     )

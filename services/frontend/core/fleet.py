@@ -157,9 +157,13 @@ class Fleet:
         """The one-shot model's card if a worker named it lately."""
         return self._known_oneshot.get(model_id)
 
-    def hosts(self, now_ns: int) -> set[HostId]:
-        """Hosts with a live worker."""
-        return {seen.report.host_id for seen in self._seen.values() if seen.alive(now_ns)}
+    def holders(self, now_ns: int) -> tuple[set[WorkerId], set[HostId]]:
+        """Who may have KV of sessions: live workers that are past loading, and hosts of such whose
+        kvstore has been heard of.
+        """
+        alive = [seen.report for seen in self._seen.values() if seen.alive(now_ns)]
+        workers = {report.worker_id for report in alive if report.state != "loading"}
+        return workers, {report.host_id for report in alive if report.has_kvstore}
 
     def _is_new(self, card: ModelCard | OneshotCard) -> bool:
         files = files_of(card)

@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 
 from shared.blocks import BlockKey, child_key
+from shared.sessions import TextMark
 
 
-def unseen_text(prompt: str, known_prompt: str, known_reply: str) -> str | None:
-    """What `prompt` says beyond an earlier prompt and its reply; None if it says something else.
+def unseen_text(
+    prompt: str, known_prompt: TextMark, known_replies: Sequence[TextMark]
+) -> str | None:
+    """What `prompt` says beyond an earlier prompt and one form of its reply; None if it says
+    something else.
 
-    Chat templates may strip a reply, so its stripped form counts too.
-
-    >>> unseen_text("Q: 1+1 A: 2 Q: 2+2 A:", "Q: 1+1 A:", " 2")
+    >>> unseen_text("Q: 1+1 A: 2 Q: 2+2 A:", TextMark.of("Q: 1+1 A:"), [TextMark.of(" 2")])
     ' Q: 2+2 A:'
     """
-    if not known_prompt or not prompt.startswith(known_prompt):
+    if not known_prompt.num_chars or not known_prompt.is_at(prompt, 0):
         return None
-    for reply in (known_reply, known_reply.strip()):
-        if prompt.startswith(reply, len(known_prompt)):
-            return prompt[len(known_prompt) + len(reply) :]
+    for reply in known_replies:
+        if reply.is_at(prompt, known_prompt.num_chars):
+            return prompt[known_prompt.num_chars + reply.num_chars :]
     return None
 
 

@@ -10,6 +10,7 @@ the tokens that lie right behind those already taken.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.frontend.core.claims import Claim
 from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId
 from shared.messages import (
     FinishReason,
@@ -66,6 +67,12 @@ class NewTurn:
     cache_salt: str = ""
     last_block_key: str = ""
     slo_ttft_ms: float | None = None
+    claim: Claim | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its session was deleted since it began."""
+        return self.claim is not None and self.claim.is_forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,7 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
         num_generated=len(turn.generated),
         cache_salt=turn.new.cache_salt,
         sampling=turn.new.sampling,
+        is_private=turn.new.is_private,
     )
 
 

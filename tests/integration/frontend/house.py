@@ -16,10 +16,12 @@ from services.frontend.service import main
 from services.worker.demo_model import make_demo_model
 from shared import messages as m
 from shared.bus import Bus
+from shared.errors import PeerUnavailable
 from shared.ids import HostId, ModelId, WorkerId
 from shared.subjects import (
     PROMPT_PULL,
     SCHEDULER_STATUS,
+    SESSION_FORGET,
     STEP_OUTPUT,
     TURN_CANCEL,
     TURN_FAILED,
@@ -73,12 +75,18 @@ class FakeHouse:
     cancels: list[m.TurnCancel] = field(default_factory=list)
     is_reporting: bool = True
     is_deaf: bool = False
+    is_forgetful: bool = True
+    has_kvstore: bool = False
+    num_reports_with_kvstore: int = 0
+    worker_id: WorkerId = field(default_factory=lambda: WorkerId("w1"))
+    forgets: list[m.SessionForget] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         await self.bus.subscribe(TURN_SUBMIT, self._on_submit)
         await self.bus.subscribe(TURN_CANCEL, self.cancels.append)
         await self.bus.serve(SCHEDULER_STATUS, self._status)
+        await self.bus.serve(SESSION_FORGET, self._forget)
         await self.bus.flush()
         self._spawn(self._report())
 
@@ -108,6 +116,12 @@ class FakeHouse:
     async def _status(self, _: m.Empty) -> m.SchedulerStatus:
         return m.SchedulerStatus()
 
+    async def _forget(self, forget: m.SessionForget) -> m.SessionForgotten:
+        self.forgets.append(forget)
+        if not self.is_forgetful:
+            raise PeerUnavailable("a commit is not answered")
+        return m.SessionForgotten(worker_id=self.worker_id)
+
     async def _report(self) -> None:
         seq = 0
         while True:
@@ -119,10 +133,12 @@ class FakeHouse:
                 host_id=HostId("h"),
                 state="ready",
                 models=[self.card()],
+                has_kvstore=self.has_kvstore,
                 interval_ns=int(REPORT_S * 1e9),
             )
             if self.is_reporting:
                 await self.bus.publish(WORKER_REPORT, report)
+                self.num_reports_with_kvstore += self.has_kvstore
             await asyncio.sleep(REPORT_S)
 
     def _on_submit(self, submit: m.TurnSubmit) -> None:

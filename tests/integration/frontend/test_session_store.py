@@ -1,23 +1,32 @@
 """The session store on a Redis that answers, but not as one would like."""
 
 import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
+from cli.children import free_port, start_redis, stop_child, wait_for_port
+from services.frontend import aof
 from services.frontend.sessions import SessionStore, StoreAway
 from shared.clock import SystemClock
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId
-from shared.sessions import SessionRecord
+from shared.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
 from tests.conftest import Server
+from tests.integration.harness import eventually
+
+NOTHING = TextMark.of("")
 
 
 def record(name: str) -> SessionRecord:
     return SessionRecord(
         session_id=SessionId(name), tenant=DEFAULT_TENANT, model_id=ModelId("m"), fingerprint="f",
-        tokens="", block_keys="", prompt_text="", reply_text="", num_tokens=0,
-        num_turns=1, last_used=0.0, expires=0.0,
+        tokens="", block_keys="", prompt=NOTHING, reply=NOTHING, stripped_reply=NOTHING,
+        num_tokens=0, num_turns=1, last_used=0.0, expires=0.0,
     )  # fmt: skip
 
 
@@ -27,18 +36,130 @@ def test_refused_writes_do_not_keep_anybody_from_reading(
     async def scenario() -> None:
         store = SessionStore(redis_server.url, SystemClock(), 60)
         redis: Any = Redis.from_url(redis_server.url)
-        await store.put(record("kept"))
+        await store.put(record("kept"), "")
         await redis.config_set("maxmemory", 1)
         for _ in range(3):
-            await store.put(record("refused"))
+            await store.put(record("refused"), "")
             assert await store.read(DEFAULT_TENANT, SessionId("kept")) is not None
         with pytest.raises(StoreAway, match="refuses"):
             await store._do("set", "x", "y")
         await redis.config_set("maxmemory", 0)
-        await store.put(record("refused"))
+        await store.put(record("refused"), "")
         assert await store.read(DEFAULT_TENANT, SessionId("refused")) is not None
         await redis.aclose()
         await store.close()
 
     asyncio.run(scenario())
     assert caplog.text.count("session store refuses") == 1
+
+
+def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Server) -> None:
+    fox = SessionId("fox")
+
+    async def scenario() -> None:
+        store = SessionStore(redis_server.url, SystemClock(), 60)
+        _, before = await store.get(DEFAULT_TENANT, fox)
+        await store.put(replace(record("fox"), block_keys="aa"), before)
+        tombstone = await store.forget(DEFAULT_TENANT, fox)
+        assert tombstone.found and tombstone.block_keys == "aa"
+        await store.put(record("fox"), before)
+        known, after = await store.get(DEFAULT_TENANT, fox)
+        assert known is None and after not in ("", before)
+
+        await store.put(replace(record("fox"), block_keys="bb"), after)
+        again = await store.forget(DEFAULT_TENANT, fox)
+        assert again.block_keys == "aabb", "what the first deletion did not settle is known still"
+        await store.settle(tombstone)
+        assert (await store.forget(DEFAULT_TENANT, fox)).block_keys == "aabb", "settled too late"
+        last = await store.forget(DEFAULT_TENANT, fox)
+        await store.settle(last)
+        forgotten = await store.forget(DEFAULT_TENANT, fox)
+        assert not forgotten.found and forgotten.block_keys == ""
+        await store.settle(forgotten)
+
+        redis: Any = Redis.from_url(redis_server.url)
+        await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
+        await store.put(record("fox"), after)
+        assert await store.read(DEFAULT_TENANT, fox) is not None
+        assert (await store.get(DEFAULT_TENANT, fox))[1] == ""
+        await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
+        assert (await store.forget(DEFAULT_TENANT, fox)).found
+        assert await store.read(DEFAULT_TENANT, fox) is None
+        await redis.aclose()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def files_of(folder: Path) -> bytes:
+    """Everything that Redis has in its files."""
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_what_was_deleted_leaves_the_append_only_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aof, "PAUSE_S", 0.1)
+    monkeypatch.setattr(aof, "POLL_S", 0.01)
+    folder = tmp_path / "redis"
+    port = free_port()
+    child = start_redis(port, folder, append_only=True)
+    wait_for_port(child, port, "redis")
+    url = f"redis://127.0.0.1:{port}/0"
+
+    async def scenario() -> None:
+        store = SessionStore(url, SystemClock(), 60)
+        redis: Any = Redis.from_url(url)
+        await redis.config_set("aof-use-rdb-preamble", "no")  # plain, not compressed
+        await redis.aclose()
+        running = asyncio.create_task(store.run())
+        for name in ("fox", "crow"):
+            await store.put(replace(record(name), tokens=f"tokens-of-{name}"), "")
+        await eventually(lambda: b"tokens-of-fox" in files_of(folder))
+        for _ in range(20):
+            await store.forget(DEFAULT_TENANT, SessionId("fox"))
+        await eventually(lambda: b"tokens-of-fox" not in files_of(folder))
+        assert b"tokens-of-crow" in files_of(folder)
+        await eventually(lambda: not store._rewriter._wanted.is_set())
+        assert store._rewriter.num_rewritten <= 3, "one for many deletions"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await store.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        stop_child(child)
+
+
+def _has_more(asked: list[str], number: int) -> bool:
+    return len(asked) > number
+
+
+def test_a_redis_that_does_not_rewrite_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aof, "PAUSE_S", 0.0)
+    asked: list[str] = []
+
+    class Refusing:
+        """A Redis whose administrator renamed the command away."""
+
+        async def info(self, section: str) -> dict[str, int]:
+            return {"aof_enabled": 1}
+
+        async def execute_command(self, name: str) -> None:
+            asked.append(name)
+            raise ResponseError("unknown command")
+
+    async def scenario() -> None:
+        rewriter = aof.AofRewriter(Refusing())
+        running = asyncio.create_task(rewriter.run())
+        for number in range(3):
+            rewriter.ask()
+            await eventually(partial(_has_more, asked, number))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert caplog.text.count("does not rewrite") == 1

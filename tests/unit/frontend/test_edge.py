@@ -23,7 +23,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
     jobs = cast(Any, SimpleNamespace(room=Room(0, 0)))
-    rest = [nothing, nothing, jobs, nothing, nothing]
+    rest = [nothing, nothing, jobs, nothing, nothing, nothing]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 
     async def request() -> httpx.Response:

@@ -10,6 +10,7 @@ from services.frontend.core.reuse import extend_keys, unseen_text
 from shared.blocks import chain_keys, root_key
 from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import ModelCard, WorkerReport
+from shared.sessions import TextMark
 
 SECOND = 1_000_000_000
 CARD = ModelCard(
@@ -27,10 +28,12 @@ def test_a_silent_worker_takes_its_models_away() -> None:
     assert fleet.on_report(replace(REPORT, seq=2), SECOND) == []
     assert fleet.card(ModelId("m"), 3 * SECOND) == CARD
     assert fleet.models(3 * SECOND) == {"m": CARD}
-    assert fleet.hosts(3 * SECOND) == {"h"}
+    assert fleet.holders(3 * SECOND) == ({"w"}, set())
+    fleet.on_report(replace(REPORT, seq=3, has_kvstore=True), SECOND)
+    assert fleet.holders(3 * SECOND) == ({"w"}, {"h"})
     assert fleet.card(ModelId("m"), 4 * SECOND) is None
     fleet.forget_dead(4 * SECOND)
-    assert fleet.hosts(0) == set()
+    assert fleet.holders(0) == (set(), set())
 
 
 def test_a_model_without_workers_is_remembered_for_a_while() -> None:
@@ -50,6 +53,9 @@ def test_overtaken_reports_and_loading_workers_do_not_count() -> None:
     fleet.on_report(replace(REPORT, seq=5, state="draining"), 0)
     fleet.on_report(REPORT, 0)
     assert fleet.card(ModelId("m"), 0) is None
+    assert fleet.holders(0) == ({"w"}, set())
+    fleet.on_report(replace(REPORT, seq=6, state="loading"), 0)
+    assert fleet.holders(0) == (set(), set())
     fleet.on_report(replace(REPORT, incarnation="b"), 0)
     assert fleet.card(ModelId("m"), 0) == CARD
 
@@ -62,10 +68,11 @@ def test_a_tokenizer_that_failed_is_asked_for_again() -> None:
 
 
 def test_unseen_text() -> None:
-    assert unseen_text("ab c d", "ab", " c ") == "d"
-    assert unseen_text("abc d", "ab", " c ") == " d"
-    assert unseen_text("abX", "ab", "c") is None
-    assert unseen_text("abc", "", "abc") is None
+    replies = [TextMark.of(" c "), TextMark.of("c")]
+    assert unseen_text("ab c d", TextMark.of("ab"), replies) == "d"
+    assert unseen_text("abc d", TextMark.of("ab"), replies) == " d"
+    assert unseen_text("abX", TextMark.of("ab"), replies) is None
+    assert unseen_text("abc", TextMark.of(""), [TextMark.of("abc")]) is None
 
 
 @given(
