@@ -1,0 +1,169 @@
+"""A user who asks to be forgotten is forgotten: by workers, kvstores and Redis, on disk too, and
+while their turn runs.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from redis import Redis
+
+from services.worker.demo_model import DEMO_MODEL_ID
+from tests.e2e.house import House, wait_until
+
+SECRET = "the cheese is hidden under the third stone from the left"
+REPLY_TOKENS = 80
+LONG_TOKENS = 1000
+
+Message = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("deletion") / "data", num_workers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(house: House) -> Iterator[OpenAI]:
+    with house.client() as made:
+        yield made
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def options(session_id: str, messages: list[Message], num_tokens: int) -> dict[str, Any]:
+    """A turn that generates exactly so many tokens."""
+    return {
+        "model": DEMO_MODEL_ID,
+        "messages": messages,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "extra_body": {"session_id": session_id, "ignore_eos": True},
+    }
+
+
+def ask(client: OpenAI, session_id: str, messages: list[Message]) -> tuple[int, Message]:
+    """One turn: its `cached_tokens`, and its reply."""
+    reply = client.chat.completions.create(**options(session_id, messages, REPLY_TOKENS))
+    cached: int = reply.usage.prompt_tokens_details.cached_tokens
+    return cached, {"role": "assistant", "content": reply.choices[0].message.content}
+
+
+def delete(house: House, session_id: str) -> int:
+    """Number of blocks that went."""
+    answer = httpx.delete(f"{house.url}/v1/sessions/{session_id}", timeout=30)
+    assert answer.status_code == 200, answer.text
+    num_blocks: int = answer.json()["num_blocks"]
+    return num_blocks
+
+
+def assert_forgotten(house: House, client: OpenAI, *prompts: list[Message]) -> None:
+    """No worker has any of it, nor would one that has just started."""
+    _assert_uncached(house, client, *prompts)
+    pids = {name: house.kill(name) for name in ("worker-0", "worker-1")}
+    for name, pid in pids.items():
+        house.wait_restarted(name, pid)
+    house.wait_healthy()
+    _assert_uncached(house, client, *prompts)
+
+
+def _assert_uncached(house: House, client: OpenAI, *prompts: list[Message]) -> None:
+    for prompt in prompts:
+        assert ask(client, "probe", prompt)[0] == 0
+        delete(house, "probe")
+
+
+def redis_of(house: House) -> Any:
+    return Redis.from_url(house.run.redis_url)
+
+
+def redis_files(house: House) -> bytes:
+    """What Redis has in its files."""
+    found = b""
+    for path in sorted((house.data_dir / "redis").rglob("*")):
+        try:
+            found += path.read_bytes() if path.is_file() else b""
+        except FileNotFoundError:  # rewritten meanwhile
+            continue
+    return found
+
+
+def test_nothing_is_left_of_a_deleted_session(house: House, client: OpenAI) -> None:
+    begin = [user(f"Keep this to yourself: {SECRET}. " * 4)]
+    cached, reply = ask(client, "fox", begin)
+    assert cached == 0
+    abandoned = [*begin, reply, user("Tell me of the crow, and at length. " * 6)]
+    assert ask(client, "fox", abandoned)[0] > 0
+    edited = [*begin, reply, user("Tell me of the raven instead of the crow. " * 6)]
+    assert ask(client, "fox", edited)[0] > 0  # its record says nothing of `abandoned`
+    wait_until(lambda: house.look()["tiers"]["disk"]["blocks"] > 8, "blocks are on disk")
+
+    with redis_of(house) as redis:
+        redis.config_set("aof-use-rdb-preamble", "no")  # a rewritten file is plain text
+        (key,) = redis.keys("symphony:session:*")
+        record = redis.get(key)
+    found = re.search(rb'"tokens":"([^"]+)"', record)
+    assert found is not None
+    tokens = found[1]
+    wait_until(lambda: tokens in redis_files(house), "Redis has written the record down")
+    assert SECRET.encode() not in redis_files(house), "of its text it never had anything"
+
+    assert delete(house, "fox") > 8
+    wait_until(lambda: tokens not in redis_files(house), "Redis has rewritten its file")
+    assert_forgotten(house, client, abandoned, edited)
+    assert httpx.get(f"{house.url}/v1/sessions/fox").status_code == 404
+
+
+class Stream(threading.Thread):
+    """A turn that is streamed.
+
+    Attributes:
+        has_begun: its first token came.
+        num_tokens: that came, by its usage.
+        finish: how it ended.
+    """
+
+    def __init__(self, client: OpenAI, session_id: str, messages: list[Message]) -> None:
+        super().__init__()
+        self._create: Any = client.chat.completions.create
+        self._options = options(session_id, messages, LONG_TOKENS)
+        self.has_begun = threading.Event()
+        self.num_tokens = 0
+        self.finish = ""
+
+    def run(self) -> None:
+        usage = {"include_usage": True}
+        for chunk in self._create(stream=True, stream_options=usage, **self._options):
+            if chunk.usage is not None:
+                self.num_tokens = chunk.usage.completion_tokens
+            for choice in chunk.choices:
+                if choice.delta.content:
+                    self.has_begun.set()
+                self.finish = choice.finish_reason or self.finish
+
+
+def test_a_session_is_forgotten_while_its_turn_runs(house: House, client: OpenAI) -> None:
+    forgotten = [user("Tell me all that the owl saw last night, hour by hour. " * 4)]
+    kept = [user("Tell me all that the badger heard, and leave nothing out. " * 4)]
+    owl, badger = Stream(client, "owl", forgotten), Stream(client, "badger", kept)
+    owl.start()
+    badger.start()
+    assert owl.has_begun.wait(30) and badger.has_begun.wait(30)
+    assert not owl.finish
+    answer = httpx.delete(f"{house.url}/v1/sessions/owl", timeout=30)
+    assert not owl.finish, "it ended too soon to tell anything"
+    assert answer.status_code == 200, answer.text
+    for stream in (owl, badger):
+        stream.join(60)
+        assert (stream.finish, stream.num_tokens) == ("length", LONG_TOKENS)
+    assert httpx.get(f"{house.url}/v1/sessions/owl").status_code == 404
+    assert ask(client, "badger", kept)[0] > 0
+    assert_forgotten(house, client, forgotten)
+    assert httpx.get(f"{house.url}/v1/sessions/badger").status_code == 200
