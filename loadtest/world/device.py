@@ -188,7 +188,11 @@ class Device:
                 result.sampled.append(None)
                 continue
             self._verify(plan, index, row.end)
-            token = self._model.next_token(row.turn.tokens) if row.sample else None
+            token = (
+                self._model.next_token(row.turn.tokens, self._worker.hardware)
+                if row.sample
+                else None
+            )
             result.sampled.append(None if token is None else Sampled(token))
         if step.sums is not None:
             result.checksums = [

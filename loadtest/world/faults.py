@@ -17,6 +17,7 @@ KINDS = (
 )  # fmt: skip
 RESTART_MAX_NS = 4 * SECOND
 AWAY_MAX_NS = 60 * SECOND
+LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ def _crash_one_of(kind: str) -> Callable[["World", Random], None]:
         process = random.choice([p for p in world.processes if p.name.startswith(kind)])
         if process.is_up:
             process.crash()
-            world.timeline.after(random.randrange(RESTART_MAX_NS), process.start)
+            is_long = kind == "worker" and random.random() < LONG_SHARE
+            down_ns = LONG_NS if is_long else random.randrange(RESTART_MAX_NS)
+            world.timeline.after(down_ns, process.start)
 
     return happen
 

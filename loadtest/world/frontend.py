@@ -54,6 +54,7 @@ class Frontend(Process):
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}
+        self._pulled: dict[TurnId, int] = {}
         wires, me = self.world.wires, self._frontend_id
         wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
         wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
@@ -84,6 +85,11 @@ class Frontend(Process):
     def _on_pull(self, pull: PromptPull, reply: Reply) -> None:
         effect = self.turns.on_pull(pull, self.now_ns)[0]
         assert isinstance(effect, AnswerPull)
+        for prompt in effect.message.prompts:
+            if not prompt.gone:
+                latest = self._pulled.get(prompt.turn_id, 0)
+                assert prompt.attempt >= latest, f"{prompt.turn_id}: {latest} was pulled before"
+                self._pulled[prompt.turn_id] = prompt.attempt
         reply(effect.message)
 
     def _on_step(self, step: StepOutput) -> None:

@@ -7,6 +7,8 @@ from shared.ids import ModelId
 from shared.messages import FinishReason, SamplingParams
 
 MODEL = ModelId("m")
+NUM_HARDWARE = 2
+CLOSE_ONE_IN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +28,23 @@ class Model:
     vocab_size: int = 23
     end_token: int = 0
 
-    def next_token(self, tokens: list[int]) -> int:
-        """The sampler: a function of everything before, so that no undisturbed run is needed."""
-        return hash(tuple(tokens)) % self.vocab_size
+    def next_token(self, tokens: list[int], hardware: int) -> int:
+        """The sampler: a function of everything before, so that no undisturbed run is needed. One
+        token in eight is so close that another kind of hardware takes another one.
+        """
+        drawn = hash(tuple(tokens))
+        is_close = drawn % CLOSE_ONE_IN == 0
+        return (drawn // CLOSE_ONE_IN + (hardware if is_close else 0)) % self.vocab_size
 
-    def reference(
-        self, prompt: list[int], sampling: SamplingParams
-    ) -> tuple[list[int], FinishReason]:
-        """What a turn must generate, and why it ends."""
-        tokens = list(prompt)
-        while True:
-            tokens.append(self.next_token(tokens))
-            num_generated = len(tokens) - len(prompt)
-            if tokens[-1] == self.end_token and not sampling.ignore_eos:
-                return tokens[len(prompt) :], "stop"
-            if num_generated >= sampling.max_tokens or len(tokens) >= self.max_model_len:
-                return tokens[len(prompt) :], "length"
+    def may_follow(self, tokens: list[int], token: int) -> bool:
+        """Whether some hardware takes this token after `tokens`."""
+        return any(token == self.next_token(tokens, kind) for kind in range(NUM_HARDWARE))
+
+    def finish(
+        self, prompt: list[int], got: list[int], limits: SamplingParams
+    ) -> FinishReason | None:
+        """Why a turn ends that has said this much; None if it goes on."""
+        if got and got[-1] == self.end_token and not limits.ignore_eos:
+            return "stop"
+        is_full = len(prompt) + len(got) >= self.max_model_len
+        return "length" if is_full or len(got) >= limits.max_tokens else None

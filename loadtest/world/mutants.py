@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "a repeat is not cut off", FRONTEND_TURNS,
-        "fresh = delta.tokens[num_repeated:]", "fresh = delta.tokens",
+        "        num_repeated = num_known - delta.index\n", "        num_repeated = 0\n",
     ),
     Mutant(
         "a pull forgets what was generated", FRONTEND_TURNS,
@@ -118,11 +118,6 @@ MUTANTS = (
         "a dead worker keeps its turns", SCHEDULER,
         "        self._fleet.bury(worker)\n        self._turns.take_off(worker, now_ns)",
         "        self._fleet.bury(worker)",
-    ),
-    Mutant(
-        "a restarted worker keeps its turns", SCHEDULER,
-        "            if heard.restarted:\n                self._turns.take_off(worker, now_ns)\n",
-        "",
     ),
     Mutant(
         "waiting turns are not placed when a worker comes", SCHEDULER,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.world.device import Device
 from loadtest.world.jobs import WorkerJobs, job_card
+from loadtest.world.model import NUM_HARDWARE
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND
 from services.worker.core.effects import (
@@ -76,7 +77,8 @@ RESTART_NS = 300 * MS
 class Worker(Process):
     """Attributes:
     core: the engine, of this life.
-    device: pool memory and the forward pass, of this life.
+    hardware: kind of device, which decides between tokens that are close.
+        device: pool memory and the forward pass, of this life.
     is_touched: something happened to the core since it was checked.
     """
 
@@ -84,6 +86,7 @@ class Worker(Process):
         super().__init__(world, f"worker-{number}")
         self.worker_id = WorkerId(f"{host_id}-w{number}")
         self.host_id = host_id
+        self.hardware = number % NUM_HARDWARE
         random, model = world.random, world.model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,

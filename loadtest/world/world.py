@@ -17,7 +17,7 @@ from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
 from shared.ids import HostId, TurnId, WorkerId
-from shared.messages import TurnStart
+from shared.messages import AdvisoryKey, TurnStart
 
 SAMPLE_NS = 250 * MS
 
@@ -31,6 +31,7 @@ class Options:
         calm_max_ns: by then, with nothing going wrong, everything must be over.
         settle_ns: what a new leader and new connections need until everybody is served again.
         rest_ns: after that nobody may hold anything any more.
+        stall_max_ns: how long a turn may stand still while somebody could serve it.
         unserved_ns: how long nobody can have been there to serve a turn that was refused.
     """
 
@@ -39,6 +40,7 @@ class Options:
     settle_ns: int = 4 * SECOND
     rest_ns: int = 18 * SECOND
     unserved_ns: int = 6 * SECOND
+    stall_max_ns: int = 20 * SECOND
     sessions_max: int = 7
     workers_max: int = 3
     events_max: int = 400_000
@@ -60,7 +62,8 @@ class World:
         self.trace: list[str] = []
         self.num_dropped = 0
         self._leader_of: dict[int, str] = {}
-        self._attempts: dict[TurnId, int] = {}
+        self._started: set[tuple[TurnId, int]] = set()
+        self._is_calm = False
         self._unserved_at_ns: list[int] = []
         random = self.random
         self.model = Model(
@@ -108,10 +111,17 @@ class World:
             assert timeline.now_ns < calm_until_ns, f"never ended: {self._left_over()}"
             timeline.run_until(timeline.now_ns + SECOND, options.events_max)
         timeline.run_until(timeline.now_ns + options.settle_ns, options.events_max)
-        last = self.clients.ask_at_last()
+        self._is_calm = True
+        self.clients.announce_last()
+        timeline.run_until(timeline.now_ns + SECOND, options.events_max)
+        last = self.clients.ask_last()
         timeline.run_until(timeline.now_ns + options.rest_ns, options.events_max)
         self._check_ends()
         assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
+        advised = self.tracker.core.get(
+            AdvisoryKey(tenant=last.session.tenant, session_id=last.session.session_id)
+        )
+        assert advised.state == "used", f"the last advisory is {advised.state}"
         ends = next(reversed(self.clients.job_ends.values()))
         assert ends in (["done"], ["gone"]), f"the last jobs ended as {ends}"
         check_rest(self)
@@ -122,18 +132,24 @@ class World:
             check_worker(process)
         elif isinstance(process, Kvstore):
             check_kvstore(process)
+        elif isinstance(process, Scheduler):
+            leaders = [other.name for other in self.schedulers if other.is_leading]
+            assert len(leaders) <= 1, f"{leaders} lead at once"
 
     def on_lead(self, scheduler: Scheduler, fence: int) -> None:
         """No fence is ever told to two processes."""
         name = f"{scheduler.name}.{scheduler.life}"
         owner = self._leader_of.setdefault(fence, name)
         assert owner == name, f"{owner} and {name} both lead under {fence}"
-        leaders = [other for other in self.schedulers if other.is_leading]
-        assert len(leaders) <= 1, f"{[leader.name for leader in leaders]} lead at once"
         self.note(f"{name} leads")
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
-        """No attempt is given out twice."""
+        """No attempt is given out twice; where nothing goes wrong, no turn that is over."""
+        name = (start.turn_id, start.attempt)
+        assert name not in self._started, f"{name} is started twice"
+        self._started.add(name)
+        is_over = self.clients.turns[start.turn_id].end is not None
+        assert not (self._is_calm and is_over), f"{start.turn_id} is over, and placed again"
         self.note(f"{start.turn_id}.{start.attempt} -> {worker_id}")
 
     def _left_over(self) -> list[str]:
@@ -149,6 +165,7 @@ class World:
         )
         if not is_served:
             self._unserved_at_ns.append(self.timeline.now_ns)
+        self.clients.check_progress(is_served=is_served, stall_max_ns=self.options.stall_max_ns)
         self.timeline.after(SAMPLE_NS, self._sample)
 
     def _check_ends(self) -> None:
