@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loadtest.world.jobs import value_of
+from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
@@ -37,6 +38,7 @@ class ClientTurn:
 
     Attributes:
         moved_at_ns: when it last heard something, or could not have.
+        calm_since_ns: nothing but deaths went wrong since then.
         end: how it ended: a finish reason, the code of a failure, or ``gone``.
     """
 
@@ -48,6 +50,7 @@ class ClientTurn:
     sampling: SamplingParams
     opened_at_ns: int
     moved_at_ns: int
+    calm_since_ns: int
     got: list[int] = field(default_factory=list)
     end: str | None = None
     ended_at_ns: int = 0
@@ -65,6 +68,8 @@ class Clients:
         self.turns: dict[TurnId, ClientTurn] = {}
         self._open: dict[TurnId, ClientTurn] = {}
         self._num_waiting = 0  # sessions whose next turn is still to be asked
+        kinds = {"killer": KILLER, "breaker": BREAKER}
+        self._poison = [seed for kind, seed in kinds.items() if kind in world.faults.kinds]
         self._num_requests = 0
         self.job_ends: dict[str, list[str]] = {}
         self._job_frontends: dict[str, Frontend] = {}
@@ -80,16 +85,20 @@ class Clients:
             )
             self._ask_in(self._random.randrange(asking_ns), session)
 
-    def check_progress(self, *, is_served: bool, stall_max_ns: int) -> None:
-        """No open turn stands still while somebody is there to serve it."""
-        now_ns = self._world.timeline.now_ns
+    def check_progress(self, *, is_served: bool, is_undisturbed: bool) -> None:
+        """No open turn stands still while somebody is there to serve it, and less so while nothing
+        goes wrong but that processes die.
+        """
+        now_ns, options = self._world.timeline.now_ns, self._world.options
         for turn in self._open.values():
             if not is_served or not turn.frontend.is_well:
-                turn.moved_at_ns = now_ns
-            stood_ns = now_ns - turn.moved_at_ns
-            assert stood_ns <= stall_max_ns, (
-                f"{turn.turn_id} stands still for {stood_ns / SECOND} s"
-            )
+                turn.moved_at_ns = turn.calm_since_ns = now_ns
+            elif not is_undisturbed:
+                turn.calm_since_ns = now_ns
+            is_still = now_ns - turn.moved_at_ns > options.stall_max_ns
+            calm_since_ns = max(turn.moved_at_ns, turn.calm_since_ns)
+            is_still = is_still or now_ns - calm_since_ns > options.calm_stall_max_ns
+            assert not is_still, f"{turn.turn_id} stands still since {turn.moved_at_ns / MS} ms"
 
     @property
     def are_done(self) -> bool:
@@ -109,6 +118,7 @@ class Clients:
 
     def announce_last(self) -> None:
         """An advisory of a new session, at a time when everybody is well."""
+        self._poison.clear()
         self._last = Session(SessionId("last"), TENANTS[0], self._tokens(5), 1)
         self._advise(self._last, SECOND)
 
@@ -168,11 +178,13 @@ class Clients:
             session.history = self._tokens(3)
         prompt = session.history + self._tokens(random.randrange(1, 10))
         sampling = SamplingParams(
-            max_tokens=random.randrange(1, 12), ignore_eos=random.random() < 0.7
+            max_tokens=random.randrange(1, 12),
+            ignore_eos=random.random() < 0.7,
+            seed=self._poison.pop() if self._poison and random.random() < 0.5 else 0,
         )
         turn = ClientTurn(
             TurnId(f"t{len(self.turns)}"), session, frontend, frontend.life, prompt, sampling,
-            world.timeline.now_ns, world.timeline.now_ns,
+            world.timeline.now_ns, world.timeline.now_ns, world.timeline.now_ns,
         )  # fmt: skip
         self.turns[turn.turn_id] = self._open[turn.turn_id] = turn
         new = NewTurn(

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import ArenaMemory, Content, Origin, origins
+from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import SECOND, US
 from services.worker.core.effects import (
+    LATE,
     BlockWrite,
     PageLoad,
     Row,
@@ -158,6 +160,8 @@ class Device:
             for layer in range(model.num_layers):
                 delay_ns = worker.world.random.randrange(duration_ns)
                 worker.later(delay_ns, partial(self._store, step, number, write, layer))
+        if any(row.turn.sampling.seed == KILLER for row in plan.rows):
+            worker.later(worker.world.random.randrange(duration_ns), worker.die_of_poison)
         worker.later(duration_ns, self._computed)
 
     def _computed(self) -> None:
@@ -184,7 +188,9 @@ class Device:
         result = StepResult([], step.failed, duration_ns=self._worker.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self._model.num_layers
         for index, row in enumerate(plan.rows):
-            if index in step.failed:
+            if row.turn.sampling.seed == BREAKER:
+                result.broken[index] = "it cannot be computed"
+            if index in step.failed or index in result.broken:
                 result.sampled.append(None)
                 continue
             self._verify(plan, index, row.end)
@@ -196,11 +202,19 @@ class Device:
             result.sampled.append(None if token is None else Sampled(token))
         if step.sums is not None:
             result.checksums = [
-                [] if number in step.given_up or write.row in step.failed else sums
+                [] if number in step.given_up or self._is_void(step, write.row) else sums
                 for number, (write, sums) in enumerate(zip(plan.writes, step.sums, strict=True))
             ]
         self._step = None
         self._worker.on_step(result)
+
+    def _is_void(self, step: _Step, row: int) -> bool:
+        if row == LATE:
+            return False
+        return row in step.failed or step.plan.rows[row].turn.sampling.seed == BREAKER
+
+    def _sample(self, turn: Turn) -> Sampled:
+        return Sampled(self._model.next_token(turn.tokens, self._worker.hardware))
 
     def _store(self, step: _Step, number: int, write: BlockWrite, layer: int) -> None:
         """One page of a block goes down while the pass runs."""

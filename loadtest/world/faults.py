@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 KINDS = (
     "loss", "duplication", "delay", "freeze", "cut", "mute", "deaf", "nats", "worker", "scheduler",
     "tracker", "kvstore", "frontend", "clock", "queue", "arena", "slow disk", "full disk",
-    "torn disk", "lost disk", "unread disk", "redis",
+    "torn disk", "lost disk", "unread disk", "redis", "killer", "breaker",
 )  # fmt: skip
 RESTART_MAX_NS = 4 * SECOND
 AWAY_MAX_NS = 60 * SECOND

@@ -9,6 +9,7 @@ from shared.messages import FinishReason, SamplingParams
 MODEL = ModelId("m")
 NUM_HARDWARE = 2
 CLOSE_ONE_IN = 8
+KILLER, BREAKER = 1, 2  # seeds of turns that end the process, or the row, that computes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

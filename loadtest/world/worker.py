@@ -133,6 +133,11 @@ class Worker(Process):
         self.jobs = WorkerJobs(self)
         self._report_for_ever()
 
+    def die_of_poison(self) -> None:
+        """What it computes ends the process; its supervisor starts it again."""
+        self.world.note(f"{self.name} is poisoned")
+        self.end(RESTART_NS + self.world.random.randrange(SECOND))
+
     # What comes over the bus.
 
     def _on_start(self, start: TurnStart) -> None:

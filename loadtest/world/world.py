@@ -8,7 +8,7 @@ from loadtest.world.clients import UNSERVED_CODES, Clients
 from loadtest.world.faults import Faults, draw_faults, heal, unleash
 from loadtest.world.frontend import Frontend
 from loadtest.world.kvstore import Kvstore
-from loadtest.world.model import Model
+from loadtest.world.model import BREAKER, KILLER, Model
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.scheduler import LeaseStore, Scheduler
@@ -20,6 +20,7 @@ from shared.ids import HostId, TurnId, WorkerId
 from shared.messages import AdvisoryKey, TurnStart
 
 SAMPLE_NS = 250 * MS
+DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Options:
         settle_ns: what a new leader and new connections need until everybody is served again.
         rest_ns: after that nobody may hold anything any more.
         stall_max_ns: how long a turn may stand still while somebody could serve it.
+        calm_stall_max_ns: the same, where nothing is lost and nobody is frozen or cut off; less
+            than it takes a frontend to submit again.
         unserved_ns: how long nobody can have been there to serve a turn that was refused.
     """
 
@@ -41,6 +44,7 @@ class Options:
     rest_ns: int = 18 * SECOND
     unserved_ns: int = 6 * SECOND
     stall_max_ns: int = 20 * SECOND
+    calm_stall_max_ns: int = 8 * SECOND
     sessions_max: int = 7
     workers_max: int = 3
     events_max: int = 400_000
@@ -165,14 +169,23 @@ class World:
         )
         if not is_served:
             self._unserved_at_ns.append(self.timeline.now_ns)
-        self.clients.check_progress(is_served=is_served, stall_max_ns=self.options.stall_max_ns)
+        is_undisturbed = not self.faults.kinds & DISTURBING and all(
+            process.is_well for process in self.processes if process.is_up
+        )
+        self.clients.check_progress(is_served=is_served, is_undisturbed=is_undisturbed)
         self.timeline.after(SAMPLE_NS, self._sample)
 
     def _check_ends(self) -> None:
         """Every turn ended well, unless nobody was there to serve it for too long."""
         for turn in self.clients.turns.values():
             assert turn.end is not None
+            if turn.sampling.seed == BREAKER:
+                assert turn.end in {"poisoned", "gone", *UNSERVED_CODES}, f"a breaker: {turn.end}"
+                continue
             if turn.end in ("stop", "length", "gone"):
+                assert turn.sampling.seed != KILLER or turn.end == "gone"
+                continue
+            if turn.sampling.seed == KILLER and turn.end in ("poisoned", "worker_lost"):
                 continue
             num_unserved = sum(
                 turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns
