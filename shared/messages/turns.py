@@ -117,7 +117,11 @@ class TurnsEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFailed:
-    """Scheduler to frontend: the turn cannot be served (no worker, unknown model)."""
+    """Scheduler to frontend: the turn cannot be served (no worker, unknown model).
+
+    Attributes:
+        retry_after_s: what a client is told to wait, if `http_status` is 503.
+    """
 
     turn_id: TurnId
     code: str

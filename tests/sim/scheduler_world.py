@@ -30,7 +30,7 @@ from shared.messages import (
     TurnSubmit,
     WorkerReport,
 )
-from tests.sim.heap import MS, SECOND, Network, World
+from tests.sim.heap import MS, SECOND, Action, Network, World
 
 MODEL = ModelId("m")
 CARD = ModelCard(
@@ -78,14 +78,17 @@ class SimScheduler:
             match effect:
                 case StartTurn(worker_id, start, reason):
                     house.world.note(f"{start.turn_id}.{start.attempt} -> {worker_id} ({reason})")
-                    house.network.send(partial(house.workers[worker_id].on_start, start))
+                    worker = house.workers[worker_id]
+                    house.to_worker(worker, partial(worker.on_start, start))
                 case CancelTurn(worker_id, cancel):
-                    house.network.send(partial(house.workers[worker_id].on_cancel, cancel))
+                    worker = house.workers[worker_id]
+                    house.to_worker(worker, partial(worker.on_cancel, cancel))
                 case FailTurn(_, failed):
                     house.world.note(f"{failed.turn_id} fails: {failed.code}")
                     house.network.send(partial(house.frontend.on_failed, failed))
                 case ProbeWorker(worker_id):
-                    if not house.workers[worker_id].is_up:
+                    worker = house.workers[worker_id]
+                    if not worker.is_up or worker.is_unreachable:
                         house.world.after(MS, partial(self.tell, "on_worker_gone", worker_id))
                 case WakeAt(at_ns):
                     delay_ns = max(at_ns - house.world.now_ns, 0)
@@ -108,12 +111,17 @@ class HeldTurn:
 
 
 class SimWorker:
-    """Holds attempts, pulls prompts, makes a token a step, reports."""
+    """Holds attempts, pulls prompts, makes a token a step, reports.
+
+    Attributes:
+        is_unreachable: what it sends and what is sent to it vanishes; it goes on by itself.
+    """
 
     def __init__(self, house: "House", worker_id: str) -> None:
         self.house = house
         self.worker_id = WorkerId(worker_id)
         self.is_up = False
+        self.is_unreachable = False
         self.num_starts = 0
         self.turns: dict[TurnId, HeldTurn] = {}
         self.start()
@@ -165,7 +173,7 @@ class SimWorker:
     def _pull(self, turn_id: TurnId, held: HeldTurn) -> None:
         if self._holds(turn_id, held) and held.num_tokens is None:
             house = self.house
-            house.network.send(
+            self._send(
                 partial(house.frontend.on_pull, self, self.num_starts, turn_id, held.attempt)
             )
             house.world.after(PULL_AGAIN_AFTER, partial(self._pull, turn_id, held))
@@ -177,7 +185,7 @@ class SimWorker:
         house, index = self.house, held.num_tokens
         held.num_tokens += 1
         is_last = held.num_tokens >= house.frontend.turns[turn_id].num_wanted
-        house.network.send(partial(house.frontend.on_delta, turn_id, held.attempt, index, is_last))
+        self._send(partial(house.frontend.on_delta, turn_id, held.attempt, index, is_last))
         if is_last:
             self._end(turn_id, held)
         else:
@@ -192,7 +200,7 @@ class SimWorker:
             turn_id=turn_id, attempt=held.attempt, reason="cancelled" if cancelled else "stop"
         )
         message = TurnsEnded(worker_id=self.worker_id, turns=[end])
-        self.house.to_scheduler("on_turns_ended", message)
+        self._send(partial(self.house.scheduler.tell, "on_turns_ended", message))
 
     def _report(self, num_starts: int) -> None:
         if self.is_up and num_starts == self.num_starts:
@@ -214,7 +222,11 @@ class SimWorker:
             ],
             interval_ns=REPORT_EVERY,
         )
-        self.house.to_scheduler("on_report", report)
+        self._send(partial(self.house.scheduler.tell, "on_report", report))
+
+    def _send(self, deliver: Action) -> None:
+        if not self.is_unreachable:
+            self.house.network.send(deliver)
 
 
 @dataclass
@@ -277,7 +289,7 @@ class SimFrontend:
             turn.attempt, turn.puller = attempt, puller
             turn.heard_at_ns = self.house.world.now_ns
             answer = turn.num_tokens
-        self.house.network.send(partial(worker.on_prompt, turn_id, attempt, answer))
+        self.house.to_worker(worker, partial(worker.on_prompt, turn_id, attempt, answer))
 
     def on_delta(self, turn_id: TurnId, attempt: int, index: int, is_last: bool) -> None:
         turn = self.turns[turn_id]
@@ -320,6 +332,9 @@ class House:
     def to_scheduler(self, handler: str, message: object) -> None:
         self.network.send(lambda: self.scheduler.tell(handler, message))
 
+    def to_worker(self, worker: SimWorker, deliver: Action) -> None:
+        self.network.send(lambda: None if worker.is_unreachable else deliver())
+
     def expect(self, session: str) -> None:
         self.to_scheduler("on_expect", ExpectSession(session_id=SessionId(session), model_id=MODEL))
 
@@ -327,6 +342,18 @@ class House:
         if worker.is_up:
             worker.crash()
             self.world.after(self.world.random.randrange(4 * SECOND), worker.start)
+
+    def cut_worker(self, worker: SimWorker, away_ns: int) -> None:
+        """Let a worker be out of reach for a while."""
+        if worker.is_unreachable:
+            return
+        worker.is_unreachable = True
+        self.world.note(f"{worker.worker_id} is out of reach")
+
+        def heal() -> None:
+            worker.is_unreachable = False
+
+        self.world.after(away_ns, heal)
 
     def crash_scheduler(self) -> None:
         if self.scheduler.is_up:

@@ -16,15 +16,19 @@ class Limits:
         dead_after_ns: silence after which a worker counts as dead; never less than three of its
             report intervals.
         forget_after_ns: silence after which nothing of a dead worker is kept.
-        placement_wait_ns: how long a turn waits for a worker that serves its model, and a suspect
-            for one without turns before one is emptied for it.
+        placement_wait_ns: how long a turn waits for a worker that serves its model, a suspect for
+            one without turns before one is emptied for it, and a suspect whose worker fell silent
+            for the proof that it died.
         affinity_ns: how long after a session's last turn its worker is worth preferring.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
         losses_max: times in a row, without a token between, that a turn may be lost before it is
             given up.
-        deaths_shared_max: workers' deaths in a row, without a token between, after which a turn is
-            a suspect and shares no worker any more, so that it takes no others along.
+        deaths_shared_max: losses of workers in a row, without a token between, after which a turn
+            is a suspect and shares no worker any more, so that it takes no others along.
+        deaths_proven_max: proven deaths of workers in a row, without a token between, after which
+            a turn fails if it was alone with the last one.
+        losses_kept_max: turns of a silent worker of which it is remembered that they were there.
     """
 
     learning_ns: int = 750_000_000
@@ -35,6 +39,8 @@ class Limits:
     affinity_margin: int = 1
     losses_max: int = 8
     deaths_shared_max: int = 2
+    deaths_proven_max: int = 2
+    losses_kept_max: int = 1024
     turns_max: int = 100_000
     ended_max: int = 100_000
     reservations_max: int = 100_000

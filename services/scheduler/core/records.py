@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import TurnFailed, TurnSubmit, WorkerReport
+from shared.messages import TurnFailed, TurnRef, TurnSubmit, WorkerReport
 
 SessionKey = tuple[TenantId, SessionId]
 
@@ -23,6 +23,7 @@ class Worker:
         num_tokens_dispatched: prompt tokens sent since the last report.
         retired: incarnations that ended; their late reports are void.
         trial: the suspect that has this worker for itself, until it makes a token or is over.
+        losses: what it had when it fell silent; empty once it is heard of again.
     """
 
     report: WorkerReport
@@ -36,6 +37,7 @@ class Worker:
     reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     trial: "Turn | None" = None
+    losses: list["Loss"] = field(default_factory=list)
 
     @property
     def worker_id(self) -> WorkerId:
@@ -63,7 +65,9 @@ class Turn:
         seen_seq: the worker's report that last listed it, or the last one before it was sent.
         num_generated: tokens that a worker told of, of all attempts.
         num_lost: attempts lost since it last made a token.
-        num_deaths: those of them that were lost with their worker.
+        num_proven: those of them that were lost with a worker which surely died.
+        num_unproven: those of them that were lost with a worker which may only be out of reach.
+        awaited: the silent worker that it was alone with: what became of that decides about it.
     """
 
     turn_id: TurnId
@@ -76,7 +80,26 @@ class Turn:
     num_placements: int = 0
     num_generated: int = 0
     num_lost: int = 0
-    num_deaths: int = 0
+    num_proven: int = 0
+    num_unproven: int = 0
+    awaited: Worker | None = None
+
+    @property
+    def ref(self) -> TurnRef:
+        """Its attempts up to the highest one known."""
+        return TurnRef(turn_id=self.turn_id, attempt=self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A turn that was on a worker when that fell silent.
+
+    Attributes:
+        num_generated: its tokens at that moment; once it has more, the loss does not matter.
+    """
+
+    turn: Turn
+    num_generated: int
 
 
 @dataclass(slots=True, eq=False)

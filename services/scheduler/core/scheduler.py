@@ -79,7 +79,9 @@ class SchedulerCore:
         if heard is not None:
             worker = heard.worker
             if heard.restarted:
-                self._turns.take_off(worker, now_ns)
+                self._turns.worker_restarted(worker, now_ns)
+            elif heard.is_new:
+                self._turns.worker_returned(worker)
             if heard.closed:
                 self._reservations.move_off(worker, now_ns)
             if heard.restarted:
@@ -151,7 +153,7 @@ class SchedulerCore:
 
     def _bury(self, worker: Worker, now_ns: int) -> None:
         self._fleet.bury(worker)
-        self._turns.take_off(worker, now_ns)
+        self._turns.worker_silent(worker, now_ns)
         self._reservations.move_off(worker, now_ns)
         self._watch(worker, now_ns)
 

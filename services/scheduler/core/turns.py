@@ -5,39 +5,22 @@ the frontend takes tokens from the highest attempt that pulled the prompt. So it
 place a turn once more: when in doubt, do.
 
 Losses count while a turn makes no token: one that goes on may be lost as often as workers are. One
-that was there at several workers' deaths and made no token is a suspect. It is tried on a worker
-that it has for itself: there its first token shows that it is innocent, or it takes nobody along.
+that was there at several workers' losses and made no token is tried alone (`trials.py`).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
-from services.scheduler.core.effects import (
-    CancelTurn,
-    CountTurn,
-    Effect,
-    FailTurn,
-    NotifyArrival,
-    PlacementReason,
-    StartTurn,
-)
+from services.scheduler.core.board import Board
+from services.scheduler.core.effects import CancelTurn, CountTurn, Effect, FailTurn, PlacementReason
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.placer import Placer
 from services.scheduler.core.records import Ended, Turn, Worker
 from services.scheduler.core.reservations import Reservations
 from services.scheduler.core.timers import Timers
-from shared.ids import ModelId, TurnId
-from shared.messages import (
-    TurnArrived,
-    TurnCancel,
-    TurnEnd,
-    TurnFailed,
-    TurnRef,
-    TurnStart,
-    TurnSubmit,
-    WorkerReport,
-)
+from services.scheduler.core.trials import Trials
+from shared.ids import ModelId
+from shared.messages import TurnCancel, TurnEnd, TurnRef, TurnSubmit, WorkerReport
 
 REPORTS_TO_BE_MISSED = 2
 AT_ONCE_NS = 0
@@ -73,24 +56,28 @@ class Turns:
         self._limits = limits
         self._out = out
         self._learning_until_ns = learning_until_ns
-        self._attempt_floor = attempt_floor
-        self._turns: dict[TurnId, Turn] = {}
-        self._waiting: dict[ModelId, dict[TurnId, Turn]] = {}
-        self._ended: OrderedDict[TurnId, Ended] = OrderedDict()
+        self._board = Board(
+            placer=placer,
+            limits=limits,
+            out=out,
+            attempt_floor=attempt_floor,
+            on_room=lambda worker: self._admit_soon(worker.models),
+        )
+        self._trials = Trials(self._board, placer, limits)
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(turns) for turns in self._waiting.values())
+        return self._board.num_waiting
 
     @property
     def num_placed(self) -> int:
-        return len(self._turns) - self.num_waiting
+        return len(self._board) - self.num_waiting
 
     def submit(self, message: TurnSubmit, now_ns: int) -> None:
         """Place a turn. A repeated submit changes nothing, unless it tells of a higher attempt than
         any known here: then the frontend listens to no lower one, and the turn is placed again.
         """
-        turn = self._turns.get(message.turn_id)
+        turn = self._board.get(message.turn_id)
         if turn is None:
             self._open(message, now_ns)
             return
@@ -98,32 +85,32 @@ class Turns:
             turn.submit = message
         if message.attempt <= turn.attempt:
             return
-        old_worker, void = turn.worker, TurnRef(turn_id=turn.turn_id, attempt=turn.attempt)
+        old_worker, void = turn.worker, turn.ref
         if old_worker is None:
             turn.attempt = _attempt_seen(message)
             return
         turn.attempt = message.attempt
         self._lose([turn], old_worker, now_ns)
         if turn.worker is not old_worker:  # there, the start itself supersedes
-            self._cancel_ref(old_worker, void, "superseded")
+            self._board.cancel_attempt(old_worker, void, "superseded")
 
     def cancel(self, message: TurnCancel) -> None:
         """Stop a turn, and remember that it is not wanted should it still turn up."""
-        turn = self._turns.get(message.turn_id)
+        turn = self._board.get(message.turn_id)
         if turn is None:
-            self._bury(message.turn_id, Ended(0, cancelled=True))
+            self._board.remember(message.turn_id, Ended(0, cancelled=True))
             return
         if turn.worker is not None:
             self._out.append(CancelTurn(turn.worker.worker_id, message))
-        self._close(turn, cancelled=True)
+        self._board.close(turn, cancelled=True)
         self._out.append(CountTurn("cancelled"))
 
     def ended(self, end: TurnEnd) -> None:
         """A worker is done with an attempt: so is the turn, unless a higher attempt is out."""
-        turn = self._turns.get(end.turn_id)
+        turn = self._board.get(end.turn_id)
         if turn is not None and end.attempt >= turn.attempt:
             turn.attempt = end.attempt
-            self._close(turn)
+            self._board.close(turn)
             self._out.append(CountTurn(end.reason))
 
     def reconcile(self, worker: Worker, report: WorkerReport, now_ns: int) -> None:
@@ -144,32 +131,43 @@ class Turns:
         ]
         self._lose(missed, worker, now_ns)
 
-    def take_off(self, worker: Worker, now_ns: int) -> None:
-        """The worker's process is dead: place its turns elsewhere. A suspect that had it for itself
-        has shown what it is.
+    def worker_silent(self, worker: Worker, now_ns: int) -> None:
+        """The worker counts as dead, but may only be out of reach: place its turns elsewhere."""
+        self._trials.on_silence(worker)
+        self._lose(list(worker.turns.values()), worker, now_ns)
+
+    def worker_restarted(self, worker: Worker, now_ns: int) -> None:
+        """Another process has the worker's id: the earlier one surely died, and what it had is
+        lost. A suspect that had it for itself may have shown what it is.
         """
-        if worker.trial is not None and len(worker.turns) == 1:  # none was adopted meanwhile
-            self._condemn(worker.trial)
-        lost = list(worker.turns.values())
-        for turn in lost:
-            turn.num_deaths += 1
-        self._lose(lost, worker, now_ns)
+        tried = self._trials.on_restart(worker)
+        if tried is not None and self._trials.is_guilty(tried):
+            message = f"{tried.num_proven} workers died of this turn, the last one alone with it"
+            self._board.fail(tried, "poisoned", message, http_status=500)
+        elif tried is not None:
+            self._try_again_soon(tried)
+        self._lose(list(worker.turns.values()), worker, now_ns)
+
+    def worker_returned(self, worker: Worker) -> None:
+        """The worker is heard of after a silence that it did not die of."""
+        tried = self._trials.on_return(worker)
+        if tried is not None:  # it may be there still, as the worker's report will tell
+            self._try_again_soon(tried)
 
     def admit(self, models: Iterable[ModelId], now_ns: int) -> None:
         """Place what waits for these models: suspects first, then the most urgent."""
         if now_ns < self._learning_until_ns:
             return
         for model_id in sorted(models):
-            waiting = list(self._waiting.get(model_id, {}).values())
-            for turn in sorted(waiting, key=self._urgency):
+            for turn in sorted(self._board.waiting(model_id), key=self._urgency):
                 self._place(turn, now_ns)
 
     def admit_all(self, now_ns: int) -> None:
         """The time of learning is over."""
-        self.admit(list(self._waiting), now_ns)
+        self.admit(self._board.models_waited_for(), now_ns)
 
     def _open(self, message: TurnSubmit, now_ns: int) -> None:
-        over = self._ended.get(message.turn_id)
+        over = self._board.ended(message.turn_id)
         if over is not None and over.cancelled:
             return
         if over is not None and over.failed is not None:
@@ -179,10 +177,10 @@ class Turns:
         if over is not None:  # its end did not reach the frontend
             turn.attempt = max(turn.attempt, over.attempt)
             turn.num_placements = 1
-        if len(self._turns) >= self._limits.turns_max:
-            self._fail(turn, "overloaded", "too many turns are waiting")
+        if len(self._board) >= self._limits.turns_max:
+            self._board.fail(turn, "overloaded", "too many turns are waiting")
             return
-        self._turns[turn.turn_id] = turn
+        self._board.add(turn)
         self._place(turn, now_ns)
 
     def _place(self, turn: Turn, now_ns: int, avoid: Worker | None = None) -> None:
@@ -192,11 +190,8 @@ class Turns:
         if now_ns < self._learning_until_ns:
             self._wait(turn, submit, now_ns)
             return
-        if self._is_suspect(turn):
-            empty = self._placer.choose_empty(submit.model_id)
-            if empty is not None:
-                self._try_alone(turn, submit, empty, now_ns)
-            else:
+        if self._trials.is_suspect(turn):
+            if not self._trials.try_alone(turn, submit, now_ns):
                 self._wait(turn, submit, now_ns)
             return
         key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
@@ -211,218 +206,87 @@ class Turns:
             self._wait(turn, submit, now_ns)
         else:
             worker, reason = chosen
-            self._start(turn, submit, worker, reason if is_first else "replaced", now_ns)
-
-    def _try_alone(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
-        """Start a suspect on a worker that nobody else is placed on until it makes a token."""
-        assert not worker.turns and worker.trial is None
-        worker.trial = turn
-        self._start(turn, submit, worker, "replaced", now_ns)
-
-    def _start(
-        self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
-    ) -> None:
-        self._stop_waiting(turn)
-        turn.attempt = max(turn.attempt + 1, self._attempt_floor)
-        turn.worker = worker
-        turn.seen_seq = worker.report.seq
-        turn.placed_at_ns = now_ns
-        turn.num_placements += 1
-        worker.turns[turn.turn_id] = turn
-        worker.num_tokens_dispatched += submit.num_prompt_tokens
-        self._out.append(StartTurn(worker.worker_id, _start_message(submit, turn), reason))
-        if submit.session_id is None:
-            return
-        key = (submit.tenant, submit.session_id)
-        self._placer.remember(key, worker.worker_id, submit.model_id, now_ns)
-        if turn.num_placements == 1:
-            arrived = TurnArrived(
-                session_id=submit.session_id,
-                turn_id=turn.turn_id,
-                tenant=submit.tenant,
-                worker_id=worker.worker_id,
-                reserved=reason == "reserved",
-                request_id=submit.request_id,
-            )
-            self._out.append(NotifyArrival(arrived))
+            self._board.start(turn, submit, worker, reason if is_first else "replaced", now_ns)
 
     def _lose(self, turns: list[Turn], worker: Worker, now_ns: int) -> None:
         """Take turns off their worker and place them under higher attempts, elsewhere if possible:
         suspects first, who need a worker without turns.
         """
         for turn in turns:
-            self._take_from_worker(turn)
+            self._board.take_off(turn)
         for turn in sorted(turns, key=self._urgency):
             turn.num_lost += 1
             if turn.submit is None:  # only its worker knew it: the frontend will submit again
-                self._close(turn)
+                self._board.close(turn)
             elif turn.num_lost >= self._limits.losses_max:
                 message = f"the turn was lost {turn.num_lost} times in a row"
-                self._fail(turn, "worker_lost", message)
+                self._board.fail(turn, "worker_lost", message)
             else:
                 self._place(turn, now_ns, avoid=worker)
 
-    def _condemn(self, turn: Turn) -> None:
-        """A worker died while it ran this suspect and nothing else."""
-        self._take_from_worker(turn)
-        message = f"{turn.num_deaths + 1} workers died of this turn, the last one alone with it"
-        self._fail(turn, "poisoned", message, http_status=500)
-
-    def _make_room(self, suspect: Turn, submit: TurnSubmit, now_ns: int) -> None:
-        """Empty a worker for a suspect that has waited long enough: its turns go on elsewhere."""
-        worker = self._placer.choose_to_empty(submit.model_id)
-        if worker is None:
-            return
-        moved = list(worker.turns.values())
-        for turn in moved:
-            self._cancel_ref(worker, TurnRef(turn_id=turn.turn_id, attempt=turn.attempt), "moved")
-            turn.attempt += 1  # so that the end of what was cancelled is not the turn's
-            self._take_from_worker(turn)
-        self._try_alone(suspect, submit, worker, now_ns)
-        for turn in moved:
-            self._place(turn, now_ns)
-
-    def _is_suspect(self, turn: Turn) -> bool:
-        return turn.num_deaths >= self._limits.deaths_shared_max
+    def _try_again_soon(self, tried: Turn) -> None:
+        assert tried.submit is not None
+        self._admit_soon([tried.submit.model_id])
 
     def _urgency(self, turn: Turn) -> tuple[bool, int]:
         priority = turn.submit.priority if turn.submit is not None else 0
-        return not self._is_suspect(turn), -priority
+        return not self._trials.is_suspect(turn), -priority
 
-    def _take_from_worker(self, turn: Turn) -> None:
-        worker = turn.worker
-        assert worker is not None
-        del worker.turns[turn.turn_id]
-        turn.worker = None
-        if worker.trial is turn:
-            self._end_trial(worker)
-        elif not worker.turns:
-            self._admit_soon(worker)
-
-    def _end_trial(self, worker: Worker) -> None:
-        worker.trial = None
-        self._admit_soon(worker)
-
-    def _admit_soon(self, worker: Worker) -> None:
+    def _admit_soon(self, models: Iterable[ModelId]) -> None:
         """Suspects may wait for an empty worker, and others for the end of a trial."""
-        if any(model_id in self._waiting for model_id in worker.models):
-            self._timers.at(AT_ONCE_NS, lambda now_ns: self.admit(worker.models, now_ns))
+        if self._board.is_waited_for(models):
+            self._timers.at(AT_ONCE_NS, lambda now_ns: self.admit(models, now_ns))
 
     def _account_for(self, worker: Worker, report: WorkerReport, ref: TurnRef, now_ns: int) -> None:
-        turn = self._turns.get(ref.turn_id)
+        turn = self._board.get(ref.turn_id)
         if turn is None:
-            over = self._ended.get(ref.turn_id)
+            over = self._board.ended(ref.turn_id)
             if over is not None and (over.cancelled or ref.attempt <= over.attempt):
-                self._cancel_ref(worker, ref, "over")
+                self._board.cancel_attempt(worker, ref, "over")
                 return
-            turn = self._turns[ref.turn_id] = Turn(ref.turn_id, None)
+            turn = Turn(ref.turn_id, None)
+            self._board.add(turn)
         elif ref.attempt < turn.attempt or (
             ref.attempt == turn.attempt and turn.worker not in (worker, None)
         ):
             if turn.worker is not worker:  # else the newer attempt is on its way there
-                self._cancel_ref(worker, ref, "superseded")
+                self._board.cancel_attempt(worker, ref, "superseded")
             return
         if turn.worker is not worker:
-            self._adopt(turn, worker, now_ns)
+            self._board.adopt(turn, worker, now_ns)
+            self._trials.on_adopted(turn, worker)
         turn.attempt = ref.attempt
         turn.seen_seq = report.seq
         if ref.num_generated > turn.num_generated:
             turn.num_generated = ref.num_generated
-            turn.num_lost = turn.num_deaths = 0
-            if worker.trial is turn:
-                self._end_trial(worker)
-
-    def _adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
-        """A worker runs this turn under the highest attempt known: that is where it is placed."""
-        if turn.worker is not None:
-            void = TurnRef(turn_id=turn.turn_id, attempt=turn.attempt)
-            self._cancel_ref(turn.worker, void, "superseded")
-            self._take_from_worker(turn)
-        self._stop_waiting(turn)
-        turn.worker = worker
-        turn.placed_at_ns = now_ns
-        turn.num_placements += 1
-        worker.turns[turn.turn_id] = turn
+            turn.num_lost = 0
+            self._trials.on_tokens(turn)
 
     def _wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:
-        waiting = self._waiting.setdefault(submit.model_id, {})
-        if turn.turn_id in waiting:
-            return
-        waiting[turn.turn_id] = turn
-        self._wait_until(turn, now_ns + self._limits.placement_wait_ns)
+        if self._board.wait(turn, submit):
+            self._wait_until(turn, now_ns + self._limits.placement_wait_ns)
 
     def _wait_until(self, turn: Turn, at_ns: int) -> None:
         turn.wait_until_ns = at_ns
         self._timers.at(at_ns, lambda now_ns: self._on_waited(turn, now_ns))
 
     def _on_waited(self, turn: Turn, now_ns: int) -> None:
-        still_waits = self._turns.get(turn.turn_id) is turn and turn.worker is None
-        if not still_waits or turn.wait_until_ns > now_ns:
+        if not self._board.still_waits(turn) or turn.wait_until_ns > now_ns:
             return
         submit = turn.submit
         assert submit is not None
         if not self._fleet.serving(submit.model_id):
-            self._fail(turn, "no_worker", "no worker serves this model at the moment")
+            self._board.fail(turn, "no_worker", "no worker serves this model at the moment")
             return
-        if self._is_suspect(turn):
-            self._make_room(turn, submit, now_ns)
+        if self._trials.is_suspect(turn):
+            turn.awaited = None  # no proof came
+            if not self._trials.try_alone(turn, submit, now_ns):
+                for moved in self._trials.make_room(turn, submit, now_ns):
+                    self._place(moved, now_ns)
         if turn.worker is None:  # workers are there: they are kept for suspects, or full of others
             self._wait_until(turn, now_ns + max(self._limits.placement_wait_ns, WAIT_ON_NS))
-
-    def _stop_waiting(self, turn: Turn) -> None:
-        if turn.submit is None:
-            return
-        waiting = self._waiting.get(turn.submit.model_id, {})
-        if turn.turn_id in waiting:
-            del waiting[turn.turn_id]
-            if not waiting:
-                del self._waiting[turn.submit.model_id]
-
-    def _fail(self, turn: Turn, code: str, message: str, http_status: int = 503) -> None:
-        assert turn.submit is not None and turn.worker is None
-        failed = TurnFailed(
-            turn_id=turn.turn_id, code=code, message=message, http_status=http_status
-        )
-        self._out.append(FailTurn(turn.submit.frontend_id, failed, turn.submit.request_id))
-        self._out.append(CountTurn("failed"))
-        self._close(turn, failed=failed)
-
-    def _close(
-        self, turn: Turn, *, cancelled: bool = False, failed: TurnFailed | None = None
-    ) -> None:
-        self._turns.pop(turn.turn_id, None)
-        self._stop_waiting(turn)
-        if turn.worker is not None:
-            self._take_from_worker(turn)
-        self._bury(turn.turn_id, Ended(turn.attempt, cancelled, failed))
-
-    def _bury(self, turn_id: TurnId, ended: Ended) -> None:
-        self._ended[turn_id] = ended
-        self._ended.move_to_end(turn_id)
-        if len(self._ended) > self._limits.ended_max:
-            self._ended.popitem(last=False)
-
-    def _cancel_ref(self, worker: Worker, ref: TurnRef, reason: str) -> None:
-        cancel = TurnCancel(turn_id=ref.turn_id, reason=reason, attempt=ref.attempt)
-        self._out.append(CancelTurn(worker.worker_id, cancel))
 
 
 def _attempt_seen(message: TurnSubmit) -> int:
     """The attempt that surely existed; a first submit says 1 although none does."""
     return message.attempt if message.attempt > 1 else 0
-
-
-def _start_message(submit: TurnSubmit, turn: Turn) -> TurnStart:
-    return TurnStart(
-        turn_id=submit.turn_id,
-        frontend_id=submit.frontend_id,
-        model_id=submit.model_id,
-        num_prompt_tokens=submit.num_prompt_tokens,
-        attempt=turn.attempt,
-        tenant=submit.tenant,
-        session_id=submit.session_id,
-        priority=submit.priority,
-        request_id=submit.request_id,
-        slo_ttft_ms=submit.slo_ttft_ms,
-        was_lost=turn.num_placements > 1,
-    )

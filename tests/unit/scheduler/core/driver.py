@@ -2,7 +2,15 @@
 
 from typing import TypeVar
 
-from services.scheduler.core import POLICIES, Effect, Limits, SchedulerCore
+from services.scheduler.core import (
+    POLICIES,
+    CancelTurn,
+    Effect,
+    FailTurn,
+    Limits,
+    SchedulerCore,
+    StartTurn,
+)
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
     AdvisoryKey,
@@ -136,3 +144,20 @@ class Driver:
 def only(kind: type[E], effects: list[Effect]) -> list[E]:
     """The effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def starts(effects: list[Effect]) -> list[tuple[str, str, int, str]]:
+    """Worker, turn, attempt and reason of every start."""
+    return [
+        (e.worker_id, e.start.turn_id, e.start.attempt, e.reason) for e in only(StartTurn, effects)
+    ]
+
+
+def cancels(effects: list[Effect]) -> list[tuple[str, str, int]]:
+    """Worker, turn and attempt of every cancel."""
+    return [(e.worker_id, e.cancel.turn_id, e.cancel.attempt) for e in only(CancelTurn, effects)]
+
+
+def failures(effects: list[Effect]) -> list[tuple[str, int]]:
+    """Code and HTTP status of every failure."""
+    return [(e.failed.code, e.failed.http_status) for e in only(FailTurn, effects)]

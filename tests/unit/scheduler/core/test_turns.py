@@ -5,33 +5,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import (
-    CancelTurn,
     CountTurn,
-    Effect,
-    FailTurn,
     Limits,
     NotifyArrival,
     StartTurn,
 )
 from shared.ids import TurnId
-from tests.unit.scheduler.core.driver import INTERVAL, MS, SECOND, Driver, only
-
-
-def starts(effects: list[Effect]) -> list[tuple[str, str, int, str]]:
-    """Worker, turn, attempt and reason of every start."""
-    return [
-        (e.worker_id, e.start.turn_id, e.start.attempt, e.reason) for e in only(StartTurn, effects)
-    ]
-
-
-def cancels(effects: list[Effect]) -> list[tuple[str, str, int]]:
-    """Worker, turn and attempt of every cancel."""
-    return [(e.worker_id, e.cancel.turn_id, e.cancel.attempt) for e in only(CancelTurn, effects)]
-
-
-def failures(effects: list[Effect]) -> list[tuple[str, int]]:
-    """Code and HTTP status of every failure."""
-    return [(e.failed.code, e.failed.http_status) for e in only(FailTurn, effects)]
+from tests.unit.scheduler.core.driver import (
+    INTERVAL,
+    MS,
+    SECOND,
+    Driver,
+    cancels,
+    failures,
+    only,
+    starts,
+)
 
 
 def test_a_turn_is_started_announced_and_ended_once() -> None:
@@ -244,115 +233,6 @@ def test_a_turn_that_goes_on_outlives_a_hundred_workers() -> None:
         assert starts(effects) == [("w1", "t", number + 1, "replaced")]
         assert only(StartTurn, effects)[0].start.was_lost
     assert only(CountTurn, d.end("w1", "t", 101)) == [CountTurn("stop")]
-
-
-def kill(d: Driver, worker: str, incarnation: str, times: int = 1) -> list[Effect]:
-    """Restart a worker so often; what follows at last, admissions included."""
-    effects: list[Effect] = []
-    for number in range(times):
-        effects = d.report(worker, incarnation=f"{incarnation}{number}") + d.wake()
-    return effects
-
-
-def test_a_turn_that_kills_its_worker_even_alone_is_poisoned() -> None:
-    d = Driver()
-    d.report("w1")
-    d.submit("t")
-    assert starts(kill(d, "w1", "a", 2)) == [("w1", "t", 3, "replaced")]
-    assert failures(kill(d, "w1", "b")) == [("poisoned", 500)]
-    effects = d.submit("t")
-    assert failures(effects) == [("poisoned", 500)], "the frontend did not hear"
-    assert starts(effects) == []
-    assert starts(d.submit("other")) == [("w1", "other", 1, "balance")], "the worker is free again"
-
-
-def test_a_suspect_has_its_worker_for_itself_until_its_first_token() -> None:
-    d = Driver()
-    d.report("w1")
-    d.submit("a")
-    d.submit("b")
-    assert starts(kill(d, "w1", "a", 2)) == [("w1", "a", 3, "replaced")]
-    assert starts(d.submit("new")) == [], "it waits as the other suspect does"
-    for _ in range(20):
-        d.report("w1", ("a", 3), incarnation="a1")
-        effects = d.wake(SECOND)
-        assert not starts(effects) and not failures(effects), "however long that takes"
-    d.report("w1", ("a", 3), incarnation="a1", generated=1)
-    assert starts(d.wake()) == [("w1", "new", 1, "balance")], "b waits for a worker without turns"
-    d.end("w1", "a", 3)
-    assert starts(d.wake()) == []
-    d.end("w1", "new", 1)
-    assert starts(d.wake()) == [("w1", "b", 3, "replaced")]
-
-
-def test_suspects_go_first_where_nothing_runs() -> None:
-    d = Driver()
-    d.report("w1")
-    d.submit("a")
-    kill(d, "w1", "a")
-    d.wake(3 * SECOND)
-    d.submit("urgent", priority=9)
-    effects = kill(d, "w1", "b")
-    assert starts(effects) == [("w1", "a", 3, "replaced")]
-    effects = d.end("w1", "a", 3) + d.wake()
-    assert starts(effects) == [("w1", "urgent", 1, "balance")]
-
-
-def keep_alive(d: Driver, seconds: int, held: dict[str, tuple[str, int]]) -> list[Effect]:
-    """Let time pass while these workers report what they hold."""
-    effects: list[Effect] = []
-    for _ in range(seconds):
-        for worker, turn in held.items():
-            effects += d.report(worker, turn)
-        effects += d.wake(SECOND)
-    return effects
-
-
-def test_a_worker_is_emptied_for_a_suspect_that_has_waited_long_enough() -> None:
-    d = Driver()
-    d.report("w1")
-    d.submit("s")
-    kill(d, "w1", "a")
-    d.report("w2")
-    d.report("w3")
-    assert starts(d.submit("x") + d.submit("y")) == [
-        ("w2", "x", 1, "balance"), ("w3", "y", 1, "balance")
-    ]  # fmt: skip
-    held = {"w2": ("x", 1), "w3": ("y", 1)}
-    assert starts(keep_alive(d, 17, held)) == [], "w1 is dead, and the others have turns"
-    effects = keep_alive(d, 2, held)
-    assert starts(effects) == [("w2", "s", 3, "replaced"), ("w3", "x", 3, "replaced")]
-    assert cancels(effects)[0] == ("w2", "x", 1)
-    d.end("w2", "x", 1)
-    assert d.core.status(d.now_ns).num_turns_placed == 3, "what was moved is not over"
-    d.report("w2", ("s", 3), generated=1)
-    assert starts(d.submit("new")) == [("w2", "new", 1, "balance")]
-
-
-def test_only_half_of_the_workers_are_kept_from_others() -> None:
-    d = Driver()
-    for turn in "abcd":
-        d.report("w1")
-        d.submit(turn)
-    kill(d, "w1", "a")
-    for worker in ("w2", "w3", "w4"):
-        d.report(worker)
-    on = {turn: worker for worker, turn, _, _ in starts(kill(d, "w1", "b"))}
-    assert len(on) == len(set(on.values())) == 2
-    assert {w for w, *_ in starts(d.submit("e") + d.submit("f"))} == (
-        {"w1", "w2", "w3", "w4"} - set(on.values())
-    )
-
-
-def test_a_place_kept_for_a_session_on_a_worker_that_tries_a_suspect_is_not_taken() -> None:
-    d = Driver()
-    d.report("w1")
-    d.submit("s")
-    d.expect("session")
-    kill(d, "w1", "a", 2)
-    assert starts(d.submit("t", "session")) == []
-    d.end("w1", "s", 3)
-    assert starts(d.wake()) == [("w1", "t", 1, "balance")]
 
 
 def test_attempts_of_a_later_scheduler_are_above_those_of_an_earlier_one() -> None:

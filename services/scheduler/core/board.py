@@ -1,0 +1,206 @@
+"""Where every turn is: on a worker, waiting for one, or over. Others decide what moves."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from services.scheduler.core.effects import (
+    CancelTurn,
+    CountTurn,
+    Effect,
+    FailTurn,
+    NotifyArrival,
+    PlacementReason,
+    StartTurn,
+)
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.placer import Placer
+from services.scheduler.core.records import Ended, Turn, Worker
+from shared.ids import ModelId, TurnId
+from shared.messages import (
+    TurnArrived,
+    TurnCancel,
+    TurnFailed,
+    TurnRef,
+    TurnStart,
+    TurnSubmit,
+)
+
+
+class Board:
+    """Every open turn in exactly one place, and what is remembered of those that are over.
+
+    Args:
+        attempt_floor: the first attempt dispatched of any turn is at least this.
+        on_room: told of a worker on which turns that wait may find room now.
+    """
+
+    def __init__(
+        self,
+        *,
+        placer: Placer,
+        limits: Limits,
+        out: list[Effect],
+        attempt_floor: int,
+        on_room: Callable[[Worker], None],
+    ) -> None:
+        self._placer = placer
+        self._limits = limits
+        self._out = out
+        self._attempt_floor = attempt_floor
+        self._on_room = on_room
+        self._turns: dict[TurnId, Turn] = {}
+        self._waiting: dict[ModelId, dict[TurnId, Turn]] = {}
+        self._ended: OrderedDict[TurnId, Ended] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(turns) for turns in self._waiting.values())
+
+    def get(self, turn_id: TurnId) -> Turn | None:
+        """A turn that is not over."""
+        return self._turns.get(turn_id)
+
+    def ended(self, turn_id: TurnId) -> Ended | None:
+        """What is remembered of a turn that is over."""
+        return self._ended.get(turn_id)
+
+    def waiting(self, model_id: ModelId) -> list[Turn]:
+        """The turns that wait for a worker of this model."""
+        return list(self._waiting.get(model_id, {}).values())
+
+    def models_waited_for(self) -> list[ModelId]:
+        return list(self._waiting)
+
+    def is_waited_for(self, models: Iterable[ModelId]) -> bool:
+        return any(model_id in self._waiting for model_id in models)
+
+    def add(self, turn: Turn) -> None:
+        """A new turn, which is to be started, adopted or set to wait at once."""
+        self._turns[turn.turn_id] = turn
+
+    def start(
+        self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
+    ) -> None:
+        """Send a turn that is on no worker to this one, under its next attempt."""
+        self._put(turn, worker, now_ns)
+        turn.attempt = max(turn.attempt + 1, self._attempt_floor)
+        turn.seen_seq = worker.report.seq
+        worker.num_tokens_dispatched += submit.num_prompt_tokens
+        self._out.append(StartTurn(worker.worker_id, _start_message(submit, turn), reason))
+        if submit.session_id is None:
+            return
+        key = (submit.tenant, submit.session_id)
+        self._placer.remember(key, worker.worker_id, submit.model_id, now_ns)
+        if turn.num_placements == 1:
+            arrived = TurnArrived(
+                session_id=submit.session_id,
+                turn_id=turn.turn_id,
+                tenant=submit.tenant,
+                worker_id=worker.worker_id,
+                reserved=reason == "reserved",
+                request_id=submit.request_id,
+            )
+            self._out.append(NotifyArrival(arrived))
+
+    def adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
+        """A worker runs this turn under the highest attempt known: that is where it is placed."""
+        if turn.worker is not None:
+            self.cancel_attempt(turn.worker, turn.ref, "superseded")
+            self.take_off(turn)
+        self._put(turn, worker, now_ns)
+
+    def take_off(self, turn: Turn) -> None:
+        """Take a turn from its worker; it is to be placed again, or closed, at once."""
+        worker = turn.worker
+        assert worker is not None
+        del worker.turns[turn.turn_id]
+        turn.worker = None
+        if worker.trial is turn:
+            self.end_trial(worker)
+        elif not worker.turns:  # suspects wait for that
+            self._on_room(worker)
+
+    def end_trial(self, worker: Worker) -> None:
+        """The worker is there for everybody again."""
+        worker.trial = None
+        self._on_room(worker)
+
+    def wait(self, turn: Turn, submit: TurnSubmit) -> bool:
+        """Let a turn wait for a worker; False if it does already."""
+        waiting = self._waiting.setdefault(submit.model_id, {})
+        if turn.turn_id in waiting:
+            return False
+        waiting[turn.turn_id] = turn
+        return True
+
+    def still_waits(self, turn: Turn) -> bool:
+        return self._turns.get(turn.turn_id) is turn and turn.worker is None
+
+    def fail(self, turn: Turn, code: str, message: str, http_status: int = 503) -> None:
+        """Tell the frontend that a turn cannot be served, now and if it asks again."""
+        assert turn.submit is not None
+        failed = TurnFailed(
+            turn_id=turn.turn_id, code=code, message=message, http_status=http_status
+        )
+        self._out.append(FailTurn(turn.submit.frontend_id, failed, turn.submit.request_id))
+        self._out.append(CountTurn("failed"))
+        self.close(turn, failed=failed)
+
+    def close(
+        self, turn: Turn, *, cancelled: bool = False, failed: TurnFailed | None = None
+    ) -> None:
+        """A turn is over, wherever it is."""
+        self._turns.pop(turn.turn_id, None)
+        self._stop_waiting(turn)
+        if turn.worker is not None:
+            self.take_off(turn)
+        self.remember(turn.turn_id, Ended(turn.attempt, cancelled, failed))
+
+    def remember(self, turn_id: TurnId, ended: Ended) -> None:
+        """This turn is over, whether it was ever known or not."""
+        self._ended[turn_id] = ended
+        self._ended.move_to_end(turn_id)
+        if len(self._ended) > self._limits.ended_max:
+            self._ended.popitem(last=False)
+
+    def cancel_attempt(self, worker: Worker, ref: TurnRef, reason: str) -> None:
+        """Tell a worker to stop these attempts of a turn; others of it may run elsewhere."""
+        cancel = TurnCancel(turn_id=ref.turn_id, reason=reason, attempt=ref.attempt)
+        self._out.append(CancelTurn(worker.worker_id, cancel))
+
+    def _put(self, turn: Turn, worker: Worker, now_ns: int) -> None:
+        assert turn.worker is None
+        self._stop_waiting(turn)
+        turn.worker = worker
+        turn.placed_at_ns = now_ns
+        turn.num_placements += 1
+        worker.turns[turn.turn_id] = turn
+
+    def _stop_waiting(self, turn: Turn) -> None:
+        turn.awaited = None
+        if turn.submit is None:
+            return
+        waiting = self._waiting.get(turn.submit.model_id, {})
+        if turn.turn_id in waiting:
+            del waiting[turn.turn_id]
+            if not waiting:
+                del self._waiting[turn.submit.model_id]
+
+
+def _start_message(submit: TurnSubmit, turn: Turn) -> TurnStart:
+    return TurnStart(
+        turn_id=submit.turn_id,
+        frontend_id=submit.frontend_id,
+        model_id=submit.model_id,
+        num_prompt_tokens=submit.num_prompt_tokens,
+        attempt=turn.attempt,
+        tenant=submit.tenant,
+        session_id=submit.session_id,
+        priority=submit.priority,
+        request_id=submit.request_id,
+        slo_ttft_ms=submit.slo_ttft_ms,
+        was_lost=turn.num_placements > 1,
+    )
