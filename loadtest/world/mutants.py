@@ -18,6 +18,7 @@ CODE = ("services", "shared", "loadtest", "kernels")
 FRONTEND_TURNS = "services/frontend/core/turns.py"
 FRONTEND_JOBS = "services/frontend/core/jobs.py"
 SCHEDULER_TURNS = "services/scheduler/core/turns.py"
+SCHEDULER_BOARD = "services/scheduler/core/board.py"
 SCHEDULER = "services/scheduler/core/scheduler.py"
 FLEET = "services/scheduler/core/fleet.py"
 RESERVATIONS = "services/scheduler/core/reservations.py"
@@ -93,14 +94,15 @@ MUTANTS = (
     # Turns, at the scheduler.
     Mutant(
         "every turn fails", SCHEDULER_TURNS,
-        "        if len(self._turns) >= self._limits.turns_max:", "        if True:",
+        "        if len(self._board) >= self._limits.turns_max:", "        if True:",
     ),
     Mutant(
         "a lost turn is never placed again", SCHEDULER_TURNS,
-        "            self._place(turn, now_ns, avoid=worker)", "            self._close(turn)",
+        "            self._place(turn, now_ns, avoid=worker)",
+        "            self._board.close(turn)",
     ),
     Mutant(
-        "attempts do not grow", SCHEDULER_TURNS,
+        "attempts do not grow", SCHEDULER_BOARD,
         "turn.attempt = max(turn.attempt + 1, self._attempt_floor)",
         "turn.attempt = max(turn.attempt, self._attempt_floor)",
     ),
@@ -116,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead worker keeps its turns", SCHEDULER,
-        "        self._fleet.bury(worker)\n        self._turns.take_off(worker, now_ns)",
+        "        self._fleet.bury(worker)\n        self._turns.worker_silent(worker, now_ns)",
         "        self._fleet.bury(worker)",
     ),
     Mutant(
