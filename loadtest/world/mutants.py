@@ -210,8 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "pages of a running turn are taken", PAGES,
-        "            if block.refs or not block.backed or block.loading:",
-        "            if not block.backed or block.loading:",
+        "            if block.refs or block.loading:", "            if block.loading:",
     ),
     Mutant(
         "private pages are not given back", HISTORY,
