@@ -187,6 +187,8 @@ class World:
                 continue
             if turn.sampling.seed == KILLER and turn.end in ("poisoned", "worker_lost"):
                 continue
+            if turn.end == "poisoned" and self.faults.kinds >= {"killer", "worker"}:
+                continue  # beside a killer twice, and then alone when a worker died by itself
             num_unserved = sum(
                 turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns
             )

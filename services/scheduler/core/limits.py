@@ -27,7 +27,8 @@ class Limits:
         deaths_shared_max: losses of workers in a row, without a token between, after which a turn
             is a suspect and shares no worker any more, so that it takes no others along.
         deaths_proven_max: proven deaths of workers in a row, without a token between, after which
-            a turn fails if it was alone with the last one.
+            a turn fails if it was alone with the last one. Two can be somebody else's: a worker that
+            died as the turn was sent there counts, too.
         losses_kept_max: turns of a silent worker of which it is remembered that they were there.
     """
 
@@ -39,7 +40,7 @@ class Limits:
     affinity_margin: int = 1
     losses_max: int = 8
     deaths_shared_max: int = 2
-    deaths_proven_max: int = 2
+    deaths_proven_max: int = 3
     losses_kept_max: int = 1024
     turns_max: int = 100_000
     ended_max: int = 100_000
