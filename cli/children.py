@@ -111,6 +111,13 @@ def start_nats(
     )
 
 
+def start_redis_by(config: Path, *, log_path: Path) -> subprocess.Popen[bytes]:
+    """A redis-server that does what its configuration says. Nothing of that is seen from outside:
+    it holds a password.
+    """
+    return start_child([find_redis_server(), str(config)], log_path=log_path)
+
+
 def start_redis(
     port: int, directory: Path, *, append_only: bool = True, log_path: Path | None = None
 ) -> subprocess.Popen[bytes]:
@@ -148,10 +155,15 @@ def wait_for_port(
     raise PeerUnavailable(f"{name} did not listen on port {port} within {timeout_s:g} s")
 
 
-def is_listening(port: int) -> bool:
-    """Whether loopback `port` accepts connections."""
+def is_listening(at: int | Path) -> bool:
+    """Whether a port of loopback, or a socket in the file system, accepts connections."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+        if isinstance(at, Path):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(0.5)
+                sock.connect(str(at))
+                return True
+        with socket.create_connection(("127.0.0.1", at), timeout=0.5):
             return True
     except OSError:
         return False

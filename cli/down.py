@@ -47,7 +47,9 @@ def _clear_away(data_dir: Path, state: RunState | None) -> None:
 
 
 def _clear_away_memory(data_dir: Path, state: RunState | None) -> None:
-    remove_private(HouseOptions(data_dir=data_dir).arena_dir)
+    options = HouseOptions(data_dir=data_dir)
+    remove_private(options.arena_dir)
+    options.remove_socket()
     if state is not None:  # the machine may have had another name then
         remove_private(SHARED_MEMORY / f"symphony-{state.host_id}")
 

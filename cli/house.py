@@ -24,6 +24,7 @@ from cli.preflight import check_addresses, check_nats, check_settings
 from cli.reporting import Reporter
 from cli.rotation import LogKeeper, kept
 from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
+from cli.servers import prepare_servers
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import look
 from cli.supervision import Effect, GiveUp, StartAt, Supervision
@@ -72,6 +73,7 @@ def run_house(
     try:
         plan, config = _checked_plan(options)
         on_accepted()
+        prepare_servers(options, config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
             _live(House(options, plan, reporter, signals, logs, config), reporter)
@@ -84,8 +86,9 @@ def run_house(
 
 def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     check_addresses(options)
-    plan = plan_house(options, free_port(), free_port(), os.environ)
+    plan = plan_house(options, free_port(), os.environ)
     config = check_settings(plan)
+    plan = replace(plan, redis_access=config.redis_access)
     check_port(options.host, options.port)
     check_private(options.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:
@@ -195,6 +198,7 @@ class House:
             ]
             _stop_together(children, self._signals)
         remove_private(self._options.arena_dir)
+        self._options.remove_socket()
 
     def _watch_once(self, patience_s: float | None) -> None:
         """Wait for a death, an answer, a restart or a look at the logs that is due, or the end of
@@ -278,12 +282,12 @@ class House:
         self._liveness.on_started(name, is_server=not self._plans[name].service)
 
     def _wait_listening(self, child: ChildPlan) -> None:
-        assert child.port is not None
+        assert child.listens is not None
         deadline = time.monotonic() + LISTEN_TIMEOUT_S
-        while not is_listening(child.port):
+        while not is_listening(child.listens):
             if time.monotonic() >= deadline:
                 raise HouseFailed(
-                    f"{child.name} does not listen on port {child.port}: "
+                    f"{child.name} does not listen on {_place(child.listens)}: "
                     f"{self._last_words(child.name)}"
                 )
             self._watch_once(LISTEN_POLL_S)
@@ -312,6 +316,7 @@ class House:
             url=self._options.url,
             nats_url=self._plan.nats_url,
             redis_url=self._plan.redis_url,
+            redis_access=self._plan.redis_access,
             host_id=self._options.host_id,
             num_workers=self._options.num_workers,
             services=[
@@ -353,6 +358,10 @@ def last_line(path: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         return text
     return f"{message}: {exception}" if exception else message
+
+
+def _place(listens: int | Path) -> str:
+    return str(listens) if isinstance(listens, Path) else f"port {listens}"
 
 
 def _how_it_ended(code: int) -> str:

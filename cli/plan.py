@@ -11,16 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
+from urllib.parse import quote
 
-from cli.children import start_child, start_nats, start_redis
+from cli.children import start_child, start_nats, start_redis_by
+from cli.credentials import redis_password_file
+from shared.access import RedisAccess
 from shared.config import default_host_id
 from shared.errors import ConfigError
 from shared.ids import HostId
+from shared.private import remove_private
 
 ROOT = Path(__file__).resolve().parent.parent
 FREE_BYTES_MIN = 64 * 1024**2
 PROBE_BYTES = 4096
 SHARED_MEMORY = Path("/dev/shm")
+SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -70,6 +75,26 @@ class HouseOptions:
         return HostId(f"{default_host_id()[:48]}-{digest}")
 
     @property
+    def credentials_dir(self) -> Path:
+        """Secrets of this house's own servers."""
+        return self.data_dir / "credentials"
+
+    @property
+    def redis_socket(self) -> Path:
+        """Where our own Redis listens: in its folder, or elsewhere if that path is too long."""
+        path = self.data_dir / "redis" / "redis.sock"
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+            return path
+        place = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
+        return Path(place) / f"symphony-{os.geteuid()}-{digest}" / "redis.sock"
+
+    def remove_socket(self) -> None:
+        """Take the folder of `redis_socket` away if it is not in the data folder."""
+        if not self.redis_socket.is_relative_to(self.data_dir):
+            remove_private(self.redis_socket.parent)
+
+    @property
     def arena_dir(self) -> Path:
         """Shared memory of this house."""
         return SHARED_MEMORY / f"symphony-{self.host_id}"
@@ -81,7 +106,8 @@ class ChildPlan:
 
     Attributes:
         stop_stage: children stop in the order of their stages, those of one stage together.
-        port: loopback port that it listens on once it is up, if others wait for that.
+        listens: port of loopback or socket that it listens on once it is up, if others wait for
+            that.
         service: whose settings it reads, and in which environment; of servers none.
     """
 
@@ -89,7 +115,7 @@ class ChildPlan:
     stop_stage: int
     log_path: Path
     start: Callable[[], "Popen[bytes]"] = field(repr=False)
-    port: int | None = None
+    listens: int | Path | None = None
     service: str = ""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -101,6 +127,7 @@ class HousePlan:
     Attributes:
         environment: what all services have in common.
         start_asker: starts the process that asks the others how they are; None: nobody asks.
+        redis_access: beside its address.
     """
 
     nats_url: str
@@ -109,6 +136,7 @@ class HousePlan:
     services: list[ChildPlan]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_asker: Callable[[], "Popen[bytes]"] | None = field(default=None, repr=False)
+    redis_access: RedisAccess = field(default_factory=RedisAccess)
 
 
 def python_path(environment: Mapping[str, str]) -> str:
@@ -150,12 +178,11 @@ def check_port(host: str, port: int) -> None:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
-def plan_house(
-    options: HouseOptions, nats_port: int, redis_port: int, environment: Mapping[str, str]
-) -> HousePlan:
-    """The children that `options` call for, on these ports, in this environment."""
+def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, str]) -> HousePlan:
+    """The children that `options` call for, NATS on this port, in this environment."""
     data_dir, logs = options.data_dir, options.data_dir / "logs"
     servers = []
+    access = {}  # to our own servers; what those we were given ask for is in the environment
     nats_url, redis_url = options.nats_url, options.redis_url
     if nats_url is None:
         nats_url = f"nats://127.0.0.1:{nats_port}"
@@ -166,15 +193,17 @@ def plan_house(
 
         servers.append(ChildPlan("nats", 5, log, nats, nats_port))
     if redis_url is None:
-        redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        redis_url = f"unix://{quote(str(options.redis_socket))}?db=0"
+        access["SYMPHONY_REDIS_PASSWORD_FILE"] = str(redis_password_file(options.credentials_dir))
         log = logs / "redis.log"
 
         def redis() -> "Popen[bytes]":
-            return start_redis(redis_port, data_dir / "redis", log_path=logs / "redis.log")
+            return start_redis_by(data_dir / "redis" / "redis.conf", log_path=logs / "redis.log")
 
-        servers.append(ChildPlan("redis", 5, log, redis, redis_port))
+        servers.append(ChildPlan("redis", 5, log, redis, options.redis_socket))
     common = {
         **environment,
+        **access,
         "SYMPHONY_NATS_URL": nats_url,
         "SYMPHONY_REDIS_URL": redis_url,
         "SYMPHONY_HOST_ID": options.host_id,

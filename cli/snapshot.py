@@ -11,8 +11,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from cli.runfile import RunState
+from shared.access import RedisAccess
 from shared.bus import Bus
-from shared.errors import PeerUnavailable, SymphonyError, reason
+from shared.errors import ConfigError, PeerUnavailable, SymphonyError, reason
 from shared.messages import Empty, KvStats, SchedulerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
@@ -69,7 +70,7 @@ async def take_snapshot(run: RunState) -> Snapshot:
             bus.gather(SERVICE_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_services),
             _scheduler(bus),
             bus.gather(KV_STATS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_stores),
-            redis_trouble(run.redis_url),
+            redis_trouble(run.redis_url, run.redis_access),
         )
     finally:
         await bus.drain()
@@ -89,9 +90,12 @@ async def _scheduler(bus: Bus) -> SchedulerStatus | None:
         return None
 
 
-async def redis_trouble(url: str) -> str:
+async def redis_trouble(url: str, access: RedisAccess) -> str:
     """Why Redis does not answer, or nothing."""
-    redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0))
+    try:
+        redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **access.options())
+    except ConfigError as error:
+        return error.message
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             await redis.ping()

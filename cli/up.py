@@ -19,6 +19,7 @@ from cli.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
 from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
+from shared.private import PRIVATE_UMASK
 
 _OPTIONS = TypeAdapter(HouseOptions)
 
@@ -29,6 +30,7 @@ def up(options: HouseOptions) -> None:
     Raises:
         SymphonyError: it did not come up or did not stay up; nothing is left running.
     """
+    os.umask(PRIVATE_UMASK)
     reporter = TerminalReporter(options.data_dir, "Ctrl-C")
     run_house(_with_models(options, reporter), reporter)
 
@@ -39,6 +41,7 @@ def up_detached(options: HouseOptions) -> None:
     Raises:
         SymphonyError: it did not come up; nothing is left running.
     """
+    os.umask(PRIVATE_UMASK)
     terminal = TerminalReporter(options.data_dir, for_data_dir("down", options.data_dir))
     options = _with_models(options, terminal)
     reading, writing = os.pipe()

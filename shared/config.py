@@ -18,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.access import RedisAccess
 from shared.errors import ConfigError
 from shared.ids import HostId, subject_token
 from shared.settings import ENV_PREFIX, read_variables, shown
@@ -40,6 +41,7 @@ class ServiceConfig(BaseSettings):
 
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_password_file: Path | None = None  # instead of a password in the address
     host_id: HostId = Field(default_factory=lambda: HostId(default_host_id()))
     instance: str = "0"
     data_dir: Path = Path("~/.symphony")
@@ -59,10 +61,15 @@ class ServiceConfig(BaseSettings):
         """What it is made with, alone: the launcher looks at environments that are not its own."""
         return (init_settings,)
 
-    @field_validator("data_dir")
+    @property
+    def redis_access(self) -> RedisAccess:
+        """What Redis asks for beside its address."""
+        return RedisAccess(password_file=self.redis_password_file)
+
+    @field_validator("data_dir", "redis_password_file")
     @classmethod
-    def _expand(cls, value: Path) -> Path:
-        return value.expanduser()
+    def _expand(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
 
     @field_validator("host_id", "instance")
     @classmethod

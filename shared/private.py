@@ -7,6 +7,8 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 
+PRIVATE_UMASK = 0o077  # of all our processes: files hold users' words, or lead to them
+
 
 def check_private(folder: Path, name: str) -> None:
     """See that a folder, if it is there, is this user's alone. Then nobody else can plant files or
@@ -33,6 +35,19 @@ def check_private(folder: Path, name: str) -> None:
     else:
         return
     raise ConfigError(f"{name}={str(folder)!r}: {why}; remove it or use another")
+
+
+def make_private(folder: Path, name: str) -> None:
+    """Make a folder that only this user can enter, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made, or `check_private` refuses the one that is there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{name}={str(folder)!r}: {error.strerror}") from None
+    check_private(folder, name)
 
 
 def make_new(path: Path) -> int:

@@ -25,6 +25,7 @@ from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import SymphonyError
 from shared.logs import configure_logs
 from shared.messages import Empty, ServiceStatus
+from shared.private import PRIVATE_UMASK
 from shared.subjects import SERVICE_STATUS
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class Runtime:
 
 def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitable[None]]) -> None:
     """Run `main` as this process's service until SIGTERM, then drain and exit."""
+    os.umask(PRIVATE_UMASK)
     config = load_config_or_exit(config_type)
     configure_logs(service, config.instance, config.log_level)
     try:

@@ -58,7 +58,9 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     _allow_many_files()
     listener = listen(config.http_address, config.http_port)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
-    sessions = SessionStore(config.redis_url, runtime.clock, config.session_expiry_s)
+    sessions = SessionStore(
+        config.redis_url, runtime.clock, config.session_expiry_s, config.redis_access
+    )
     runtime.stack.push_async_callback(sessions.close)
     models = Models(runtime.clock, runtime.spawn)
     runtime.stack.callback(models.close)

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from services.frontend import telemetry
 from services.frontend.aof import AofRewriter
 from services.frontend.redis_scripts import FORGET, PUT, SETTLE
+from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import SessionId, TenantId, new_id
@@ -61,9 +62,13 @@ class Tombstone:
 class SessionStore:
     """Reads and writes that take a quarter of a second at most and never fail a turn."""
 
-    def __init__(self, url: str, clock: Clock, expiry_s: int) -> None:
+    def __init__(
+        self, url: str, clock: Clock, expiry_s: int, access: RedisAccess | None = None
+    ) -> None:
+        options = (access or RedisAccess()).options()
         self._pool: Any = BlockingConnectionPool.from_url(
             url,
+            **options,
             max_connections=CONNECTIONS_MAX,
             timeout=PATIENCE_S,
             socket_timeout=PATIENCE_S,
@@ -76,7 +81,7 @@ class SessionStore:
         self._is_up = True
         self._paused_until_ns = 0
         self._refusals = Sparsely()
-        self._rewriter = AofRewriter(Redis.from_url(url, socket_timeout=AOF_TIMEOUT_S))
+        self._rewriter = AofRewriter(Redis.from_url(url, socket_timeout=AOF_TIMEOUT_S, **options))
 
     async def close(self) -> None:
         """Give the connections back."""

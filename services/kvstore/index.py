@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from services.kvstore.session_count import SessionCount
 from services.kvstore.telemetry import REDIS_FAILURES
+from shared.access import RedisAccess
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
@@ -50,10 +51,16 @@ class RedisIndex:
     """
 
     def __init__(
-        self, url: str, host_id: HostId, ttl_s: float, held: Callable[[], Collection[BlockKey]]
+        self,
+        url: str,
+        host_id: HostId,
+        ttl_s: float,
+        held: Callable[[], Collection[BlockKey]],
+        access: RedisAccess | None = None,
     ) -> None:
         self._redis: Any = Redis.from_url(
             url,
+            **(access or RedisAccess()).options(),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 1),  # a connection that Redis's restart broke is made anew

@@ -119,7 +119,9 @@ class KvService:
         runtime.stack.callback(disk.close)
         core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000)
         ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
-        index = RedisIndex(config.redis_url, config.host_id, ttl_s, lambda: core.disk.keys)
+        index = RedisIndex(
+            config.redis_url, config.host_id, ttl_s, lambda: core.disk.keys, config.redis_access
+        )
         runtime.stack.push_async_callback(index.close)
         service = cls(runtime, config, core, disk, index)
         runtime.stack.push_async_callback(service.close)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import httpx
 from openai import OpenAI
+from redis import Redis
 
 from cli.children import free_port
 from cli.description import describe
@@ -183,6 +184,10 @@ class House:
         every failure.
         """
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def redis(self) -> "Redis[bytes]":
+        """A client of the house's Redis; close it."""
+        return Redis.from_url(self.run.redis_url, **self.run.redis_access.options())
 
     def look(self) -> dict[str, Any]:
         """The object of `status`, without starting a process for it; for polling."""

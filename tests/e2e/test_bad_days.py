@@ -301,7 +301,7 @@ def test_flipped_byte_on_disk_is_found_and_computed_again(house: House, client: 
 
 def flip_byte(house: House, session_id: str) -> None:
     """Damage one layer of the session's second block, in the database's file."""
-    with Redis.from_url(house.run.redis_url) as redis:
+    with house.redis() as redis:
         record = redis.get(session_redis_key(DEFAULT_TENANT, SessionId(session_id)))
     assert record is not None
     key = unpack_keys(decode_record(record).block_keys)[1]
@@ -323,7 +323,7 @@ def flip_byte(house: House, session_id: str) -> None:
 def test_restarted_redis_remembers_sessions(house: House, client: OpenAI) -> None:
     say(client, session_id="kept")
     kill(house, "redis")()
-    with Redis.from_url(house.run.redis_url) as redis:
+    with house.redis() as redis:
         wait_until(lambda: is_up(redis), "Redis answers")
     say(client, session_id="kept")
     assert httpx.get(f"{house.url}/v1/sessions/kept").json()["num_turns"] == 2
@@ -339,7 +339,7 @@ def is_up(redis: Redis) -> bool:
 
 def test_wiped_redis_is_filled_again(house: House, client: OpenAI) -> None:
     first = say(client, session_id="forgotten")
-    with Redis.from_url(house.run.redis_url) as redis:
+    with house.redis() as redis:
         redis.flushall()
         assert httpx.get(f"{house.url}/v1/sessions/forgotten").status_code == 404
         again = say(client, session_id="forgotten")

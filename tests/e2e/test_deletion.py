@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
-from redis import Redis
 
 from services.worker.demo_model import DEMO_MODEL_ID
 from tests.e2e.house import House, wait_until
@@ -80,10 +79,6 @@ def _assert_uncached(house: House, client: OpenAI, *prompts: list[Message]) -> N
         delete(house, "probe")
 
 
-def redis_of(house: House) -> Any:
-    return Redis.from_url(house.run.redis_url)
-
-
 def redis_files(house: House) -> bytes:
     """What Redis has in its files."""
     found = b""
@@ -105,7 +100,7 @@ def test_nothing_is_left_of_a_deleted_session(house: House, client: OpenAI) -> N
     assert ask(client, "fox", edited)[0] > 0  # its record says nothing of `abandoned`
     wait_until(lambda: house.look()["tiers"]["disk"]["blocks"] > 8, "blocks are on disk")
 
-    with redis_of(house) as redis:
+    with house.redis() as redis:
         redis.config_set("aof-use-rdb-preamble", "no")  # a rewritten file is plain text
         (key,) = redis.keys("symphony:session:*")
         record = redis.get(key)

@@ -9,6 +9,7 @@ from cli.children import free_port
 from cli.condition import assess
 from cli.runfile import RunState
 from cli.snapshot import Snapshot, redis_trouble
+from shared.access import RedisAccess
 
 NAMES = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]
 ALL_WELL = dict.fromkeys(NAMES, "ready")
@@ -68,4 +69,4 @@ def test_without_nats_nothing_else_can_be_told() -> None:
 
 def test_redis_is_asked_itself() -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}/0"
-    assert asyncio.run(redis_trouble(url)) == "Connection refused"
+    assert asyncio.run(redis_trouble(url, RedisAccess())) == "Connection refused"

@@ -7,25 +7,28 @@ from pathlib import Path
 import pytest
 
 from cli.plan import HouseOptions, check_data_dir, check_port, plan_house
+from cli.servers import prepare_servers
 from shared.errors import ConfigError
+from shared.private import make_private
+from shared.urls import check_redis_url, hide_password
 
 
 def test_own_servers_come_first_and_given_ones_are_not_started(tmp_path: Path) -> None:
-    own = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 4001, 4002, {})
+    own = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 4001, {})
     assert [child.name for child in own.servers] == ["nats", "redis"]
     assert [child.name for child in own.services] == [
         "kvstore", "scheduler", "tracker", "worker-0", "worker-1", "frontend",
     ]  # fmt: skip
     assert own.nats_url == "nats://127.0.0.1:4001"
     given = plan_house(
-        HouseOptions(data_dir=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"), 1, 2, {}
+        HouseOptions(data_dir=tmp_path, nats_url="nats://n:1", redis_url="redis://r:2/0"), 1, {}
     )
     assert given.servers == []
     assert (given.nats_url, given.redis_url) == ("nats://n:1", "redis://r:2/0")
 
 
 def test_the_edge_stops_first_and_the_servers_last(tmp_path: Path) -> None:
-    plan = plan_house(HouseOptions(data_dir=tmp_path), 1, 2, {})
+    plan = plan_house(HouseOptions(data_dir=tmp_path), 1, {})
     stages = {child.name: child.stop_stage for child in (*plan.servers, *plan.services)}
     order = sorted(stages, key=lambda name: stages[name])
     assert order[:5] == ["frontend", "tracker", "scheduler", "worker-0", "kvstore"]
@@ -43,7 +46,7 @@ def test_services_learn_everything_from_their_environment(
     options = HouseOptions(
         data_dir=tmp_path, models=("/m/a", "b/c"), num_workers=2, emulate="zero", port=99
     )
-    for child in plan_house(options, 1, 2, {"HOME": "/h", "SYMPHONY_LOG_LEVEL": "debug"}).services:
+    for child in plan_house(options, 1, {"HOME": "/h", "SYMPHONY_LOG_LEVEL": "debug"}).services:
         child.start()
     by_module = {(command[-1], env["SYMPHONY_INSTANCE"]): env for command, env in started}
     worker = by_module["services.worker", "1"]
@@ -96,8 +99,33 @@ def test_a_taken_port_is_refused() -> None:
 def test_names_to_be_reached_by_are_the_option_s_or_the_setting_s(tmp_path: Path) -> None:
     def hosts(*given: str) -> str:
         options = HouseOptions(data_dir=tmp_path, allow_hosts=given)
-        plan = plan_house(options, 1, 2, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
+        plan = plan_house(options, 1, {"SYMPHONY_ALLOW_HOSTS": '["a"]'})
         return plan.services[-1].environment["SYMPHONY_ALLOW_HOSTS"]
 
     assert json.loads(hosts()) == ["a"]
     assert json.loads(hosts("b", "c")) == ["b", "c"]
+
+
+def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    near = HouseOptions(data_dir=Path("/d"))
+    assert near.redis_socket == Path("/d/redis/redis.sock")
+    far = HouseOptions(data_dir=tmp_path / ("x" * 100))
+    assert far.redis_socket.parent.parent == tmp_path
+    assert far.redis_socket != HouseOptions(data_dir=tmp_path / ("y" * 100)).redis_socket
+    make_private(far.redis_socket.parent, "Redis' socket")
+    far.redis_socket.touch()
+    far.remove_socket()
+    assert not far.redis_socket.parent.exists()
+
+
+def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
+    options = HouseOptions(data_dir=tmp_path / "a@b c")
+    prepare_servers(options, 2**30)
+    password = (options.credentials_dir / "redis.password").read_text().strip()
+    plan = plan_house(options, 1, {})
+    assert hide_password(plan.redis_url) == plan.redis_url
+    assert check_redis_url(plan.redis_url)
+    assert password not in str(plan.environment)

@@ -12,7 +12,7 @@ from shared.errors import ConfigError
 
 
 def plan(tmp_path: Path, environ: dict[str, str], host: str = "127.0.0.1") -> HousePlan:
-    return plan_house(HouseOptions(data_dir=tmp_path, host=host, num_shards=2), 1, 2, environ)
+    return plan_house(HouseOptions(data_dir=tmp_path, host=host, num_shards=2), 1, environ)
 
 
 def test_the_defaults_can_start_and_every_service_is_looked_at(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Redis as `up` configures it: who gets in, and what it forgets when it is full."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError, OutOfMemoryError
+
+from cli.children import is_listening, start_redis_by, stop_child
+from cli.plan import HouseOptions, plan_house
+from cli.servers import prepare_servers
+from shared.access import RedisAccess
+from shared.errors import ConfigError
+from tests.e2e.house import wait_until
+
+REDIS_BYTES = 4 * 1024**2
+RECORD = b"x" * 10_000
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> HouseOptions:
+    return HouseOptions(data_dir=tmp_path / 'a "house"')
+
+
+@pytest.fixture
+def redis_server(options: HouseOptions) -> Iterator["Popen[bytes]"]:
+    prepare_servers(options, REDIS_BYTES)
+    folder = options.data_dir / "redis"
+    child = start_redis_by(folder / "redis.conf", log_path=folder / "redis.log")
+    wait_until(lambda: is_listening(options.redis_socket), "Redis listens")
+    yield child
+    stop_child(child)
+
+
+def url_of(options: HouseOptions) -> str:
+    return plan_house(options, 1, {}).redis_url
+
+
+def access_of(options: HouseOptions) -> RedisAccess:
+    return RedisAccess(password_file=options.credentials_dir / "redis.password")
+
+
+@pytest.mark.usefixtures("redis_server")
+def test_only_who_knows_the_password_gets_into_redis(options: HouseOptions) -> None:
+    with (
+        Redis.from_url(url_of(options)) as nobody,
+        pytest.raises(AuthenticationError, match="authenticate"),
+    ):
+        nobody.ping()
+    with Redis.from_url(url_of(options), **access_of(options).options()) as owner:
+        assert owner.ping()
+    assert stat.S_IMODE(options.redis_socket.stat().st_mode) == 0o700
+
+
+@pytest.mark.usefixtures("redis_server")
+def test_a_full_redis_forgets_sessions_and_nothing_that_lasts(options: HouseOptions) -> None:
+    with Redis.from_url(url_of(options), **access_of(options).options()) as redis:
+        redis.set("lasting", RECORD)
+        for number in range(1000):  # twice what it holds
+            redis.set(f"session:{number}", RECORD, ex=3600)
+        assert redis.get("lasting") == RECORD
+        # Which of them went is not told: Redis' clock for that has a resolution of a second.
+        assert 0 < len(redis.keys("session:*")) < 1000
+        assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "volatile-lru"}
+        with pytest.raises(OutOfMemoryError):  # what has no end is refused, not forgotten
+            redis.mset({f"lasting:{number}": RECORD for number in range(1000)})
+        assert redis.get("lasting") == RECORD
+
+
+def test_secrets_are_made_once_and_for_their_owner_alone(options: HouseOptions) -> None:
+    (options.data_dir / "redis").mkdir(parents=True, mode=0o755)
+    old = os.umask(0)
+    try:
+        prepare_servers(options, REDIS_BYTES)
+    finally:
+        os.umask(old)
+    folders = [options.credentials_dir, options.data_dir / "redis"]
+    files = [options.credentials_dir / "redis.password", options.data_dir / "redis" / "redis.conf"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o700] * len(folders)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * len(files)
+    before = [path.read_text() for path in files]
+    files[0].chmod(0o644)
+    prepare_servers(options, REDIS_BYTES)
+    assert [path.read_text() for path in files] == before
+    assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+
+
+def test_credentials_are_not_kept_where_others_can_enter(options: HouseOptions) -> None:
+    options.credentials_dir.mkdir(parents=True)
+    options.credentials_dir.chmod(0o755)
+    with pytest.raises(ConfigError, match="others may enter"):
+        prepare_servers(options, REDIS_BYTES)
