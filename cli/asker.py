@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import TypeAdapter
 
@@ -62,7 +62,8 @@ class Asker:
 
     async def _connect(self) -> None:
         """Beside the rounds: it may take as long as it likes."""
-        bus = await Bus.connect(self._config.nats_url, "supervisor", timeout_s=None)
+        config = self._config
+        bus = await Bus.connect(config.nats_url, "supervisor", config.nats_access, timeout_s=None)
         self._ask = await bus.survey(SERVICE_STATUS, self._on_status, self._on_echo)
         self._bus = bus
 
@@ -104,7 +105,7 @@ async def answers_at(url: str, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             if parts.scheme == "unix":
-                reader, writer = await asyncio.open_unix_connection(parts.path)
+                reader, writer = await asyncio.open_unix_connection(unquote(parts.path))
             else:
                 reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             if parts.scheme != "nats":

@@ -111,6 +111,11 @@ def start_nats(
     )
 
 
+def start_nats_by(config: Path, *, log_path: Path) -> subprocess.Popen[bytes]:
+    """A nats-server that does what its configuration says."""
+    return start_child([find_nats_server(), "-c", str(config)], log_path=log_path)
+
+
 def start_redis_by(config: Path, *, log_path: Path) -> subprocess.Popen[bytes]:
     """A redis-server that does what its configuration says. Nothing of that is seen from outside:
     it holds a password.

@@ -2,16 +2,21 @@
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
-from shared.access import read_secret
+import nkeys
+
+from shared.access import read_secret, read_seed
+from shared.ids import TenantId, tenant_token
 from shared.private import make_private
 
 PASSWORD_BYTES = 32
+SEED_BYTES = 32
 
 
-def make_credentials(folder: Path) -> None:
-    """Make what is not there yet.
+def make_credentials(folder: Path, tenants: Iterable[TenantId]) -> None:
+    """Make what is not there yet: for the services and for each of the tenants.
 
     Raises:
         ConfigError: the folder is not this user's alone, or a file in it cannot be read.
@@ -19,11 +24,39 @@ def make_credentials(folder: Path) -> None:
     """
     make_private(folder, "credentials")
     _keep(redis_password_file(folder), secrets.token_urlsafe(PASSWORD_BYTES))
+    for path in (services_nkey_file(folder), *(nkey_file(folder, tenant) for tenant in tenants)):
+        _keep(path, _new_seed())
 
 
 def redis_password_file(folder: Path) -> Path:
     """Where the password of the house's Redis is."""
     return folder / "redis.password"
+
+
+def services_nkey_file(folder: Path) -> Path:
+    """Where the seed is with which the services connect to the house's NATS."""
+    return folder / "services.nk"
+
+
+def nkey_file(folder: Path, tenant: TenantId) -> Path:
+    """Where the seed is with which a tenant connects to the house's NATS."""
+    return folder / f"tenant-{tenant_token(tenant)}.nk"
+
+
+def public_nkey(path: Path) -> str:
+    """What NATS is told of the seed in a file.
+
+    Raises:
+        ConfigError: there is none in it.
+    """
+    seed = read_seed(path, "credentials")
+    key: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
+    return key.decode()
+
+
+def _new_seed() -> str:
+    seed: bytes = nkeys.encode_seed(secrets.token_bytes(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+    return seed.decode()
 
 
 def _keep(path: Path, fresh: str) -> str:

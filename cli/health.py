@@ -22,7 +22,7 @@ async def is_ready(config: ServiceConfig, service: str) -> bool:
     Raises:
         PeerUnavailable: NATS does not answer.
     """
-    bus = await Bus.connect(config.nats_url, "health", timeout_s=TIMEOUT_S)
+    bus = await Bus.connect(config.nats_url, "health", config.nats_access, timeout_s=TIMEOUT_S)
     try:
         replies = await bus.gather(SERVICE_STATUS, Empty(), timeout_s=TIMEOUT_S)
     finally:

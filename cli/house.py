@@ -20,7 +20,7 @@ from cli.config import LauncherConfig
 from cli.description import process_states
 from cli.liveness import Liveness, Round
 from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
-from cli.preflight import check_addresses, check_nats, check_settings
+from cli.preflight import check_addresses, check_nats, check_settings, open_servers, tenants_of
 from cli.reporting import Reporter
 from cli.rotation import LogKeeper, kept
 from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
@@ -45,15 +45,17 @@ class HouseFailed(SymphonyError):
     """A child does not stay alive, or the house was not ready in time."""
 
 
-def check_start(options: HouseOptions) -> None:
+def check_start(options: HouseOptions) -> list[str]:
     """See that nothing is known that would keep a house from starting; `run_house` looks again.
+    What to warn of all the same.
 
     Raises:
         ConfigError: something is.
     """
     check_data_dir(options.data_dir)
     os.close(take_lock(options.data_dir))
-    _checked_plan(options)
+    plan, _ = _checked_plan(options)
+    return open_servers(options, plan)
 
 
 def run_house(
@@ -73,7 +75,7 @@ def run_house(
     try:
         plan, config = _checked_plan(options)
         on_accepted()
-        prepare_servers(options, config.redis_bytes_max)
+        prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
             _live(House(options, plan, reporter, signals, logs, config), reporter)
@@ -88,11 +90,12 @@ def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     check_addresses(options)
     plan = plan_house(options, free_port(), os.environ)
     config = check_settings(plan)
-    plan = replace(plan, redis_access=config.redis_access)
+    plan = replace(plan, nats_access=config.nats_access, redis_access=config.redis_access)
+    tenants_of(plan)
     check_port(options.host, options.port)
     check_private(options.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:
-        check_nats(options.nats_url)
+        check_nats(options.nats_url, plan.nats_access)
     return plan, config
 
 
@@ -316,6 +319,7 @@ class House:
             url=self._options.url,
             nats_url=self._plan.nats_url,
             redis_url=self._plan.redis_url,
+            nats_access=self._plan.nats_access,
             redis_access=self._plan.redis_access,
             host_id=self._options.host_id,
             num_workers=self._options.num_workers,

@@ -13,9 +13,9 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
-from cli.children import start_child, start_nats, start_redis_by
-from cli.credentials import redis_password_file
-from shared.access import RedisAccess
+from cli.children import start_child, start_nats_by, start_redis_by
+from cli.credentials import redis_password_file, services_nkey_file
+from shared.access import NatsAccess, RedisAccess
 from shared.config import default_host_id
 from shared.errors import ConfigError
 from shared.ids import HostId
@@ -127,7 +127,8 @@ class HousePlan:
     Attributes:
         environment: what all services have in common.
         start_asker: starts the process that asks the others how they are; None: nobody asks.
-        redis_access: beside its address.
+        nats_port: where our own NATS listens, if we have one.
+        nats_access, redis_access: beside their addresses.
     """
 
     nats_url: str
@@ -136,6 +137,8 @@ class HousePlan:
     services: list[ChildPlan]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_asker: Callable[[], "Popen[bytes]"] | None = field(default=None, repr=False)
+    nats_port: int = 0
+    nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
 
 
@@ -186,10 +189,11 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
     nats_url, redis_url = options.nats_url, options.redis_url
     if nats_url is None:
         nats_url = f"nats://127.0.0.1:{nats_port}"
+        access["SYMPHONY_NATS_NKEY_FILE"] = str(services_nkey_file(options.credentials_dir))
         log = logs / "nats.log"
 
         def nats() -> "Popen[bytes]":
-            return start_nats(nats_port, data_dir / "nats", log_path=logs / "nats.log")
+            return start_nats_by(data_dir / "nats" / "nats.conf", log_path=logs / "nats.log")
 
         servers.append(ChildPlan("nats", 5, log, nats, nats_port))
     if redis_url is None:
@@ -221,7 +225,7 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)
 
     services = _services(options, common, logs)
-    return HousePlan(nats_url, redis_url, servers, services, common, start_asker)
+    return HousePlan(nats_url, redis_url, servers, services, common, start_asker, nats_port)
 
 
 def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:

@@ -1,21 +1,26 @@
 """What can be known to be wrong before the first process starts."""
 
 import asyncio
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cli.config import LauncherConfig
 from cli.plan import ChildPlan, HouseOptions, HousePlan
+from cli.snapshot import redis_trouble
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.worker.config import WorkerConfig
+from shared.access import NatsAccess, RedisAccess
 from shared.bus import Bus
 from shared.config import ServiceConfig, load_config
 from shared.errors import ConfigError, PeerUnavailable
+from shared.ids import DEFAULT_TENANT, TenantId, tenant_token
 from shared.urls import check_nats_url, check_redis_url, hide_password
 
 NATS_PATIENCE_S = 10.0
+SECRETS = ("username", "password")
 CONFIGS: dict[str, type[ServiceConfig]] = {
     "frontend": FrontendConfig,
     "kvstore": KvstoreConfig,
@@ -54,21 +59,67 @@ def check_settings(plan: HousePlan) -> LauncherConfig:
     return config
 
 
-def check_nats(url: str, patience_s: float = NATS_PATIENCE_S) -> None:
-    """See that the NATS that we were given is there.
+def tenants_of(plan: HousePlan) -> frozenset[TenantId]:
+    """Who can have credentials: the tenants of the frontend's keys.
 
     Raises:
-        ConfigError: nobody answers within `patience_s`.
+        ConfigError: the file of keys is wrong, or names one that a subject cannot.
+    """
+    tenants: frozenset[TenantId] = frozenset({DEFAULT_TENANT})
+    for child in plan.services:
+        config = load_config(CONFIGS[child.service], child.environment)
+        if isinstance(config, FrontendConfig):
+            tenants |= load_keyring(config).tenants
+    for tenant in tenants:
+        try:
+            tenant_token(tenant)
+        except ValueError as error:
+            raise ConfigError(f"SYMPHONY_API_KEYS_FILE: {error}") from None
+    return tenants
+
+
+def check_nats(url: str, access: NatsAccess, patience_s: float = NATS_PATIENCE_S) -> bool:
+    """See that the NATS that we were given is there; whether it asks who connects.
+
+    Raises:
+        ConfigError: nobody answers within `patience_s`, or we are not let in.
     """
 
-    async def ask() -> None:
-        bus = await Bus.connect(url, "cli", timeout_s=patience_s)
-        await bus.drain()
+    async def ask() -> bool:
+        bus = await Bus.connect(url, "cli", access, timeout_s=patience_s)
+        try:
+            return not bus.is_open
+        finally:
+            await bus.drain()
 
     try:
-        asyncio.run(ask())
+        return asyncio.run(ask())
     except PeerUnavailable as error:
         raise ConfigError(f"--nats-url: {error.message}") from None
+
+
+def open_servers(options: HouseOptions, plan: HousePlan) -> list[str]:
+    """Of the servers that we were given, what to say of those that let anybody in."""
+    warnings = []
+    if options.nats_url is not None and not check_nats(options.nats_url, plan.nats_access):
+        warnings.append(
+            "--nats-url: this NATS lets anybody in: who can connect reads every prompt and speaks "
+            "for every tenant"
+        )
+    if options.redis_url is not None and open_redis(options.redis_url):
+        warnings.append(
+            "--redis-url: this Redis lets anybody in: who can connect reads every session"
+        )
+    return warnings
+
+
+def open_redis(url: str) -> bool:
+    """Whether a Redis is there and lets anybody in."""
+    parts = urlsplit(url)
+    query = [(name, value) for name, value in parse_qsl(parts.query) if name not in SECRETS]
+    netloc = parts.netloc.rpartition("@")[2]
+    anonymous = parts._replace(netloc=netloc, query=urlencode(query)).geturl()
+    return not asyncio.run(redis_trouble(anonymous, RedisAccess()))
 
 
 def _check_service(child: ChildPlan) -> None:

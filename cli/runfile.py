@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.access import RedisAccess
+from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError, NotFound
 
 LOCK_PATIENCE_S = 1.0
@@ -39,7 +39,7 @@ class RunState:
         names: of all children that should.
         failing: of those that do not, because they keep dying; they are tried again and again.
         silent: of those that run, which do not answer any more.
-        redis_access: beside its address.
+        nats_access, redis_access: beside their addresses.
     """
 
     pid: int
@@ -53,6 +53,7 @@ class RunState:
     names: list[str] = field(default_factory=list)
     failing: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
+    nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
 
 

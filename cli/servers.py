@@ -1,30 +1,110 @@
 """What the servers of a house are told: their configurations, written before they start."""
 
+import json
+from collections.abc import Collection
 from pathlib import Path
 
-from cli.credentials import make_credentials, redis_password_file
+from cli.children import NATS_MAX_PAYLOAD_BYTES
+from cli.credentials import (
+    make_credentials,
+    nkey_file,
+    public_nkey,
+    redis_password_file,
+    services_nkey_file,
+)
 from cli.plan import HouseOptions
 from shared.access import read_secret
+from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
+from shared.subjects import INFERENCE_SUBMIT, PUBLIC
 
 PRIVATE = 0o700
+SERVICES = "SERVICES"  # the account of all services
+SILENCE_MAX = "1h"  # between two answers to one request; then NATS forgets where they go
 
 
-def prepare_servers(options: HouseOptions, redis_bytes_max: int) -> None:
+def prepare_servers(
+    options: HouseOptions, nats_port: int, tenants: Collection[TenantId], redis_bytes_max: int
+) -> None:
     """Credentials and configurations of those servers that the house starts itself.
 
     Raises:
         ConfigError: a folder for them is not this user's alone.
         OSError: the disk is full.
     """
+    credentials = options.credentials_dir
+    if options.nats_url is None or options.redis_url is None:
+        make_credentials(credentials, tenants)
+    if options.nats_url is None:
+        folder = _folder(options.data_dir / "nats")
+        listening = f"listen: 127.0.0.1:{nats_port}\n"
+        text = listening + nats_config(folder / "jetstream", credentials, tenants)
+        write_private(folder / "nats.conf", text)
     if options.redis_url is None:
-        make_credentials(options.credentials_dir)
         folder = _folder(options.data_dir / "redis")
         make_private(options.redis_socket.parent, "Redis' socket")
-        password = read_secret(redis_password_file(options.credentials_dir), "credentials")
+        password = read_secret(redis_password_file(credentials), "credentials")
         listening = f"unixsocket {_quoted(options.redis_socket)}\nunixsocketperm 700\nport 0\n"
         text = listening + redis_config(folder, password, redis_bytes_max)
         write_private(folder / "redis.conf", text)
+
+
+def nats_config(store_dir: Path, credentials: Path, tenants: Collection[TenantId]) -> str:
+    """Everything of a ``nats.conf`` but where it listens.
+
+    The services have an account, and each tenant has one. What is published in one account is not
+    seen in another, except that what a tenant publishes to a public subject goes to the services,
+    under a subject that names the tenant, and that answers come back. Who has no key of any of them
+    does not get in.
+
+    Args:
+        credentials: where the keys of all of them are.
+    """
+    names = [_account(tenant) for tenant in sorted(tenants)]
+    allowed = f"accounts: {json.dumps(names)}"
+    exports = "\n".join(
+        f"      {{ service: {json.dumps(theirs)}, {_answers(ours)}{allowed} }}"
+        for ours, theirs in PUBLIC.items()
+    )
+    accounts = "\n".join(_tenant_account(tenant, credentials) for tenant in sorted(tenants))
+    return (
+        f"max_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
+        f"jetstream {{ store_dir: {_quoted(store_dir)} }}\n"
+        "accounts {\n"
+        f"  {SERVICES} {{\n"
+        "    jetstream: enabled\n"
+        f"    users: [ {{ nkey: {public_nkey(services_nkey_file(credentials))} }} ]\n"
+        f"    exports: [\n{exports}\n    ]\n"
+        "  }\n"
+        f"{accounts}\n"
+        "}\n"
+    )
+
+
+def _tenant_account(tenant: TenantId, credentials: Path) -> str:
+    imports = "\n".join(
+        f"      {{ service: {{ account: {SERVICES}, "
+        f"subject: {json.dumps(theirs.replace('*', tenant_token(tenant)))} }}, "
+        f"to: {json.dumps(ours)} }}"
+        for ours, theirs in PUBLIC.items()
+    )
+    return (
+        f"  {json.dumps(_account(tenant))} {{\n"
+        f"    users: [ {{ nkey: {public_nkey(nkey_file(credentials, tenant))} }} ]\n"
+        f"    imports: [\n{imports}\n    ]\n"
+        "  }"
+    )
+
+
+def _account(tenant: TenantId) -> str:
+    return f"tenant-{tenant_token(tenant)}"
+
+
+def _answers(subject: str) -> str:
+    """How many answers to a public subject come back; one, if nothing is said."""
+    if subject != INFERENCE_SUBMIT:
+        return ""
+    return f'response_type: stream, response_threshold: "{SILENCE_MAX}", '
 
 
 def redis_config(folder: Path, password: str, bytes_max: int) -> str:

@@ -61,7 +61,7 @@ async def take_snapshot(run: RunState) -> Snapshot:
     Raises:
         PeerUnavailable: NATS itself cannot be reached.
     """
-    bus = await Bus.connect(run.nats_url, "cli", timeout_s=CONNECT_TIMEOUT_S)
+    bus = await Bus.connect(run.nats_url, "cli", run.nats_access, timeout_s=CONNECT_TIMEOUT_S)
     try:
         num_services = sum(child.name not in SERVERS for child in run.services)
         # Our own NATS reaches one kvstore, ours; on a shared one there may be more: wait for them.

@@ -83,7 +83,8 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
     Raises:
         SymphonyError: a model cannot be had, or the house could not start.
     """
-    check_start(options)
+    for warning in check_start(options):
+        reporter.event(warning)
     if options.emulate is not None or not options.num_workers:
         return options
     kept = options.data_dir / "models"

@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, OutboundBufferLimitError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from shared.access import NatsAccess
 from shared.bucket import KvBucket
 from shared.errors import (
     InvalidRequest,
@@ -31,6 +32,7 @@ from shared.errors import (
     SymphonyError,
     reason,
 )
+from shared.ids import TenantId, tenant_of_token
 from shared.messages import decode, encode, prepare
 from shared.metrics import counter
 from shared.sparsely import Sparsely
@@ -82,13 +84,22 @@ class Bus:
         self._is_draining = False
 
     @classmethod
-    async def connect(cls, url: str, name: str, *, timeout_s: float | None = 30.0) -> "Bus":
+    async def connect(
+        cls,
+        url: str,
+        name: str,
+        access: NatsAccess | None = None,
+        *,
+        timeout_s: float | None = 30.0,
+    ) -> "Bus":
         """Connect to the server at `url`, waiting up to `timeout_s` for it to come up; None: until
         it does.
 
         Raises:
+            ConfigError: what `access` names cannot be read.
             PeerUnavailable: no server answered in time; says why the last attempt failed.
         """
+        options = (access or NatsAccess()).options()
         client = Client()
         bus = cls(client, url)
         try:
@@ -105,6 +116,7 @@ class Bus:
                     error_cb=bus._on_error,
                     disconnected_cb=bus._on_disconnected,
                     reconnected_cb=bus._on_reconnected,
+                    **options,
                 )
         except (OSError, NatsError) as error:  # a timeout is an OSError
             why = bus._last_reason if isinstance(error, TimeoutError) else reason(error)
@@ -120,6 +132,11 @@ class Bus:
     def connected(self) -> bool:
         """Whether the connection stands at this moment."""
         return self._client.is_connected
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server lets anybody in."""
+        return not self._client._server_info.get("auth_required", False)
 
     @property
     def payload_bytes_max(self) -> int:
@@ -328,14 +345,40 @@ class Bus:
         """Answer requests on `subject`. A `SymphonyError` from the handler goes back to the caller
         as it is.
         """
+
+        async def of_nobody(_: str, message: Req) -> Rep:
+            return await handler(message)
+
+        return await self._serve(subject, subject.name(*ids), of_nobody, concurrency_max)
+
+    async def serve_tenants(
+        self,
+        subject: Subject[Req, Rep],
+        handler: Callable[[TenantId, Req], Awaitable[Rep]],
+        *,
+        concurrency_max: int = CONCURRENCY_MAX,
+    ) -> Subscription:
+        """Like `serve`, for the tenants in place of the star in `subject`."""
+
+        async def of_tenant(name: str, message: Req) -> Rep:
+            return await handler(tenant_of(subject.pattern, name), message)
+
+        return await self._serve(subject, subject.pattern, of_tenant, concurrency_max)
+
+    async def _serve(
+        self,
+        subject: Subject[Req, Rep],
+        name: str,
+        handler: Callable[[str, Req], Awaitable[Rep]],
+        concurrency_max: int,
+    ) -> Subscription:
         assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
-        name = subject.name(*ids)
         prepare(subject.request)
         slots = asyncio.Semaphore(concurrency_max)
 
         async def answer(msg: Msg) -> None:
             try:
-                reply = await handler(decode(subject.request, msg.data))
+                reply = await handler(msg.subject, decode(subject.request, msg.data))
             except SymphonyError as error:
                 if isinstance(error, MalformedMessage):
                     MALFORMED.labels(name).inc()
@@ -353,16 +396,16 @@ class Bus:
         return await self._subscribe_raw(name, subject.queue, on_message)
 
     async def serve_raw(
-        self, name: str, handler: Callable[[bytes, str], Awaitable[None]], queue: str
+        self, name: str, handler: Callable[[bytes, str, str], Awaitable[None]], queue: str
     ) -> Subscription:
-        """For a public subject with a streamed reply: `handler(payload, reply_subject)` runs as a
-        task. Whatever it raises costs this message only: anybody may send one.
+        """For a public subject with a streamed reply: `handler(payload, reply_subject, subject)`
+        runs as a task. Whatever it raises costs this message only: anybody may send one.
         """
 
         async def on_message(msg: Msg) -> None:
             async def run() -> None:
                 try:
-                    await handler(msg.data, msg.reply)
+                    await handler(msg.data, msg.reply, msg.subject)
                 except Exception:
                     HANDLER_ERRORS.labels(name, SymphonyError.code).inc()
                     log.exception("request failed", extra={"subject": name})
@@ -469,6 +512,19 @@ class Bus:
         log.info("nats reconnected")
         for callback in self._on_reconnect:
             callback()
+
+
+def tenant_of(pattern: str, subject: str) -> TenantId:
+    """The tenant that stands in `subject` for the star in `pattern`.
+
+    Raises:
+        InvalidRequest: no tenant does.
+    """
+    before, _, after = pattern.partition("*")
+    try:
+        return tenant_of_token(subject.removeprefix(before).removesuffix(after))
+    except ValueError as error:
+        raise InvalidRequest(str(error), "tenant") from None
 
 
 def _error_to_wire(error: SymphonyError) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from shared.access import RedisAccess
+from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import HostId, subject_token
 from shared.settings import ENV_PREFIX, read_variables, shown
@@ -40,6 +40,7 @@ class ServiceConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
     nats_url: str = "nats://127.0.0.1:4222"
+    nats_nkey_file: Path | None = None  # the seed that says who we are
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_password_file: Path | None = None  # instead of a password in the address
     host_id: HostId = Field(default_factory=lambda: HostId(default_host_id()))
@@ -62,11 +63,16 @@ class ServiceConfig(BaseSettings):
         return (init_settings,)
 
     @property
+    def nats_access(self) -> NatsAccess:
+        """What NATS asks for beside its address."""
+        return NatsAccess(nkey_file=self.nats_nkey_file)
+
+    @property
     def redis_access(self) -> RedisAccess:
         """What Redis asks for beside its address."""
         return RedisAccess(password_file=self.redis_password_file)
 
-    @field_validator("data_dir", "redis_password_file")
+    @field_validator("data_dir", "nats_nkey_file", "redis_password_file")
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()

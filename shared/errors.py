@@ -43,6 +43,16 @@ class NotFound(InvalidRequest):
     http_status = 404
 
 
+class WrongTenant(InvalidRequest):
+    """A request names another tenant than the one whose credentials it came with."""
+
+    code = "wrong_tenant"
+    http_status = 403
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenant: these are the credentials of {tenant!r}", "tenant")
+
+
 class NoCapacity(SymphonyError):
     """Nothing can serve this now; trying again later may work."""
 

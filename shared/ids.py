@@ -22,6 +22,8 @@ TenantId = NewType("TenantId", str)
 DEFAULT_TENANT = TenantId("default")
 
 REQUEST_ID_CHARS = 64  # that a job's id takes along
+TENANT_TOKEN_CHARS_MAX = 200  # it is part of a file's name, too
+_PLAIN = re.compile(r"[A-Za-z0-9-]")
 _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -56,6 +58,45 @@ def subject_token(text: str) -> str:
     if not _SUBJECT_TOKEN.fullmatch(text):
         raise ValueError(f"{text!r} is no valid id: use 1 to 64 letters, digits, '-' or '_'")
     return text
+
+
+def tenant_token(tenant: TenantId) -> str:
+    """One token of a NATS subject for a tenant of any name, and for no two the same.
+
+    Raises:
+        ValueError: the name is empty or too long.
+
+    >>> tenant_token(TenantId("acme inc."))
+    'acme_20inc_2e'
+    """
+    token = "".join(
+        chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"_{byte:02x}" for byte in tenant.encode()
+    )
+    if not 0 < len(token) <= TENANT_TOKEN_CHARS_MAX:
+        raise ValueError(
+            f"tenant {tenant[:32]!r}: a name has 1 to {TENANT_TOKEN_CHARS_MAX} characters; all but "
+            "ASCII letters, digits and '-' count three times or more"
+        )
+    return token
+
+
+def tenant_of_token(token: str) -> TenantId:
+    """The tenant of a `tenant_token`.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> tenant_of_token("acme_20inc_2e")
+    'acme inc.'
+    """
+    raw = re.sub(r"_([0-9a-f]{2})", lambda match: chr(int(match[1], 16)), token)
+    try:
+        tenant = TenantId(raw.encode("latin-1").decode())
+    except UnicodeError:
+        raise ValueError(f"{token!r} names no tenant") from None
+    if tenant_token(tenant) != token:
+        raise ValueError(f"{token!r} names no tenant")
+    return tenant
 
 
 def shard_of(model_id: ModelId, num_shards: int) -> int:

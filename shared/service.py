@@ -123,7 +123,8 @@ def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitab
 async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]) -> int:
     async with AsyncExitStack() as stack:
         # However long it takes: whoever starts a machine starts its servers and us in any order.
-        bus = await Bus.connect(config.nats_url, f"{service}-{config.instance}", timeout_s=None)
+        name = f"{service}-{config.instance}"
+        bus = await Bus.connect(config.nats_url, name, config.nats_access, timeout_s=None)
         stack.push_async_callback(bus.drain)
         runtime = Runtime(service, config.instance, bus, stack)
         stack.push_async_callback(runtime.cancel_tasks)

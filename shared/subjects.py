@@ -72,6 +72,26 @@ INFERENCE_SUBMIT = (
     "symphony.inference.submit"  # body and streamed replies are OpenAI JSON; see docs/nats.md
 )
 
+# The same, of one tenant: the star is its `tenant_token`. Where NATS has accounts it makes these of
+# the ones above, which a tenant publishes in its own account: so nobody can claim to be another.
+TENANT_ADVISORY_SUBMIT = Subject(
+    "symphony.tenant.*.advisory.submit", m.Advisory, m.AdvisoryState, queue="tracker"
+)
+TENANT_ADVISORY_INVALIDATE = Subject(
+    "symphony.tenant.*.advisory.invalidate", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
+)
+TENANT_ADVISORY_GET = Subject(
+    "symphony.tenant.*.advisory.get", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
+)
+TENANT_INFERENCE_SUBMIT = "symphony.tenant.*.inference.submit"
+PUBLIC = {
+    INFERENCE_SUBMIT: TENANT_INFERENCE_SUBMIT,
+    ADVISORY_SUBMIT.pattern: TENANT_ADVISORY_SUBMIT.pattern,
+    ADVISORY_INVALIDATE.pattern: TENANT_ADVISORY_INVALIDATE.pattern,
+    ADVISORY_GET.pattern: TENANT_ADVISORY_GET.pattern,
+}
+"""What tenants publish, and what becomes of it."""
+
 # Frontend and scheduler.
 TURN_SUBMIT = Subject("symphony.scheduler.turn.submit", m.TurnSubmit, NoReply)
 TURN_CANCEL = Subject("symphony.scheduler.turn.cancel", m.TurnCancel, NoReply)

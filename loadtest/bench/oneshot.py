@@ -33,6 +33,7 @@ from loadtest.jobs.http import Answers, post, send_all
 from loadtest.jobs.processes import cpu_s
 from loadtest.simulator.arrivals import renewal
 from services.scheduler.core.batching.latency import BatchLatency
+from shared.access import NatsAccess
 from shared.bus import Bus
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import BatchId
@@ -57,6 +58,7 @@ class House:
 
     port: int
     nats_url: str
+    nats_access: NatsAccess
     pids: dict[str, int]
 
     def ended(self) -> list[int]:
@@ -87,7 +89,8 @@ def run(argv: list[str]) -> dict[str, Any]:
         try:
             state = running_house(directory)
             pids = {service.name: service.pid for service in state.services}
-            return uvloop.run(_measure(args, House(port, state.nats_url, pids), lengths))
+            house = House(port, state.nats_url, state.nats_access, pids)
+            return uvloop.run(_measure(args, house, lengths))
         finally:
             _cli("down", "--data-dir", name)
 
@@ -95,7 +98,7 @@ def run(argv: list[str]) -> dict[str, Any]:
 async def _measure(
     args: argparse.Namespace, house: House, lengths: Sequence[int]
 ) -> dict[str, Any]:
-    bus = await Bus.connect(house.nats_url, "bench")
+    bus = await Bus.connect(house.nats_url, "bench", house.nats_access)
     dones: list[BatchDone] = []
     expected_ns: dict[BatchId, int] = {}
 

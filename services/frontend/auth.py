@@ -65,6 +65,12 @@ class Keyring:
         """Whether no keys are asked for."""
         return self._callers is None
 
+    @property
+    def tenants(self) -> frozenset[TenantId]:
+        """Of all keys, and the one that everybody is who has none."""
+        callers = (self._callers or {}).values()
+        return frozenset({DEFAULT_TENANT, *(caller.tenant for caller in callers)})
+
     def caller(self, authorization: str, scope: str) -> Caller:
         """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the
         password, which is what a browser sends once its user was asked.

@@ -20,6 +20,7 @@ from cli.description import describe
 from cli.plan import ROOT
 from cli.runfile import RunState, read_run_state
 from cli.snapshot import look
+from shared.ids import DEFAULT_TENANT
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -185,7 +186,11 @@ class House:
         """
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
-    def redis(self) -> "Redis[bytes]":
+    def nkey(self, tenant: str = DEFAULT_TENANT) -> str:
+        """The file with which a tenant connects to the house's NATS."""
+        return str(self.data_dir / "credentials" / f"tenant-{tenant}.nk")
+
+    def redis(self) -> Redis:
         """A client of the house's Redis; close it."""
         return Redis.from_url(self.run.redis_url, **self.run.redis_access.options())
 

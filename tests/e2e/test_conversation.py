@@ -12,13 +12,16 @@ import httpx
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from services.worker.demo_model import DEMO_MODEL_ID, NUM_LAYERS
 from shared.blocks import BLOCK_TOKENS
 from shared.subjects import ADVISORY_GET, ADVISORY_SUBMIT, INFERENCE_SUBMIT
-from tests.e2e.house import House, wait_until
+from tests.e2e.house import House, processes_of, wait_until
 
 REPLY_TOKENS = 80
 
@@ -162,7 +165,7 @@ def test_advised_session_is_up_before_its_turn(house: House, client: OpenAI) -> 
 @asynccontextmanager
 async def bus(house: House) -> AsyncIterator[Client]:
     """A plain NATS client, as an agent framework has one."""
-    connection = await nats.connect(house.run.nats_url)
+    connection = await nats.connect(house.run.nats_url, nkeys_seed=house.nkey())
     try:
         yield connection
     finally:
@@ -196,6 +199,32 @@ def test_advisory_by_nats(house: House, client: OpenAI) -> None:
             assert state["state"] == "used"
 
     asyncio.run(scenario())
+
+
+def test_only_who_reads_the_data_folder_gets_to_the_servers(house: House) -> None:
+    async def knock() -> None:
+        client = Client()
+        with pytest.raises(NatsError, match="Authorization Violation"):
+            await client.connect(house.run.nats_url, allow_reconnect=False, error_cb=ignore)
+        await client.close()
+
+    async def ignore(_: Exception) -> None:
+        pass
+
+    asyncio.run(knock())
+    with Redis.from_url(house.run.redis_url) as redis, pytest.raises(AuthenticationError):
+        redis.ping()
+    with house.redis() as redis:
+        assert redis.ping()
+        assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "volatile-lru"
+    secret = house.run.redis_access.options()["password"]
+    for path in house.data_dir.rglob("*"):
+        is_ours = path.name != "up.log"  # which the tests made
+        assert not (is_ours and path.stat().st_mode & 0o077), f"{path} is open to others"
+        if path.is_file() and path.suffix in (".log", ".json"):
+            assert secret not in path.read_text(errors="replace")
+    for words in processes_of(house.data_dir).values():
+        assert secret not in words
 
 
 def test_chat_by_nats(house: House) -> None:

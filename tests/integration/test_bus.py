@@ -147,7 +147,7 @@ def test_a_raw_handler_that_fails_costs_its_own_message_only(nats_server: Server
         bus = await Bus.connect(nats_server.url, "a")
         heard: asyncio.Queue[bytes] = asyncio.Queue()
 
-        async def handle(payload: bytes, _: str) -> None:
+        async def handle(payload: bytes, _: str, __: str) -> None:
             if payload == b"bad":
                 raise ZeroDivisionError("1/0")
             heard.put_nowait(payload)

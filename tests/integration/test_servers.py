@@ -1,8 +1,9 @@
-"""Redis as `up` configures it: who gets in, and what it forgets when it is full."""
+"""The servers as `up` configures them, and those it is given: who gets in. What Redis forgets."""
 
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
@@ -10,11 +11,21 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
-from cli.children import is_listening, start_redis_by, stop_child
+from cli.children import (
+    free_port,
+    is_listening,
+    start_nats_by,
+    start_redis_by,
+    stop_child,
+    wait_for_port,
+)
 from cli.plan import HouseOptions, plan_house
+from cli.preflight import check_nats, open_servers
 from cli.servers import prepare_servers
-from shared.access import RedisAccess
+from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
+from shared.ids import DEFAULT_TENANT
+from tests.conftest import Server
 from tests.e2e.house import wait_until
 
 REDIS_BYTES = 4 * 1024**2
@@ -27,8 +38,8 @@ def options(tmp_path: Path) -> HouseOptions:
 
 
 @pytest.fixture
-def redis_server(options: HouseOptions) -> Iterator["Popen[bytes]"]:
-    prepare_servers(options, REDIS_BYTES)
+def own_redis(options: HouseOptions) -> Iterator["Popen[bytes]"]:
+    prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)
     folder = options.data_dir / "redis"
     child = start_redis_by(folder / "redis.conf", log_path=folder / "redis.log")
     wait_until(lambda: is_listening(options.redis_socket), "Redis listens")
@@ -44,7 +55,7 @@ def access_of(options: HouseOptions) -> RedisAccess:
     return RedisAccess(password_file=options.credentials_dir / "redis.password")
 
 
-@pytest.mark.usefixtures("redis_server")
+@pytest.mark.usefixtures("own_redis")
 def test_only_who_knows_the_password_gets_into_redis(options: HouseOptions) -> None:
     with (
         Redis.from_url(url_of(options)) as nobody,
@@ -56,7 +67,7 @@ def test_only_who_knows_the_password_gets_into_redis(options: HouseOptions) -> N
     assert stat.S_IMODE(options.redis_socket.stat().st_mode) == 0o700
 
 
-@pytest.mark.usefixtures("redis_server")
+@pytest.mark.usefixtures("own_redis")
 def test_a_full_redis_forgets_sessions_and_nothing_that_lasts(options: HouseOptions) -> None:
     with Redis.from_url(url_of(options), **access_of(options).options()) as redis:
         redis.set("lasting", RECORD)
@@ -75,7 +86,7 @@ def test_secrets_are_made_once_and_for_their_owner_alone(options: HouseOptions) 
     (options.data_dir / "redis").mkdir(parents=True, mode=0o755)
     old = os.umask(0)
     try:
-        prepare_servers(options, REDIS_BYTES)
+        prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)
     finally:
         os.umask(old)
     folders = [options.credentials_dir, options.data_dir / "redis"]
@@ -84,13 +95,46 @@ def test_secrets_are_made_once_and_for_their_owner_alone(options: HouseOptions) 
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * len(files)
     before = [path.read_text() for path in files]
     files[0].chmod(0o644)
-    prepare_servers(options, REDIS_BYTES)
+    prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)
     assert [path.read_text() for path in files] == before
     assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+
+
+def test_servers_that_let_anybody_in_are_told_of(
+    nats_server: Server, redis_server: Server, options: HouseOptions
+) -> None:
+    given = replace(options, nats_url=nats_server.url, redis_url=redis_server.url)
+    warnings = open_servers(given, plan_house(given, 1, {}))
+    assert [line.partition(":")[0] for line in warnings] == ["--nats-url", "--redis-url"]
+    assert open_servers(options, plan_house(options, 1, {})) == []  # our own do not
+
+
+@pytest.mark.usefixtures("own_redis")
+def test_servers_that_ask_who_connects_are_not_told_of(
+    options: HouseOptions, tmp_path: Path
+) -> None:
+    port, config = free_port(), tmp_path / "nats.conf"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nauthorization: {{ user: me, password: secret }}\n"
+    )
+    child = start_nats_by(config, log_path=tmp_path / "nats.log")
+    try:
+        wait_for_port(child, port, "nats")
+        password = (options.credentials_dir / "redis.password").read_text().strip()
+        redis_url = url_of(options).replace("unix://", f"unix://:{password}@")
+        nats_url = f"nats://me:secret@127.0.0.1:{port}"
+        given = replace(options, nats_url=nats_url, redis_url=redis_url)
+        assert open_servers(given, plan_house(given, 1, {})) == []
+        wrong = replace(given, nats_url=nats_url.replace("secret", "guess"))
+        with pytest.raises(ConfigError, match=r"^--nats-url: .*Authorization Violation") as caught:
+            check_nats(wrong.nats_url or "", NatsAccess(), patience_s=0.5)
+        assert "guess" not in caught.value.message
+    finally:
+        stop_child(child)
 
 
 def test_credentials_are_not_kept_where_others_can_enter(options: HouseOptions) -> None:
     options.credentials_dir.mkdir(parents=True)
     options.credentials_dir.chmod(0o755)
     with pytest.raises(ConfigError, match="others may enter"):
-        prepare_servers(options, REDIS_BYTES)
+        prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)

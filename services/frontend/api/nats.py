@@ -5,6 +5,9 @@ reranking, one with ``input`` an embedding or a classification, as its model doe
 each chunk is a message to the reply subject and ``[DONE]`` the last; without, the answer is one
 message. Errors have OpenAI's shape; one is the answer too where the real one is larger than NATS
 takes.
+
+Where NATS has accounts, requests come by ``symphony.tenant.TENANT.inference.submit``, which tells
+whose they are. NATS remembers where their answers go until an empty message ends them.
 """
 
 import logging
@@ -30,27 +33,37 @@ from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.job_hub import Inquiry
 from services.frontend.request import Origin, check_shape
-from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
+from shared.bus import tenant_of
+from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
-from shared.subjects import INFERENCE_SUBMIT
+from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
 
 log = logging.getLogger(__name__)
 
 QUEUE = "frontend"
 TEXT_FIELDS = {"messages", "prompt"}
 JOB_FIELDS = {"input", "query"}
+END = b""
 
 
 async def serve(app: App, keyring: Keyring) -> None:
-    """Answer on the subject, together with every other frontend."""
+    """Answer on the subjects, together with every other frontend."""
 
-    async def handle(payload: bytes, reply: str) -> None:
+    async def of_tenant(payload: bytes, reply: str, subject: str) -> None:
+        await answer(payload, reply, tenant_of(TENANT_INFERENCE_SUBMIT, subject))
+        if reply:
+            await app.bus.publish_raw(reply, END)
+
+    async def of_anybody(payload: bytes, reply: str, _: str) -> None:
+        await answer(payload, reply, None)
+
+    async def answer(payload: bytes, reply: str, tenant: TenantId | None) -> None:
         request_id = new_id("req")
         line: Fields = {"method": "NATS", "path": INFERENCE_SUBMIT}
         with log_context(request_id=request_id), access_line(line):
             try:
-                await _answer(app, keyring, payload, reply, request_id)
+                await _answer(app, keyring, payload, reply, request_id, tenant)
             except PeerUnavailable as error:
                 log.warning("answer not sent", extra={"error": error.message})
             except Exception:
@@ -59,16 +72,24 @@ async def serve(app: App, keyring: Keyring) -> None:
                 if reply:
                     await app.bus.publish_raw(reply, error_body(SymphonyError("internal error")))
 
-    await app.bus.serve_raw(INFERENCE_SUBMIT, handle, QUEUE)
+    await app.bus.serve_raw(INFERENCE_SUBMIT, of_anybody, QUEUE)
+    await app.bus.serve_raw(TENANT_INFERENCE_SUBMIT, of_tenant, QUEUE)
 
 
-async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, request_id: str) -> None:
+async def _answer(
+    app: App,
+    keyring: Keyring,
+    payload: bytes,
+    reply: str,
+    request_id: str,
+    tenant: TenantId | None,
+) -> None:
     if not reply:
         log.warning("a request without reply subject")
         return
     with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
         try:
-            await _answer_body(app, keyring, payload, reply, request_id, hold)
+            await _answer_body(app, keyring, payload, reply, request_id, tenant, hold)
         except SymphonyError as error:
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
             note(error=error.code)
@@ -76,15 +97,22 @@ async def _answer(app: App, keyring: Keyring, payload: bytes, reply: str, reques
 
 
 async def _answer_body(
-    app: App, keyring: Keyring, payload: bytes, reply: str, request_id: str, hold: Hold
+    app: App,
+    keyring: Keyring,
+    payload: bytes,
+    reply: str,
+    request_id: str,
+    tenant: TenantId | None,
+    hold: Hold,
 ) -> None:
     hold.grow_to(len(payload))
     await check_shape(payload, app.config.body_values_max)
     fields = _fields(app, payload)
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
+        note(tenant=tenant or DEFAULT_TENANT)
         await _send(app, reply, await _answer_job(app, payload, fields, request_id))
         return
-    body, writer = await _prepare(app, keyring, payload, fields, request_id)
+    body, writer = await _prepare(app, keyring, payload, fields, request_id, tenant)
     writer.generation.keep(hold)
     if not body.stream:
         await _send(app, reply, await answer_whole(writer))
@@ -130,18 +158,29 @@ async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_
 
 
 async def _prepare(
-    app: App, keyring: Keyring, payload: bytes, fields: dict[str, Any], request_id: str
+    app: App,
+    keyring: Keyring,
+    payload: bytes,
+    fields: dict[str, Any],
+    request_id: str,
+    tenant: TenantId | None,
 ) -> tuple[Generate, Writer]:
     if "prompt" in fields:
         completion = parse(CompletionBody, payload)
-        origin = Origin(tenant=_tenant(completion, keyring), request_id=request_id)
+        origin = Origin(tenant=_tenant(completion, keyring, tenant), request_id=request_id)
         return completion, await prepare_completion(app, completion, origin)
     chat = parse(ChatBody, payload)
-    origin = Origin(tenant=_tenant(chat, keyring), request_id=request_id)
+    origin = Origin(tenant=_tenant(chat, keyring, tenant), request_id=request_id)
     return chat, await prepare_chat(app, chat, origin)
 
 
-def _tenant(body: Generate, keyring: Keyring) -> TenantId:
+def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:
+    """Whose turn this is; `tenant`: whose credentials it came with, if NATS asks for them."""
+    if tenant is not None:
+        if body.tenant not in (None, tenant):
+            raise WrongTenant(tenant)
+        note(tenant=tenant)
+        return tenant
     if body.tenant is None:
         note(tenant=DEFAULT_TENANT)
         return DEFAULT_TENANT

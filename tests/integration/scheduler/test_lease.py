@@ -69,7 +69,7 @@ async def candidate(url: str, *, ttl_ms: int = 600, mode: str = "auto") -> Async
         assert runtime.failure is None, runtime.failure
 
 
-async def note(seen: list[str], payload: bytes, reply: str) -> None:
+async def note(seen: list[str], payload: bytes, reply: str, subject: str) -> None:
     """What somebody does who watches the bus."""
     seen.append(reply)
 

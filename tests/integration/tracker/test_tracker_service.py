@@ -1,6 +1,7 @@
 """The tracker on a real bus, alone and with the real scheduler."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from services.tracker.config import TrackerConfig
 from services.tracker.service import main
 from shared.bus import Bus
 from shared.errors import InvalidRequest, NotFound
-from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId
+from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     Advisory,
     AdvisoryKey,
@@ -24,6 +25,9 @@ from shared.subjects import (
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
     SESSION_EXPECT,
+    TENANT_ADVISORY_GET,
+    TENANT_ADVISORY_INVALIDATE,
+    TENANT_ADVISORY_SUBMIT,
     TURN_SUBMIT,
 )
 from tests.conftest import Server
@@ -91,6 +95,28 @@ def test_without_a_scheduler_the_advisory_is_held_and_placed_later(nats_server: 
 
             await bus.serve(SESSION_EXPECT, place)
             assert (await until_state(bus, "placed")).worker_id == "w9"
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_has_its_own_advisories_and_no_other_s(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with connected(nats_server.url) as bus, running(main, config(nats_server)):
+            await bus.request(TENANT_ADVISORY_SUBMIT, ADVISORY, "acme")
+            own = await bus.request(TENANT_ADVISORY_GET, KEY, "acme")
+            assert own.tenant == "acme"
+            for subject in (TENANT_ADVISORY_GET, TENANT_ADVISORY_INVALIDATE):
+                with pytest.raises(NotFound):
+                    await bus.request(subject, KEY, "globex")
+                with pytest.raises(InvalidRequest) as caught:
+                    await bus.request(subject, replace(KEY, tenant=TenantId("acme")), "globex")
+                assert caught.value.code == "wrong_tenant"
+            stolen = replace(ADVISORY, tenant=TenantId("acme"))
+            with pytest.raises(InvalidRequest) as caught:
+                await bus.request(TENANT_ADVISORY_SUBMIT, stolen, "globex")
+            assert caught.value.code == "wrong_tenant"
+            gone = await bus.request(TENANT_ADVISORY_INVALIDATE, KEY, "acme")
+            assert gone.state == "invalidated"
 
     asyncio.run(scenario())
 

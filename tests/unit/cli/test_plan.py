@@ -9,6 +9,7 @@ import pytest
 from cli.plan import HouseOptions, check_data_dir, check_port, plan_house
 from cli.servers import prepare_servers
 from shared.errors import ConfigError
+from shared.ids import DEFAULT_TENANT
 from shared.private import make_private
 from shared.urls import check_redis_url, hide_password
 
@@ -123,7 +124,7 @@ def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
 
 def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
     options = HouseOptions(data_dir=tmp_path / "a@b c")
-    prepare_servers(options, 2**30)
+    prepare_servers(options, 1, [DEFAULT_TENANT], 2**30)
     password = (options.credentials_dir / "redis.password").read_text().strip()
     plan = plan_house(options, 1, {})
     assert hide_password(plan.redis_url) == plan.redis_url

@@ -8,6 +8,7 @@ import pytest
 from cli.children import free_port
 from cli.plan import HouseOptions, HousePlan, plan_house
 from cli.preflight import CONFIGS, check_addresses, check_nats, check_settings
+from shared.access import NatsAccess
 from shared.errors import ConfigError
 
 
@@ -74,7 +75,7 @@ def test_malformed_addresses_name_their_option(
 def test_a_nats_that_is_not_there_is_waited_for_only_so_long() -> None:
     port = free_port()
     with pytest.raises(ConfigError) as caught:
-        check_nats(f"nats://127.0.0.1:{port}", patience_s=0.2)
+        check_nats(f"nats://127.0.0.1:{port}", NatsAccess(), patience_s=0.2)
     assert caught.value.message == (
         f"--nats-url: NATS at nats://127.0.0.1:{port} did not answer within 0.2 s: "
         "Connection refused"

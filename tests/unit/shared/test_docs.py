@@ -25,7 +25,7 @@ from services.worker.config import WorkerConfig
 from shared import subjects
 from shared.config import ServiceConfig
 from shared.settings import ENV_PREFIX
-from shared.subjects import INFERENCE_SUBMIT, NoReply, Subject
+from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT, NoReply, Subject
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS: list[type[ServiceConfig]] = [
@@ -47,11 +47,13 @@ def test_every_subject_is_documented_with_its_types() -> None:
         row = f"| `{name}` | `{subject.pattern}` | `{subject.request.__name__}` |"
         assert f"{row} {answer} |".replace("|  |", "| |") in text, f"docs/nats.md lacks: {row}"
     assert f"| `INFERENCE_SUBMIT` | `{INFERENCE_SUBMIT}` |" in text
+    assert f"| `TENANT_INFERENCE_SUBMIT` | `{TENANT_INFERENCE_SUBMIT}` |" in text
 
 
 def test_no_documented_subject_is_unknown() -> None:
     text = (ROOT / "docs" / "nats.md").read_text()
-    known = {subject.pattern for _, subject in declared()} | {INFERENCE_SUBMIT}
+    known = {subject.pattern for _, subject in declared()}
+    known |= {INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT}
     rows = re.findall(r"^\| `[A-Z_]+` \| `([^`]+)` \|", text, re.MULTILINE)
     assert sorted(rows) == sorted(known)
 
