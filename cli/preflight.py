@@ -16,7 +16,7 @@ from shared.access import NatsAccess, RedisAccess
 from shared.bus import Bus
 from shared.config import ServiceConfig, load_config
 from shared.errors import ConfigError, PeerUnavailable
-from shared.ids import DEFAULT_TENANT, TenantId, tenant_token
+from shared.ids import TenantId, tenant_token
 from shared.urls import check_nats_url, check_redis_url, hide_password
 
 NATS_PATIENCE_S = 10.0
@@ -65,11 +65,13 @@ def tenants_of(plan: HousePlan) -> frozenset[TenantId]:
     Raises:
         ConfigError: the file of keys is wrong, or names one that a subject cannot.
     """
-    tenants: frozenset[TenantId] = frozenset({DEFAULT_TENANT})
-    for child in plan.services:
-        config = load_config(CONFIGS[child.service], child.environment)
-        if isinstance(config, FrontendConfig):
-            tenants |= load_keyring(config).tenants
+    frontend = next(child for child in plan.services if child.service == "frontend")
+    return tenants_by(load_config(FrontendConfig, frontend.environment))
+
+
+def tenants_by(config: FrontendConfig) -> frozenset[TenantId]:
+    """`tenants_of` a frontend's settings."""
+    tenants = load_keyring(config).tenants
     for tenant in tenants:
         try:
             tenant_token(tenant)

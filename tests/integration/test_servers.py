@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
+from cli import setup_servers
 from cli.children import (
+    find_nats_server,
     free_port,
     is_listening,
     start_nats_by,
@@ -138,3 +141,27 @@ def test_credentials_are_not_kept_where_others_can_enter(options: HouseOptions) 
     options.credentials_dir.chmod(0o755)
     with pytest.raises(ConfigError, match="others may enter"):
         prepare_servers(options, 1, [DEFAULT_TENANT], REDIS_BYTES)
+
+
+def test_containers_get_the_same_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = secrets, nats, redis = [tmp_path / name for name in ("secrets", "nats", "redis")]
+    nats.mkdir()
+    redis.mkdir()
+    keys = tmp_path / "keys.json"
+    keys.write_text('[{"key": "k", "tenant": "acme"}]')
+    monkeypatch.setenv("SYMPHONY_API_KEYS_FILE", str(keys))
+    monkeypatch.setattr("sys.argv", ["setup_servers", *map(str, folders)])
+    assert setup_servers.main() == 0
+    assert {path.name for path in secrets.iterdir()} == {
+        "redis.password", "services.nk", "tenant-acme.nk", "tenant-default.nk",
+    }  # fmt: skip
+    command = [find_nats_server(), "-t", "-c", str(nats / "nats.conf")]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    password = (secrets / "redis.password").read_text().strip()
+    assert f"requirepass {password}\n" in (redis / "redis.conf").read_text()
+    assert stat.S_IMODE((redis / "redis.conf").stat().st_mode) == 0o644  # another user reads it
+    secrets.chmod(0o755)
+    assert setup_servers.main() == 1
+    assert "others may enter" in capsys.readouterr().err
