@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 
 GIB = 1024**3
 SHARED_MEMORY_BYTES_MIN = 64 * 1024**2
-PACKAGES = ("fastapi", "lmdb", "nats-py", "redis", "tokenizers", "transformers", "uvloop")
+PACKAGES = ("fastapi", "lmdb", "nats-py", "nkeys", "redis", "tokenizers", "transformers", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)

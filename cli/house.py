@@ -20,7 +20,14 @@ from cli.config import LauncherConfig
 from cli.description import process_states
 from cli.liveness import Liveness, Round
 from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
-from cli.preflight import check_addresses, check_nats, check_settings, open_servers, tenants_of
+from cli.preflight import (
+    check_addresses,
+    check_nats,
+    check_settings,
+    frontend_config,
+    open_servers,
+    tenants_of,
+)
 from cli.reporting import Reporter
 from cli.rotation import LogKeeper, kept
 from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
@@ -28,6 +35,7 @@ from cli.servers import prepare_servers
 from cli.signals import StopRequested, StopSignals
 from cli.snapshot import look
 from cli.supervision import Effect, GiveUp, StartAt, Supervision
+from shared.access import trusting_only
 from shared.errors import SymphonyError
 from shared.private import check_private, remove_private
 
@@ -90,7 +98,13 @@ def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     check_addresses(options)
     plan = plan_house(options, free_port(), os.environ)
     config = check_settings(plan)
-    plan = replace(plan, nats_access=config.nats_access, redis_access=config.redis_access)
+    tls_files = frontend_config(plan).tls_files
+    plan = replace(
+        plan,
+        nats_access=config.nats_access,
+        redis_access=config.redis_access,
+        http_cert_file=None if tls_files is None else tls_files[0].resolve(),
+    )
     tenants_of(plan)
     check_port(options.host, options.port)
     check_private(options.arena_dir, "SYMPHONY_ARENA_DIR")
@@ -175,7 +189,7 @@ class House:
         self._liveness.on_house_ready()
         self._state = "ready"
         self._write_down()
-        self._reporter.ready(self._options.url, self._degraded)
+        self._reporter.ready(self._url, self._degraded)
 
     def watch(self) -> None:
         """Restart what dies, and kill what does not answer, until a signal comes or a child does
@@ -296,7 +310,8 @@ class House:
             self._watch_once(LISTEN_POLL_S)
 
     def _is_ready(self) -> bool:
-        if not _answers(f"{self._options.url}/{'health' if self._options.num_workers else 'ping'}"):
+        path = "health" if self._options.num_workers else "ping"
+        if not _answers(f"{self._url}/{path}", self._plan.http_cert_file):
             return False
         run = self._run_state()
         snapshot = look(run)
@@ -312,11 +327,17 @@ class House:
             child is not None and snapshot.states.get(child.pid) == "ready" for child in services
         )
 
+    @property
+    def _url(self) -> str:
+        url = self._options.url
+        return url if self._plan.http_cert_file is None else url.replace("http:", "https:", 1)
+
     def _run_state(self) -> RunState:
         return RunState(
             pid=os.getpid(),
             state=self._state,
-            url=self._options.url,
+            url=self._url,
+            http_cert_file=self._plan.http_cert_file,
             nats_url=self._plan.nats_url,
             redis_url=self._plan.redis_url,
             nats_access=self._plan.nats_access,
@@ -401,9 +422,10 @@ def _stop_together(children: Sequence["subprocess.Popen[bytes]"], signals: StopS
             select.select(files, [], [], STOP_POLL_S)
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, cert_file: Path | None) -> bool:
+    context = None if cert_file is None else trusting_only(cert_file)
     try:
-        with urllib.request.urlopen(url, timeout=1.0) as response:
+        with urllib.request.urlopen(url, timeout=1.0, context=context) as response:
             return bool(response.status == 200)
     except (URLError, OSError):
         return False

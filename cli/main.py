@@ -207,7 +207,11 @@ def chat(
 
     with _errors_in_a_line():
         folder = _folder(data_dir)
-        talk(url or running_house(folder).url, model, session, api_key, folder)
+        if url is not None:
+            talk(url, model, session, api_key, folder)
+        else:
+            house = running_house(folder)
+            talk(house.url, model, session, api_key, folder, house.http_cert_file)
 
 
 @app.command()

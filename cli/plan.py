@@ -129,6 +129,7 @@ class HousePlan:
         start_asker: starts the process that asks the others how they are; None: nobody asks.
         nats_port: where our own NATS listens, if we have one.
         nats_access, redis_access: beside their addresses.
+        http_cert_file: of the frontend; None: it speaks no TLS.
     """
 
     nats_url: str
@@ -140,6 +141,7 @@ class HousePlan:
     nats_port: int = 0
     nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
+    http_cert_file: Path | None = None
 
 
 def python_path(environment: Mapping[str, str]) -> str:

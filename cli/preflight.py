@@ -1,6 +1,7 @@
 """What can be known to be wrong before the first process starts."""
 
 import asyncio
+from dataclasses import replace
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cli.config import LauncherConfig
@@ -65,8 +66,13 @@ def tenants_of(plan: HousePlan) -> frozenset[TenantId]:
     Raises:
         ConfigError: the file of keys is wrong, or names one that a subject cannot.
     """
+    return tenants_by(frontend_config(plan))
+
+
+def frontend_config(plan: HousePlan) -> FrontendConfig:
+    """The settings that the frontend will read."""
     frontend = next(child for child in plan.services if child.service == "frontend")
-    return tenants_by(load_config(FrontendConfig, frontend.environment))
+    return load_config(FrontendConfig, frontend.environment)
 
 
 def tenants_by(config: FrontendConfig) -> frozenset[TenantId]:
@@ -108,20 +114,20 @@ def open_servers(options: HouseOptions, plan: HousePlan) -> list[str]:
             "--nats-url: this NATS lets anybody in: who can connect reads every prompt and speaks "
             "for every tenant"
         )
-    if options.redis_url is not None and open_redis(options.redis_url):
+    if options.redis_url is not None and open_redis(options.redis_url, plan.redis_access):
         warnings.append(
             "--redis-url: this Redis lets anybody in: who can connect reads every session"
         )
     return warnings
 
 
-def open_redis(url: str) -> bool:
+def open_redis(url: str, access: RedisAccess) -> bool:
     """Whether a Redis is there and lets anybody in."""
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in SECRETS]
     netloc = parts.netloc.rpartition("@")[2]
     anonymous = parts._replace(netloc=netloc, query=urlencode(query)).geturl()
-    return not asyncio.run(redis_trouble(anonymous, RedisAccess()))
+    return not asyncio.run(redis_trouble(anonymous, replace(access, password_file=None)))
 
 
 def _check_service(child: ChildPlan) -> None:

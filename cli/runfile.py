@@ -40,6 +40,7 @@ class RunState:
         failing: of those that do not, because they keep dying; they are tried again and again.
         silent: of those that run, which do not answer any more.
         nats_access, redis_access: beside their addresses.
+        http_cert_file: of the frontend; None: it speaks no TLS.
     """
 
     pid: int
@@ -55,6 +56,7 @@ class RunState:
     silent: list[str] = field(default_factory=list)
     nats_access: NatsAccess = field(default_factory=NatsAccess)
     redis_access: RedisAccess = field(default_factory=RedisAccess)
+    http_cert_file: Path | None = None
 
 
 _ADAPTER = TypeAdapter(RunState)

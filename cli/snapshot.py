@@ -93,7 +93,7 @@ async def _scheduler(bus: Bus) -> SchedulerStatus | None:
 async def redis_trouble(url: str, access: RedisAccess) -> str:
     """Why Redis does not answer, or nothing."""
     try:
-        redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **access.options())
+        redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **access.options(url))
     except ConfigError as error:
         return error.message
     try:

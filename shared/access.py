@@ -2,6 +2,7 @@
 certificates it trusts. Only paths are held here: secrets stay in their files.
 """
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,38 +14,77 @@ from shared.errors import ConfigError
 class NatsAccess:
     """Attributes:
     nkey_file: holds the seed of an nkey; None: the address says who we are, or nobody asks.
+    ca_file: certificates that the server's is to come from; None: those that the machine trusts.
     """
 
     nkey_file: Path | None = None
+    ca_file: Path | None = None
 
     def options(self) -> dict[str, Any]:
         """Arguments for NATS' ``Client.connect`` beside the address.
 
         Raises:
-            ConfigError: the seed's file cannot be read or holds none.
+            ConfigError: a file cannot be read, or does not hold what it should.
         """
-        if self.nkey_file is None:
-            return {}
-        return {"nkeys_seed_str": read_seed(self.nkey_file, "SYMPHONY_NATS_NKEY_FILE")}
+        options: dict[str, Any] = {}
+        if self.nkey_file is not None:
+            options["nkeys_seed_str"] = read_seed(self.nkey_file, "SYMPHONY_NATS_NKEY_FILE")
+        if self.ca_file is not None:
+            options["tls"] = trusting(self.ca_file, "SYMPHONY_NATS_CA_FILE")
+        return options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
     """Attributes:
     password_file: holds the password; None: the address holds it, or there is none.
+    ca_file: certificates that the server's is to come from, if the address is ``rediss://``; None:
+        those that the machine trusts.
     """
 
     password_file: Path | None = None
+    ca_file: Path | None = None
 
-    def options(self) -> dict[str, Any]:
-        """Arguments for ``Redis.from_url`` beside the address.
+    def options(self, url: str) -> dict[str, Any]:
+        """Arguments for ``Redis.from_url`` beside the address `url`.
 
         Raises:
-            ConfigError: the password's file cannot be read.
+            ConfigError: a file cannot be read, or does not hold what it should.
         """
-        if self.password_file is None:
-            return {}
-        return {"password": read_secret(self.password_file, "SYMPHONY_REDIS_PASSWORD_FILE")}
+        options: dict[str, Any] = {}
+        if self.password_file is not None:
+            options["password"] = read_secret(self.password_file, "SYMPHONY_REDIS_PASSWORD_FILE")
+        if self.ca_file is not None and url.startswith("rediss:"):
+            trusting(self.ca_file, "SYMPHONY_REDIS_CA_FILE")
+            options["ssl_ca_certs"] = str(self.ca_file)
+        return options
+
+
+def trusting(ca_file: Path, name: str) -> ssl.SSLContext:
+    """What a client of TLS needs that trusts the certificates in a file, and no others.
+
+    Raises:
+        ConfigError: there are none; names the setting `name`.
+    """
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except ssl.SSLError:
+        raise ConfigError(f"{name}={str(ca_file)!r}: holds no certificate") from None
+    except OSError as error:
+        raise ConfigError(f"{name}={str(ca_file)!r}: {error.strerror}") from None
+
+
+def trusting_only(cert_file: Path) -> ssl.SSLContext:
+    """What a client on the same machine needs that connects to a server of ours, by whatever
+    address: the server has the key of this certificate.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    context = trusting(cert_file, "SYMPHONY_HTTP_CERT_FILE")
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def read_seed(path: Path, name: str) -> str:

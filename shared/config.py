@@ -41,8 +41,10 @@ class ServiceConfig(BaseSettings):
 
     nats_url: str = "nats://127.0.0.1:4222"
     nats_nkey_file: Path | None = None  # the seed that says who we are
+    nats_ca_file: Path | None = None  # certificates to trust with tls://
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_password_file: Path | None = None  # instead of a password in the address
+    redis_ca_file: Path | None = None  # certificates to trust with rediss://
     host_id: HostId = Field(default_factory=lambda: HostId(default_host_id()))
     instance: str = "0"
     data_dir: Path = Path("~/.symphony")
@@ -65,14 +67,16 @@ class ServiceConfig(BaseSettings):
     @property
     def nats_access(self) -> NatsAccess:
         """What NATS asks for beside its address."""
-        return NatsAccess(nkey_file=self.nats_nkey_file)
+        return NatsAccess(nkey_file=self.nats_nkey_file, ca_file=self.nats_ca_file)
 
     @property
     def redis_access(self) -> RedisAccess:
         """What Redis asks for beside its address."""
-        return RedisAccess(password_file=self.redis_password_file)
+        return RedisAccess(password_file=self.redis_password_file, ca_file=self.redis_ca_file)
 
-    @field_validator("data_dir", "nats_nkey_file", "redis_password_file")
+    @field_validator(
+        "data_dir", "nats_nkey_file", "nats_ca_file", "redis_password_file", "redis_ca_file"
+    )
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()

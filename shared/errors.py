@@ -5,6 +5,7 @@ answer; a broken invariant is an ``assert`` and ends the process.
 """
 
 import os
+import ssl
 
 
 class SymphonyError(Exception):
@@ -94,6 +95,8 @@ def reason(error: BaseException) -> str:
     """
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, ssl.SSLError):  # whose number is none of the system's
+            return getattr(cause, "verify_message", "") or cause.reason or str(cause)
         if isinstance(cause, OSError) and cause.errno:
             return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
         cause = cause.__cause__ or cause.__context__

@@ -19,6 +19,7 @@ from cli.chat.server import Server
 from cli.chat.showing import aside, greet, show_help, show_last, show_usage
 from cli.chat.transcript import DamagedTranscript, Transcript, Transcripts
 from cli.reporting import complain
+from shared.access import trusting_only
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import new_id
 
@@ -26,9 +27,19 @@ CONNECT_TIMEOUT_S = 5.0
 SESSION_CHARS_MAX = 256
 
 
-def chat(url: str, model: str | None, session: str | None, api_key: str, data_dir: Path) -> None:
+def chat(
+    url: str,
+    model: str | None,
+    session: str | None,
+    api_key: str,
+    data_dir: Path,
+    cert_file: Path | None = None,
+) -> None:
     """Talk until end of input or ``/exit``. Transcripts are kept in `data_dir`, wherever the
     server is.
+
+    Args:
+        cert_file: the server's own certificate; None: what the machine trusts.
 
     Raises:
         PeerUnavailable: the frontend cannot be reached.
@@ -42,7 +53,10 @@ def chat(url: str, model: str | None, session: str | None, api_key: str, data_di
         if isinstance(stream, io.TextIOWrapper):  # bytes of no encoding end no chat
             stream.reconfigure(errors="replace")
     folder = data_dir / "chats"
-    with httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout) as client:
+    verify = True if cert_file is None else trusting_only(cert_file)
+    with httpx.Client(
+        base_url=base_url(url), headers=headers, timeout=timeout, verify=verify
+    ) as client:
         server, transcripts = Server(client), Transcripts(folder)
         conversation = begin(server, transcripts, model, session)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,17 +1,21 @@
 """Settings of the frontend."""
 
+import ssl
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
 from services.frontend.core.door import Place, parse_place
 from shared.config import ServiceConfig
+from shared.errors import ConfigError
 from shared.sessions import DEFAULT_EXPIRY_S
 
 
 class FrontendConfig(ServiceConfig):
     """Attributes:
     http_address: where to listen. Anything but loopback needs `api_keys_file`.
+    http_cert_file, http_key_file: PEM files, of a certificate (and those up to its authority) and
+        of its key; with both, HTTPS is spoken and nothing else.
     api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes"}``.
     allow_anonymous: listen beyond loopback without keys all the same.
     allow_hosts: more names by which clients and web pages reach it, with a port or without.
@@ -36,6 +40,8 @@ class FrontendConfig(ServiceConfig):
 
     http_address: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=0, le=65535)
+    http_cert_file: Path | None = None
+    http_key_file: Path | None = None
     api_keys_file: Path | None = None
     allow_anonymous: bool = False
     allow_hosts: list[str] = Field(default_factory=list)
@@ -68,6 +74,27 @@ class FrontendConfig(ServiceConfig):
             if parse_place(name) is None:
                 raise ValueError(f"{name!r} is no name: write chat.example.org or 10.0.0.7:8080")
         return value
+
+    @property
+    def tls_files(self) -> tuple[Path, Path] | None:
+        """Certificate and key, if HTTPS is to be spoken.
+
+        Raises:
+            ConfigError: only one of the two is given, or they cannot be used.
+        """
+        cert, key = self.http_cert_file, self.http_key_file
+        if cert is None and key is None:
+            return None
+        if cert is None or key is None:
+            raise ConfigError("SYMPHONY_HTTP_CERT_FILE and SYMPHONY_HTTP_KEY_FILE: give both")
+        where = f"SYMPHONY_HTTP_CERT_FILE={str(cert)!r}, SYMPHONY_HTTP_KEY_FILE={str(key)!r}"
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{where}: {error.reason or error}") from None
+        except OSError as error:
+            raise ConfigError(f"{where}: {error.strerror}") from None
+        return cert, key
 
     @property
     def allowed_places(self) -> frozenset[Place]:

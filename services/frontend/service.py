@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -56,6 +57,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     """Serve HTTP until told to stop."""
     keyring = load_keyring(config)
     _allow_many_files()
+    tls_files = config.tls_files
     listener = listen(config.http_address, config.http_port)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
     sessions = SessionStore(
@@ -92,10 +94,11 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     connections = Connections(config, runtime.clock)
     runtime.spawn(connections.run(), "patience")
     api = make_api(app, keyring)
-    server = _Server(_uvicorn_config(api, connections, config.drain_s))
+    server = _Server(_uvicorn_config(api, connections, config.drain_s, tls_files))
     serving = runtime.spawn(_serve(server, listener, runtime), "http")
     address, port = listener.getsockname()[:2]
-    log.info("listening", extra={"url": f"http://{address}:{port}"})
+    scheme = "http" if tls_files is None else "https"
+    log.info("listening", extra={"url": f"{scheme}://{address}:{port}"})
     await runtime.ready()
 
     await runtime.stopping.wait()
@@ -150,7 +153,13 @@ def _crew_limits(config: FrontendConfig) -> CrewLimits:
     return CrewLimits(num_children=config.text_processes, work_ns=limit_ns)
 
 
-def _uvicorn_config(api: FastAPI, connections: Connections, drain_s: float) -> uvicorn.Config:
+def _uvicorn_config(
+    api: FastAPI,
+    connections: Connections,
+    drain_s: float,
+    tls_files: tuple[Path, Path] | None,
+) -> uvicorn.Config:
+    cert, key = tls_files or (None, None)
     return uvicorn.Config(
         api,
         http=connections.protocol,
@@ -163,6 +172,8 @@ def _uvicorn_config(api: FastAPI, connections: Connections, drain_s: float) -> u
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(drain_s) + SHUTDOWN_S,
     )

@@ -65,7 +65,7 @@ class SessionStore:
     def __init__(
         self, url: str, clock: Clock, expiry_s: int, access: RedisAccess | None = None
     ) -> None:
-        options = (access or RedisAccess()).options()
+        options = (access or RedisAccess()).options(url)
         self._pool: Any = BlockingConnectionPool.from_url(
             url,
             **options,

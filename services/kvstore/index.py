@@ -60,7 +60,7 @@ class RedisIndex:
     ) -> None:
         self._redis: Any = Redis.from_url(
             url,
-            **(access or RedisAccess()).options(),
+            **(access or RedisAccess()).options(url),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 1),  # a connection that Redis's restart broke is made anew

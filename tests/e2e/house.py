@@ -192,7 +192,9 @@ class House:
 
     def redis(self) -> Redis:
         """A client of the house's Redis; close it."""
-        return Redis.from_url(self.run.redis_url, **self.run.redis_access.options())
+        return Redis.from_url(
+            self.run.redis_url, **self.run.redis_access.options(self.run.redis_url)
+        )
 
     def look(self) -> dict[str, Any]:
         """The object of `status`, without starting a process for it; for polling."""

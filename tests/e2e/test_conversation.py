@@ -217,7 +217,7 @@ def test_only_who_reads_the_data_folder_gets_to_the_servers(house: House) -> Non
     with house.redis() as redis:
         assert redis.ping()
         assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "volatile-lru"
-    secret = house.run.redis_access.options()["password"]
+    secret = house.run.redis_access.options("")["password"]
     for path in house.data_dir.rglob("*"):
         is_ours = path.name != "up.log" and "models" not in path.parts  # anybody's, or a test's
         assert not (is_ours and path.stat().st_mode & 0o077), f"{path} is open to others"
