@@ -27,7 +27,7 @@ class Limits:
         deaths_shared_max: losses of workers in a row, without a token between, after which a turn
             is a suspect and shares no worker any more, so that it takes no others along.
         deaths_proven_max: proven deaths of workers in a row, without a token between, after which
-            a turn fails if it was alone with the last one. Two can be somebody else's: a worker that
+            a turn fails if it was alone with the last one. Two can be of others: a worker that
             died as the turn was sent there counts, too.
         losses_kept_max: turns of a silent worker of which it is remembered that they were there.
     """
