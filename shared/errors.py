@@ -65,6 +65,13 @@ class NoCapacity(SymphonyError):
         self.retry_after_s = retry_after_s
 
 
+class TenantQuota(NoCapacity):
+    """The tenant has as much of something as it may; others are served."""
+
+    code = "tenant_quota"
+    http_status = 429
+
+
 class PeerUnavailable(NoCapacity):
     """A service did not answer in time, or nobody listens on its subject."""
 

@@ -85,6 +85,16 @@ def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
     return f"symphony:tombstone:{len(tenant)}:{tenant}:{session_id}"
 
 
+def session_index_redis_key(tenant: TenantId) -> str:
+    """Sorted set of the tenant's sessions, by when their records expire."""
+    return f"symphony:sessions:{len(tenant)}:{tenant}"
+
+
+def session_sizes_redis_key(tenant: TenantId) -> str:
+    """Hash of the sizes of the tenant's records, bytes; their sum is under the empty name."""
+    return f"symphony:session_sizes:{len(tenant)}:{tenant}"
+
+
 def block_redis_key(key_hex: str) -> str:
     """Set of host ids that hold this block."""
     return f"symphony:block:{key_hex}"

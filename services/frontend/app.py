@@ -6,6 +6,7 @@ from fastapi import Request
 
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
+from services.frontend.core.quotas import Quotas, TenantRoom
 from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -14,6 +15,7 @@ from services.frontend.rendering.texts import Texts
 from services.frontend.sessions import SessionStore
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.ids import TenantId
 
 
 @dataclass(slots=True)
@@ -28,6 +30,11 @@ class App:
     slots: Slots
     texts: Texts
     claims: Claims
+    quotas: Quotas
+
+    def room_of(self, tenant: TenantId) -> TenantRoom:
+        """The room for inputs and large bodies, as a request of the tenant finds it."""
+        return TenantRoom(self.jobs.room, self.quotas, tenant)
 
 
 def app_of(request: Request) -> App:

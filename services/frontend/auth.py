@@ -4,12 +4,14 @@ import base64
 import binascii
 import hashlib
 import ipaddress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
-from services.frontend.config import FrontendConfig
+from services.frontend.config import FrontendConfig, PriorityRange
+from services.frontend.core.quotas import TenantLimits
 from shared.errors import ConfigError, SymphonyError
 from shared.ids import DEFAULT_TENANT, TenantId
 
@@ -40,6 +42,20 @@ class Caller:
     scopes: frozenset[str] = field(default_factory=lambda: frozenset({SCOPE_ADMIN}))
 
 
+class _Limits(BaseModel):
+    """What is not given is as for tenants without limits of their own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    turns: NonNegativeInt | None = None
+    waiting_tokens: NonNegativeInt | None = None
+    jobs: NonNegativeInt | None = None
+    job_bytes: NonNegativeInt | None = None
+    sessions: NonNegativeInt | None = None
+    session_bytes: NonNegativeInt | None = None
+    priority: PriorityRange | None = None
+
+
 class _Key(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,6 +63,7 @@ class _Key(BaseModel):
     key_sha256: str | None = None
     tenant: str = DEFAULT_TENANT
     scopes: list[str] = [SCOPE_INFERENCE, SCOPE_METRICS]
+    limits: _Limits | None = None
 
     def digest(self) -> str:
         if self.key_sha256 is not None:
@@ -55,10 +72,19 @@ class _Key(BaseModel):
 
 
 class Keyring:
-    """The keys that are known, by their SHA-256; without any, everyone is the default tenant."""
+    """The keys that are known, by their SHA-256; without any, everyone is the default tenant.
 
-    def __init__(self, callers: dict[str, Caller] | None) -> None:
+    Attributes:
+        limits: of tenants that have some of their own.
+    """
+
+    def __init__(
+        self,
+        callers: dict[str, Caller] | None,
+        limits: Mapping[TenantId, TenantLimits] | None = None,
+    ) -> None:
         self._callers = callers
+        self.limits = limits or {}
 
     @property
     def is_open(self) -> bool:
@@ -101,7 +127,7 @@ def load_keyring(config: FrontendConfig) -> Keyring:
         ConfigError: the file is not there or wrong, or none is given though others can connect.
     """
     if config.api_keys_file is not None:
-        return Keyring(_read(config.api_keys_file))
+        return _read(config.api_keys_file, config.tenant_limits)
     if not config.allow_anonymous and not _is_loopback(config.http_address):
         raise ConfigError(
             f"SYMPHONY_HTTP_ADDRESS={config.http_address!r}: others can connect, so set "
@@ -110,7 +136,7 @@ def load_keyring(config: FrontendConfig) -> Keyring:
     return Keyring(None)
 
 
-def _read(path: Path) -> dict[str, Caller]:
+def _read(path: Path, default: TenantLimits) -> Keyring:
     where = f"SYMPHONY_API_KEYS_FILE={str(path)!r}"
     try:
         keys = TypeAdapter(list[_Key]).validate_json(path.read_bytes())
@@ -122,7 +148,30 @@ def _read(path: Path) -> dict[str, Caller]:
     for number, key in enumerate(keys):
         if not key.key and not key.key_sha256:
             raise ConfigError(f'{where}: entry {number}: give "key" or "key_sha256"')
-    return {key.digest(): Caller(TenantId(key.tenant), frozenset(key.scopes)) for key in keys}
+    callers = {key.digest(): Caller(TenantId(key.tenant), frozenset(key.scopes)) for key in keys}
+    return Keyring(callers, _own_limits(keys, default, where))
+
+
+def _own_limits(
+    keys: Sequence[_Key], default: TenantLimits, where: str
+) -> dict[TenantId, TenantLimits]:
+    """Limits of tenants of which an entry gives some; its other entries may leave them out.
+
+    Raises:
+        ConfigError: two entries of a tenant give different ones.
+    """
+    found: dict[TenantId, TenantLimits] = {}
+    for number, key in enumerate(keys):
+        if key.limits is None:
+            continue
+        tenant = TenantId(key.tenant)
+        limits = replace(default, **key.limits.model_dump(exclude_none=True))
+        if found.setdefault(tenant, limits) != limits:
+            raise ConfigError(
+                f'{where}: entry {number}: an earlier entry has other "limits" for the tenant '
+                f"{key.tenant!r}"
+            )
+    return found
 
 
 def _key_of(authorization: str) -> str | None:

@@ -2,13 +2,24 @@
 
 import ssl
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from services.frontend.core.door import Place, parse_place
+from services.frontend.core.quotas import PRIORITIES, TenantLimits
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
 from shared.sessions import DEFAULT_EXPIRY_S
+
+
+def _in_order(value: tuple[int, int]) -> tuple[int, int]:
+    if value[0] > value[1]:
+        raise ValueError("the lowest comes first")
+    return value
+
+
+PriorityRange = Annotated[tuple[int, int], AfterValidator(_in_order)]
 
 
 class FrontendConfig(ServiceConfig):
@@ -16,7 +27,7 @@ class FrontendConfig(ServiceConfig):
     http_address: where to listen. Anything but loopback needs `api_keys_file`.
     http_cert_file, http_key_file: PEM files, of a certificate (and those up to its authority) and
         of its key; with both, HTTPS is spoken and nothing else.
-    api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes"}``.
+    api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes", "limits"}``.
     allow_anonymous: listen beyond loopback without keys all the same.
     allow_hosts: more names by which clients and web pages reach it, with a port or without.
     body_bytes_max: larger request bodies are answered with 413.
@@ -34,6 +45,8 @@ class FrontendConfig(ServiceConfig):
     job_bytes_max: of all those inputs together, and of large bodies of any kind.
     image_bytes_max, image_pixels_max: of one image as it comes.
     session_expiry_s: how long an unused session is remembered.
+    tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
+        `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.
     drain_s: on stop, how long open streams may take to finish.
     """
@@ -66,6 +79,13 @@ class FrontendConfig(ServiceConfig):
     image_bytes_max: int = Field(default=10_000_000, gt=0)
     image_pixels_max: int = Field(default=40_000_000, gt=0)
     drain_s: float = Field(default=5.0, ge=0)
+    tenant_turns_max: int = Field(default=0, ge=0)
+    tenant_waiting_tokens_max: int = Field(default=0, ge=0)
+    tenant_jobs_max: int = Field(default=0, ge=0)
+    tenant_job_bytes_max: int = Field(default=0, ge=0)
+    tenant_sessions_max: int = Field(default=100_000, ge=0)
+    tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
+    tenant_priority: PriorityRange = PRIORITIES
 
     @field_validator("allow_hosts")
     @classmethod
@@ -95,6 +115,19 @@ class FrontendConfig(ServiceConfig):
         except OSError as error:
             raise ConfigError(f"{where}: {error.strerror}") from None
         return cert, key
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """Of a tenant that has none of its own."""
+        return TenantLimits(
+            turns=self.tenant_turns_max,
+            waiting_tokens=self.tenant_waiting_tokens_max,
+            jobs=self.tenant_jobs_max,
+            job_bytes=self.tenant_job_bytes_max,
+            sessions=self.tenant_sessions_max,
+            session_bytes=self.tenant_session_bytes_max,
+            priority=self.tenant_priority,
+        )
 
     @property
     def allowed_places(self) -> frozenset[Place]:

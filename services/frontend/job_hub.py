@@ -16,7 +16,7 @@ from services.frontend.core.job_events import (
     WakeAt,
 )
 from services.frontend.core.jobs import Jobs
-from services.frontend.core.room import Room
+from services.frontend.core.room import Room, Taking
 from services.frontend.errors import JobError, TooManyRequests
 from services.frontend.hub import STOP_S, ClientGone
 from services.frontend.outbox import Outbox
@@ -150,15 +150,19 @@ class Inquiry:
     """One client's wait for its jobs. A context: leaving it gives back the room that its inputs
     took, and cancels what still runs.
 
+    Args:
+        room: for its inputs.
+
     Attributes:
         request_id: its jobs' ids begin with it. It is unique, and holds what the client calls it.
         arrived_at_ns: when its target began to count.
     """
 
-    def __init__(self, hub: JobHub, now_ns: int, request_id: str) -> None:
+    def __init__(self, hub: JobHub, room: Taking, now_ns: int, request_id: str) -> None:
         self.request_id = job_group(request_id)
         self.arrived_at_ns = now_ns
         self._hub = hub
+        self._room = room
         self._num = 0
         self._num_bytes = 0
         self._waiter: asyncio.Future[Done] | None = None
@@ -173,7 +177,7 @@ class Inquiry:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hub.room.give(self._num, self._num_bytes)
+        self._room.give(self._num, self._num_bytes)
         if self._waiter is not None and not _has_ended(self._waiter):
             telemetry.JOBS.labels("cancelled").inc(self._num)
             self._hub.cancel(self.request_id)
@@ -189,8 +193,9 @@ class Inquiry:
 
         Raises:
             TooManyRequests: there is none.
+            TenantQuota, InvalidRequest: there is none for this tenant.
         """
-        if not self._hub.room.take(num, num_bytes):
+        if not self._room.take(num, num_bytes):
             raise TooManyRequests("too many inputs at once")
         self._num += num
         self._num_bytes += num_bytes

@@ -21,6 +21,7 @@ from services.frontend.core.claims import Claims
 from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
+from services.frontend.core.quotas import Quotas
 from services.frontend.core.room import Room
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
@@ -80,7 +81,20 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     pool = Pool(runtime.clock, _crew_limits(config))
     runtime.stack.push_async_callback(pool.close)
     texts = Texts(pool)
-    app = App(config, runtime.bus, runtime.clock, models, sessions, hub, jobs, slots, texts, claims)
+    quotas = Quotas(config.tenant_limits, keyring.limits)
+    app = App(
+        config,
+        runtime.bus,
+        runtime.clock,
+        models,
+        sessions,
+        hub,
+        jobs,
+        slots,
+        texts,
+        claims,
+        quotas,
+    )
 
     await hub.start(runtime)
     await jobs.start(runtime)

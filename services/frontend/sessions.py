@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from services.frontend import telemetry
 from services.frontend.aof import AofRewriter
+from services.frontend.core.quotas import TenantLimits
 from services.frontend.redis_scripts import FORGET, PUT, SETTLE
 from shared.access import RedisAccess
 from shared.clock import Clock
@@ -22,7 +23,9 @@ from shared.sessions import (
     decode_record,
     encode_record,
     generation_redis_key,
+    session_index_redis_key,
     session_redis_key,
+    session_sizes_redis_key,
     tombstone_redis_key,
 )
 from shared.sparsely import Sparsely
@@ -112,13 +115,17 @@ class SessionStore:
         """
         return _decode(await self._do("get", session_redis_key(tenant, session_id)))
 
-    async def put(self, record: SessionRecord, generation: str) -> None:
+    async def put(self, record: SessionRecord, generation: str, limits: TenantLimits) -> None:
         """Store the record, if that can be done in time, and the session was not deleted since its
-        `generation` was read.
+        `generation` was read. Above the `limits` of its tenant, that one's least recently used
+        records leave.
         """
-        keys = _redis_keys(record.tenant, record.session_id)[:2]
+        tenant, name = record.tenant, record.session_id
+        keys = _redis_keys(tenant, name)
+        prefix = session_redis_key(tenant, SessionId(""))
+        arguments = (generation, encode_record(record), self.expiry_s, name, prefix)
         try:
-            await self._eval(PUT, keys, generation, encode_record(record), self.expiry_s)
+            await self._eval(PUT, keys, *arguments, limits.sessions, limits.session_bytes)
         except StoreAway:
             return  # the next turn tokenizes anew
 
@@ -131,7 +138,9 @@ class SessionStore:
         """
         generation = new_id("gen")
         keys = _redis_keys(tenant, session_id)
-        found, block_keys = await self._eval(FORGET, keys, generation, GENERATION_S, TOMBSTONE_S)
+        found, block_keys = await self._eval(
+            FORGET, keys, generation, GENERATION_S, TOMBSTONE_S, session_id
+        )
         self._rewriter.ask()
         return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
 
@@ -182,6 +191,8 @@ def _redis_keys(tenant: TenantId, session_id: SessionId) -> list[str]:
         session_redis_key(tenant, session_id),
         generation_redis_key(tenant, session_id),
         tombstone_redis_key(tenant, session_id),
+        session_index_redis_key(tenant),
+        session_sizes_redis_key(tenant),
     ]
 
 

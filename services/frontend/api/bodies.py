@@ -31,6 +31,7 @@ PROMPTS_MAX = 1024
 MESSAGES_MAX = 8192
 STOPS_MAX = 16
 STOP_CHARS_MAX = 512
+ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
 NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"  # no path of a URL would match an id with a line break
 
@@ -197,7 +198,7 @@ class AdvisoryBody(Body):
     model: Id | None = None
     expected_arrival: Annotated[Finite, Field(ge=0, le=86_400)] | None = None
     ordered: bool = False
-    priority: Annotated[int, Field(ge=0, le=9), WHOLE] = 1
+    priority: Annotated[int, Field(ge=0, le=ADVISORY_PRIORITY_MAX), WHOLE] = 1
 
 
 def parse(kind: type[B], data: bytes) -> B:

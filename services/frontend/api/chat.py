@@ -19,7 +19,7 @@ from services.frontend.api.writing import Frame
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
-from services.frontend.request import Origin, origin_of, read_body
+from services.frontend.request import Origin, caller_of, origin_of, read_body
 
 router = APIRouter(tags=["text"])
 
@@ -32,7 +32,7 @@ router = APIRouter(tags=["text"])
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     app = app_of(request)
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
         body = parse(ChatBody, await read_body(request, hold.grow_to))
         writer = await prepare_chat(app, body, origin_of(request))
         writer.generation.keep(hold)
@@ -45,6 +45,7 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     Raises:
         SymphonyError: it cannot be served as it is.
     """
+    app.quotas.check_turns(origin.tenant)
     check_options(body)
     rules = text_rules(body)
     model = app.models.get(body.model)

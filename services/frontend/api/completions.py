@@ -25,7 +25,7 @@ from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel
-from services.frontend.request import Origin, origin_of, read_body
+from services.frontend.request import Origin, caller_of, origin_of, read_body
 from shared.errors import InvalidRequest
 from shared.messages import TokenLogprobs
 
@@ -43,7 +43,7 @@ router = APIRouter(tags=["text"])
 async def completions(request: Request) -> Response:
     """What follows a prompt."""
     app = app_of(request)
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
         body = parse(CompletionBody, await read_body(request, hold.grow_to))
         writer = await prepare_completion(app, body, origin_of(request))
         writer.generation.keep(hold)
@@ -56,6 +56,7 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
     Raises:
         SymphonyError: it cannot be served as it is.
     """
+    app.quotas.check_turns(origin.tenant)
     check_options(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: 0 only with echo", "max_tokens")

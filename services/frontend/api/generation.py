@@ -5,6 +5,7 @@ between is here.
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from services.frontend.access import note
 from services.frontend.api.prompts import Owner, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.choice import Choice, Piece, TextRules
+from services.frontend.core.quotas import Admission
 from services.frontend.core.room import Hold
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
@@ -75,6 +77,9 @@ class Generation:
         self._turn_ids: list[TurnId] = []
         self._num_running = len(self.choices)
         self._started_at_ns = app.clock.now_ns()
+        prompts = [len(self.prompt_of(index).tokens) for index in range(len(self.choices))]
+        self._admission = Admission(app.quotas, plan.owner.tenant, prompts)
+        self._taken = ExitStack()
         self._offered: Hold | None = None
         self._hold: Hold | None = None
 
@@ -93,8 +98,12 @@ class Generation:
             raise InvalidRequest(
                 f"n: more choices than the {slots.num_max} that are generated at once here", "n"
             )
-        if not slots.take(num_choices):
-            raise TooManyRequests("too many choices at once")
+        with ExitStack() as taken:
+            taken.enter_context(self._admission)
+            if not slots.take(num_choices):
+                raise TooManyRequests("too many choices at once")
+            taken.callback(slots.give, num_choices)
+            self._taken = taken.pop_all()
         if self._offered is not None:
             self._hold = self._offered.move()
         telemetry.RUNNING.inc()
@@ -111,7 +120,7 @@ class Generation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._app.slots.give(len(self.choices))
+        self._taken.close()
         if self._hold is not None:
             self._hold.give_back()
         telemetry.RUNNING.dec()
@@ -222,6 +231,7 @@ class Generation:
         now_ns, times = self._app.clock.now_ns(), self._times[index]
         if times.first_at_ns is None:
             times.first_at_ns = now_ns
+            self._admission.on_token(index)
             telemetry.TTFT.observe((now_ns - self._started_at_ns) / 1e9)
         else:
             telemetry.INTER_TOKEN.observe((now_ns - times.last_at_ns) / 1e9)

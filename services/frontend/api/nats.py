@@ -87,7 +87,8 @@ async def _answer(
     if not reply:
         log.warning("a request without reply subject")
         return
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    room = app.jobs.room if tenant is None else app.room_of(tenant)
+    with Hold(room, FREE_BODY_BYTES) as hold:
         try:
             await _answer_body(app, keyring, payload, reply, request_id, tenant, hold)
         except SymphonyError as error:
@@ -109,8 +110,9 @@ async def _answer_body(
     await check_shape(payload, app.config.body_values_max)
     fields = _fields(app, payload)
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
-        note(tenant=tenant or DEFAULT_TENANT)
-        await _send(app, reply, await _answer_job(app, payload, fields, request_id))
+        whose = tenant or DEFAULT_TENANT
+        note(tenant=whose)
+        await _send(app, reply, await _answer_job(app, payload, fields, request_id, whose))
         return
     body, writer = await _prepare(app, keyring, payload, fields, request_id, tenant)
     writer.generation.keep(hold)
@@ -147,8 +149,11 @@ def _fields(app: App, payload: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_id: str) -> bytes:
-    with Inquiry(app.jobs, app.clock.now_ns(), request_id) as inquiry:
+async def _answer_job(
+    app: App, payload: bytes, fields: dict[str, Any], request_id: str, tenant: TenantId
+) -> bytes:
+    room = app.room_of(tenant)
+    with Inquiry(app.jobs, room, app.clock.now_ns(), request_id) as inquiry:
         ask = Ask(app, inquiry)
         if "query" in fields:
             return await rank(parse(RerankBody, payload), ask)

@@ -25,7 +25,14 @@ from services.frontend.core.job_events import NewJob, NewRequest
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.job_hub import Inquiry
 from services.frontend.models import OneshotModel
-from services.frontend.request import SLO_HEADER, read_body, request_id_of, slo_ms, watched
+from services.frontend.request import (
+    SLO_HEADER,
+    caller_of,
+    read_body,
+    request_id_of,
+    slo_ms,
+    watched,
+)
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import new_id, shard_of
 
@@ -60,10 +67,11 @@ async def respond(
     body is there.
     """
     app = app_of(request)
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    room = app.room_of(caller_of(request).tenant)
+    with Hold(room, FREE_BODY_BYTES) as hold:
         body = parse(kind, await read_body(request, hold.grow_to))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
-        with Inquiry(app.jobs, app.clock.now_ns(), request_id_of(request)) as inquiry:
+        with Inquiry(app.jobs, room, app.clock.now_ns(), request_id_of(request)) as inquiry:
             ask = Ask(app, inquiry, target_ms)
             with watched(request.receive, ask.abandon):
                 return Json(await work(body, ask))

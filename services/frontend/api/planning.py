@@ -6,6 +6,7 @@ from services.frontend.api.prompts import Owner, TokenizedPrompt, fitting, given
 from services.frontend.api.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
+from services.frontend.core.quotas import priority_within
 from services.frontend.models import ServedModel
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
@@ -79,7 +80,7 @@ async def generation_of(
         ],
         n=body.n or 1,
         rules=rules,
-        priority=body.priority or 0,
+        priority=priority_within(app.quotas.of(owner.tenant).priority, body.priority, default=0),
         show_special=body.skip_special_tokens is False,
         request_id=origin.request_id,
         slo_ttft_ms=origin.slo_ttft_ms,

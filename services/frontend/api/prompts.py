@@ -167,6 +167,7 @@ async def remember(
             cache_salt=owner.cache_salt,
         ),
         prompt.claim.generation,
+        app.quotas.of(owner.tenant),
     )
 
 

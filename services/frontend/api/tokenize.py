@@ -12,7 +12,7 @@ from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.app import App, app_of
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel
-from services.frontend.request import read_body
+from services.frontend.request import caller_of, read_body
 from shared.errors import InvalidRequest, NoCapacity
 
 NAMES_AT_ONCE = 16_384  # about 5 ms
@@ -24,7 +24,7 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
     app = app_of(request)
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
         body = parse(TokenizeBody, await read_body(request, hold.grow_to))
         return await _tokenized(app, body)
 
@@ -62,7 +62,7 @@ async def _tokenized(app: App, body: TokenizeBody) -> Response:
 async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
     app = app_of(request)
-    with Hold(app.jobs.room, FREE_BODY_BYTES) as hold:
+    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
         body = parse(DetokenizeBody, await read_body(request, hold.grow_to))
         model = _model(app, body.model)
         vocab_size = model.tokenizer.vocab_size

@@ -1,6 +1,7 @@
 """How much input one frontend holds at once: large bodies, and what goes out to one-shot models."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.errors import NoCapacity
 
@@ -36,6 +37,18 @@ class Room:
         assert self.num >= 0 and self.num_bytes >= 0, "more given back than was taken"
 
 
+class Taking(Protocol):
+    """A `Room`, or a tenant's part of it."""
+
+    def take(self, num: int, num_bytes: int) -> bool:
+        """Whether there is room; if so it is taken."""
+        ...
+
+    def give(self, num: int, num_bytes: int) -> None:
+        """Give back what was taken."""
+        ...
+
+
 class Hold:
     """What a body takes of a room while it comes in and is worked on. A context: leaving it gives
     everything back.
@@ -44,7 +57,7 @@ class Hold:
         free_bytes: bodies up to this length take nothing.
     """
 
-    def __init__(self, room: Room, free_bytes: int) -> None:
+    def __init__(self, room: Taking, free_bytes: int) -> None:
         self._room = room
         self._free_bytes = free_bytes
         self._num_bytes = 0

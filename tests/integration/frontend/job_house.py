@@ -226,9 +226,11 @@ def cards_of(folder: Path) -> list[m.OneshotCard]:
 
 @asynccontextmanager
 async def job_house(
-    nats_server: Server, redis_server: Server, folder: Path, **settings: Any
+    nats_server: Server, redis_server: Server, folder: Path, key: str = "none", **settings: Any
 ) -> AsyncIterator[JobHouse]:
-    """A frontend whose one-shot models are up, over HTTP and through the official client."""
+    """A frontend whose one-shot models are up, over HTTP and through the official client, which
+    send `key`.
+    """
     port = free_port()
     config = FrontendConfig(
         nats_url=nats_server.url, redis_url=redis_server.url, http_port=port, **settings
@@ -238,8 +240,10 @@ async def job_house(
     async with (
         running(main, config, "frontend") as runtime,
         connected(nats_server.url) as bus,
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
+        httpx.AsyncClient(
+            base_url=url, timeout=20, headers={"Authorization": f"Bearer {key}"}
+        ) as http,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
     ):
         house = JobHouse(url, bus, http, openai, runtime, cards)
         await house.start()

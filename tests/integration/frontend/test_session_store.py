@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from cli.children import free_port, start_redis, stop_child, wait_for_port
 from services.frontend import aof
+from services.frontend.core.quotas import TenantLimits
 from services.frontend.sessions import SessionStore, StoreAway
 from shared.clock import SystemClock
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId
@@ -20,6 +21,7 @@ from tests.conftest import Server
 from tests.integration.harness import eventually
 
 NOTHING = TextMark.of("")
+NO_LIMITS = TenantLimits()
 
 
 def record(name: str) -> SessionRecord:
@@ -36,15 +38,16 @@ def test_refused_writes_do_not_keep_anybody_from_reading(
     async def scenario() -> None:
         store = SessionStore(redis_server.url, SystemClock(), 60)
         redis: Any = Redis.from_url(redis_server.url)
-        await store.put(record("kept"), "")
+        await store.put(record("kept"), "", NO_LIMITS)
         await redis.config_set("maxmemory", 1)
         for _ in range(3):
-            await store.put(record("refused"), "")
+            await store.put(record("refused"), "", NO_LIMITS)
+            assert await store.read(DEFAULT_TENANT, SessionId("refused")) is None
             assert await store.read(DEFAULT_TENANT, SessionId("kept")) is not None
         with pytest.raises(StoreAway, match="refuses"):
             await store._do("set", "x", "y")
         await redis.config_set("maxmemory", 0)
-        await store.put(record("refused"), "")
+        await store.put(record("refused"), "", NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, SessionId("refused")) is not None
         await redis.aclose()
         await store.close()
@@ -59,14 +62,14 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
     async def scenario() -> None:
         store = SessionStore(redis_server.url, SystemClock(), 60)
         _, before = await store.get(DEFAULT_TENANT, fox)
-        await store.put(replace(record("fox"), block_keys="aa"), before)
+        await store.put(replace(record("fox"), block_keys="aa"), before, NO_LIMITS)
         tombstone = await store.forget(DEFAULT_TENANT, fox)
         assert tombstone.found and tombstone.block_keys == "aa"
-        await store.put(record("fox"), before)
+        await store.put(record("fox"), before, NO_LIMITS)
         known, after = await store.get(DEFAULT_TENANT, fox)
         assert known is None and after not in ("", before)
 
-        await store.put(replace(record("fox"), block_keys="bb"), after)
+        await store.put(replace(record("fox"), block_keys="bb"), after, NO_LIMITS)
         again = await store.forget(DEFAULT_TENANT, fox)
         assert again.block_keys == "aabb", "what the first deletion did not settle is known still"
         await store.settle(tombstone)
@@ -79,7 +82,7 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
 
         redis: Any = Redis.from_url(redis_server.url)
         await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
-        await store.put(record("fox"), after)
+        await store.put(record("fox"), after, NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, fox) is not None
         assert (await store.get(DEFAULT_TENANT, fox))[1] == ""
         await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
@@ -114,7 +117,7 @@ def test_what_was_deleted_leaves_the_append_only_file(
         await redis.aclose()
         running = asyncio.create_task(store.run())
         for name in ("fox", "crow"):
-            await store.put(replace(record(name), tokens=f"tokens-of-{name}"), "")
+            await store.put(replace(record(name), tokens=f"tokens-of-{name}"), "", NO_LIMITS)
         await eventually(lambda: b"tokens-of-fox" in files_of(folder))
         for _ in range(20):
             await store.forget(DEFAULT_TENANT, SessionId("fox"))

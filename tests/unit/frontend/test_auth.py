@@ -9,7 +9,10 @@ import pytest
 
 from services.frontend.auth import Forbidden, Keyring, Unauthenticated, load_keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.core.quotas import TenantLimits
+from shared.config import load_config
 from shared.errors import ConfigError
+from shared.ids import DEFAULT_TENANT, TenantId
 
 
 def keyring(tmp_path: Path) -> Keyring:
@@ -58,3 +61,66 @@ def test_a_wrong_file_ends_the_start(tmp_path: Path, text: str) -> None:
         load_keyring(FrontendConfig(api_keys_file=path))
     with pytest.raises(ConfigError, match="No such file"):
         load_keyring(FrontendConfig(api_keys_file=tmp_path / "none"))
+
+
+def ring_of(tmp_path: Path, *entries: dict[str, object], **settings: object) -> Keyring:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps(entries))
+    return load_keyring(FrontendConfig.model_validate({"api_keys_file": path, **settings}))
+
+
+def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: Path) -> None:
+    limits = {"turns": 8, "sessions": 0, "priority": [-1, 1]}
+    ring = ring_of(
+        tmp_path,
+        {"key": "1", "tenant": "a"},
+        {"key": "2", "tenant": "a", "limits": limits},
+        {"key": "3", "tenant": "a", "limits": dict(reversed(limits.items()))},
+        {"key": "4", "tenant": "b"},
+        {"key": "5", "limits": {"jobs": 1}},
+        tenant_waiting_tokens_max=100,
+    )
+    assert set(ring.limits) == {"a", DEFAULT_TENANT}
+    assert ring.limits[TenantId("a")] == TenantLimits(
+        turns=8,
+        waiting_tokens=100,
+        sessions=0,
+        session_bytes=256 * 1024 * 1024,
+        priority=(-1, 1),
+    )
+    assert ring.limits[DEFAULT_TENANT].jobs == 1
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"turns": -1},
+        {"turns": "8"},
+        {"turns": 1.5},
+        {"turns": True},
+        {"priority": [1, -1]},
+        {"priority": [1]},
+        {"advisories": 1},
+    ],
+)
+def test_wrong_limits_end_the_start(tmp_path: Path, limits: object) -> None:
+    with pytest.raises(ConfigError, match=r"SYMPHONY_API_KEYS_FILE.*entry \(1, 'limits'"):
+        ring_of(tmp_path, {"key": "1"}, {"key": "2", "limits": limits})
+
+
+def test_entries_of_a_tenant_agree_on_its_limits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"entry 2: .*'a'"):
+        ring_of(
+            tmp_path,
+            {"key": "1", "tenant": "a", "limits": {"turns": 1}},
+            {"key": "2", "tenant": "b", "limits": {"turns": 2}},
+            {"key": "3", "tenant": "a", "limits": {"turns": 2}},
+        )
+
+
+def test_a_range_of_priorities_is_given_as_json() -> None:
+    name = "SYMPHONY_TENANT_PRIORITY"
+    assert load_config(FrontendConfig, {name: "[-3, 4]"}).tenant_limits.priority == (-3, 4)
+    for wrong in ("[4, -3]", "[1]", "4"):
+        with pytest.raises(ConfigError, match=name):
+            load_config(FrontendConfig, {name: wrong})

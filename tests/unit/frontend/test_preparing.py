@@ -65,8 +65,8 @@ class House:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.room = Room(1000, 10**9)
-        hub: Any = SimpleNamespace(room=self.room, open=self._open)
-        self.inquiry = Inquiry(hub, 0, "r")
+        hub: Any = SimpleNamespace(open=self._open)
+        self.inquiry = Inquiry(hub, self.room, 0, "r")
         config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
         app: Any = SimpleNamespace(clock=self.clock, config=config)
         self.ask = Ask(app, self.inquiry)
