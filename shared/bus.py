@@ -30,6 +30,7 @@ from shared.errors import (
     NotFound,
     PeerUnavailable,
     SymphonyError,
+    TenantQuota,
     reason,
 )
 from shared.ids import TenantId, tenant_of_token
@@ -543,6 +544,8 @@ def _error_from_wire(data: bytes) -> SymphonyError:
     error: SymphonyError
     if status == 404:
         error = NotFound(message, fields["param"], fields["code"])
+    elif status == 429:
+        error = TenantQuota(message, fields["retry_after_s"] or 1.0)
     elif status < 500:
         error = InvalidRequest(message, fields["param"], fields["code"])
     elif status == 503:

@@ -14,6 +14,7 @@ class TrackerConfig(ServiceConfig):
     tracker_retry_s: float = Field(default=1.0, gt=0)
     tracker_keep_s: float = Field(default=600.0, ge=0)
     tracker_advisories_max: int = Field(default=100_000, gt=0)
+    tracker_tenant_advisories_max: int = Field(default=0, ge=0)
     tracker_queue_max: int = Field(default=65_536, gt=0)
 
     def limits(self) -> Limits:
@@ -24,6 +25,7 @@ class TrackerConfig(ServiceConfig):
             retry_ns=_ns(self.tracker_retry_s),
             keep_ns=_ns(self.tracker_keep_s),
             advisories_max=self.tracker_advisories_max,
+            tenant_advisories_max=self.tracker_tenant_advisories_max,
         )
 
 

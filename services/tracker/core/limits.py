@@ -15,6 +15,7 @@ class Limits:
         retry_ns: when to ask again for a place that the scheduler did not give.
         keep_ns: how long an advisory that is over can still be read.
         advisories_max: advisories remembered; the oldest that are over go first.
+        tenant_advisories_max: live ones of any one tenant; 0: as many as there are.
     """
 
     ttl_ns: int = 60 * SECOND_NS
@@ -22,3 +23,4 @@ class Limits:
     retry_ns: int = SECOND_NS
     keep_ns: int = 600 * SECOND_NS
     advisories_max: int = 100_000
+    tenant_advisories_max: int = 0

@@ -1,6 +1,6 @@
 """The life of advisories (SYMPHONY, section 3.3): told events and the time, returns what to do."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -8,8 +8,8 @@ from services.tracker.core.checks import check_advisory
 from services.tracker.core.effects import Count, Drop, Effect, Expect, WakeAt
 from services.tracker.core.limits import SECOND_NS, Limits
 from services.tracker.core.records import Record, SessionKey
-from shared.errors import NoCapacity, NotFound
-from shared.ids import WorkerId
+from shared.errors import NoCapacity, NotFound, TenantQuota
+from shared.ids import TenantId, WorkerId
 from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived
 
 STALE_TIMERS_MIN = 1024
@@ -26,6 +26,7 @@ class TrackerCore:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._live: dict[SessionKey, Record] = {}
+        self._num_of: Counter[TenantId] = Counter()  # live ones
         self._over: OrderedDict[SessionKey, Record] = OrderedDict()
         self._due: list[tuple[int, int, Record]] = []
         self._num_due = 0
@@ -58,6 +59,7 @@ class TrackerCore:
         Raises:
             InvalidRequest: a field is out of bounds.
             NoCapacity: too many advisories live.
+            TenantQuota: too many of the tenant's do.
         """
         check_advisory(advisory)
         key = (advisory.tenant, advisory.session_id)
@@ -68,12 +70,12 @@ class TrackerCore:
             expires_at_ns = arrival_at_ns + self._limits.slack_ns
         record = self._live.get(key)
         if record is None:
-            if len(self._live) >= self._limits.advisories_max:
-                raise NoCapacity("too many advisories are live")
+            self._check_room(advisory.tenant)
             record = Record(
                 key, now_ns, expires_at_ns, advisory.model_id, advisory.priority, arrival_at_ns
             )
             self._live[key] = record
+            self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
             self._out.append(Count("submitted"))
         else:
@@ -181,6 +183,15 @@ class TrackerCore:
             self._ask(record, now_ns)
         self._schedule(record)
 
+    def _check_room(self, tenant: TenantId) -> None:
+        limits = self._limits
+        if 0 < limits.tenant_advisories_max <= self._num_of[tenant]:
+            raise TenantQuota(
+                f"this tenant has too many advisories live: {limits.tenant_advisories_max}"
+            )
+        if len(self._live) >= limits.advisories_max:
+            raise NoCapacity("too many advisories are live")
+
     def _wants_to_ask(self, record: Record) -> bool:
         """Whether it has no place, or one that ends before its expiry."""
         if record.is_asking:
@@ -194,6 +205,10 @@ class TrackerCore:
         now_ns: int,
     ) -> None:
         del self._live[record.key]
+        tenant = record.key[0]
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
         record.state = state
         record.over_at_ns = now_ns
         self._over[record.key] = record

@@ -10,7 +10,7 @@ from services.scheduler.config import SchedulerConfig
 from services.tracker.config import TrackerConfig
 from services.tracker.service import main
 from shared.bus import Bus
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, TenantQuota
 from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     Advisory,
@@ -131,5 +131,19 @@ def test_errors_reach_the_caller(nats_server: Server) -> None:
                 with pytest.raises(NotFound) as unknown:
                     await bus.request(subject, KEY)
                 assert unknown.value.code == "advisory_not_found"
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_at_its_limit_is_told_to_come_again(nats_server: Server) -> None:
+    async def scenario() -> None:
+        limited = TrackerConfig(nats_url=nats_server.url, tracker_tenant_advisories_max=1)
+        async with connected(nats_server.url) as bus, running(main, limited):
+            other = replace(ADVISORY, session_id=SessionId("other"))
+            await bus.request(ADVISORY_SUBMIT, ADVISORY)
+            with pytest.raises(TenantQuota) as refused:
+                await bus.request(ADVISORY_SUBMIT, other)
+            assert (refused.value.http_status, refused.value.code) == (429, "tenant_quota")
+            await bus.request(ADVISORY_SUBMIT, replace(other, tenant=TenantId("b")))
 
     asyncio.run(scenario())

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore, WakeAt
-from shared.errors import InvalidRequest, NoCapacity, NotFound
-from shared.ids import ModelId, SessionId, TurnId, WorkerId
+from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
+from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
@@ -26,12 +26,14 @@ class Driver:
         arrival: float | None = None,
         priority: int = 1,
         model: str | None = None,
+        tenant: TenantId = DEFAULT_TENANT,
     ) -> list[Effect]:
         advisory = Advisory(
             session_id=SessionId(session),
             model_id=ModelId(model) if model else None,
             expected_arrival=arrival,
             priority=priority,
+            tenant=tenant,
         )
         return self.core.on_submit(advisory, self.now_ns)[1]
 
@@ -208,6 +210,30 @@ def test_live_advisories_are_bounded() -> None:
     with pytest.raises(NoCapacity):
         d.submit("b")
     assert counts(d.submit("a")) == ["merged"]
+
+
+def test_a_tenant_has_so_many_live_and_the_others_theirs() -> None:
+    d = Driver(Limits(tenant_advisories_max=2, advisories_max=4, ttl_ns=10 * SECOND))
+    other = TenantId("other")
+    d.submit("a")
+    d.submit("b")
+    for _ in range(2):
+        with pytest.raises(TenantQuota) as refused:
+            d.submit("c")
+        assert (refused.value.code, refused.value.http_status) == ("tenant_quota", 429)
+    assert counts(d.submit("a")) == ["merged"]
+    assert counts(d.submit("c", tenant=other)) == ["submitted"]
+    d.invalidate("a")
+    assert counts(d.submit("c")) == ["submitted"]
+    d.arrive("b")
+    assert counts(d.submit("b")) == ["submitted"]
+    d.wake(10)
+    assert d.core.num_live == 0
+    for session in "ab":
+        assert counts(d.submit(session)) == ["submitted"]
+    for session in "ab":
+        d.invalidate(session)
+    assert not d.core._num_of, "a tenant without any is not remembered"
 
 
 @pytest.mark.parametrize(
