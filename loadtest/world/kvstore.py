@@ -190,7 +190,12 @@ class Kvstore(Process):
             for block in message.blocks
         ]
         event = Commit(
-            message.worker_id, message.incarnation, message.fingerprint, message.page_bytes, blocks
+            message.worker_id,
+            message.incarnation,
+            message.fingerprint,
+            message.page_bytes,
+            blocks,
+            message.seq,
         )
         num_blocks, effects = self.core.on_commit(event, self.now_ns)
         self._perform(effects)
@@ -207,7 +212,7 @@ class Kvstore(Process):
     def _release(self, message: m.KvRelease) -> None:
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages),
+            unpack_ints(message.pages), message.seq,
         )  # fmt: skip
         self._perform(self.core.on_release(event, self.now_ns))
 

@@ -245,6 +245,7 @@ class KvService:
             message.fingerprint,
             message.page_bytes,
             [_new_block(block) for block in message.blocks],
+            message.seq,
         )
         num_blocks, effects = self._core.on_commit(event, self._runtime.clock.now_ns())
         self._perform(effects)
@@ -265,7 +266,7 @@ class KvService:
             return
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages),
+            unpack_ints(message.pages), message.seq,
         )  # fmt: skip
         self._perform(self._core.on_release(event, self._runtime.clock.now_ns()))
 

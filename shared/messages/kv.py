@@ -108,13 +108,18 @@ class KvRenew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRelease:
-    """Unpin a stage's pages, and give leased pages back unused."""
+    """Unpin a stage's pages, and give leased pages back unused.
+
+    `seq` numbers what an incarnation gives out of its hands, here and in `KvCommit`: heard a second
+    time it means nothing, for by then the worker may have been leased the same pages again.
+    """
 
     worker_id: WorkerId
     incarnation: str
     ticket: int = 0
     page_bytes: int = 0
     pages: str = ""
+    seq: int = 0  # 0: not numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,7 @@ class KvCommit:
     fingerprint: str
     page_bytes: int
     blocks: list[KvBlock] = field(default_factory=list)
+    seq: int = 0  # as in `KvRelease`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class Commit:
     fingerprint: str
     page_bytes: int
     blocks: list[NewBlock]
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,4 @@ class Release:
     ticket: int = 0
     page_bytes: int = 0
     pages: list[int] = field(default_factory=list)
+    seq: int = 0

@@ -135,6 +135,8 @@ class KvCore:
         effects: list[Effect] = []
         if worker is None or worker.incarnation != event.incarnation:
             return effects
+        if worker.is_repeated(event.seq):
+            return effects
         if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
             self._tiers.unpin(ticket, now_ns, effects)
         leased = worker.leased.get(event.page_bytes, {})
@@ -145,7 +147,8 @@ class KvCore:
         return effects
 
     def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:
-        """Take new blocks over; a block that is here already gives its pages back.
+        """Take new blocks over; a block that is here already gives its pages back. Heard again, it
+        changes nothing.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -154,8 +157,10 @@ class KvCore:
         """
         worker = self.workers.get(event.worker_id, event.incarnation)
         arena = self._arena(event.page_bytes)
-        check_commit(event, worker)
         effects: list[Effect] = []
+        if worker.is_repeated(event.seq):
+            return 0, effects
+        check_commit(event, worker)
         writes: list[BlockWrite] = []
         for new in event.blocks:
             for page in new.pages:

@@ -10,6 +10,7 @@ from services.kvstore.core.events import Open, Renew
 from shared.errors import NotFound
 from shared.ids import WorkerId
 
+HEARD_MAX = 4096  # numbers behind the latest that are told apart
 RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
 
 
@@ -39,7 +40,22 @@ class Worker:
     incarnation: str
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
     leased: dict[int, dict[int, int]] = field(default_factory=dict)
+    _heard: set[int] = field(default_factory=set)
+    _latest_seq: int = 0
     tickets: dict[int, Ticket] = field(default_factory=dict)
+
+    def is_repeated(self, seq: int) -> bool:
+        """Whether this number was heard before, or is so old that nobody knows; 0 never is."""
+        if seq <= 0:
+            return False
+        if seq in self._heard or seq <= self._latest_seq - HEARD_MAX:
+            return True
+        self._heard.add(seq)
+        self._latest_seq = max(self._latest_seq, seq)
+        if len(self._heard) > 2 * HEARD_MAX:
+            oldest = self._latest_seq - HEARD_MAX
+            self._heard = {number for number in self._heard if number > oldest}
+        return False
 
     def renew(self, event: Renew, now_ns: int) -> None:
         """It still holds these tickets; those that are gone are ignored."""

@@ -48,6 +48,7 @@ class KvLink:
     _num_arena_pages: int = 0
     _tickets: set[int] = field(default_factory=set)  # what the core was given and has not released
     _leased: set[int] = field(default_factory=set)  # nor committed
+    _seq: int = 0
 
     def open(self, incarnation: str) -> KvOpen:
         """Introduce ourselves, as a new incarnation each time: a call of ours that the kvstore
@@ -154,6 +155,7 @@ class KvLink:
             ticket=ticket,
             page_bytes=self.page_bytes,
             pages=pack_ints(pages or []),
+            seq=self._next_seq(),
         )
 
     def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> KvCommit:
@@ -177,7 +179,12 @@ class KvLink:
             fingerprint=self.fingerprint,
             page_bytes=self.page_bytes,
             blocks=blocks,
+            seq=self._next_seq(),
         )
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
 
     def _stage(
         self,

@@ -106,6 +106,7 @@ class Host:
         pages: list[int],
         worker: WorkerId = WORKERS[0],
         owner: OwnerKey = NOBODY,
+        seq: int = 0,
     ) -> None:
         """Blocks (sequence, index) in these pages, in order."""
         blocks = [
@@ -119,7 +120,7 @@ class Host:
             )
             for at, name in enumerate(names)
         ]
-        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks)
+        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks, seq)
         _, effects = self.core.on_commit(event, self.now_ns)
         self.perform(effects)
 

@@ -8,15 +8,18 @@ from services.kvstore.core import (
     IndexAdd,
     IndexRemove,
     LoadOutcome,
+    Release,
     TouchBlocks,
     WriteOutcome,
 )
+from services.kvstore.core.workers import HEARD_MAX
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
     LAYERS,
     NUM_PAGES,
+    PAGE_BYTES,
     TICKET_NS,
     WORKERS,
     Host,
@@ -233,6 +236,30 @@ def test_word_of_an_open_that_comes_late_or_twice_takes_nothing(host: Host) -> N
         host.open_as(WORKERS[0], old)
     host.commit([(0, 0)], pages)
     assert len(host.writes) == 1
+
+
+def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host) -> None:
+    """The worker may have been leased the same pages again meanwhile."""
+    pages = host.lease(2 * LAYERS)
+    given_back = Release(
+        WORKERS[0], host.incarnations[WORKERS[0]], 0, PAGE_BYTES, pages[:LAYERS], seq=1
+    )
+    host.perform(host.core.on_release(given_back, host.now_ns))
+    host.commit([(0, 0)], pages[LAYERS:], seq=2)
+    again = host.lease(NUM_PAGES)
+    assert set(pages[:LAYERS]) <= set(again)
+    host.perform(host.core.on_release(given_back, host.now_ns))
+    host.commit([(0, 0)], pages[LAYERS:], seq=2)
+    assert set(host.leased(WORKERS[0])) == set(again)
+
+
+def test_numbers_far_behind_the_latest_are_not_believed(host: Host) -> None:
+    worker = host.core.workers.find(WORKERS[0])
+    assert worker is not None
+    assert not any(worker.is_repeated(seq) for seq in range(1, 3 * HEARD_MAX, 2))
+    assert worker.is_repeated(2) and not worker.is_repeated(3 * HEARD_MAX - 2)
+    assert worker.is_repeated(3 * HEARD_MAX - 1) and not worker.is_repeated(0)
+    assert len(worker._heard) <= 2 * HEARD_MAX + 1
 
 
 def test_leased_pages_that_a_worker_does_not_name_go_back(host: Host) -> None:
