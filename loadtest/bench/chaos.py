@@ -1,72 +1,106 @@
-"""`bench chaos`: faults of every kind, on all production cores in virtual time (`--sim`)."""
+"""`bench chaos`: faults on purpose.
+
+`--sim` and `--mutants`: of every kind, on all production cores in virtual time. `--kill`, `--stop`
+and `--away`: to a house of real processes with the demo model, under streams that must come to
+their end token for token as on a good day. A guarantee that does not hold makes the exit status 1.
+"""
 
 import argparse
-import time
+import math
+import random
+import shlex
 from typing import Any
 
-from loadtest.world.campaign import Shrunk, Tally, run_campaign, shrink
+from loadtest.chaos import away, processes, virtual
+from loadtest.chaos.scene import Setting
 from loadtest.world.mutants import run_mutants
 from shared.errors import InvalidRequest
 
-SHRUNK_MAX = 3
-PROGRESS_SEEDS = 500
-
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Run what the command line asks for; ``violations`` in the result is empty if all held."""
-    parser = argparse.ArgumentParser(prog="symphony bench chaos", description=__doc__)
-    parser.add_argument("--sim", action="store_true", help="seeded worlds in virtual time")
-    parser.add_argument("--mutants", action="store_true", help="break the cores, and be found out")
-    parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    options = parser.parse_args(argv)
+    """Run what the command line asks for; ``violations`` in the result is empty if all held.
+
+    Raises:
+        InvalidRequest: it asks for nothing, or for what cannot be.
+    """
+    options = _parser().parse_args(argv)
     if options.seeds < 1:
         raise InvalidRequest("--seeds: at least 1")
     if options.mutants:
         return run_mutants(options.first, options.seeds)
-    if not options.sim:
-        raise InvalidRequest("bench chaos: give --sim or --mutants")
-    return _simulate(options.first, options.seeds)
+    if options.sim:
+        return virtual.run(options.first, options.seeds)
+    if not (options.kill or options.stop or options.away):
+        raise InvalidRequest("bench chaos: give --sim, --mutants, --kill, --stop or --away")
+    return _real(options, argv)
 
 
-def _simulate(first: int, num: int) -> dict[str, Any]:
-    started_s = time.monotonic()
-    told = 0
-
-    def on_progress(tally: Tally) -> None:
-        nonlocal told
-        if tally.num_seeds - told >= PROGRESS_SEEDS:
-            told = tally.num_seeds
-            print(f"{tally.num_seeds} of {num} seeds, {len(tally.failures)} failed", flush=True)
-
-    tally = run_campaign(first, num, on_progress)
-    took_s = time.monotonic() - started_s
-    shrunk = [found for seed in sorted(tally.failures)[:SHRUNK_MAX] if (found := shrink(seed))]
-    for each in shrunk:
-        _tell(each)
-    return {
-        "seeds": tally.num_seeds,
-        "first": first,
-        "took_s": round(took_s, 1),
-        "virtual_s": round(tally.virtual_s),
-        "events": tally.num_events,
-        "messages_lost": tally.num_lost,
-        "events_dropped": tally.num_dropped,
-        "turns": dict(tally.ends),
-        "jobs": dict(tally.job_ends),
-        "faults": dict(tally.faults),
-        "violations": [f"seed {seed}: {text}" for seed, text in sorted(tally.failures.items())],
-        "repeat": f"./symphony bench chaos --sim --seeds {num} --first {first}",
-    }
+def _real(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
+    seed = random.randrange(2**31) if options.seed is None else options.seed
+    setting = Setting(
+        num_streams=options.streams, seed=seed, undisturbed_s=options.undisturbed_seconds
+    )
+    if options.away:
+        found = away.run(options.seconds, options.workers, options.spares, setting)
+    else:
+        wanted = processes.Wanted(
+            kill=options.kill,
+            stop=options.stop,
+            stops_s=options.stop_seconds,
+            rounds=options.rounds,
+            num_workers=options.workers,
+            num_spares=options.spares,
+        )
+        found = processes.run(wanted, setting)
+    again = argv if options.seed is not None else [*argv, "--seed", str(seed)]
+    return {"seed": seed, **found, "repeat": f"./symphony bench chaos {shlex.join(again)}"}
 
 
-def _tell(found: Shrunk) -> None:
-    print(f"\nseed {found.seed} fails: {found.why}")
-    print("with nothing but:")
-    for fault in found.faults.once:
-        print(f"  {fault.at_ns / 1e9:8.3f} s {fault.kind}")
-    lasting = sorted(found.faults.kinds - {fault.kind for fault in found.faults.once})
-    print(f"  all the time: {', '.join(lasting) or 'nothing'}")
-    print("what happened:")
-    for line in found.trace:
-        print(f"  {line}")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="symphony bench chaos", description=__doc__)
+    modes = parser.add_argument_group("what is done; --kill and --stop go together")
+    modes.add_argument("--sim", action="store_true", help="seeded worlds in virtual time")
+    modes.add_argument("--mutants", action="store_true", help="break the cores, and be found out")
+    names = "processes by their names in `status`, or all"
+    modes.add_argument("--kill", type=_names, default=(), metavar="NAMES", help=names)
+    modes.add_argument("--stop", type=_names, default=(), metavar="NAMES", help=names)
+    modes.add_argument("--away", choices=["nats"], help="take it away, and bring it back")
+    virtual = parser.add_argument_group("--sim, --mutants")
+    virtual.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
+    virtual.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    real = parser.add_argument_group("--kill, --stop, --away")
+    real.add_argument("--streams", type=_count, default=64, help="all the time (default 64)")
+    real.add_argument("--workers", type=_count, default=2, help="with the real engine (default 2)")
+    real.add_argument("--spares", type=int, default=1, help="spare schedulers (default 1)")
+    real.add_argument("--rounds", type=_count, default=1, help="of all faults (default 1)")
+    real.add_argument(
+        "--stop-seconds", type=_durations, default=(1.0, 5.0), help="one fault each (default 1,5)"
+    )
+    real.add_argument("--seconds", type=_duration, default=30.0, help="of --away (default 30)")
+    real.add_argument(
+        "--undisturbed-seconds", type=_duration, default=20.0, help="watched first (default 20)"
+    )
+    real.add_argument("--seed", type=int, help="of what is asked; none: one is drawn, and told")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _duration(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _durations(text: str) -> tuple[float, ...]:
+    return tuple(_duration(part) for part in text.split(","))

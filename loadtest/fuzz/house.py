@@ -1,4 +1,4 @@
-"""A house of real processes with the demo model, for strangers to be let loose on."""
+"""A house of real processes with the demo model, for strangers and faults to be let loose on."""
 
 import os
 import subprocess
@@ -37,11 +37,12 @@ class House:
 
 
 @contextmanager
-def open_house(settings: Mapping[str, str]) -> Iterator[House]:
+def open_house(settings: Mapping[str, str], *options: str) -> Iterator[House]:
     """A house of its own in a folder of its own, stopped and removed at the end.
 
     Args:
         settings: variables of its services.
+        options: more of `up`.
 
     Raises:
         PeerUnavailable: it did not come up.
@@ -49,7 +50,7 @@ def open_house(settings: Mapping[str, str]) -> Iterator[House]:
     with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
         port = free_port()
         up = ["up", "--model", MODEL, "--port", str(port), "--data-dir", name, "--detach"]
-        if _cli(*up, settings=settings):
+        if _cli(*up, *options, settings=settings):
             raise PeerUnavailable("the house did not come up")
         try:
             yield House(Path(name), port)

@@ -1,0 +1,139 @@
+"""Processes of a house killed, or stopped for some time, under streams (`--kill`, `--stop`)."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvloop
+
+from loadtest.chaos.crowd import session_of
+from loadtest.chaos.judge import Fault, judge
+from loadtest.chaos.scene import (
+    SETTLE_S,
+    Scene,
+    Setting,
+    in_words,
+    open_scene,
+    open_stage,
+    say,
+    wait_well,
+)
+from loadtest.fuzz.house import House
+from loadtest.fuzz.report import Report
+from shared.errors import InvalidRequest
+
+ALL = "all"
+LAST = "frontend"  # so that the others are seen from streams that nothing broke
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Attributes:
+    kill, stop: names of processes, or `ALL`.
+    stops_s: how long each stands still, one fault each.
+    rounds: how often everything is done.
+    """
+
+    kill: tuple[str, ...]
+    stop: tuple[str, ...]
+    stops_s: tuple[float, ...]
+    rounds: int
+    num_workers: int
+    num_spares: int
+
+
+def run(wanted: Wanted, setting: Setting) -> dict[str, Any]:
+    """Do all that is wanted to one house.
+
+    Raises:
+        InvalidRequest: the house has no process of a name.
+        PeerUnavailable: it did not come up, or serves badly before anything is done.
+    """
+    with open_stage(wanted.num_workers, wanted.num_spares) as house:
+        faults = plan(wanted, tuple(house.pids()))
+        return uvloop.run(_run(house, faults * wanted.rounds, setting))
+
+
+def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
+    """One round: kills, then stops, the shortest first. A scheduler's fault is followed by its
+    spare's, which then leads, so that who leads is met.
+
+    Raises:
+        InvalidRequest: there is no process of a name; lists those that there are.
+    """
+    for name in (*wanted.kill, *wanted.stop):
+        if name != ALL and name not in names:
+            raise InvalidRequest(f"no process {name!r} in the house: {', '.join(names)}")
+    kinds = [(wanted.kill, 0.0), *((wanted.stop, stop_s) for stop_s in sorted(wanted.stops_s))]
+    order = sorted(names, key=lambda name: name == LAST)
+    return [
+        Fault(name=name, stop_s=stop_s)
+        for those, stop_s in kinds
+        for name in order
+        if name in those or ALL in those
+    ]
+
+
+async def _run(house: House, faults: Sequence[Fault], setting: Setting) -> dict[str, Any]:
+    report, tolls = Report(), []
+    async with open_scene(house, setting) as scene:
+        for number, fault in enumerate(faults, start=1):
+            before, begun_at = house.pids(), time.monotonic()
+            await _do(fault, before[fault.name])
+            gone = {} if fault.stop_s else {fault.name: before[fault.name]}
+            if not await wait_well(house, gone):
+                report.expect(False, f"{fault.what}: the house did not get well again")
+                break
+            well_s = time.monotonic() - begun_at - SETTLE_S
+            toll = await scene.crowd.toll_since(begun_at)
+            judge(report, fault, toll)
+            _check_pids(report, fault, before, house.pids())
+            if fault.breaks_streams:
+                await _check_return(report, scene, begun_at)
+            say(f"{number}/{len(faults)} {fault.what}: {in_words(toll)}; well in {well_s:.1f} s")
+            tolls.append({"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()})
+        undisturbed = scene.undisturbed.as_dict()
+    return {**report.as_dict(), "undisturbed": undisturbed, "faults": tolls}
+
+
+async def _do(fault: Fault, pid: int) -> None:
+    if not fault.stop_s:
+        os.kill(pid, signal.SIGKILL)
+        return
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(fault.stop_s)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _check_pids(
+    report: Report, fault: Fault, before: dict[str, int], after: dict[str, int]
+) -> None:
+    """Who was killed is another now, and nobody else is."""
+    changed = {name for name in before if after.get(name) != before[name]}
+    expected = set() if fault.stop_s else {fault.name}
+    others = ", ".join(sorted(changed - expected))
+    report.expect(not others, f"{fault.what}: also ended: {others}")
+    report.expect(expected <= changed, f"{fault.what}: it is still the same process")
+
+
+async def _check_return(report: Report, scene: Scene, begun_at: float) -> None:
+    """Clients whose streams broke have come back with their sessions and found their KV."""
+    broken, back = scene.crowd.broken_since(begun_at), scene.crowd.back_since(begun_at)
+    missing = broken - {stream.client for stream in back}
+    report.count("came back", len(back))
+    report.count("came back to their KV", sum(stream.cached_tokens > 0 for stream in back))
+    report.expect(bool(broken), "the frontend was killed and no stream broke: nothing is shown")
+    report.expect(not missing, f"{len(missing)} of {len(broken)} clients did not come back")
+    without = sum(not stream.cached_tokens for stream in back)
+    report.expect(not without, f"{without} clients came back and did not find their KV")
+    async with httpx.AsyncClient(base_url=scene.house.url) as http:
+        for stream in back:
+            answer = await http.get(f"/v1/sessions/{session_of(stream.client)}")
+            report.expect(answer.status_code == 200, f"a session is gone: {answer.text}")
