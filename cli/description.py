@@ -46,6 +46,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
                 "pages_used": sum(store.arena_pages_used for store in stores),
                 "bytes": sum(store.arena_bytes for store in stores),
                 "bytes_used": sum(store.arena_bytes_used for store in stores),
+                "blocks_pinned": sum(store.arena_blocks_pinned for store in stores),
             },
             "disk": {
                 "blocks": sum(store.disk_blocks for store in stores),

@@ -298,6 +298,7 @@ class KvService:
             arena_bytes_used=sum(
                 (arena.num_pages - arena.num_free) * arena.page_bytes for arena in arenas
             ),
+            arena_blocks_pinned=sum(arena.num_pinned for arena in arenas),
             disk_blocks=len(self._core.disk),
             disk_bytes=self._core.disk.num_bytes,
             num_corrupt=self._core.counts.num_pages_corrupt,

@@ -182,6 +182,7 @@ class KvStats:
     arena_pages_used: int = 0
     arena_bytes: int = 0
     arena_bytes_used: int = 0
+    arena_blocks_pinned: int = 0  # that tickets of workers hold
     disk_blocks: int = 0
     disk_bytes: int = 0
     num_corrupt: int = 0

@@ -69,6 +69,7 @@ class ArenaTier:
     Attributes:
         blocks: what can be found by key.
         holding: every block that has pages, forgotten ones included, by id.
+        num_pinned: blocks that tickets hold.
     """
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
@@ -79,6 +80,7 @@ class ArenaTier:
         self.holding: dict[int, Block] = {}
         self._owned = OwnedKeys()
         self.num_evicted = 0
+        self.num_pinned = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._generations = [0] * num_pages
         self._order: list[tuple[int, int, int, int, int]] = []
@@ -128,6 +130,7 @@ class ArenaTier:
 
     def pin(self, block: Block) -> None:
         """Keep `block` where it is until as many `unpin`."""
+        self.num_pinned += not block.num_pins
         block.num_pins += 1
         block.order_stamp += 1
 
@@ -136,6 +139,7 @@ class ArenaTier:
         block.num_pins -= 1
         assert block.num_pins >= 0, "unpinned more often than pinned"
         if not block.num_pins:
+            self.num_pinned -= 1
             layers = sorted(block.queued)
             block.queued.clear()
             self._strip(block, layers, effects)

@@ -169,6 +169,8 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def pages_are_conserved(self) -> None:
         self.host.check_pages_conserved()
+        pinned = [block for block in self.host.arena.holding.values() if block.num_pins]
+        assert self.host.arena.num_pinned == len(pinned)
 
     @invariant()
     def owners_are_listed(self) -> None:

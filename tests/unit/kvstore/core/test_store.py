@@ -349,7 +349,8 @@ def test_a_ticket_that_nobody_renews_is_released(host: Host) -> None:
         host.pass_time(TICKET_NS // 2)
         host.renew([held.ticket, 12345], [])
     pins = [host.arena.blocks[key_of(0, index)].num_pins for index in range(2)]
-    assert pins == [1, 1] and host.core.counts.num_tickets_expired == 1
+    assert pins == [1, 1] and host.arena.num_pinned == 2
+    assert host.core.counts.num_tickets_expired == 1
     host.release(lost.ticket)  # too late, and without harm
     host.pass_time(TICKET_NS)
     host.renew([held.ticket], [])
