@@ -18,7 +18,6 @@ import lmdb
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletion
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -28,11 +27,17 @@ from shared.blocks import BLOCK_TOKENS, unpack_keys
 from shared.ids import DEFAULT_TENANT, SessionId
 from shared.sessions import decode_record, host_blocks_redis_key, session_redis_key
 from tests.e2e.house import House, wait_until
+from tests.e2e.replies import (
+    PROMPT,
+    REPLY_TOKENS,
+    WHOLE_LENGTH,
+    Reply,
+    busy_workers,
+    cached_tokens,
+    is_idle,
+    say,
+)
 
-PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2
-REPLY_TOKENS = 300
-GREEDY: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.5}
-WHOLE_LENGTH = {"ignore_eos": True}
 TWO_WORKERS = ("worker-0", "worker-1")
 
 
@@ -46,50 +51,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def client(house: House) -> Iterator[OpenAI]:
     with house.client() as made:
         yield made
-
-
-class Reply:
-    """A streamed reply, read piece by piece.
-
-    Attributes:
-        tokens: bytes of each token; the demo model has a token for every byte.
-        finish: the finish reason, once it came.
-    """
-
-    def __init__(self, client: OpenAI, max_tokens: int = REPLY_TOKENS) -> None:
-        self._stream = client.chat.completions.create(
-            model=DEMO_MODEL_ID,
-            messages=[{"role": "user", "content": PROMPT}],
-            max_tokens=max_tokens,
-            stream=True,
-            logprobs=True,
-            extra_body=WHOLE_LENGTH,
-            **GREEDY,
-        )
-        self.tokens: list[tuple[int, ...]] = []
-        self.finish: str | None = None
-
-    def read(self, num_tokens: int) -> None:
-        """Read on until `num_tokens` have come, or the end.
-
-        Raises:
-            openai.APIError: the stream ended with an error.
-        """
-        while len(self.tokens) < num_tokens and (chunk := next(self._stream, None)) is not None:
-            for choice in chunk.choices:
-                said = choice.logprobs.content if choice.logprobs else None
-                self.tokens += [tuple(token.bytes or ()) for token in said or ()]
-                self.finish = choice.finish_reason or self.finish
-
-    def read_to_end(self) -> list[tuple[int, ...]]:
-        """All tokens; the stream ended as it should."""
-        self.read(1_000_000)
-        assert self.finish == "length"
-        return self.tokens
-
-    def hang_up(self) -> None:
-        """Close the connection."""
-        self._stream.close()
 
 
 @contextmanager
@@ -110,12 +71,6 @@ def undisturbed(client: OpenAI) -> list[tuple[int, ...]]:
     return tokens
 
 
-def busy_workers(house: House) -> list[str]:
-    """The children that have turns."""
-    workers = house.look()["workers"]
-    return [f"worker-{w['worker_id'].rpartition('-w')[2]}" for w in workers if w["num_turns"]]
-
-
 def kill(house: House, *names: str) -> Callable[[], None]:
     """SIGKILL these children together; call what it returns to wait until they are back."""
     pids = {name: house.kill(name) for name in names}
@@ -125,23 +80,6 @@ def kill(house: House, *names: str) -> Callable[[], None]:
             house.wait_restarted(name, pid)
 
     return wait_back
-
-
-def say(client: OpenAI, text: str = PROMPT, session_id: str | None = None) -> ChatCompletion:
-    """A short turn."""
-    reply: ChatCompletion = client.chat.completions.create(
-        model=DEMO_MODEL_ID,
-        messages=[{"role": "user", "content": text}],
-        max_tokens=10,
-        extra_body={**WHOLE_LENGTH, "session_id": session_id},
-        **GREEDY,
-    )
-    return reply
-
-
-def cached_tokens(reply: ChatCompletion) -> int:
-    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
-    return reply.usage.prompt_tokens_details.cached_tokens or 0
 
 
 def counts(house: House, metric: str, label: str) -> dict[str, float]:
@@ -359,12 +297,6 @@ def test_turns_are_served_while_redis_does_not_answer(house: House, client: Open
     finally:
         house.kill("redis", signal.SIGCONT)
     assert reply.choices[0].finish_reason == "length"
-
-
-def is_idle(house: House) -> bool:
-    """Whether no worker has a turn, or a page that is in use."""
-    look = house.look()
-    return not busy_workers(house) and look["tiers"]["gpu"]["pages_dirty"] == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,0 +1,100 @@
+"""Replies that depend on each of their tokens: greedy, with a penalty on what was said before. One
+that was disturbed must be, token for token, the one that was not.
+"""
+
+from typing import Any
+
+from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+from services.worker.demo_model import DEMO_MODEL_ID
+from tests.e2e.house import House
+
+PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2
+REPLY_TOKENS = 300
+GREEDY: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.5}
+WHOLE_LENGTH = {"ignore_eos": True}
+
+
+class Reply:
+    """A streamed reply, read piece by piece.
+
+    Attributes:
+        tokens: bytes of each token; the demo model has a token for every byte.
+        finish: the finish reason, once it came.
+        cached_tokens: of the prompt, once the end came.
+    """
+
+    def __init__(
+        self,
+        client: OpenAI,
+        max_tokens: int = REPLY_TOKENS,
+        messages: list[ChatCompletionMessageParam] | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        self._stream = client.chat.completions.create(
+            model=DEMO_MODEL_ID,
+            messages=messages or [{"role": "user", "content": PROMPT}],
+            max_tokens=max_tokens,
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            extra_body={**WHOLE_LENGTH, "session_id": session_id},
+            **GREEDY,
+        )
+        self.tokens: list[tuple[int, ...]] = []
+        self.finish: str | None = None
+        self.cached_tokens = 0
+
+    def read(self, num_tokens: int) -> None:
+        """Read on until `num_tokens` have come, or the end.
+
+        Raises:
+            openai.APIError: the stream ended with an error.
+        """
+        while len(self.tokens) < num_tokens and (chunk := next(self._stream, None)) is not None:
+            if chunk.usage and chunk.usage.prompt_tokens_details:
+                self.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens or 0
+            for choice in chunk.choices:
+                said = choice.logprobs.content if choice.logprobs else None
+                self.tokens += [tuple(token.bytes or ()) for token in said or ()]
+                self.finish = choice.finish_reason or self.finish
+
+    def read_to_end(self) -> list[tuple[int, ...]]:
+        """All tokens; the stream ended as it should."""
+        self.read(1_000_000)
+        assert self.finish == "length"
+        return self.tokens
+
+    def hang_up(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+
+def busy_workers(house: House) -> list[str]:
+    """The children that have turns."""
+    workers = house.look()["workers"]
+    return [f"worker-{w['worker_id'].rpartition('-w')[2]}" for w in workers if w["num_turns"]]
+
+
+def is_idle(house: House) -> bool:
+    """Whether no worker has a turn, or a page that is in use."""
+    look = house.look()
+    return not busy_workers(house) and look["tiers"]["gpu"]["pages_dirty"] == 0
+
+
+def say(client: OpenAI, text: str = PROMPT, session_id: str | None = None) -> ChatCompletion:
+    """A short turn."""
+    reply: ChatCompletion = client.chat.completions.create(
+        model=DEMO_MODEL_ID,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=10,
+        extra_body={**WHOLE_LENGTH, "session_id": session_id},
+        **GREEDY,
+    )
+    return reply
+
+
+def cached_tokens(reply: ChatCompletion) -> int:
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    return reply.usage.prompt_tokens_details.cached_tokens or 0
