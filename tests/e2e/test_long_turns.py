@@ -10,7 +10,7 @@ import pytest
 
 from cli.snapshot import look
 from tests.e2e.house import House, wait_until
-from tests.e2e.test_bad_days import Reply, busy_workers, say
+from tests.e2e.replies import Reply, busy_workers, say
 
 NUM_KILLS = 10
 LONG = 7_000
