@@ -13,7 +13,6 @@ from typing import Any
 import uvloop
 
 from cli.children import free_port, start_nats, stop_child, wait_for_port
-from loadtest.chaos.judge import OTHERS_GAP_MAX_S
 from loadtest.chaos.scene import SETTLE_S, Setting, in_words, open_scene, open_stage, say, wait_well
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
@@ -67,7 +66,7 @@ def _own_nats() -> Iterator[Nats]:
 
 
 async def _run(house: House, nats: Nats, away_s: float, setting: Setting) -> dict[str, Any]:
-    report, before, gap_max_s = Report(), house.pids(), away_s + OTHERS_GAP_MAX_S
+    report, before = Report(), house.pids()
     async with open_scene(house, setting) as scene:
         begun_at = time.monotonic()
         nats.kill()
@@ -87,7 +86,6 @@ async def _run(house: House, nats: Nats, away_s: float, setting: Setting) -> dic
     report.expect(not toll.num_wrong, f"{toll.num_wrong} streams were not as expected")
     report.expect(not toll.num_broken, f"{toll.num_broken} streams broke")
     report.expect(not toll.num_refused, f"{toll.num_refused} requests were refused")
-    report.expect(toll.gap_s <= gap_max_s, f"a stream waited {toll.gap_s:g} s")
     for name in ("exact", "ties", "wrong", "broken", "refused"):
         report.count(name, getattr(toll, f"num_{name}"))
     report.see("gap_s", toll.gap_s)
