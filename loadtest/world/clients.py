@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
+CALL_TIMEOUT_NS = 5 * SECOND
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
@@ -91,10 +92,13 @@ class Clients:
         """
         now_ns, options = self._world.timeline.now_ns, self._world.options
         for turn in self._open.values():
-            if not is_served or not turn.frontend.is_well:
-                turn.moved_at_ns = turn.calm_since_ns = now_ns
-            elif not is_undisturbed:
-                turn.calm_since_ns = now_ns
+            is_heard = is_served and turn.frontend.is_well
+            if not is_heard:
+                turn.moved_at_ns = now_ns
+            if not (
+                is_heard and is_undisturbed
+            ):  # what was asked meanwhile is given up a while later
+                turn.calm_since_ns = now_ns + CALL_TIMEOUT_NS
             is_still = now_ns - turn.moved_at_ns > options.stall_max_ns
             calm_since_ns = max(turn.moved_at_ns, turn.calm_since_ns)
             is_still = is_still or now_ns - calm_since_ns > options.calm_stall_max_ns
