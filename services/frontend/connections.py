@@ -20,8 +20,9 @@ from services.frontend import telemetry
 from services.frontend.config import FrontendConfig
 from services.frontend.core.crowd import Crowd
 from services.frontend.core.patience import AttentiveClock, Patience, PatienceLimits, Reason
-from services.frontend.errors import RequestTooSlow, error_body
+from services.frontend.errors import NoHttp, RequestTooSlow, error_body
 from shared.clock import Clock
+from shared.errors import SymphonyError
 from shared.sparsely import Sparsely
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,15 @@ class Connection(HttpToolsProtocol):
         self._patience.on_answered(self._now_s())
         super().on_response_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless something is being answered: nothing more of that can be
+        sent, for its client would take the one for the other.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_answer(NoHttp(msg)))
+        self.transport.close()
+
     def look(self, now_s: float) -> None:
         """Hang up if it is time to."""
         if self.transport.get_write_buffer_size() == 0:
@@ -194,7 +204,7 @@ class Connection(HttpToolsProtocol):
         return int(struct.unpack_from("=Q", info, NUM_ACKED_AT)[0])
 
 
-def _answer(error: RequestTooSlow) -> bytes:
+def _answer(error: SymphonyError) -> bytes:
     telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
     status, body = HTTPStatus(error.http_status), error_body(error)
     head = (

@@ -78,6 +78,12 @@ class RequestTooSlow(InvalidRequest):
     http_status = 408
 
 
+class NoHttp(InvalidRequest):
+    """The bytes that came are no request."""
+
+    code = "invalid_http"
+
+
 class NoJson(InvalidRequest):
     """The body is not said to be JSON."""
 

@@ -86,6 +86,12 @@ async def num_hung_up(it: House, reason: str) -> int:
     return int(float(found[1])) if found else 0
 
 
+async def num_errors(it: House, status: int) -> int:
+    metrics = (await it.http.get("/metrics")).text
+    found = re.search(rf'http_errors_total{{code="{status}"}} ([\d.]+)', metrics)
+    return int(float(found[1])) if found else 0
+
+
 async def is_served(it: House) -> bool:
     return (await it.http.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
@@ -123,6 +129,45 @@ def test_requests_that_do_not_come(
             assert says_too_slow(answers[1].result()) and says_too_slow(answers[2].result())
             assert await num_hung_up(it, "head") == before["head"] + 2
             assert await num_hung_up(it, "body") == before["body"] + 2
+            assert await is_served(it)
+
+    asyncio.run(scenario())
+
+
+def error_code(answer: bytes) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+    error: dict[str, str] = orjson.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error["code"]
+
+
+def test_what_is_no_http_is_an_error_as_any_other(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    never = asyncio.Event()
+
+    def reply(prompt: Any) -> Reply:
+        is_long = prompt.sampling.logprobs is not None
+        return Reply(TEXT, hold=never, hold_at=2) if is_long else Reply()
+
+    async def scenario() -> None:
+        async with (
+            house(nats_server, redis_server, tmp_path, reply) as it,
+            peer(it) as babbling,
+            peer(it) as streaming,
+        ):
+            before = await num_errors(it, 400)
+            await babbling.send(b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n")
+            async with asyncio.timeout(20):
+                assert error_code(await babbling.read_all()) == "invalid_http"
+                assert await num_errors(it, 400) == before + 1
+                await streaming.post(LONG)
+                begun = await streaming.read()
+                assert begun.startswith(b"HTTP/1.1 200 ")
+                await streaming.send(b"no HTTP at all\r\n\r\n")
+                rest = await streaming.read_all()
+            assert b"HTTP/1.1" not in rest, "an answer in the middle of another"
             assert await is_served(it)
 
     asyncio.run(scenario())
