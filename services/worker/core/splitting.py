@@ -8,6 +8,8 @@ from shared.messages import TokenLogprobs, TurnDelta
 
 # Of a message's payload, leaving room: these are estimates, not sizes.
 SHARE = 0.5
+# Whatever it may hold: a frontend reads 256 KiB in 20 ms, and nobody else's tokens meanwhile.
+STEP_BYTES_MAX = 256 * 1024
 DELTA_BYTES = 400
 TOKEN_BYTES = 12
 ENTRY_BYTES = 60
@@ -18,12 +20,13 @@ TURN_REF_BYTES = 128
 
 
 def split_deltas(deltas: list[TurnDelta], payload_bytes_max: int) -> list[list[TurnDelta]]:
-    """`deltas` in their order, in as few groups as fit a message each.
+    """`deltas` in their order, in as few groups as fit a message each, none so large that it holds
+    up who reads it.
 
     A delta that is too large for one is cut: parts of its prompt's log-probabilities go ahead in
     deltas without tokens, and the delta itself ends them.
     """
-    room = int(payload_bytes_max * SHARE)
+    room = min(int(payload_bytes_max * SHARE), STEP_BYTES_MAX)
     groups: list[list[TurnDelta]] = []
     left = 0
     for delta in deltas:

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.core.splitting import commit_blocks_max, split_deltas, turns_held_max
+from services.worker.core.splitting import (
+    commit_blocks_max,
+    split_deltas,
+    turns_held_max,
+)
 from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId, WorkerId
@@ -46,6 +50,15 @@ def test_every_message_fits_and_nothing_is_lost(sizes: list[int], top: int) -> N
         assert together == (given_.prompt_logprobs or [])
         assert [part.tokens for part in mine] == [[]] * (len(mine) - 1) + [given_.tokens]
         assert mine[-1].cached_tokens == given_.cached_tokens
+
+
+def test_no_message_holds_up_its_reader_however_large_the_server_lets_it_be() -> None:
+    long = delta("long", num_prompt=4500)
+    groups = split_deltas([delta("before"), long, delta("behind")], 8 * 1024**2)
+    sizes = [len(encode(StepOutput(worker_id=WorkerId("w"), deltas=group))) for group in groups]
+    assert max(sizes) <= 256 * 1024
+    parts = [part for group in groups for part in group if part.turn_id == long.turn_id]
+    assert sum(len(part.prompt_logprobs or []) for part in parts) == 4500
 
 
 @pytest.mark.parametrize("num_layers", [1, 30, 126])
