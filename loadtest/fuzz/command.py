@@ -7,12 +7,25 @@ import argparse
 import random
 import shlex
 import sys
-from typing import Any
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import uvloop
 
-from loadtest.fuzz import slow_readers
-from loadtest.fuzz.house import open_house
+from loadtest.fuzz import disk, malformed, poison, slow_readers
+from loadtest.fuzz.house import House
+from loadtest.fuzz.report import Report
+
+
+class Mode(Protocol):
+    """A module of this package."""
+
+    def house(self, args: argparse.Namespace, /) -> AbstractContextManager[House]: ...
+
+    def run(
+        self, house: House, seed: int, args: argparse.Namespace, /
+    ) -> Coroutine[Any, Any, Report]: ...
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -20,16 +33,22 @@ def run(argv: list[str]) -> dict[str, Any]:
 
     Raises:
         PeerUnavailable: the house did not come up.
+        InvalidRequest: an option has a value that makes no sense.
     """
     parser = argparse.ArgumentParser(prog="symphony bench fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, help="none: one is drawn, and told")
     modes = parser.add_mutually_exclusive_group(required=True)
+    modes.add_argument("--poison", action="store_true", help=poison.__doc__)
+    modes.add_argument("--http", type=int, nargs="?", const=5000, help=malformed.__doc__)
+    modes.add_argument("--disk", type=int, nargs="?", const=200, help=disk.__doc__)
     modes.add_argument("--slow-readers", action="store_true", help=slow_readers.__doc__)
+    poison.add_options(parser.add_argument_group("--poison"))
+    malformed.add_options(parser.add_argument_group("--http"))
+    disk.add_options(parser.add_argument_group("--disk"))
     slow_readers.add_options(parser.add_argument_group("--slow-readers"))
     args = parser.parse_args(argv)
     seed = random.randrange(2**31) if args.seed is None else args.seed
-    with open_house(slow_readers.settings(args)) as house:
-        report = uvloop.run(slow_readers.run(house, seed, args))
+    report = _run_mode(args, seed)
     for violation in report.violations:
         print(f"violated: {violation}", file=sys.stderr)
     again = argv if args.seed is not None else [*argv, "--seed", str(seed)]
@@ -38,3 +57,13 @@ def run(argv: list[str]) -> dict[str, Any]:
         **report.as_dict(),
         "repeat": f"./symphony bench fuzz {shlex.join(again)}",
     }
+
+
+def _run_mode(args: argparse.Namespace, seed: int) -> Report:
+    mode: Mode = poison if args.poison else slow_readers
+    if args.http is not None:
+        mode = malformed
+    elif args.disk is not None:
+        mode = disk
+    with mode.house(args) as house:
+        return uvloop.run(mode.run(house, seed, args))

@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import nats
+from nats.aio.client import Client
 
 from cli.children import free_port
 from cli.runfile import running_house
@@ -34,6 +37,15 @@ class House:
     def pids(self) -> dict[str, int]:
         """Its processes by name; another number under a name is another process."""
         return {service.name: service.pid for service in running_house(self.directory).services}
+
+    @asynccontextmanager
+    async def nats(self) -> AsyncIterator[Client]:
+        """A plain client of its NATS, as an agent framework has one."""
+        client = await nats.connect(running_house(self.directory).nats_url)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 @contextmanager

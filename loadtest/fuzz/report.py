@@ -3,17 +3,23 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import orjson
+
+ERROR_FIELDS = {"message", "type", "param", "code"}
+
 
 @dataclass(slots=True)
 class Report:
     """Attributes:
     counts: how many of what were tried, and how they ended.
     worst: the worst seen of each figure that has a limit, with its unit in its name.
+    notes: what else is worth reading, by name.
     violations: a sentence for each guarantee that did not hold, each once; none: all held.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
     def count(self, what: str, num: int = 1) -> None:
@@ -32,3 +38,17 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """What machines read."""
         return asdict(self)
+
+
+def is_error(body: bytes) -> bool:
+    """Whether it is an error in OpenAI's shape.
+
+    >>> is_error(b'{"error": {"message": "", "type": "", "param": null, "code": null}}')
+    True
+    """
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return isinstance(error, dict) and error.keys() == ERROR_FIELDS

@@ -8,12 +8,12 @@ import random
 import socket
 import termios
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 
 import httpx
 import orjson
 
-from loadtest.fuzz.house import House
+from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.report import Report
 
 FREE_WITHIN_S = 35.0
@@ -31,9 +31,9 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
     parser.add_argument("--requests-max", type=int, default=64, help="slots; at most 128")
 
 
-def settings(args: argparse.Namespace) -> dict[str, str]:
-    """The house's settings."""
-    return {"SYMPHONY_REQUESTS_MAX": str(min(args.requests_max, CHOICES_MAX))}
+def house(args: argparse.Namespace) -> AbstractContextManager[House]:
+    """The house of this mode."""
+    return open_house({"SYMPHONY_REQUESTS_MAX": str(min(args.requests_max, CHOICES_MAX))})
 
 
 async def run(house: House, seed: int, args: argparse.Namespace) -> Report:

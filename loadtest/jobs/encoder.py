@@ -135,8 +135,21 @@ def make_encoder(folder: Path) -> Path:
     """A BERT encoder (4 layers, hidden 256, 3 M parameters) with mean pooling, in transformers'
     format.
     """
+    from transformers import BertModel
+
+    return _save(BertModel, folder)
+
+
+def make_classifier(folder: Path, num_labels: int) -> Path:
+    """The same with a head over so many labels; with one it is a reranker."""
+    from transformers import BertForSequenceClassification
+
+    return _save(BertForSequenceClassification, folder, num_labels=num_labels)
+
+
+def _save(kind: Any, folder: Path, **config_fields: Any) -> Path:
     import torch
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, PreTrainedTokenizerFast
 
     torch.manual_seed(SEED)
     config = BertConfig(
@@ -146,8 +159,9 @@ def make_encoder(folder: Path) -> Path:
         num_attention_heads=NUM_HEADS,
         intermediate_size=4 * HIDDEN,
         max_position_embeddings=POSITIONS,
+        **config_fields,
     )
-    BertModel(config).eval().save_pretrained(folder)
+    kind(config).eval().save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(),
         pad_token="[PAD]",
@@ -168,6 +182,8 @@ def _tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(name, vocab[name]) for name in ("[CLS]", "[SEP]")]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, vocab[name]) for name in ("[CLS]", "[SEP]")],
     )
     return tokenizer

@@ -13,6 +13,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
+from loadtest.fuzz.damage import damage
 from services.kvstore.core import BlockWrite, LoadOutcome, PageLoad
 from services.kvstore.disk import DATA_NAME, Disk, DiskDamaged
 from services.kvstore.start import start_disk
@@ -25,8 +26,6 @@ NUM_LAYERS = 2
 NUM_BLOCKS = 300
 DELETED = range(0, NUM_BLOCKS, 3)
 LEFT = [number for number in range(NUM_BLOCKS) if number not in DELETED]
-FILE_PAGE_BYTES = 4096
-_STRUCTURE_FLAGS = {1, 2, 8}  # branch, leaf, meta; everything else is values
 
 
 def key_of(number: int) -> BlockKey:
@@ -71,32 +70,12 @@ def delete(disk: Disk, numbers: Sequence[int]) -> None:
             writer.delete(key_of(number), NUM_LAYERS)
 
 
-def damage(data: Path, seed: int) -> None:
-    """Flip bytes of a page, overwrite it with zeros or noise, or cut the file short there."""
-    rng = random.Random(seed)
+def damage_file(data: Path, seed: int) -> str:
+    """Damage the database; what was done."""
     content = bytearray(data.read_bytes())
-    num_pages = len(content) // FILE_PAGE_BYTES
-    structure = [number for number in range(num_pages) if _is_structure(content, number)]
-    page = rng.choice([rng.choice(structure), rng.choice(structure), rng.randrange(num_pages)])
-    start = page * FILE_PAGE_BYTES
-    kind = rng.choice(["flip", "flip", "zero", "noise", "cut"])
-    if kind == "flip":
-        for _ in range(rng.choice([1, 8, 64])):
-            content[start + rng.randrange(rng.choice([64, FILE_PAGE_BYTES]))] ^= rng.randrange(256)
-    elif kind == "cut":
-        del content[start + rng.randrange(FILE_PAGE_BYTES) :]
-    else:
-        noise = rng.randbytes if kind == "noise" else bytes
-        content[start : start + FILE_PAGE_BYTES] = noise(FILE_PAGE_BYTES)
+    what = damage(content, random.Random(seed))
     data.write_bytes(content)
-
-
-def _is_structure(content: bytearray, number: int) -> bool:
-    start = number * FILE_PAGE_BYTES
-    flags = int.from_bytes(content[start + 10 : start + 12], "little")
-    return int.from_bytes(content[start : start + 8], "little") == number and (
-        flags in _STRUCTURE_FLAGS
-    )
+    return what
 
 
 def use(folder: Path) -> str:
@@ -144,13 +123,13 @@ def main(base: Path, folder: Path, seeds: list[int]) -> int:
         own = folder / str(seed)
         own.mkdir(parents=True)
         shutil.copy(base / DATA_NAME, own)
-        damage(own / DATA_NAME, seed)
+        what = damage_file(own / DATA_NAME, seed)
         if not (child := os.fork()):
-            print(f"seed {seed}: {use(own)}", flush=True)
+            print(f"seed {seed}, {what}: {use(own)}", flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            print(f"seed {seed}: ended with status {status}", flush=True)
+            print(f"seed {seed}, {what}: ended with status {status}", flush=True)
             num_failed += 1
         shutil.rmtree(own)
     return min(num_failed, 255)

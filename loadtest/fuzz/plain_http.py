@@ -1,0 +1,131 @@
+"""HTTP as bytes: requests that no library would send, and answers as they come.
+
+One connection a request. Nothing is checked on the way out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+LINE_BYTES_MAX = 64 * 1024**2
+NO_BODY = frozenset({204, 304})
+EVENT = b"data: "
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Attributes:
+    status: 0 if the connection ended before there was one.
+    headers: names in lower case; of several the last.
+    is_whole: whether it came to its end.
+    """
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    is_whole: bool = True
+
+
+NOTHING = Answer(0, {}, b"", is_whole=False)
+
+
+def request_bytes(
+    method: str, path: str, port: int, body: bytes | None = None, *more_headers: bytes
+) -> bytes:
+    """A request as clients send it.
+
+    >>> request_bytes("GET", "/ping", 80)
+    b'GET /ping HTTP/1.1\\r\\nHost: 127.0.0.1:80\\r\\n\\r\\n'
+    """
+    lines = [f"{method} {path} HTTP/1.1".encode(), f"Host: 127.0.0.1:{port}".encode()]
+    if body is not None:
+        lines += [b"Content-Type: application/json", b"Content-Length: %d" % len(body)]
+    return b"\r\n".join([*lines, *more_headers]) + b"\r\n\r\n" + (body or b"")
+
+
+@asynccontextmanager
+async def sent(
+    port: int, data: bytes, *, ends: bool = False
+) -> AsyncIterator[asyncio.StreamReader]:
+    """What comes back for `data` on a connection of its own.
+
+    Args:
+        ends: say that nothing more will be sent.
+
+    Raises:
+        OSError: nobody accepts connections.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES_MAX)
+    sending = asyncio.create_task(_send(writer, data, ends=ends))
+    try:
+        yield reader
+    finally:
+        sending.cancel()
+        writer.close()
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes, *, ends: bool) -> None:
+    try:
+        writer.write(data)
+        await writer.drain()
+        if ends and writer.can_write_eof():
+            writer.write_eof()
+    except OSError:
+        return  # refused before all was read: the answer says why
+
+
+async def ask(port: int, data: bytes, *, ends: bool = False) -> Answer:
+    """Send `data` and read what is answered first; see `sent`."""
+    async with sent(port, data, ends=ends) as reader:
+        return await read_answer(reader, has_body=not data.startswith(b"HEAD "))
+
+
+async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> Answer:
+    """The next answer; what was there of it if the connection ends before it does."""
+    status, body = 0, bytearray()
+    headers: dict[bytes, bytes] = {}
+    try:
+        status, headers = await _read_head(reader)
+        if has_body and status not in NO_BODY:
+            await _read_body(reader, headers, body)
+    except (asyncio.IncompleteReadError, ConnectionError, ValueError, IndexError):
+        return Answer(status, headers, bytes(body), is_whole=False)
+    return Answer(status, headers, bytes(body))
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
+    status = 100
+    headers: dict[bytes, bytes] = {}
+    while 100 <= status < 200:
+        status = int((await reader.readuntil(b"\n")).split(b" ")[1])
+        headers = {}
+        while line := (await reader.readuntil(b"\n")).strip():
+            name, _, value = line.partition(b":")
+            headers[name.strip().lower()] = value.strip()
+    return status, headers
+
+
+async def _read_body(
+    reader: asyncio.StreamReader, headers: Mapping[bytes, bytes], body: bytearray
+) -> None:
+    if b"chunked" in headers.get(b"transfer-encoding", b""):
+        while num_bytes := int(await reader.readuntil(b"\n"), 16):
+            body += (await reader.readexactly(num_bytes + 2))[:-2]
+        await reader.readuntil(b"\n")
+    elif b"content-length" in headers:
+        body += await reader.readexactly(int(headers[b"content-length"]))
+    else:
+        body += await reader.read(-1)
+
+
+async def events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The events of a streamed answer, and ``[DONE]``; ends when the connection does.
+
+    Events are whole lines of their own, so the sizes of chunks between them are just other lines.
+    """
+    while line := await reader.readline():
+        if line.startswith(EVENT):
+            yield line[len(EVENT) :].strip()
+        elif line.strip() == b"0":
+            return

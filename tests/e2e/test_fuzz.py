@@ -1,0 +1,34 @@
+"""`bench fuzz` in small: the house stands, and the commands that say so work. What takes how long
+is for the long runs.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.house import symphony
+
+PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"),
+    [
+        (
+            ["--poison", "--rounds", "2", "--streams", "8", "--stream-tokens", "40", *PATIENT,
+             "--kinds", "tiny-divisors,bias-spellings,template,deep-nesting,all-limits,wrong-utf8"],
+            {"poison": 12, "replies_undisturbed": 16, "replies_failed_poisoned": 0},
+        ),
+        (["--http", "200"], {"requests": 200}),
+        (["--disk", "2"], {"trials": 2, "starts": 3, "turns_with_wrong_tokens": 0}),
+    ],
+    ids=["poison", "http", "disk"],
+)  # fmt: skip
+def test_nothing_breaks(mode: list[str], counts: dict[str, int]) -> None:
+    done = symphony("bench", "fuzz", "--json", "--seed", "1", *mode, timeout_s=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert not found["violations"]
+    assert found["counts"].items() >= counts.items()
+    assert found["repeat"].startswith("./symphony bench fuzz --seed 1 ")
