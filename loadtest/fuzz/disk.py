@@ -54,7 +54,7 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
     """
     answer = await ask(house.port, request_bytes("GET", "/v1/models", house.port))
     model = orjson.loads(answer.body)["data"][0]["id"]
-    report = Report()
+    report = Report(counts={"turns_with_wrong_tokens": 0})
     rng = random.Random(seed)
     talks = [Conversation(house.port, model, rng) for _ in range(CONVERSATIONS)]
     for talk in talks:

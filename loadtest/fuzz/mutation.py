@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SPLICE = "\ue000"  # of no text that is drawn: stands around what is written as it is
+GROWN_BYTES_MAX = 200_000
 LENGTHS = ("max_tokens", "max_completion_tokens")
 LENGTH_MAX = 4  # so that nothing takes long
 LENGTH_REFUSED = 9000  # does not fit the demo model
@@ -106,7 +107,7 @@ def mutate_value(value: Any, rng: random.Random, names: list[str]) -> Any:
     elif kind == "add" and isinstance(inner, dict):
         inner[rng.choice(names or ["a"])] = _odd(None, rng)
     elif kind == "repeat" and isinstance(inner, list):
-        inner *= rng.choice([2, 50, 1500])
+        inner *= _times(rng.choice([2, 50, 1500]), len(written(inner)))
     else:
         inner[last] = _odd(inner[last], rng)
     return value
@@ -114,12 +115,23 @@ def mutate_value(value: Any, rng: random.Random, names: list[str]) -> Any:
 
 def tame(value: Any) -> Any:
     """The body with a length that takes no time, or none at all."""
-    if isinstance(value, dict):
-        for name in LENGTHS:
-            asked = value.get(name)
-            if isinstance(asked, int | float) and LENGTH_MAX < asked < LENGTH_REFUSED:
-                value[name] = LENGTH_MAX
+    for name in long_fields(value):
+        value[name] = LENGTH_MAX
     return value
+
+
+def long_fields(value: Any) -> list[str]:
+    """Fields of a body that ask for a long reply.
+
+    >>> long_fields({"max_tokens": 500}), long_fields({"max_tokens": 2**31}), long_fields([])
+    (['max_tokens'], [], [])
+    """
+    asked = {name: value.get(name) for name in LENGTHS} if isinstance(value, dict) else {}
+    return [
+        name
+        for name, length in asked.items()
+        if isinstance(length, int | float) and LENGTH_MAX < length < LENGTH_REFUSED
+    ]
 
 
 def mutate_bytes(body: bytes, rng: random.Random) -> bytes:
@@ -195,10 +207,15 @@ def _odd(value: Any, rng: random.Random) -> Any:
     if rng.random() < 0.3:
         return Raw(rng.choice(RAW))
     if isinstance(value, str) and rng.random() < 0.3:
-        return value * rng.choice([0, 2, 100, 3000])
+        return value * _times(rng.choice([0, 2, 100, 3000]), len(value))
     if isinstance(value, int | float) and rng.random() < 0.4:
         return rng.choice([-value, value + 1, value - 1, value * 2**31, value / 3, str(value)])
     return rng.choice(ODD)
+
+
+def _times(num: int, num_bytes: int) -> int:
+    """How often something of this size may be repeated instead."""
+    return min(num, max(GROWN_BYTES_MAX // max(num_bytes, 1), 1))
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -62,7 +62,7 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
         raise InvalidRequest(f"--kinds: {', '.join(sorted(unknown))}: take of {', '.join(KINDS)}")
     answer = await ask(house.port, request_bytes("GET", "/v1/models", house.port))
     model = orjson.loads(answer.body)["data"][0]["id"]
-    report = Report()
+    report = Report(counts={"deaths": 0})
     campaign = _Campaign(house, report, seed, model, names)
     streams = Streams(house.port, model, args.streams, args.stream_tokens, campaign.on_gap)
     for _ in range(2):  # the second finds its history and says what is usual

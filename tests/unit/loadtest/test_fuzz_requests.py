@@ -9,11 +9,19 @@ from loadtest.fuzz.damage import KINDS as DAMAGES
 from loadtest.fuzz.damage import PAGE_BYTES, damage
 from loadtest.fuzz.grammar import value_of
 from loadtest.fuzz.malformed import draft_of, endpoints_of
-from loadtest.fuzz.mutation import LENGTH_MAX, Raw, mutate_bytes, mutate_value, tame, written
+from loadtest.fuzz.mutation import (
+    GROWN_BYTES_MAX,
+    LENGTH_MAX,
+    Raw,
+    mutate_bytes,
+    mutate_value,
+    tame,
+    written,
+)
 from loadtest.fuzz.plain_http import Answer, events, read_answer
 from loadtest.fuzz.poisons import KINDS, make
 
-SEEDS = range(300)
+SEEDS = range(2000)
 BODY = {
     "type": "object",
     "required": ["model", "messages"],
@@ -80,6 +88,7 @@ def test_a_request_is_known_by_seed_and_number() -> None:
     assert {"/v1/chat/completions", "/v2/rerank", "/v1/sessions/{session_id}", "/"} <= paths
     drafts = [draft_of(number, 7, 80, endpoints).data() for number in SEEDS]
     assert drafts == [draft_of(number, 7, 80, endpoints).data() for number in SEEDS]
+    assert max(map(len, drafts)) < 20 * GROWN_BYTES_MAX
     assert drafts != [draft_of(number, 8, 80, endpoints).data() for number in SEEDS]
     assert sum(b'"model": "demo"' in data for data in drafts) > len(SEEDS) // 5
 
