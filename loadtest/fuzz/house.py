@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from cli.children import free_port
 from cli.runfile import running_house
 from shared.errors import PeerUnavailable
+from shared.ids import DEFAULT_TENANT
 
 MODEL = "demo"
 
@@ -40,8 +41,10 @@ class House:
 
     @asynccontextmanager
     async def nats(self) -> AsyncIterator[Client]:
-        """A plain client of its NATS, as an agent framework has one."""
-        client = await nats.connect(running_house(self.directory).nats_url)
+        """A plain client of its NATS, as an agent framework of the default tenant has one."""
+        seed = self.directory / "credentials" / f"tenant-{DEFAULT_TENANT}.nk"
+        url = running_house(self.directory).nats_url
+        client = await nats.connect(url, nkeys_seed=str(seed))
         try:
             yield client
         finally:
