@@ -67,7 +67,7 @@ class Models:
     def __init__(self, clock: Clock, spawn: Callable[..., object]) -> None:
         self._clock = clock
         self._spawn = spawn
-        self._fleet = Fleet()
+        self._fleet = Fleet(clock.now_ns())
         self._tokenizers: dict[Files, ModelTokenizer] = {}
         self._images: dict[Files, ImageProcessor] = {}
         self._thread = ThreadPoolExecutor(1, "files")
@@ -145,13 +145,13 @@ class Models:
         Raises:
             NotFound: no worker serves it or did so lately.
             InvalidRequest: it is a one-shot model.
-            NoCapacity: its tokenizer is not there yet.
+            NoCapacity: its tokenizer is not there yet, or this frontend has just started.
         """
         name = ModelId(model_id)
         card = self._fleet.card(name, self._clock.now_ns()) or self._fleet.remembered(name)
         if card is None:
             self._refuse_other_task(name)
-            raise _unknown(model_id)
+            raise self._unknown(model_id)
         tokenizer = self._tokenizers.get(files_of(card))
         if tokenizer is None:
             raise NoCapacity(f"the tokenizer of {model_id!r} is not loaded")
@@ -170,7 +170,7 @@ class Models:
         if (card or self._fleet.oneshot_remembered(name)) is None:
             if self._fleet.remembered(name) is not None:
                 raise _elsewhere(model_id, None)
-            raise _unknown(model_id)
+            raise self._unknown(model_id)
         self._refuse_other_task(name, task)
         if card is None:
             raise NoCapacity(f"no worker serves {model_id!r} now")
@@ -188,6 +188,11 @@ class Models:
         actual = self.task(name)
         if actual is not None and actual != task:
             raise _elsewhere(name, actual)
+
+    def _unknown(self, model_id: str) -> NotFound | NoCapacity:
+        if self._fleet.is_learning(self._clock.now_ns()):
+            return NoCapacity("this frontend has just started and has not heard of any model yet")
+        return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
 
     def _processor(self, card: OneshotCard) -> ModelTokenizer | ImageProcessor | None:
         if card.modality == "image":
@@ -224,10 +229,6 @@ class Models:
         )
         await asyncio.sleep(RETRY_LOAD_S)
         self._fleet.on_load_failed(card)
-
-
-def _unknown(model_id: str) -> NotFound:
-    return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
 
 
 def _elsewhere(model_id: str, task: Task | None) -> InvalidRequest:

@@ -9,6 +9,7 @@ from shared.messages import Modality, ModelCard, OneshotCard, WorkerReport
 
 INTERVALS_MISSED_MAX = 3
 MARGIN_NS = 500_000_000
+LEARNING_NS = 5_000_000_000  # workers report twice a second; their connections may be new, too
 REMEMBERED_NS = 600_000_000_000
 
 
@@ -54,7 +55,9 @@ class Fleet:
     is remembered for ten minutes: it may come back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, started_at_ns: int = 0) -> None:
+        self._started_at_ns = started_at_ns
+        self._has_heard = False
         self._seen: dict[WorkerId, _Seen] = {}
         self._known: dict[ModelId, ModelCard] = {}
         self._known_oneshot: dict[ModelId, OneshotCard] = {}
@@ -71,6 +74,7 @@ class Fleet:
             and report.seq <= seen.report.seq
         ):
             return []
+        self._has_heard = True
         self._seen[report.worker_id] = _Seen(report, now_ns)
         cards = report.oneshot if report.state == "ready" else []
         self._catalog.put(report.worker_id, [card for card in cards if _has_times(card)])
@@ -86,6 +90,10 @@ class Fleet:
             if self._is_new(oneshot):
                 effects.append(LoadProcessor(oneshot))
         return effects
+
+    def is_learning(self, now_ns: int) -> bool:
+        """Whether this frontend has just started, and no worker has told yet what there is."""
+        return not self._has_heard and now_ns - self._started_at_ns < LEARNING_NS
 
     def on_load_failed(self, card: ModelCard | OneshotCard) -> None:
         """Ask again at the next report: the files may be on their way."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.core.fleet import Fleet, LoadTokenizer
+from services.frontend.core.fleet import LEARNING_NS, Fleet, LoadTokenizer
 from services.frontend.core.reuse import extend_keys, unseen_text
 from shared.blocks import chain_keys, root_key
 from shared.ids import HostId, ModelId, WorkerId
@@ -85,3 +85,11 @@ def test_extended_keys_are_the_chain(before: list[int], after: list[int], block:
     known = chain_keys(root, before, block)
     tokens = before + after
     assert extend_keys(root, known, tokens, block) == chain_keys(root, tokens, block)
+
+
+def test_a_frontend_that_has_just_started_does_not_know_what_there_is() -> None:
+    fleet = Fleet(started_at_ns=7)
+    assert fleet.is_learning(7) and fleet.is_learning(6 + LEARNING_NS)
+    assert not fleet.is_learning(7 + LEARNING_NS), "then there are no workers"
+    fleet.on_report(REPORT, 8)
+    assert not fleet.is_learning(9)
