@@ -109,6 +109,8 @@ async def _answer_body(
     hold.grow_to(len(payload))
     await check_shape(payload, app.config.body_values_max)
     fields = _fields(app, payload)
+    if tenant is not None and fields.get("tenant") not in (None, tenant):
+        raise WrongTenant(tenant)
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
         whose = tenant or DEFAULT_TENANT
         note(tenant=whose)
@@ -182,8 +184,6 @@ async def _prepare(
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:
     """Whose turn this is; `tenant`: whose credentials it came with, if NATS asks for them."""
     if tenant is not None:
-        if body.tenant not in (None, tenant):
-            raise WrongTenant(tenant)
         note(tenant=tenant)
         return tenant
     if body.tenant is None:

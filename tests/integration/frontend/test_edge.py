@@ -266,8 +266,9 @@ def test_inference_over_nats(nats_server: Server, redis_server: Server, tmp_path
             assert chunks and done == b"[DONE]"
             for other in ("default", "globex"):
                 num_submits = len(it.fake.submits)
-                error, _ = await ask(it, CHAT | {"tenant": other}, theirs)
-                assert orjson.loads(error)["error"]["code"] == "wrong_tenant"
+                for body in (CHAT, {"model": MODEL, "input": "x"}, {"model": MODEL, "query": "x"}):
+                    error, _ = await ask(it, body | {"tenant": other}, theirs)
+                    assert orjson.loads(error)["error"]["code"] == "wrong_tenant"
                 assert len(it.fake.submits) == num_submits
 
     asyncio.run(scenario())
