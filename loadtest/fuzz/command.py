@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import uvloop
 
-from loadtest.fuzz import disk, malformed, poison, slow_readers
+from loadtest.fuzz import disk, malformed, poison, slow_readers, tenants
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
 
@@ -42,10 +42,12 @@ def run(argv: list[str]) -> dict[str, Any]:
     modes.add_argument("--http", type=int, nargs="?", const=5000, help=malformed.__doc__)
     modes.add_argument("--disk", type=int, nargs="?", const=200, help=disk.__doc__)
     modes.add_argument("--slow-readers", action="store_true", help=slow_readers.__doc__)
+    modes.add_argument("--tenants", action="store_true", help=tenants.__doc__)
     poison.add_options(parser.add_argument_group("--poison"))
     malformed.add_options(parser.add_argument_group("--http"))
     disk.add_options(parser.add_argument_group("--disk"))
     slow_readers.add_options(parser.add_argument_group("--slow-readers"))
+    tenants.add_options(parser.add_argument_group("--tenants"))
     args = parser.parse_args(argv)
     seed = random.randrange(2**31) if args.seed is None else args.seed
     report = _run_mode(args, seed)
@@ -65,5 +67,7 @@ def _run_mode(args: argparse.Namespace, seed: int) -> Report:
         mode = malformed
     elif args.disk is not None:
         mode = disk
+    elif args.tenants:
+        mode = tenants
     with mode.house(args) as house:
         return uvloop.run(mode.run(house, seed, args))

@@ -13,9 +13,10 @@ import nats
 from nats.aio.client import Client
 
 from cli.children import free_port
+from cli.credentials import nkey_file
 from cli.runfile import running_house
 from shared.errors import PeerUnavailable
-from shared.ids import DEFAULT_TENANT
+from shared.ids import DEFAULT_TENANT, TenantId
 
 MODEL = "demo"
 
@@ -39,12 +40,20 @@ class House:
         """Its processes by name; another number under a name is another process."""
         return {service.name: service.pid for service in running_house(self.directory).services}
 
+    @property
+    def nats_url(self) -> str:
+        """Where its NATS is."""
+        return running_house(self.directory).nats_url
+
     @asynccontextmanager
-    async def nats(self) -> AsyncIterator[Client]:
-        """A plain client of its NATS, as an agent framework of the default tenant has one."""
-        seed = self.directory / "credentials" / f"tenant-{DEFAULT_TENANT}.nk"
-        url = running_house(self.directory).nats_url
-        client = await nats.connect(url, nkeys_seed=str(seed))
+    async def nats(self, tenant: TenantId = DEFAULT_TENANT) -> AsyncIterator[Client]:
+        """A plain client of its NATS, as an agent framework of this tenant has one. Its inboxes
+        begin with ``_INBOX.`` and the tenant.
+        """
+        seed = nkey_file(self.directory / "credentials", tenant)
+        client = await nats.connect(
+            self.nats_url, nkeys_seed=str(seed), inbox_prefix=f"_INBOX.{tenant}"
+        )
         try:
             yield client
         finally:

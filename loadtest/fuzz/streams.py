@@ -5,7 +5,7 @@ Each asks for the same seeded reply again and again, which must be, token for to
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -43,6 +43,7 @@ class Streams:
     """So many streams.
 
     Args:
+        headers: more of each request.
         on_gap: called with the start and the end of every time between two pieces, s, monotonic.
     """
 
@@ -53,10 +54,13 @@ class Streams:
         num: int,
         num_tokens: int,
         on_gap: Callable[[float, float], None] = lambda *_: None,
+        headers: Sequence[bytes] = (),
     ) -> None:
         self._port = port
         self._requests = [
-            request_bytes("POST", "/v1/chat/completions", port, _body(model, index, num_tokens))
+            request_bytes(
+                "POST", "/v1/chat/completions", port, _body(model, index, num_tokens), *headers
+            )
             for index in range(num)
         ]
         self._num_tokens = num_tokens

@@ -22,8 +22,9 @@ PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
         ),
         (["--http", "200"], {"requests": 200}),
         (["--disk", "2"], {"trials": 2, "starts": 3, "turns_with_wrong_tokens": 0}),
+        (["--tenants", "--attempts", "36"], {"attempts": 36, "successes": 0}),
     ],
-    ids=["poison", "http", "disk"],
+    ids=["poison", "http", "disk", "tenants"],
 )  # fmt: skip
 def test_nothing_breaks(mode: list[str], counts: dict[str, int]) -> None:
     done = symphony("bench", "fuzz", "--json", "--seed", "1", *mode, timeout_s=240)
