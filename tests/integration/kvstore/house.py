@@ -119,6 +119,8 @@ class FakeWorker:
         self._lock: int | None = None
 
     async def open(self) -> m.KvOpened:
+        """As a new incarnation each time, which gives back what the old one held."""
+        self.incarnation = new_id("i")
         self.opened = await self.bus.request(
             subjects.KV_OPEN,
             m.KvOpen(
