@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from loadtest.world.world import World
 
 TICK_NS = SECOND
-TICKET_NS = 10 * SECOND
+TICKET_NS = 4 * SECOND
 PAGE_BYTES = 64
 READ_NS = 100 * US
 WRITE_NS = 500 * US

@@ -27,7 +27,7 @@ class Tracker(Process):
         self.num_expects = 0
 
     def on_start(self) -> None:
-        self.core = TrackerCore(Limits(ttl_ns=10 * SECOND, slack_ns=5 * SECOND))
+        self.core = TrackerCore(Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND))
         self._alarm = 0
         wires = self.world.wires
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))

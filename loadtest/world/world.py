@@ -41,7 +41,7 @@ class Options:
     faults_for_ns: int = 8 * SECOND
     calm_max_ns: int = 150 * SECOND
     settle_ns: int = 4 * SECOND
-    rest_ns: int = 18 * SECOND
+    rest_ns: int = 9 * SECOND
     unserved_ns: int = 6 * SECOND
     stall_max_ns: int = 20 * SECOND
     calm_stall_max_ns: int = 8 * SECOND

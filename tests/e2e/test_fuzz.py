@@ -20,9 +20,9 @@ PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
              "--kinds", "tiny-divisors,bias-spellings,template,deep-nesting,all-limits,wrong-utf8"],
             {"poison": 12, "replies_undisturbed": 16, "replies_failed_poisoned": 0},
         ),
-        (["--http", "200"], {"requests": 200}),
-        (["--disk", "2"], {"trials": 2, "starts": 3, "turns_with_wrong_tokens": 0}),
-        (["--tenants", "--attempts", "36"], {"attempts": 36, "successes": 0}),
+        (["--http", "60"], {"requests": 60}),
+        (["--disk", "1"], {"trials": 1, "starts": 2, "turns_with_wrong_tokens": 0}),
+        (["--tenants", "--attempts", "18"], {"attempts": 18, "successes": 0}),
     ],
     ids=["poison", "http", "disk", "tenants"],
 )  # fmt: skip

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # A test run in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as talk:
         assert talk.stdin is not None and talk.stdout is not None
         talk.stdin.write("one\n")
