@@ -1,5 +1,5 @@
 """`bench fuzz` in small: the house stands, and the commands that say so work. What takes how long
-is for the long runs.
+is for the long runs. Each starts a house of its own, so all but one are for `pytest -m slow`.
 """
 
 import json
@@ -20,9 +20,17 @@ PATIENT = ["--gap-max-s", "60", "--ping-max-s", "60"]
              "--kinds", "tiny-divisors,bias-spellings,template,deep-nesting,all-limits,wrong-utf8"],
             {"poison": 12, "replies_undisturbed": 16, "replies_failed_poisoned": 0},
         ),
-        (["--http", "60"], {"requests": 60}),
-        (["--disk", "1"], {"trials": 1, "starts": 2, "turns_with_wrong_tokens": 0}),
-        (["--tenants", "--attempts", "18"], {"attempts": 18, "successes": 0}),
+        pytest.param(["--http", "60"], {"requests": 60}, marks=pytest.mark.slow),
+        pytest.param(
+            ["--disk", "1"],
+            {"trials": 1, "starts": 2, "turns_with_wrong_tokens": 0},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--tenants", "--attempts", "18"],
+            {"attempts": 18, "successes": 0},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["poison", "http", "disk", "tenants"],
 )  # fmt: skip
