@@ -19,14 +19,17 @@ HARMS: list[Subject[Any, Any]] = [
     subjects.SESSION_DROP,
     subjects.TENANT_ADVISORY_INVALIDATE,
 ]
+FAMILIES = {wire.pattern.partition(".")[0] for wire in WIRES}
+STARRED = {wire.pattern.partition("*")[0] + ">" for wire in WIRES if "*" in wire.pattern}
 WILD = [
-    ">", "symphony.>", "_INBOX.>", "_R_.>", "$SYS.>", "$JS.>", "$KV.>", "symphony.tenant.>", "*.>",
-    "symphony-lease.>", "symphony.*.*.*", "symphony.frontend.>", "symphony.worker.>",
+    ">", "*.>", "_INBOX.>", "_R_.>", "$SYS.>", "$JS.>", "$KV.>",
+    *sorted(STARRED | {f"{family}.{rest}" for family in FAMILIES for rest in (">", "*.*.*")}),
 ]  # fmt: skip
+STREAM = f"KV_{subjects.LEASES.name}"
 ASKED_OF_NATS = [
-    "$JS.API.INFO", "$JS.API.STREAM.LIST", "$JS.API.STREAM.INFO.KV_symphony-leases",
-    "$JS.API.STREAM.DELETE.KV_symphony-leases", "$JS.API.DIRECT.GET.KV_symphony-leases",
-    "$KV.symphony-leases.scheduler", "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.CONNZ",
+    "$JS.API.INFO", "$JS.API.STREAM.LIST", f"$JS.API.STREAM.INFO.{STREAM}",
+    f"$JS.API.STREAM.DELETE.{STREAM}", f"$JS.API.DIRECT.GET.{STREAM}",
+    f"$KV.{subjects.LEASES.name}.scheduler", "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.CONNZ",
     "$SYS.REQ.ACCOUNT.SERVICES.CONNZ", "$SYS.REQ.USER.INFO", "$SYS.REQ.ACCOUNT.PING.CONNZ",
 ]  # fmt: skip
 QUEUES = ("", "", "frontend", "tracker")

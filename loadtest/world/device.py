@@ -63,7 +63,6 @@ class Device:
         self._arena: ArenaMemory | None = None
         self._epoch = 0
         self._step: _Step | None = None
-        self.num_steps = 0
 
     @property
     def is_busy(self) -> bool:
@@ -140,7 +139,6 @@ class Device:
     def start(self, plan: StepPlan) -> None:
         """Run a step; it ends with `Worker.on_step`."""
         assert self._step is None
-        self.num_steps += 1
         worker, model = self._worker, self._model
         awaited: dict[int, list[int]] = {}
         failed: set[int] = set()

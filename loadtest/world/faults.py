@@ -1,7 +1,7 @@
 """What goes wrong, and when: drawn from the seed before anything runs, so that it can be shrunk."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,6 @@ class Faults:
     once: list[Fault]
     queue_max: int = 65_536
     unread_share: float = 0.0
-    healed: bool = field(default=False)
 
     def without(self, fault: "Fault | str") -> "Faults":
         """The same without one fault, or one kind of them."""
@@ -98,7 +97,6 @@ def unleash(world: "World") -> None:
 
 def heal(world: "World") -> None:
     """From now on nothing goes wrong any more; what is down or frozen comes back in its time."""
-    world.faults.healed = True
     world.faults.unread_share = 0.0
     world.faults.queue_max = 65_536
     weather = world.wires.weather

@@ -1,11 +1,11 @@
 """One-shot jobs in the world: what a frontend, a scheduler and a worker each do for them."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.world.timeline import MS, SECOND
+from loadtest.world.desk import Alarm, Desk
+from loadtest.world.timeline import MS
 from loadtest.world.wires import Reply
 from services.frontend.core import job_events as fe
 from services.frontend.core.jobs import Jobs
@@ -15,12 +15,10 @@ from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
-from shared.errors import SymphonyError
-from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.ids import BatchId, FrontendId, JobId, ModelId
 from shared.messages import (
     WHOLE_OFFICE,
     BatchStart,
-    Empty,
     InputPull,
     JobInput,
     JobResults,
@@ -38,24 +36,18 @@ from shared.subjects import (
     JOBS_DROPPED,
     JOBS_SUBMIT,
     LEADER_CHANGED,
-    WORKER_PING,
     WORKER_REPORT,
 )
 
 if TYPE_CHECKING:
     from loadtest.world.frontend import Frontend
-    from loadtest.world.process import Process
     from loadtest.world.scheduler import Scheduler
     from loadtest.world.worker import Worker
 
 JOB_MODEL = ModelId("e")
 SIZE_MAX = 8
 SLO_NS = 200 * MS
-PROBE_NS = 2 * SECOND
-LOOK_AGAIN_NS = 10 * MS
 SHARD = "0"
-
-JobEvent = Callable[[int], list[sj.JobsEffect]]
 
 
 def batch_ns(size: int) -> int:
@@ -77,26 +69,6 @@ def value_of(tokens: str) -> str:
     return f"<{tokens}>"
 
 
-class Alarm:
-    """Rings at the instant it was set to last, in this life of its process."""
-
-    def __init__(self, process: "Process", ring: Callable[[], None]) -> None:
-        self._process = process
-        self._ring = ring
-        self._num_set = 0
-
-    def set(self, at_ns: int) -> None:
-        """Replaces an earlier setting."""
-        self._num_set += 1
-        if at_ns < 1 << 61:
-            delay_ns = max(at_ns - self._process.now_ns, 0) + 1
-            self._process.later(delay_ns, partial(self._due, self._num_set))
-
-    def _due(self, number: int) -> None:
-        if number == self._num_set:
-            self._ring()
-
-
 class FrontendJobs:
     """A frontend's requests for one-shot models; `on_end` hears of each end."""
 
@@ -104,7 +76,7 @@ class FrontendJobs:
         self._frontend = frontend
         self._wires = frontend.world.wires
         self.core = Jobs(frontend_id, fe.JobLimits())
-        self._alarm = Alarm(frontend, lambda: self._perform(self.core.on_wake(frontend.now_ns)))
+        self._alarm = Alarm(frontend, self._wake)
         self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}
         subscribe = self._wires.subscribe
         subscribe(frontend, INPUT_PULL, self._on_pull, frontend_id)
@@ -141,6 +113,10 @@ class FrontendJobs:
         self._readers.pop(request_id, None)
         self._perform(self.core.on_cancel(request_id))
 
+    def _wake(self) -> bool:
+        self._perform(self.core.on_wake(self._frontend.now_ns))
+        return True
+
     def _on_pull(self, pull: InputPull, reply: Reply) -> None:
         effect = self.core.on_pull(pull, self._frontend.now_ns)[0]
         assert isinstance(effect, fe.AnswerPull)
@@ -176,15 +152,12 @@ class SchedulerJobs:
             make_batcher("steady", delays), limits, fence=scheduler.fence,
             started_at_ns=scheduler.now_ns, name=f"{scheduler.name}.{scheduler.life}",
         )  # fmt: skip
-        self._events: deque[JobEvent] = deque()
-        self._held: list[sj.JobsEffect] = []
-        self._is_looking = False
-        self._alarm = Alarm(scheduler, self._wake)
-        self._put(core.on_wake)
-        wires.subscribe(scheduler, WORKER_REPORT, self._feeding(core.on_report))
-        wires.subscribe(scheduler, BATCH_DONE, self._feeding(core.on_batch_done))
-        wires.subscribe(scheduler, JOBS_SUBMIT, self._feeding(core.on_jobs), SHARD)
-        wires.subscribe(scheduler, JOBS_CANCEL, self._feeding(core.on_cancel), SHARD)
+        self._desk = desk = Desk(scheduler, core.on_wake, core.on_worker_gone, self._perform)
+        desk.put(core.on_wake)
+        wires.subscribe(scheduler, WORKER_REPORT, desk.feeding(core.on_report))
+        wires.subscribe(scheduler, BATCH_DONE, desk.feeding(core.on_batch_done))
+        wires.subscribe(scheduler, JOBS_SUBMIT, desk.feeding(core.on_jobs), SHARD)
+        wires.subscribe(scheduler, JOBS_CANCEL, desk.feeding(core.on_cancel), SHARD)
         self.announce()
 
     def set_fence(self, fence: int) -> None:
@@ -202,40 +175,6 @@ class SchedulerJobs:
         )
         self._wires.publish(scheduler, LEADER_CHANGED, changed)
 
-    def _wake(self) -> None:
-        if not self._put(self.core.on_wake):
-            self._scheduler.later(50 * MS, self._wake)
-
-    def _feeding(self, handler: Any) -> Any:
-        return lambda message, _: self._put(partial(handler, message))
-
-    def _put(self, event: JobEvent) -> bool:
-        if len(self._events) >= self._scheduler.world.faults.queue_max:
-            self._scheduler.world.num_dropped += 1
-            return False
-        self._events.append(event)
-        self._consume()
-        return True
-
-    def _consume(self) -> None:
-        """What follows from an event is done while this process leads."""
-        if self._is_looking:
-            return
-        while self._events or self._held:
-            if not self._held:
-                self._held = self._events.popleft()(self._scheduler.now_ns)
-            if self._held and not self._scheduler.is_leading:
-                self._is_looking = True
-                self._scheduler.later(LOOK_AGAIN_NS, self._look_again)
-                return
-            effects, self._held = self._held, []
-            for effect in effects:
-                self._perform(effect)
-
-    def _look_again(self) -> None:
-        self._is_looking = False
-        self._consume()
-
     def _perform(self, effect: sj.JobsEffect) -> None:
         wires, scheduler = self._wires, self._scheduler
         match effect:
@@ -246,23 +185,13 @@ class SchedulerJobs:
             case sj.AnswerDropped(frontend_id, dropped):
                 wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)
             case ProbeWorker(worker_id):
-                self._probe(worker_id)
+                self._desk.probe(worker_id)
             case WakeAt(at_ns):
-                self._alarm.set(at_ns)
+                self._desk.alarm.set(at_ns)
             case sj.Deposed(fence):
                 scheduler.raise_fence(fence)
             case _:
                 pass
-
-    def _probe(self, worker_id: WorkerId) -> None:
-        def on_error(_: SymphonyError) -> None:
-            if self._wires.has_connection(self._scheduler):
-                self._put(partial(self.core.on_worker_gone, worker_id))
-
-        self._wires.request(
-            self._scheduler, WORKER_PING, Empty(), lambda _: None, on_error, ident=worker_id,
-            timeout_ns=PROBE_NS,
-        )  # fmt: skip
 
 
 class WorkerJobs:
@@ -272,7 +201,7 @@ class WorkerJobs:
         self._worker = worker
         self._wires = wires = worker.world.wires
         self.core = BatchCore(worker.worker_id, [job_card()], we.BatchLimits())
-        self._alarm = Alarm(worker, lambda: self._perform(self.core.on_wake(worker.now_ns)))
+        self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None
         me = worker.worker_id
         wires.subscribe(worker, BATCH_START, lambda message, _: self._on_batch(message), me)
@@ -283,6 +212,10 @@ class WorkerJobs:
             me,
         )
         wires.subscribe(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
+
+    def _wake(self) -> bool:
+        self._perform(self.core.on_wake(self._worker.now_ns))
+        return True
 
     def _on_leader(self, changed: LeaderChanged) -> None:
         self.core.on_fence(changed.office, changed.fence)

@@ -67,7 +67,6 @@ class Kvstore(Process):
         self.disk: dict[BlockKey, DiskBlock] = {}
         self.disk_slowness = 1
         self.is_disk_full = False
-        self.num_torn = 0
 
     def on_start(self) -> None:
         self.core = KvCore(
@@ -112,7 +111,6 @@ class Kvstore(Process):
         for block in self.disk.values():
             if self.world.fault_random.random() < share:
                 block.is_damaged = True
-                self.num_torn += 1
 
     def lose_database(self) -> None:
         """The whole database cannot be used any more."""
@@ -302,7 +300,7 @@ class Kvstore(Process):
         contents = [self.arena.contents[page] for page in write.pages]
         if [checksum_of(content) for content in contents] != write.checksums:
             return write.block_id, WriteOutcome.CORRUPT, 0
-        self.disk[write.key] = DiskBlock(len(contents), contents, contents[0][1])
+        self.disk[write.key] = DiskBlock(len(contents), contents)
         return write.block_id, WriteOutcome.STORED, len(contents) * PAGE_BYTES
 
 

@@ -63,5 +63,4 @@ class DiskBlock:
 
     num_layers: int
     contents: list[Content]
-    parent_origin: Origin
     is_damaged: bool = False

@@ -1,10 +1,10 @@
 """A scheduler process: a candidate for the lease; while it leads, the cores that place."""
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loadtest.world.desk import Alarm, Desk
 from loadtest.world.jobs import SchedulerJobs
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND
@@ -27,7 +27,6 @@ from services.scheduler.core import lease_effects as le
 from services.scheduler.core.leadership import LeaseCore
 from services.scheduler.core.lease_times import LeaseTimes
 from shared.errors import NobodyListens, NoCapacity, SymphonyError
-from shared.ids import WorkerId
 from shared.messages import AdvisoryKey, Empty, ExpectSession, LeaseHolder, SchedulerStatus
 from shared.subjects import (
     LEASE_HOLDER,
@@ -40,7 +39,6 @@ from shared.subjects import (
     TURN_SUBMIT,
     TURNS_ENDED,
     WORKER_CANCEL,
-    WORKER_PING,
     WORKER_PREFETCH,
     WORKER_REPORT,
     WORKER_START,
@@ -50,11 +48,7 @@ if TYPE_CHECKING:
     from loadtest.world.world import World
 
 TIMES = LeaseTimes(beat_ns=500 * MS, ttl_ns=2 * SECOND)
-LOOK_AGAIN_NS = 10 * MS
-PROBE_NS = 2 * SECOND
 RESTART_NS = 300 * MS
-
-Event = Callable[[int], list[Effect]]
 
 
 class LeaseStore:
@@ -87,11 +81,7 @@ class Scheduler(Process):
     def on_start(self) -> None:
         self.core = self.jobs = None
         self.fence = 0
-        self._events: deque[Event] = deque()
-        self._held: list[Effect] = []
-        self._is_looking = False
-        self._alarm = 0
-        self._lease_alarm = 0
+        self._lease_alarm = Alarm(self, self._look_at_lease)
         self._question = 0
         self.lease = LeaseCore(
             instance=f"{self.name}.{self.life}",
@@ -126,7 +116,7 @@ class Scheduler(Process):
                         if other is not self and other.is_ready:
                             self.world.wires.tell(self, other, partial(other.hear_lease, stored))
                 case le.WakeAt(at_ns):
-                    self._set_lease_alarm(at_ns)
+                    self._lease_alarm.set(at_ns)
                 case le.Lead(fence):
                     self.fence = fence
                     self.world.on_lead(self, fence)
@@ -140,6 +130,10 @@ class Scheduler(Process):
                 case le.Suspend() | le.Resume():
                     pass
 
+    def _look_at_lease(self) -> bool:
+        self._lead_on(self.lease.on_wake(self.now_ns))
+        return True
+
     def raise_fence(self, above: int) -> None:
         """Somebody has seen a higher fence."""
         self._lead_on(self.lease.raise_fence(above, self.now_ns))
@@ -147,16 +141,6 @@ class Scheduler(Process):
     def hear_lease(self, stored: le.Stored) -> None:
         """Another candidate says what the store took."""
         self._lead_on(self.lease.on_announced(stored, self.now_ns))
-
-    def _set_lease_alarm(self, at_ns: int) -> None:
-        self._lease_alarm += 1
-        number = self._lease_alarm
-
-        def ring() -> None:
-            if number == self._lease_alarm:
-                self._lead_on(self.lease.on_wake(self.now_ns))
-
-        self.later(max(at_ns - self.now_ns, 0) + 1, ring)
 
     def _ask_store(self, question: le.ReadLease | le.WriteLease) -> None:
         self._question += 1
@@ -203,7 +187,8 @@ class Scheduler(Process):
         self.core = core = SchedulerCore(
             POLICIES["balance"](limits), limits, self.now_ns, attempt_floor=self.wall_ns // MS
         )
-        self._put(core.on_wake)
+        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform)
+        self._desk.put(core.on_wake)
         wires, instance = self.world.wires, f"{self.name}.{self.life}"
         wires.subscribe(
             self, LEASE_HOLDER, lambda _, r: r(LeaseHolder(instance=instance)), ident="all"
@@ -214,14 +199,11 @@ class Scheduler(Process):
             (TURN_CANCEL, core.on_turn_cancel),
             (TURN_SUBMIT, core.on_turn_submit),
         ):
-            wires.subscribe(self, subject, self._feeding(handler))
+            wires.subscribe(self, subject, self._desk.feeding(handler))
         wires.subscribe(self, SESSION_EXPECT, self._on_expect)
         wires.subscribe(self, SESSION_DROP, self._on_drop)
         wires.subscribe(self, SCHEDULER_STATUS, lambda _, r: r(SchedulerStatus(workers=[])))
         self.jobs = SchedulerJobs(self)
-
-    def _feeding(self, handler: Any) -> Any:
-        return lambda message, _: self._put(partial(handler, message))
 
     def _on_expect(self, message: ExpectSession, reply: Reply) -> None:
         def event(now_ns: int) -> list[Effect]:
@@ -230,41 +212,13 @@ class Scheduler(Process):
             reply(placement)
             return effects
 
-        if not self._put(event):
+        if not self._desk.put(event):
             reply(NoCapacity("too many events wait here"))
 
     def _on_drop(self, message: AdvisoryKey, reply: Reply) -> None:
         assert self.core is not None
-        has_room = self._put(partial(self.core.on_drop, message))
+        has_room = self._desk.put(partial(self.core.on_drop, message))
         reply(Empty() if has_room else NoCapacity("the scheduler has too much to do"))
-
-    def _put(self, event: Event) -> bool:
-        """Queue an event, as `EventQueue` does; False if there is no room."""
-        if len(self._events) >= self.world.faults.queue_max:
-            self.world.num_dropped += 1
-            return False
-        self._events.append(event)
-        self._consume()
-        return True
-
-    def _consume(self) -> None:
-        """As `consume` does: what follows from an event is done while this process leads."""
-        if self._is_looking:
-            return
-        while self._events or self._held:
-            if not self._held:
-                self._held = self._events.popleft()(self.now_ns)
-            if self._held and not self.is_leading:
-                self._is_looking = True
-                self.later(LOOK_AGAIN_NS, self._look_again)
-                return
-            effects, self._held = self._held, []
-            for effect in effects:
-                self._perform(effect)
-
-    def _look_again(self) -> None:
-        self._is_looking = False
-        self._consume()
 
     def _perform(self, effect: Effect) -> None:
         wires = self.world.wires
@@ -281,28 +235,8 @@ class Scheduler(Process):
             case NotifyArrival(arrived):
                 wires.publish(self, TURN_ARRIVED, arrived)
             case ProbeWorker(worker_id):
-                self._probe(worker_id)
+                self._desk.probe(worker_id)
             case CountTurn():
                 pass
             case WakeAt(at_ns):
-                self._set_alarm(at_ns)
-
-    def _probe(self, worker_id: WorkerId) -> None:
-        def on_error(_: SymphonyError) -> None:
-            if self.core is not None and self.world.wires.has_connection(self):
-                self._put(partial(self.core.on_worker_gone, worker_id))
-
-        self.world.wires.request(
-            self, WORKER_PING, Empty(), lambda _: None, on_error, ident=worker_id,
-            timeout_ns=PROBE_NS,
-        )  # fmt: skip
-
-    def _set_alarm(self, at_ns: int) -> None:
-        self._alarm += 1
-        number = self._alarm
-
-        def ring() -> None:
-            if number == self._alarm and self.core is not None and not self._put(self.core.on_wake):
-                self.later(50 * MS, ring)
-
-        self.later(max(at_ns - self.now_ns, 0) + 1, ring)
+                self._desk.alarm.set(at_ns)

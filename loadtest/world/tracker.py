@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from loadtest.world.desk import Alarm
 from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
@@ -19,16 +20,14 @@ PLACEMENT_TIMEOUT_NS = 2 * SECOND
 class Tracker(Process):
     """Attributes:
     core: live advisories, of this life.
-    num_expects: questions to the scheduler, of all lives.
     """
 
     def __init__(self, world: "World") -> None:
         super().__init__(world, "tracker")
-        self.num_expects = 0
 
     def on_start(self) -> None:
         self.core = TrackerCore(Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND))
-        self._alarm = 0
+        self._alarm = Alarm(self, self._wake)
         wires = self.world.wires
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
         wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
@@ -58,10 +57,9 @@ class Tracker(Process):
                 case Count():
                     pass
                 case WakeAt(at_ns):
-                    self._set_alarm(at_ns)
+                    self._alarm.set(at_ns)
 
     def _ask(self, message: ExpectSession) -> None:
-        self.num_expects += 1
         key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
 
         def on_reply(placement: Any) -> None:
@@ -74,12 +72,6 @@ class Tracker(Process):
             self, SESSION_EXPECT, message, on_reply, on_error, timeout_ns=PLACEMENT_TIMEOUT_NS
         )
 
-    def _set_alarm(self, at_ns: int) -> None:
-        self._alarm += 1
-        number = self._alarm
-
-        def ring() -> None:
-            if number == self._alarm:
-                self._perform(self.core.on_wake(self.now_ns))
-
-        self.later(max(at_ns - self.now_ns, 0) + 1, ring)
+    def _wake(self) -> bool:
+        self._perform(self.core.on_wake(self.now_ns))
+        return True
