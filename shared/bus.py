@@ -6,6 +6,7 @@ behind drops and counts, a serving subject runs at most `concurrency_max` handle
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -78,11 +79,13 @@ class Bus:
         self._server = hide_password(url)
         self._troubles = Sparsely()  # NATS' client tells of every attempt, ten a second
         self._last_reason = "no answer"
+        self._is_told_why = False  # whether that is the server's own word
         self._tasks = Tasks("handler failed")
         self._is_back = asyncio.Event()  # cleared by who waits for it
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
+        self._connected_at_s = math.inf
 
     @classmethod
     async def connect(
@@ -125,6 +128,7 @@ class Bus:
                 await client.close()
             within = "" if timeout_s is None else f" within {timeout_s:g} s"
             raise PeerUnavailable(f"NATS at {bus._server} did not answer{within}: {why}") from None
+        bus._connected_at_s = time.monotonic()
         if bus._troubles.clear():
             log.info("nats connected")
         return bus
@@ -133,6 +137,11 @@ class Bus:
     def connected(self) -> bool:
         """Whether the connection stands at this moment."""
         return self._client.is_connected
+
+    @property
+    def connected_for_s(self) -> float:
+        """How long the connection has stood; 0 if it does not."""
+        return max(time.monotonic() - self._connected_at_s, 0.0)
 
     @property
     def is_open(self) -> bool:
@@ -488,7 +497,10 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
             SLOW.inc()
-        self._last_reason = reason(error)
+        # who is refused may read the server's word, or only that it closed: the word tells why
+        if not isinstance(error, ConnectionResetError) or not self._is_told_why:
+            self._last_reason = reason(error)
+            self._is_told_why = isinstance(error, NatsError)
         num = self._troubles.hear(type(error).__name__, time.monotonic_ns())
         if num:
             log.warning(
@@ -501,6 +513,7 @@ class Bus:
             )
 
     async def _on_disconnected(self) -> None:
+        self._connected_at_s = math.inf
         if self._is_draining:
             return
         log.warning("nats disconnected")
@@ -509,6 +522,7 @@ class Bus:
 
     async def _on_reconnected(self) -> None:
         self._troubles.clear()
+        self._connected_at_s = time.monotonic()
         self._is_back.set()
         log.info("nats reconnected")
         for callback in self._on_reconnect:

@@ -10,8 +10,12 @@ from shared.arena import PageState
 
 if TYPE_CHECKING:
     from loadtest.world.kvstore import Kvstore
+    from loadtest.world.scheduler import Scheduler
     from loadtest.world.worker import Worker
     from loadtest.world.world import World
+
+# What makes a scheduler believe that a worker is dead. That the bus is away must not.
+SILENCING = {"loss", "delay", "freeze", "cut", "mute", "deaf", "worker", "queue", "killer"}
 
 
 def check_worker(worker: "Worker") -> None:
@@ -73,10 +77,34 @@ def check_kvstore(kvstore: "Kvstore") -> None:
             places += worker.leased.get(arena.page_bytes, ())
         for block in arena.holding.values():
             places += [page for page in block.pages if page != NO_PAGE]
+            gone = [layer for layer, page in enumerate(block.pages) if page == NO_PAGE]
+            assert not (gone and block.is_writing), "the only copy of a block was taken"
+            if block.num_pins and block.is_alive:
+                taken = [layer for layer in gone if (block.block_id, layer) not in kvstore.unread]
+                assert not taken, "a page was taken from under a ticket"
         places.sort()
         assert places == list(range(arena.num_pages)), "an arena page is lost or in two places"
         words = kvstore.arena.words
         assert all(words[page][1] is PageState.FREE for page in arena._free)
+
+
+def check_scheduler(scheduler: "Scheduler") -> None:
+    """Turns and kept places are on workers that can have them, every job in at most one batch."""
+    if scheduler.core is None or scheduler.jobs is None:
+        return
+    is_lossy = scheduler.world.faults.kinds & SILENCING
+    for worker in scheduler.core._fleet:
+        assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
+        assert worker.alive or not worker.turns, f"{worker.worker_id} is dead and keeps its turns"
+        for turn in worker.turns.values():
+            assert turn.worker is worker, f"{turn.turn_id} is in two places"
+        for held in worker.reservations.values():
+            is_kept = held.worker is worker and held.model_id in worker.models
+            assert is_kept, f"a place is kept at {worker.worker_id}, which cannot take the turn"
+    batches = scheduler.jobs.core._batches
+    for batch in batches:
+        assert batch.device.batches.get(batch.batch_id) is batch, "a batch of no device"
+        assert all(job.batch is batch for job in batch.jobs), "a job in two batches"
 
 
 def check_rest(world: "World") -> None:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loadtest.world.jobs import value_of
+from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
-from shared.ids import SessionId, TenantId, TurnId
+from shared.ids import JobId, SessionId, TenantId, TurnId
 from shared.messages import Advisory, SamplingParams
 from shared.subjects import ADVISORY_SUBMIT
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
+PATIENT_SLO_NS = 2 * SECOND  # time to run a job again
 CALL_TIMEOUT_NS = 5 * SECOND
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
@@ -109,6 +110,10 @@ class Clients:
         """Nobody waits for anything any more."""
         return not self._open and not self._num_waiting and all(self.job_ends.values())
 
+    def is_job_over(self, job_id: JobId) -> bool:
+        """Whether its client waits for it no more."""
+        return bool(self.job_ends[job_id.partition(".")[0]])
+
     def on_broken(self, frontend: "Frontend") -> None:
         """A frontend died: its clients ask again, elsewhere if they can."""
         for turn in [turn for turn in self._open.values() if turn.frontend is frontend]:
@@ -128,13 +133,13 @@ class Clients:
 
     def ask_last(self) -> ClientTurn:
         """Its turn."""
-        self._ask_jobs()
+        self._ask_jobs(is_patient=True)
         self._num_waiting += 1
         self._ask(self._last)
         return next(reversed(self.turns.values()))
 
-    def _ask_jobs(self) -> None:
-        """A request of some inputs for the one-shot model."""
+    def _ask_jobs(self, *, is_patient: bool = False) -> None:
+        """A request of some inputs for the one-shot model; few hang up, if they are not patient."""
         frontends = [frontend for frontend in self._world.frontends if frontend.is_ready]
         if not frontends:
             return
@@ -153,8 +158,9 @@ class Clients:
             ends.append("done" if isinstance(event, Done) else event.outcome)
             assert len(ends) == 1, f"{request_id} ended as {ends}"
 
-        frontend.run(frontend.life, lambda: frontend.jobs.open(request_id, inputs, on_end))
-        if self._random.random() < 0.1:
+        slo_ns = self._random.choice([SLO_NS, PATIENT_SLO_NS])
+        frontend.run(frontend.life, lambda: frontend.jobs.open(request_id, inputs, slo_ns, on_end))
+        if not is_patient and self._random.random() < 0.1:
             delay_ns = self._random.randrange(200 * MS)
             self._world.timeline.after(delay_ns, lambda: self._hang_up_jobs(request_id))
 
@@ -254,6 +260,9 @@ class Clients:
         think_ns = self._random.randrange(2 * SECOND)
         if self._random.random() < 0.6:
             self._advise(session, think_ns)
+        if self._random.random() < 0.2:  # or only as the turn comes, or too late
+            late_ns = max(think_ns + self._random.randrange(-50, 100) * MS, 0)
+            self._world.timeline.after(late_ns, lambda: self._advise(session, 0))
         self._ask_in(think_ns, session)
 
     def _advise(self, session: Session, in_ns: int) -> None:

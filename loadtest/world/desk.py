@@ -23,6 +23,7 @@ E = TypeVar("E")
 LOOK_AGAIN_NS = 10 * MS
 WAKE_RETRY_NS = 50 * MS
 PROBE_NS = 2 * SECOND
+RETURN_NS = SECOND
 NEVER_NS = 1 << 61
 
 
@@ -94,9 +95,10 @@ class Desk(Generic[E]):
     def probe(self, worker_id: WorkerId) -> None:
         """Ask whether a worker is there; tell the core if it is not."""
         scheduler, wires = self._scheduler, self._scheduler.world.wires
+        was_connected_ns = wires.connected_for_ns(scheduler)
 
         def on_error(_: SymphonyError) -> None:
-            if wires.has_connection(scheduler):
+            if RETURN_NS <= was_connected_ns <= wires.connected_for_ns(scheduler):
                 self.put(partial(self._on_gone, worker_id))
 
         wires.request(

@@ -5,11 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loadtest.world.kvstore import checksum_of
-from loadtest.world.memory import ArenaMemory, Content, Origin, origins
+from loadtest.world.memory import GARBAGE, ArenaMemory, Content, Origin, origins
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import SECOND, US
 from services.worker.core.effects import (
-    LATE,
     BlockWrite,
     PageLoad,
     Row,
@@ -199,20 +198,24 @@ class Device:
             )
             result.sampled.append(None if token is None else Sampled(token))
         if step.sums is not None:
+            self._spoil(step, {*step.failed, *result.broken}, step.sums)
             result.checksums = [
-                [] if number in step.given_up or self._is_void(step, write.row) else sums
-                for number, (write, sums) in enumerate(zip(plan.writes, step.sums, strict=True))
+                [] if number in step.given_up else sums for number, sums in enumerate(step.sums)
             ]
         self._step = None
         self._worker.on_step(result)
 
-    def _is_void(self, step: _Step, row: int) -> bool:
-        if row == LATE:
-            return False
-        return row in step.failed or step.plan.rows[row].turn.sampling.seed == BREAKER
-
-    def _sample(self, turn: Turn) -> Sampled:
-        return Sampled(self._model.next_token(turn.tokens, self._worker.hardware))
+    def _spoil(self, step: _Step, rows: set[int], sums: list[list[int]]) -> None:
+        """What a row computed on history that it did not have, or could not compute, is garbage
+        with a good checksum.
+        """
+        if step.arena is None or self._arena is not step.arena or self._epoch != step.plan.epoch:
+            return  # the pages may be others' by now
+        for number, write in enumerate(step.plan.writes):
+            if write.row in rows and number not in step.given_up:
+                for layer, page in enumerate(write.arena_pages):
+                    step.arena.contents[page] = GARBAGE
+                    sums[number][layer] = checksum_of(GARBAGE)
 
     def _store(self, step: _Step, number: int, write: BlockWrite, layer: int) -> None:
         """One page of a block goes down while the pass runs."""

@@ -15,6 +15,7 @@ KINDS = (
     "tracker", "kvstore", "frontend", "clock", "queue", "arena", "slow disk", "full disk",
     "torn disk", "lost disk", "unread disk", "redis", "killer", "breaker",
 )  # fmt: skip
+FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
 RESTART_MAX_NS = 4 * SECOND
 AWAY_MAX_NS = 60 * SECOND
 LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
@@ -64,9 +65,10 @@ HOW_OFTEN = {
 
 
 def draw_faults(seed: int, faults_for_ns: int) -> Faults:
-    """A random half of the kinds, each a few times."""
+    """A random half of the kinds, each a few times; in some worlds few of them, or none."""
     random = Random(f"faults {seed}")
-    kinds = frozenset(random.sample(KINDS, len(KINDS) // 2))
+    num_kinds = random.randrange(4) if random.random() < FEW_SHARE else len(KINDS) // 2
+    kinds = frozenset(random.sample(KINDS, num_kinds))
     once = [
         Fault(kind, random.randrange(faults_for_ns), random.getrandbits(32))
         for kind in KINDS

@@ -8,7 +8,7 @@ from loadtest.world.desk import Alarm, Desk
 from loadtest.world.timeline import MS
 from loadtest.world.wires import Reply
 from services.frontend.core import job_events as fe
-from services.frontend.core.jobs import Jobs
+from services.frontend.core.jobs import INPUT_MISSING, Jobs
 from services.scheduler.core import ProbeWorker, WakeAt
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays
@@ -91,9 +91,13 @@ class FrontendJobs:
         self._perform(self.core.on_resubmit_all(self._frontend.now_ns))
 
     def open(
-        self, request_id: str, tokens: Sequence[str], reader: Callable[[fe.Done | fe.Fail], None]
+        self,
+        request_id: str,
+        tokens: Sequence[str],
+        slo_ns: int,
+        reader: Callable[[fe.Done | fe.Fail], None],
     ) -> None:
-        """A client asks for a request of some inputs."""
+        """A client asks for a request of some inputs, to be answered within `slo_ns`."""
         now_ns = self._frontend.now_ns
         jobs = [
             fe.NewJob(
@@ -104,7 +108,7 @@ class FrontendJobs:
         self._readers[request_id] = reader
         new = fe.NewRequest(
             request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=0, jobs=jobs,
-            arrived_at_ns=now_ns, deadline_at_ns=now_ns + SLO_NS, fastest_ns=batch_ns(1),
+            arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
         )  # fmt: skip
         self._perform(self.core.on_new(new, now_ns))
 
@@ -124,6 +128,20 @@ class FrontendJobs:
 
     def _on_results(self, message: JobResults) -> None:
         self._perform(self.core.on_results(message, self._frontend.now_ns))
+        for result in message.results:
+            if result.code == INPUT_MISSING and result.job_id in self.core._of_job:
+                self._expect_submit(result.job_id)
+
+    def _expect_submit(self, job_id: JobId) -> None:
+        """A batch missed this job's input: soon it is submitted again, if there is time."""
+        heard_at_ns = self._frontend.now_ns
+
+        def check() -> None:
+            group = self.core._of_job.get(job_id)
+            if group is not None and self._frontend.now_ns < group.new.deadline_at_ns:
+                assert group.submitted_at_ns > heard_at_ns, f"{job_id} waits for nothing"
+
+        self._frontend.later(self.core._limits.missed_ns + MS, check)
 
     def _perform(self, effects: Sequence[fe.Effect]) -> None:
         for effect in effects:
@@ -179,10 +197,12 @@ class SchedulerJobs:
         wires, scheduler = self._wires, self._scheduler
         match effect:
             case sj.SendBatch(worker_id, start):
+                scheduler.world.on_jobs([job.job_id for job in start.jobs], "run again")
                 wires.publish(scheduler, BATCH_START, start, worker_id)
             case sj.CancelBatch(worker_id, cancel):
                 wires.publish(scheduler, BATCH_CANCEL, cancel, worker_id)
             case sj.AnswerDropped(frontend_id, dropped):
+                scheduler.world.on_jobs([job.job_id for job in dropped.jobs], "dropped")
                 wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)

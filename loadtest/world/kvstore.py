@@ -1,6 +1,7 @@
 """A host's kvstore: the production core, an arena, a disk that is slow, full, or forgets."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from loadtest.world.memory import ArenaMemory, DiskBlock
@@ -30,11 +31,12 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
+from services.kvstore.core.arena_tier import Block
 from services.kvstore.core.disk_tier import StoredBlock
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys
-from shared.errors import SymphonyError
+from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import HostId, WorkerId
 from shared.messages import pack_ints, unpack_ints
 from shared.owners import OwnerKey
@@ -56,6 +58,7 @@ class Kvstore(Process):
     """Attributes:
     disk: what survives a restart.
     is_touched: something happened to the core since it was checked.
+    unread: layers of blocks, by id, whose read failed.
     disk_slowness: factor on reads and writes now.
     is_disk_full: writes find no room now.
     """
@@ -82,6 +85,8 @@ class Kvstore(Process):
         self.arena = ArenaMemory(self._num_pages)
         self._orders: deque[DiskOrder] = deque()
         self._reads: deque[list[PageLoad]] = deque()
+        self._opened: dict[WorkerId, tuple[int, int]] = {}
+        self.unread: set[tuple[int, int]] = set()
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
         found = [
             StoredBlock(key, b.num_layers, PAGE_BYTES, b.num_layers * PAGE_BYTES, 0, 0)
@@ -128,11 +133,14 @@ class Kvstore(Process):
     def _open(self, message: m.KvOpen) -> m.KvOpened:
         if message.page_bytes not in self.core.arenas:
             self.core.on_arena(message.page_bytes, self._num_pages)
+        life, number = map(int, message.incarnation.split(".")[1:])
+        assert (life, number) >= self._opened.get(message.worker_id, (0, 0)), "an old life opens"
         event = Open(
             message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
             message.page_bytes,
         )  # fmt: skip
         self._perform(self.core.on_open(event, self.now_ns))
+        self._opened[message.worker_id] = (life, number)
         return m.KvOpened(
             arena_path="", num_pages=self._num_pages, page_bytes=PAGE_BYTES, lease_path=""
         )
@@ -140,7 +148,7 @@ class Kvstore(Process):
     def _lease(self, message: m.KvLease) -> m.KvLeased:
         pages, effects = self.core.on_lease(
             message.worker_id, message.incarnation, message.page_bytes, message.num_pages,
-            self.now_ns,
+            message.number, self.now_ns,
         )  # fmt: skip
         self._perform(effects)
         return m.KvLeased(pages=pack_ints(pages))
@@ -195,14 +203,20 @@ class Kvstore(Process):
             blocks,
             message.seq,
         )
-        num_blocks, effects = self.core.on_commit(event, self.now_ns)
+        try:
+            num_blocks, effects = self.core.on_commit(event, self.now_ns)
+        except InvalidRequest as error:
+            # A renewal, which names them no more, may overtake the commit of long-held pages.
+            may_be = isinstance(error, NotFound) or "delay" in self.world.faults.kinds
+            assert may_be, f"{message.worker_id} commits what is not its own"
+            raise
         self._perform(effects)
         return m.KvCommitted(num_blocks=num_blocks)
 
     def _renew(self, message: m.KvRenew) -> m.Empty:
         event = Renew(
             message.worker_id, message.incarnation, unpack_ints(message.tickets, "Q"),
-            message.page_bytes, unpack_ints(message.leased),
+            message.page_bytes, unpack_ints(message.leased), message.heard,
         )  # fmt: skip
         self._perform(self.core.on_renew(event, self.now_ns))
         return m.Empty()
@@ -255,7 +269,17 @@ class Kvstore(Process):
             results.append((load, outcome))
         if self._reads:
             self._begin_read()
+        alive = {block.block_id for block in self._holding() if block.is_alive}
         self._perform(self.core.on_loaded(results, self.now_ns))
+        for load, outcome in results:
+            if outcome is LoadOutcome.FAILED:
+                self.unread.add((load.block_id, load.layer))
+            is_bad = outcome in (LoadOutcome.CORRUPT, LoadOutcome.MISSING)
+            is_kept = is_bad and load.block_id in alive and load.key in self.core.disk
+            assert not is_kept, "a block that cannot be read is still offered"
+
+    def _holding(self) -> Iterator[Block]:
+        return (b for arena in self.core.arenas.values() for b in arena.holding.values())
 
     def _read(self, load: PageLoad) -> LoadOutcome:
         if self.world.fault_random.random() < self.world.faults.unread_share:

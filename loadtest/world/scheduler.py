@@ -24,6 +24,7 @@ from services.scheduler.core import (
     WakeAt,
 )
 from services.scheduler.core import lease_effects as le
+from services.scheduler.core.board import first_attempt
 from services.scheduler.core.leadership import LeaseCore
 from services.scheduler.core.lease_times import LeaseTimes
 from shared.errors import NobodyListens, NoCapacity, SymphonyError
@@ -185,7 +186,10 @@ class Scheduler(Process):
     def _take_office(self) -> None:
         limits = Limits()
         self.core = core = SchedulerCore(
-            POLICIES["balance"](limits), limits, self.now_ns, attempt_floor=self.wall_ns // MS
+            POLICIES["balance"](limits),
+            limits,
+            self.now_ns,
+            attempt_floor=first_attempt(self.fence),
         )
         self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform)
         self._desk.put(core.on_wake)

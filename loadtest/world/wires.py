@@ -36,6 +36,7 @@ class _Connection:
     """Attributes:
     on_open: called when it is open (again).
     number: counts connections of this life; what was on its way on an earlier one is lost.
+    opened_at_ns: when the latest one was.
     cut_until_ns: it cannot connect before.
     mute_until_ns, deaf_until_ns: nothing gets out, or in, before; it does not know.
     """
@@ -43,6 +44,7 @@ class _Connection:
     on_open: Action
     is_open: bool
     number: int = 0
+    opened_at_ns: int = 0
     cut_until_ns: int = 0
     mute_until_ns: int = 0
     deaf_until_ns: int = 0
@@ -109,6 +111,11 @@ class Wires:
     def has_connection(self, process: "Process") -> bool:
         """Whether the process believes that it is connected."""
         return self._connections[process].is_open
+
+    def connected_for_ns(self, process: "Process") -> int:
+        """How long the process has believed so; 0 if it does not."""
+        connection = self._connections[process]
+        return self._world.timeline.now_ns - connection.opened_at_ns if connection.is_open else 0
 
     def subscribe(
         self, process: "Process", subject: Subject[Any, Any], handler: Handler, ident: str = ""
@@ -240,7 +247,7 @@ class Wires:
                 return
             if timeline.now_ns < connection.cut_until_ns:
                 return
-            connection.is_open = True
+            connection.is_open, connection.opened_at_ns = True, timeline.now_ns
             on_open, connection.on_open = connection.on_open, process.on_reconnected
             process.run(process.life, on_open)
             while connection.pending and connection.is_open:

@@ -31,7 +31,7 @@ from services.worker.core.pulling import Pull, Pulling
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, HostId, WorkerId
+from shared.ids import FrontendId, HostId, TurnId, WorkerId
 from shared.messages import (
     Empty,
     KvStage,
@@ -96,7 +96,7 @@ class Worker(Process):
             stage_timeout_max_ns=random.choice([20, 500]) * MS,
             lease_target_blocks=random.choice([2, 8]),
         )
-        self._num_pages = model.num_layers * random.choice([16, 24, 32])
+        self._num_pages = model.num_layers * random.choice([16, 16, 24, 32])
         self._shape = ModelShape(
             fingerprint=model.fingerprint,
             num_layers=model.num_layers,
@@ -118,6 +118,7 @@ class Worker(Process):
         self.device = Device(self, model)
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
+        self._not_wanted: set[tuple[TurnId, int]] = set()  # cancelled before their prompts came
         self._deltas: dict[FrontendId, list[TurnDelta]] = {}
         self._ends: list[TurnEnd] = []
         self._wake_at_ns: int | None = None
@@ -141,6 +142,7 @@ class Worker(Process):
     # What comes over the bus.
 
     def _on_start(self, start: TurnStart) -> None:
+        self._not_wanted.discard((start.turn_id, start.attempt))
         if self.pulling.on_start(start):
             self.later(0, self._pull)
 
@@ -165,6 +167,8 @@ class Worker(Process):
         self._on_pulled(pull, None)
 
     def _on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
+        is_wanted = (start.turn_id, start.attempt) not in self._not_wanted
+        assert is_wanted, f"{start.turn_id} was cancelled before its prompt came"
         if prompt is None or prompt.gone:
             end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
             self.feed([Ended(end)])
@@ -177,6 +181,11 @@ class Worker(Process):
         self.feed(self.core.on_turn(turn, self.now_ns))
 
     def _on_cancel(self, cancel: TurnCancel) -> None:
+        self._not_wanted.update(
+            (ref.turn_id, ref.attempt)
+            for ref in self.pulling.refs()
+            if ref.turn_id == cancel.turn_id and not 0 < cancel.attempt < ref.attempt
+        )
         self.pulling.on_cancel(cancel.turn_id, cancel.attempt)
         self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt))
 

@@ -199,7 +199,7 @@ class KvService:
         self._refuse_if_closed()
         pages, effects = self._core.on_lease(
             message.worker_id, message.incarnation, message.page_bytes, message.num_pages,
-            self._runtime.clock.now_ns(),
+            message.number, self._runtime.clock.now_ns(),
         )  # fmt: skip
         self._perform(effects)
         return m.KvLeased(pages=pack_ints(pages))
@@ -256,7 +256,7 @@ class KvService:
         tickets = unpack_ints(message.tickets, "Q")
         event = Renew(
             message.worker_id, message.incarnation, tickets, message.page_bytes,
-            unpack_ints(message.leased),
+            unpack_ints(message.leased), message.heard,
         )  # fmt: skip
         self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
         return m.Empty()

@@ -23,6 +23,7 @@ E = TypeVar("E")
 
 EVENTS_PER_TURN_OF_LOOP = 64
 SILENT_S = 2.0
+RETURN_S = 1.0  # in which others have found a server that is back, too
 
 UNSENT = counter("scheduler_effects_unsent_total", "Effects that the bus did not take")
 PROBES = counter(
@@ -62,13 +63,15 @@ async def probe(
     on_gone: Callable[[WorkerId, int], list[E]],
 ) -> None:
     """Ask whether a worker is there; tell the core by `on_gone` if nobody listens, or if it says
-    nothing for longer than a busy machine stands still.
+    nothing for longer than a busy machine stands still. Where the bus itself was away lately, that
+    nobody answers tells nothing.
     """
+    was_connected_s = bus.connected_for_s
     try:
         is_there = await bus.has_responder(WORKER_PING, Empty(), worker_id, timeout_s=SILENT_S)
     except ValueError:  # no worker can have such an id
         is_there = False
     PROBES.labels("yes" if is_there else "no").inc()
-    if not is_there and bus.connected:  # else nobody can answer, and that tells nothing
+    if not is_there and RETURN_S <= was_connected_s <= bus.connected_for_s:
         log.warning("worker does not answer", extra={"worker_id": worker_id})
         events.put(partial(on_gone, worker_id))

@@ -21,6 +21,7 @@ from services.scheduler.core import (
     StartTurn,
     WakeAt,
 )
+from services.scheduler.core.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.office import Office
 from shared.errors import NoCapacity
@@ -81,7 +82,7 @@ class SchedulerService:
             POLICIES[config.scheduler_policy](limits),
             limits,
             started_at_ns=self._clock.now_ns(),
-            attempt_floor=self._clock.wall_ns() // 1_000_000,
+            attempt_floor=first_attempt(office.fence),
         )
         self._events: EventQueue[Effect] = EventQueue(
             config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED

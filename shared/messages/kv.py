@@ -42,12 +42,16 @@ class KvOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLease:
-    """Ask for up to `num_pages` arena pages to write new KV into."""
+    """Ask for up to `num_pages` arena pages to write new KV into.
+
+    `number` counts what an incarnation asks, so that `KvRenew` can tell what it has heard of.
+    """
 
     worker_id: WorkerId
     incarnation: str
     page_bytes: int
     num_pages: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,8 @@ class KvStaged:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRenew:
     """Worker is alive and holds these tickets (packed uint64) and leased pages. Any that it does
-    not name for some time, which it lost track of, are unpinned and taken back.
+    not name for some time, which it lost track of, are unpinned and taken back; pages only of
+    leases up to number `heard`: those after it may still be on their way.
     """
 
     worker_id: WorkerId
@@ -104,6 +109,7 @@ class KvRenew:
     tickets: str = ""
     page_bytes: int = 0
     leased: str = ""  # packed int32
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,13 +76,18 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A worker is alive and still holds these tickets and leased pages."""
+    """A worker is alive and still holds these tickets and leased pages.
+
+    Attributes:
+        heard: number of the last lease whose answer it has.
+    """
 
     worker_id: WorkerId
     incarnation: str
     tickets: list[int]
     page_bytes: int = 0
     leased: list[int] = field(default_factory=list)
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

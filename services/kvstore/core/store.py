@@ -29,7 +29,7 @@ from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.load_queue import LoadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
 from services.kvstore.core.tiers import Tiers
-from services.kvstore.core.workers import Workers
+from services.kvstore.core.workers import Lease, Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
@@ -101,9 +101,16 @@ class KvCore:
         return effects
 
     def on_lease(
-        self, worker_id: WorkerId, incarnation: str, page_bytes: int, num_pages: int, now_ns: int
+        self,
+        worker_id: WorkerId,
+        incarnation: str,
+        page_bytes: int,
+        num_pages: int,
+        number: int,
+        now_ns: int,
     ) -> tuple[list[int], list[Effect]]:
-        """Pages to write new KV into, as many as there are, at most `num_pages`.
+        """Pages to write new KV into, as many as there are, at most `num_pages`. `number` is that
+        of the worker's question.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -112,7 +119,7 @@ class KvCore:
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
         pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
-        worker.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, now_ns))
+        worker.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, Lease(now_ns, number)))
         return pages, effects
 
     def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:

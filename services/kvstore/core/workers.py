@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from services.kvstore.core.arena_tier import Block
 from services.kvstore.core.events import Open, Renew
@@ -27,19 +28,26 @@ class Ticket:
     held_at_ns: int
 
 
+class Lease(NamedTuple):
+    """Since when a page is leased, and by which of its worker's questions."""
+
+    at_ns: int
+    number: int
+
+
 @dataclass(slots=True)
 class Worker:
     """One open incarnation of a worker.
 
     Attributes:
         shapes: number of layers and page size in bytes, by model fingerprint.
-        leased: pages it may write to, by page size, and since when.
+        leased: pages it may write to, by page size.
     """
 
     worker_id: WorkerId
     incarnation: str
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    leased: dict[int, dict[int, int]] = field(default_factory=dict)
+    leased: dict[int, dict[int, Lease]] = field(default_factory=dict)
     _heard: set[int] = field(default_factory=set)
     _latest_seq: int = 0
     tickets: dict[int, Ticket] = field(default_factory=dict)
@@ -64,8 +72,9 @@ class Worker:
                 ticket.held_at_ns = now_ns
 
     def take_forgotten(self, event: Renew, leased_until_ns: int) -> list[int]:
-        """Take out the pages leased then or before that it does not name: an answer was lost that
-        brought them, or a message that gave them back.
+        """Take out the pages leased then or before that it does not name, of leases whose answers
+        it has had or will not have: one was lost that brought them, or a message that gave them
+        back.
 
         By its own word alone, never by its silence: what it still writes to must not be given to
         anybody else.
@@ -73,7 +82,9 @@ class Worker:
         leased = self.leased.get(event.page_bytes, {})
         named = set(event.leased)
         pages = [
-            page for page, at_ns in leased.items() if at_ns <= leased_until_ns and page not in named
+            page
+            for page, (at_ns, number) in leased.items()
+            if at_ns <= leased_until_ns and number <= event.heard and page not in named
         ]
         for page in pages:
             del leased[page]

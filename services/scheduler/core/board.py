@@ -25,6 +25,15 @@ from shared.messages import (
     TurnSubmit,
 )
 
+ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
+
+
+def first_attempt(fence: int) -> int:
+    """The attempt floor of the term under this fence. Fences grow with terms whatever any clock
+    says, so no attempt of an earlier term reaches it.
+    """
+    return fence * ATTEMPTS_PER_TERM
+
 
 class Board:
     """Every open turn in exactly one place, and what is remembered of those that are over.

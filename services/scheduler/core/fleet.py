@@ -84,6 +84,15 @@ class Fleet:
         worker.alive = False
         self._set_models(worker, NO_MODELS)
 
+    def pardon(self, now_ns: int) -> None:
+        """Nobody was listened to for a while: that was not the workers' silence, which begins now,
+        and what they were asked meanwhile tells nothing.
+        """
+        for worker in self._workers.values():
+            if worker.alive:
+                worker.heard_at_ns = now_ns
+                worker.is_probed = False
+
     def forget(self, worker: Worker) -> None:
         """Drop a dead worker that stayed silent."""
         assert not worker.alive and not worker.turns and not worker.reservations

@@ -112,7 +112,11 @@ class SchedulerCore:
         return self._take_effects()
 
     def on_wake(self, now_ns: int) -> list[Effect]:
-        """The instant asked for with `WakeAt` has come."""
+        """The instant asked for with `WakeAt` has come, perhaps long ago: while this process stood
+        still or had no bus, no worker could be heard.
+        """
+        if self._timers.is_standstill(now_ns):
+            self._fleet.pardon(now_ns)
         self._timers.run_due(now_ns)
         return self._take_effects()
 

@@ -8,6 +8,8 @@ from services.scheduler.core.effects import WakeAt
 
 Action = Callable[[int], None]
 
+STANDSTILL_NS = 1_000_000_000  # what is worth a pardon; shorter ones are part of any silence
+
 
 class Timers:
     """Actions by instant, in the order set when equal.
@@ -31,6 +33,12 @@ class Timers:
         self._asked_at_ns = NEVER_NS
         while self._heap and self._heap[0][0] <= now_ns:
             heappop(self._heap)[2](now_ns)
+
+    def is_standstill(self, now_ns: int) -> bool:
+        """Whether this wake comes so much later than asked that nobody was listened to meanwhile.
+        To be asked before `run_due`.
+        """
+        return now_ns - self._asked_at_ns >= STANDSTILL_NS
 
     def ask(self, or_at_ns: int = NEVER_NS) -> list[WakeAt]:
         """What to ask of the shell, unless it was asked for as early an instant already.

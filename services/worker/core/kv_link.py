@@ -49,6 +49,8 @@ class KvLink:
     _tickets: set[int] = field(default_factory=set)  # what the core was given and has not released
     _leased: set[int] = field(default_factory=set)  # nor committed
     _seq: int = 0
+    _num_leases: int = 0
+    _num_leases_heard: int = 0
 
     def open(self, incarnation: str) -> KvOpen:
         """Introduce ourselves, as a new incarnation each time: a call of ours that the kvstore
@@ -91,15 +93,18 @@ class KvLink:
             tickets=pack_ints(sorted(self._tickets), "Q"),
             page_bytes=self.page_bytes,
             leased=pack_ints(sorted(self._leased)),
+            heard=self._num_leases_heard,
         )
 
     def lease(self, num_pages: int) -> KvLease:
-        """Ask for arena pages to write into."""
+        """Ask for arena pages to write into; one question at a time."""
+        self._num_leases += 1
         return KvLease(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             page_bytes=self.page_bytes,
             num_pages=num_pages,
+            number=self._num_leases,
         )
 
     def on_leased(self, reply: KvLeased, epoch: int) -> list[int] | None:
@@ -110,6 +115,7 @@ class KvLink:
         """
         if epoch != self.epoch:
             return None
+        self._num_leases_heard = self._num_leases
         pages = leased_pages(reply, self._num_arena_pages)
         self._leased.update(pages)
         return pages

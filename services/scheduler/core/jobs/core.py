@@ -152,7 +152,11 @@ class JobsCore:
         return self._take_effects(now_ns)
 
     def on_wake(self, now_ns: int) -> list[JobsEffect]:
-        """The instant asked for with `WakeAt` has come."""
+        """The instant asked for with `WakeAt` has come, perhaps long ago: while this process stood
+        still or had no bus, no worker could be heard.
+        """
+        if self._timers.is_standstill(now_ns):
+            self.devices.pardon(now_ns)
         self._timers.run_due(now_ns)
         while self._batcher.wake_at_ns <= now_ns:
             self._perform(self._batcher.on_wake(now_ns), now_ns)

@@ -63,6 +63,12 @@ class Devices:
             ):
                 yield device
 
+    def pardon(self, now_ns: int) -> None:
+        """Nobody was listened to for a while: the workers' silence begins now."""
+        for device in self:
+            if device.keys:
+                device.heard_at_ns = now_ns
+
     def close(self, device: Device) -> None:
         """It can be given nothing until it is heard of again."""
         self._set_keys(device, frozenset())

@@ -21,6 +21,7 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
+from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.ids import WorkerId
@@ -92,9 +93,9 @@ class Host:
         event = Open(worker, incarnation, "f", LAYERS, PAGE_BYTES)
         self.perform(self.core.on_open(event, self.now_ns))
 
-    def lease(self, num_pages: int, worker: WorkerId = WORKERS[0]) -> list[int]:
+    def lease(self, num_pages: int, worker: WorkerId = WORKERS[0], number: int = 1) -> list[int]:
         pages, effects = self.core.on_lease(
-            worker, self.incarnations[worker], PAGE_BYTES, num_pages, self.now_ns
+            worker, self.incarnations[worker], PAGE_BYTES, num_pages, number, self.now_ns
         )
         self.perform(effects)
         self.leased_at_ns |= dict.fromkeys(pages, self.now_ns)
@@ -124,15 +125,16 @@ class Host:
         _, effects = self.core.on_commit(event, self.now_ns)
         self.perform(effects)
 
-    def leased(self, worker: WorkerId) -> dict[int, int]:
-        """Pages leased to it, with when."""
+    def leased(self, worker: WorkerId) -> dict[int, Lease]:
+        """Pages leased to it."""
         found = self.core.workers.find(worker)
         assert found is not None
         return found.leased.get(PAGE_BYTES, {})
 
     def is_young_lease(self, worker: WorkerId, page: int) -> bool:
         """Whether its worker may not have heard of it yet."""
-        at_ns = self.leased(worker).get(page, self.leased_at_ns.get(page, 0))
+        lease = self.leased(worker).get(page)
+        at_ns = self.leased_at_ns.get(page, 0) if lease is None else lease.at_ns
         return self.now_ns - at_ns < TICKET_NS
 
     def retired(self, worker: WorkerId) -> list[str]:
@@ -172,8 +174,14 @@ class Host:
         event = Release(worker, self.incarnations[worker], ticket, PAGE_BYTES, pages or [])
         self.perform(self.core.on_release(event, self.now_ns))
 
-    def renew(self, tickets: list[int], leased: list[int], worker: WorkerId = WORKERS[0]) -> None:
-        event = Renew(worker, self.incarnations[worker], tickets, PAGE_BYTES, leased)
+    def renew(
+        self,
+        tickets: list[int],
+        leased: list[int],
+        worker: WorkerId = WORKERS[0],
+        heard: int = 1,
+    ) -> None:
+        event = Renew(worker, self.incarnations[worker], tickets, PAGE_BYTES, leased, heard)
         self.perform(self.core.on_renew(event, self.now_ns))
 
     def pass_time(self, duration_ns: int) -> None:

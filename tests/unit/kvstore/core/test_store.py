@@ -276,6 +276,16 @@ def test_leased_pages_that_a_worker_does_not_name_go_back(host: Host) -> None:
     assert set(host.leased(WORKERS[0])) == {*kept, *late}, "silence takes no pages"
 
 
+def test_pages_of_an_answer_that_may_still_come_do_not_go_back(host: Host) -> None:
+    """Their worker stood still: it reads the answer after it has said what it holds."""
+    pages = host.lease(LAYERS, number=7)
+    host.now_ns += TICKET_NS
+    host.renew([], [], heard=6)
+    assert set(host.leased(WORKERS[0])) == set(pages)
+    host.renew([], [], heard=7)
+    assert not host.leased(WORKERS[0])
+
+
 def test_a_refused_commit_takes_nothing(host: Host) -> None:
     pages = host.lease(2 * LAYERS)
     with pytest.raises(InvalidRequest):

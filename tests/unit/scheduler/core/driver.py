@@ -10,6 +10,7 @@ from services.scheduler.core import (
     Limits,
     SchedulerCore,
     StartTurn,
+    WakeAt,
 )
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
@@ -52,6 +53,7 @@ class Driver:
         policy = POLICIES["balance"](self.limits)
         self.core = SchedulerCore(policy, self.limits, self.now_ns, attempt_floor)
         self.seqs: dict[str, int] = {}
+        self.alarm_ns: int | None = None
         self.wake()
 
     def report(
@@ -82,7 +84,7 @@ class Driver:
             num_pages_free=pages_free,
             interval_ns=INTERVAL,
         )
-        return self.core.on_report(report, self.now_ns)
+        return self._note(self.core.on_report(report, self.now_ns))
 
     def submit(
         self,
@@ -103,15 +105,15 @@ class Driver:
             session_id=SessionId(session) if session else None,
             priority=priority,
         )
-        return self.core.on_turn_submit(message, self.now_ns)
+        return self._note(self.core.on_turn_submit(message, self.now_ns))
 
     def cancel(self, turn: str) -> list[Effect]:
-        return self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns)
+        return self._note(self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns))
 
     def end(self, worker: str, turn: str, attempt: int = 1) -> list[Effect]:
         end = TurnEnd(turn_id=TurnId(turn), attempt=attempt, reason="stop")
         message = TurnsEnded(worker_id=WorkerId(worker), turns=[end])
-        return self.core.on_turns_ended(message, self.now_ns)
+        return self._note(self.core.on_turns_ended(message, self.now_ns))
 
     def expect(
         self, session: str, *, model: str | None = "m", expires_s: float = 60, priority: int = 1
@@ -122,17 +124,38 @@ class Driver:
             priority=priority,
             expires_in_ns=int(expires_s * SECOND),
         )
-        return self.core.on_expect(message, self.now_ns)
+        placement, effects = self.core.on_expect(message, self.now_ns)
+        return placement, self._note(effects)
 
     def drop(self, session: str) -> list[Effect]:
-        return self.core.on_drop(AdvisoryKey(session_id=SessionId(session)), self.now_ns)
+        return self._note(
+            self.core.on_drop(AdvisoryKey(session_id=SessionId(session)), self.now_ns)
+        )
 
     def gone(self, worker: str) -> list[Effect]:
-        return self.core.on_worker_gone(WorkerId(worker), self.now_ns)
+        return self._note(self.core.on_worker_gone(WorkerId(worker), self.now_ns))
 
     def wake(self, after_ns: int = 0) -> list[Effect]:
-        self.now_ns += after_ns
-        return self.core.on_wake(self.now_ns)
+        """Let time pass, waking the core when it asks to be woken, and at the end."""
+        end_ns, effects = self.now_ns + after_ns, list[Effect]()
+        while self.alarm_ns is not None and self.alarm_ns < end_ns:
+            self.now_ns = max(self.alarm_ns, self.now_ns)
+            self.alarm_ns = None
+            effects += self._note(self.core.on_wake(self.now_ns))
+        self.now_ns, self.alarm_ns = end_ns, None
+        return effects + self._note(self.core.on_wake(self.now_ns))
+
+    def stand_still(self, for_ns: int) -> list[Effect]:
+        """Nothing is told to the core for so long, not even that the time it asked for has come."""
+        self.now_ns += for_ns
+        self.alarm_ns = None
+        return self._note(self.core.on_wake(self.now_ns))
+
+    def _note(self, effects: list[Effect]) -> list[Effect]:
+        for effect in effects:
+            if isinstance(effect, WakeAt):
+                self.alarm_ns = effect.at_ns
+        return effects
 
     def load(self, worker: str) -> int:
         for status in self.core.status(self.now_ns).workers:

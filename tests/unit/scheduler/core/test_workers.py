@@ -44,6 +44,19 @@ def test_a_worker_that_reported_since_the_probe_lives() -> None:
     assert state_of(d, "w1") == "ready"
 
 
+def test_silence_while_nobody_listened_does_not_count() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("t")
+    assert only(ProbeWorker, d.wake(2 * INTERVAL)), "asked, and then the bus was away"
+    assert only(ProbeWorker, d.stand_still(30 * SECOND)) == []
+    d.gone("w1")  # of the question before
+    assert state_of(d, "w1") == "ready"
+    assert only(ProbeWorker, d.wake(2 * INTERVAL))
+    d.wake(3 * INTERVAL)
+    assert state_of(d, "w1") == "dead", "the silence since then does"
+
+
 def test_a_worker_back_from_the_dead_is_watched_again_once() -> None:
     d = Driver()
     d.report("w1")
