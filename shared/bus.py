@@ -32,9 +32,10 @@ from shared.errors import (
     PeerUnavailable,
     SymphonyError,
     TenantQuota,
+    WrongTenant,
     reason,
 )
-from shared.ids import TenantId, tenant_of_token
+from shared.ids import DEFAULT_TENANT, TenantId, tenant_of_token
 from shared.messages import decode, encode, prepare
 from shared.metrics import counter
 from shared.sparsely import Sparsely
@@ -540,6 +541,17 @@ def tenant_of(pattern: str, subject: str) -> TenantId:
         return tenant_of_token(subject.removeprefix(before).removesuffix(after))
     except ValueError as error:
         raise InvalidRequest(str(error), "tenant") from None
+
+
+def own_tenant(tenant: TenantId, named: TenantId) -> TenantId:
+    """`tenant`, whose credentials a message came with. One that names none names the default.
+
+    Raises:
+        WrongTenant: the message names another.
+    """
+    if named not in (DEFAULT_TENANT, tenant):
+        raise WrongTenant(tenant)
+    return tenant
 
 
 def _error_to_wire(error: SymphonyError) -> dict[str, Any]:

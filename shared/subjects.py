@@ -75,7 +75,7 @@ INFERENCE_SUBMIT = (
 # The same, of one tenant: the star is its `tenant_token`. Where NATS has accounts it makes these of
 # the ones above, which a tenant publishes in its own account: so nobody can claim to be another.
 TENANT_ADVISORY_SUBMIT = Subject(
-    "symphony.tenant.*.advisory.submit", m.Advisory, m.AdvisoryState, queue="tracker"
+    "symphony.tenant.*.advisory.submit", m.Advisory, m.AdvisoryState, queue="frontend"
 )
 TENANT_ADVISORY_INVALIDATE = Subject(
     "symphony.tenant.*.advisory.invalidate", m.AdvisoryKey, m.AdvisoryState, queue="tracker"

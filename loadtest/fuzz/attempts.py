@@ -22,6 +22,7 @@ from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT, 
 
 OWN_JOB = "a of in to it is on by at as an or"
 LISTEN_S = 0.1
+PRIORITY_MAX = 1  # what the thief may ask for
 WRONG_TENANT = b'"wrong_tenant"'
 
 
@@ -107,7 +108,8 @@ async def try_session(raid: Raid) -> str:
 async def try_advisory(raid: Raid) -> str:
     """Read, change or take back an advisory; or let its turn come."""
     session_id = raid.lane.advised_id
-    body = {"session_id": session_id, "priority": 9, "expected_arrival": 0.1, **raid.claims()}
+    body = {"session_id": session_id, "priority": PRIORITY_MAX, "expected_arrival": 0.1,
+            **raid.claims()}  # fmt: skip
     over_nats = raid.rng.random() < 0.5
     match raid.rng.choice(["submit", "get", "invalidate", "turn"]):
         case "turn":
@@ -254,6 +256,27 @@ async def try_reply(raid: Raid) -> str:
     return ""
 
 
+async def try_priority(raid: Raid) -> str:
+    """Be served before others, by a priority that is not the thief's to ask for."""
+    priority = raid.rng.choice([PRIORITY_MAX + 1, 2, 9, 2**31 - 1])
+    fields = {"priority": priority, **raid.claims()}
+    prompt = text_of(f"raid {raid.number}")
+    match raid.rng.choice(["http", "nats", "advisory", "advisory over nats"]):
+        case "http":
+            data = (await raid.thief.complete(prompt, *raid.disguise(), **fields)).body
+        case "nats":
+            data = await raid.thief.submit(raid.thief.text(prompt, **fields))
+        case how:
+            body = {"session_id": f"raid-{raid.number}", **fields}
+            if how == "advisory":
+                answer = await raid.thief.http("POST", "/v1/advisories", body, *raid.disguise())
+                data = answer.body
+            else:
+                data = await raid.thief.request(ADVISORY_SUBMIT.pattern, body)
+    is_served = b'"choices"' in data or b'"state"' in data
+    return f"{priority} was taken: {data[:200]!r}" if is_served else ""
+
+
 async def try_door(raid: Raid) -> str:
     """Come in without one's own key."""
     match raid.rng.randrange(4):
@@ -281,4 +304,5 @@ KINDS: dict[str, Callable[[Raid], Awaitable[str]]] = {
     "session": try_session, "advisory": try_advisory, "prefix": try_prefix,
     "cached-tokens": try_cached, "delete": try_delete, "job": try_job,
     "nats-subject": try_subject, "reply-subject": try_reply, "door": try_door,
+    "priority": try_priority,
 }  # fmt: skip

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import nats
 import orjson
 
 from cli.credentials import services_nkey_file
-from loadtest.fuzz.attempts import KINDS, OWN_JOB, Raid
+from loadtest.fuzz.attempts import KINDS, OWN_JOB, PRIORITY_MAX, Raid
 from loadtest.fuzz.eavesdropping import Eavesdropper, watch
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
@@ -32,10 +33,7 @@ STREAM_REQUEST_ID = "acme-stream"
 ATTEMPT_MAX_S = 120.0
 LAST_WORDS_S = 1.0  # for what was said last to be heard
 LOOK_EVERY = 20  # attempts, at the house's processes
-SKIPPED = {
-    "priority": "it is no tenant's own: whoever asks says what it is, see docs/api.md",
-    "files": "all of a house's files belong to one user",
-}
+SKIPPED = {"files": "all of a house's files belong to one user"}
 
 
 def add_options(parser: "argparse._ArgumentGroup") -> None:
@@ -54,11 +52,16 @@ def house(args: argparse.Namespace) -> Iterator[House]:
     """
     with tempfile.TemporaryDirectory(prefix="symphony-tenants-") as name:
         keys = Path(name) / "keys.json"
-        keys.write_bytes(orjson.dumps([{"key": key_of(who), "tenant": who} for who in TENANTS]))
+        keys.write_bytes(orjson.dumps([_entry(who) for who in TENANTS]))
         settings = {"SYMPHONY_API_KEYS_FILE": str(keys), "SYMPHONY_ONESHOT_PROFILE_S": "1"}
         encoder = make_encoder(Path(name) / "encoder")
         with open_house(settings, "--model", str(encoder)) as opened:
             yield opened
+
+
+def _entry(tenant: TenantId) -> dict[str, Any]:
+    limits = {"limits": {"priority": [0, PRIORITY_MAX]}} if tenant == THIEF else {}
+    return {"key": key_of(tenant), "tenant": tenant, **limits}
 
 
 async def run(house: House, seed: int, args: argparse.Namespace) -> Report:

@@ -1,8 +1,10 @@
 """What must hold of every process at any moment, and of all of them at rest."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from services.worker.core.effects import StepResult
 from services.worker.core.engine import EngineCore
 from services.worker.core.pages import NO_PAGE, CachedBlock
 from services.worker.core.turn import Turn
@@ -20,9 +22,6 @@ SILENCING = {"loss", "delay", "freeze", "cut", "mute", "deaf", "worker", "queue"
 
 def check_worker(worker: "Worker") -> None:
     """Every page of the pool is in exactly one place, and each block's counts are right."""
-    if not worker.is_touched:
-        return
-    worker.is_touched = False
     core = worker.core
     pool = core.pool
     places: list[int] = list(pool._free)
@@ -57,6 +56,29 @@ def _check_block(core: EngineCore, block: CachedBlock, num_present: int) -> int:
     return num_present if is_idle else 0
 
 
+def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
+    """Called before the core hears of a step's end; what it returns, after that."""
+    plan = core._in_flight
+    assert plan is not None
+    late: list[tuple[Turn, list[CachedBlock]]] = []
+    own: list[tuple[Turn, int]] = []
+    for index, row in enumerate(plan.rows):
+        if index in result.failed:
+            late.append((row.turn, [block for block in row.turn.blocks if block.loading]))
+        elif index not in result.broken:
+            own.append((row.turn, len(row.turn.blocks)))
+
+    def check() -> None:
+        for turn, blocks in late:
+            again = {id(block) for block in turn.blocks} & set(map(id, blocks))
+            assert not again, f"{turn.turn_id} waits again for history that came too late"
+        for turn, num_blocks in own:
+            is_own = not any(block.loading for block in turn.blocks[num_blocks:])
+            assert is_own, f"{turn.turn_id} gave up its own KV for what is on its way"
+
+    return check
+
+
 def _check_turns(core: EngineCore, turns: list[Turn], *, has_plan: bool) -> None:
     live = {id(turn) for turn in core.turns.values()}
     ended = {id(turn) for turn in core._ended_in_flight.values()}
@@ -68,9 +90,6 @@ def _check_turns(core: EngineCore, turns: list[Turn], *, has_plan: bool) -> None
 
 def check_kvstore(kvstore: "Kvstore") -> None:
     """Every page of the arena is in exactly one place."""
-    if not kvstore.is_touched:
-        return
-    kvstore.is_touched = False
     for arena in kvstore.core.arenas.values():
         places: list[int] = list(arena._free)
         for worker in kvstore.core.workers:

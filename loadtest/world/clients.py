@@ -83,7 +83,7 @@ class Clients:
                 SessionId(f"s{number}"),
                 self._random.choice(TENANTS),
                 list(self._random.choice(system)),
-                self._random.randrange(1, 4),
+                self._random.randrange(1, 6 if world.is_crowded else 4),
             )
             self._ask_in(self._random.randrange(asking_ns), session)
 
@@ -257,7 +257,7 @@ class Clients:
         """Think, perhaps be seen typing, and ask again."""
         if not session.turns_left:
             return
-        think_ns = self._random.randrange(2 * SECOND)
+        think_ns = self._random.randrange(2 * SECOND) // (8 if self._world.is_crowded else 1)
         if self._random.random() < 0.6:
             self._advise(session, think_ns)
         if self._random.random() < 0.2:  # or only as the turn comes, or too late

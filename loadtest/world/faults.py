@@ -163,7 +163,7 @@ def _jump_clock(world: "World", random: Random) -> None:
 
 
 def _slow_disk(world: "World", random: Random) -> None:
-    random.choice(list(world.kvstores.values())).disk_slowness = random.choice([20, 1000])
+    random.choice(list(world.kvstores.values())).disk_slowness = random.choice([20, 1000, 3000])
 
 
 def _fill_disk(world: "World", random: Random) -> None:

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loadtest.world.checks import check_kvstore
 from loadtest.world.memory import ArenaMemory, DiskBlock
 from loadtest.world.process import Process
-from loadtest.world.timeline import SECOND, US
+from loadtest.world.timeline import MS, SECOND, US
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
     BeginDiskAnew,
@@ -50,6 +52,7 @@ TICKET_NS = 4 * SECOND
 PAGE_BYTES = 64
 READ_NS = 100 * US
 WRITE_NS = 500 * US
+STAGE_MAX_NS = 80 * MS
 
 DiskOrder = BlockWrite | DeleteBlocks | BeginDiskAnew
 
@@ -57,19 +60,23 @@ DiskOrder = BlockWrite | DeleteBlocks | BeginDiskAnew
 class Kvstore(Process):
     """Attributes:
     disk: what survives a restart.
-    is_touched: something happened to the core since it was checked.
     unread: layers of blocks, by id, whose read failed.
     disk_slowness: factor on reads and writes now.
     is_disk_full: writes find no room now.
     """
 
-    def __init__(self, world: "World", host_id: HostId, num_pages: int) -> None:
+    def __init__(
+        self, world: "World", host_id: HostId, num_pages: int, disk_slowness: int = 1
+    ) -> None:
         super().__init__(world, f"kvstore-{host_id}")
         self.host_id = host_id
         self._num_pages = num_pages
         self.disk: dict[BlockKey, DiskBlock] = {}
-        self.disk_slowness = 1
+        self.disk_slowness = disk_slowness
         self.is_disk_full = False
+
+    def check(self) -> None:
+        check_kvstore(self)
 
     def on_start(self) -> None:
         self.core = KvCore(
@@ -154,6 +161,14 @@ class Kvstore(Process):
         return m.KvLeased(pages=pack_ints(pages))
 
     def _stage(self, message: m.KvStage, reply: Reply) -> None:
+        """In a crowd it takes its time, often too long."""
+        if self.world.is_crowded:
+            delay_ns = self.world.random.randrange(STAGE_MAX_NS)
+            self.later(delay_ns, partial(self._look_up, message, reply))
+        else:
+            self._look_up(message, reply)
+
+    def _look_up(self, message: m.KvStage, reply: Reply) -> None:
         """A session's keys are asked of Redis first, which takes its time."""
         if message.keys or message.session_id is None:
             self._answering(lambda _: self._staged(message, unpack_keys(message.keys)))(

@@ -240,11 +240,6 @@ MUTANTS = (
         "        self._lent.clear()\n", "",
     ),
     Mutant(
-        "an answer of an earlier connection counts", LINK,
-        "        if epoch != self.epoch:\n            return None\n        staged =",
-        "        staged =",
-    ),
-    Mutant(
         "failed calls do not end the connection", LINK,
         "        self.is_open = False\n        return True", "        return False",
     ),
@@ -263,11 +258,6 @@ MUTANTS = (
         "a reopened worker keeps what it held", STORE,
         "            effects += self.on_worker_gone(old.worker_id, old.incarnation, now_ns)\n",
         "            self.workers.close(old.worker_id, old.incarnation)\n",
-    ),
-    Mutant(
-        "a late word of an open counts", STORE,
-        "        if self.workers.is_retired(event.worker_id, event.incarnation):",
-        "        if False:",
     ),
     Mutant(
         "tickets do not expire", STORE,

@@ -18,6 +18,7 @@ class Process:
     Attributes:
         is_ready: it has connected for the first time in this life, and begun.
         life: counts starts; what was asked for in an earlier life never happens.
+        is_touched: something happened to a core of it since it was checked.
     """
 
     def __init__(self, world: "World", name: str) -> None:
@@ -26,6 +27,7 @@ class Process:
         self.is_up = False
         self.is_ready = False
         self.life = 0
+        self.is_touched = False
         self._frozen_until_ns = 0
         self._backlog: deque[tuple[int, Action]] = deque()
         random = world.random
@@ -100,12 +102,20 @@ class Process:
             self._backlog.append((life, action))
             return
         action()
-        if self.is_ready:
-            self.world.check(self)
+        if self.is_touched and self.is_ready:
+            self.is_touched = False
+            self.check()
 
     def on_start(self) -> None:
         """A life begins."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """What must hold of it whenever something has happened to it.
+
+        Raises:
+            AssertionError: it does not.
+        """
 
     def on_crash(self) -> None:
         """A life ended."""
@@ -125,5 +135,6 @@ class Process:
             life, action = self._backlog.popleft()
             if life == self.life:
                 action()
-                if self.is_ready:
-                    self.world.check(self)
+                if self.is_touched and self.is_ready:
+                    self.is_touched = False
+                    self.check()

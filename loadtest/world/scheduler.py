@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loadtest.world.checks import check_scheduler
 from loadtest.world.desk import Alarm, Desk
 from loadtest.world.jobs import SchedulerJobs
 from loadtest.world.process import Process
@@ -79,6 +80,9 @@ class Scheduler(Process):
         self.core: SchedulerCore | None = None
         self.jobs: SchedulerJobs | None = None
 
+    def check(self) -> None:
+        check_scheduler(self)
+
     def on_start(self) -> None:
         self.core = self.jobs = None
         self.fence = 0
@@ -128,8 +132,10 @@ class Scheduler(Process):
                 case le.Lost() | le.Released():
                     self.end(RESTART_NS)
                     return
-                case le.Suspend() | le.Resume():
+                case le.Suspend():
                     pass
+                case le.Resume():
+                    self.world.check_leaders()
 
     def _look_at_lease(self) -> bool:
         self._lead_on(self.lease.on_wake(self.now_ns))

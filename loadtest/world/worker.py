@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loadtest.world.checks import check_worker, watch_step
 from loadtest.world.device import Device
 from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.model import NUM_HARDWARE
@@ -79,7 +80,6 @@ class Worker(Process):
     core: the engine, of this life.
     hardware: kind of device, which decides between tokens that are close.
         device: pool memory and the forward pass, of this life.
-    is_touched: something happened to the core since it was checked.
     """
 
     def __init__(self, world: "World", host_id: HostId, number: int) -> None:
@@ -96,13 +96,18 @@ class Worker(Process):
             stage_timeout_max_ns=random.choice([20, 500]) * MS,
             lease_target_blocks=random.choice([2, 8]),
         )
-        self._num_pages = model.num_layers * random.choice([16, 16, 24, 32])
+        self._num_pages = model.num_layers * (
+            16 if world.is_crowded else random.choice([16, 16, 24, 32])
+        )
         self._shape = ModelShape(
             fingerprint=model.fingerprint,
             num_layers=model.num_layers,
             block_tokens=model.block_tokens,
             vocab_size=model.vocab_size,
         )
+
+    def check(self) -> None:
+        check_worker(self)
 
     def on_start(self) -> None:
         model = self.world.model
@@ -258,7 +263,9 @@ class Worker(Process):
     def on_step(self, result: StepResult) -> None:
         """The device is done with the step."""
         self.is_touched = True
+        check = watch_step(self.core, result)
         self._perform(self.core.on_step(result, self.now_ns))
+        check()
         self._flush()
         self.feed([])
 

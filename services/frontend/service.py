@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from services.frontend.api import nats
+from services.frontend.api import advisories, nats
 from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
@@ -104,6 +104,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     )
     runtime.spawn(sessions.run(), "session store")
     await nats.serve(app, keyring)
+    await advisories.serve(app)
     runtime.spawn(_forget_workers(models), "forget workers")
     connections = Connections(config, runtime.clock)
     runtime.spawn(connections.run(), "patience")

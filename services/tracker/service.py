@@ -7,10 +7,11 @@ from functools import partial
 
 from services.tracker.config import TrackerConfig
 from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore, WakeAt
+from shared.bus import own_tenant
 from shared.clock import Clock
-from shared.errors import SymphonyError, WrongTenant
+from shared.errors import SymphonyError
 from shared.events import EventQueue
-from shared.ids import DEFAULT_TENANT, TenantId
+from shared.ids import TenantId
 from shared.messages import Advisory, AdvisoryKey, AdvisoryState, ExpectSession, TurnArrived
 from shared.metrics import counter, gauge
 from shared.service import Runtime
@@ -22,7 +23,6 @@ from shared.subjects import (
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
     TENANT_ADVISORY_INVALIDATE,
-    TENANT_ADVISORY_SUBMIT,
     TURN_ARRIVED,
 )
 from shared.tasks import wait_set
@@ -57,7 +57,6 @@ class TrackerService:
         await self._bus.serve(ADVISORY_SUBMIT, self._submit)
         await self._bus.serve(ADVISORY_INVALIDATE, self._invalidate)
         await self._bus.serve(ADVISORY_GET, self._get)
-        await self._bus.serve_tenants(TENANT_ADVISORY_SUBMIT, self._submit_of)
         await self._bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, self._invalidate_of)
         await self._bus.serve_tenants(TENANT_ADVISORY_GET, self._get_of)
 
@@ -87,14 +86,11 @@ class TrackerService:
     async def _get(self, key: AdvisoryKey) -> AdvisoryState:
         return _to_wire(self._core.get(key), self._clock)
 
-    async def _submit_of(self, tenant: TenantId, advisory: Advisory) -> AdvisoryState:
-        return await self._submit(replace(advisory, tenant=_own(tenant, advisory.tenant)))
-
     async def _invalidate_of(self, tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
-        return await self._invalidate(replace(key, tenant=_own(tenant, key.tenant)))
+        return await self._invalidate(replace(key, tenant=own_tenant(tenant, key.tenant)))
 
     async def _get_of(self, tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
-        return await self._get(replace(key, tenant=_own(tenant, key.tenant)))
+        return await self._get(replace(key, tenant=own_tenant(tenant, key.tenant)))
 
     def _turn_arrived(self, arrived: TurnArrived) -> None:
         log.info(
@@ -150,17 +146,6 @@ class TrackerService:
             await self._bus.request(SESSION_DROP, key, timeout_s=PLACEMENT_TIMEOUT_S)
         except SymphonyError as error:  # the reservation then ends by its expiry
             log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
-
-
-def _own(tenant: TenantId, named: TenantId) -> TenantId:
-    """`tenant`, whose credentials a message came with. One that names none names the default.
-
-    Raises:
-        WrongTenant: the message names another.
-    """
-    if named not in (DEFAULT_TENANT, tenant):
-        raise WrongTenant(tenant)
-    return tenant
 
 
 def _to_wire(record: Record, clock: Clock) -> AdvisoryState:

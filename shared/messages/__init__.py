@@ -7,6 +7,7 @@ base64 (`codec.pack_ints`).
 """
 
 from shared.messages.advisories import (
+    ADVISORY_PRIORITY,
     Advisory,
     AdvisoryKey,
     AdvisoryLife,
@@ -85,6 +86,7 @@ from shared.messages.turns import (
 from shared.messages.workers import ModelCard, Prefetch, SamplingDefaults, WorkerReport
 
 __all__ = [
+    "ADVISORY_PRIORITY",
     "NO_GRANT",
     "SLO_MS_MAX",
     "WHOLE_OFFICE",

@@ -10,6 +10,9 @@ from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, Wor
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
 
 
+ADVISORY_PRIORITY = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advisory:
     """The public body of ``POST /v1/advisories`` and of ``symphony.advisory.submit``.
@@ -23,7 +26,7 @@ class Advisory:
     model_id: ModelId | None = None  # None: the model of the session's last turn
     expected_arrival: float | None = None
     ordered: bool = False
-    priority: int = 1
+    priority: int = ADVISORY_PRIORITY
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
 

@@ -21,6 +21,7 @@ from services.frontend.api.schemas import (
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
+from shared.messages import ADVISORY_PRIORITY
 from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
 
 B = TypeVar("B", bound="Body")
@@ -198,7 +199,7 @@ class AdvisoryBody(Body):
     model: Id | None = None
     expected_arrival: Annotated[Finite, Field(ge=0, le=86_400)] | None = None
     ordered: bool = False
-    priority: Annotated[int, Field(ge=0, le=ADVISORY_PRIORITY_MAX), WHOLE] = 1
+    priority: Annotated[int, Field(ge=0, le=ADVISORY_PRIORITY_MAX), WHOLE] = ADVISORY_PRIORITY
 
 
 def parse(kind: type[B], data: bytes) -> B:

@@ -4,15 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from shared import messages as m
 from shared.bus import Bus
-from shared.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT
+from shared.errors import InvalidRequest
+from shared.ids import SessionId, TenantId
+from shared.subjects import ADVISORY_SUBMIT, INFERENCE_SUBMIT, TENANT_ADVISORY_SUBMIT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, eventually, house
 from tests.integration.frontend.job_house import job_house
@@ -177,6 +181,22 @@ def test_priorities_have_a_range(nats_server: Server, redis_server: Server, tmp_
             assert it.fake.submits[-1].priority == 2
             assert await announce("b") == 202
             assert heard[-1].priority == 2
+
+            advisory = m.Advisory(session_id=SessionId("s"), priority=2)
+            with pytest.raises(InvalidRequest) as caught:
+                await it.bus.request(TENANT_ADVISORY_SUBMIT, advisory, "small")
+            assert caught.value.param == "priority"
+            own = replace(advisory, priority=0)
+            await it.bus.request(TENANT_ADVISORY_SUBMIT, own, "small")
+            assert (heard[-1].tenant, heard[-1].priority) == ("small", 0)
+            with pytest.raises(InvalidRequest) as caught:
+                await it.bus.request(
+                    TENANT_ADVISORY_SUBMIT, replace(own, tenant=TenantId("large")), "small"
+                )
+            assert caught.value.code == "wrong_tenant"
+            unsaid = m.Advisory(session_id=SessionId("s"))
+            await it.bus.request(TENANT_ADVISORY_SUBMIT, unsaid, "large")
+            assert (heard[-1].tenant, heard[-1].priority) == ("large", 2)
 
             body = {"model": MODEL, "prompt": "x", "priority": 9}
             assert (await over_nats(it.bus, INFERENCE_SUBMIT, body))["param"] == "priority"
