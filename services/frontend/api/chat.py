@@ -84,6 +84,9 @@ class ChatWriter:
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(num)]
         self._has_role = [False] * num
 
+    def num_entries(self, piece: Piece | None) -> int:
+        return 0 if piece is None else len(piece.logprobs)  # the whole's are written as they come
+
     def chunks(self, piece: Piece) -> list[bytes]:
         chunks = []
         if not self._has_role[piece.index]:

@@ -133,6 +133,13 @@ class CompletionWriter:
         self._has_begun = [False] * num
         self._prompt_chars = [0] * num
 
+    def num_entries(self, piece: Piece | None) -> int:
+        if piece is None:
+            return sum(map(len, self._entries))
+        is_echo = self._echoes and not self._has_begun[piece.index]
+        echoed = self.generation.choices[piece.index].prompt_logprobs if is_echo else None
+        return len(piece.logprobs) + len(echoed or ())
+
     def chunks(self, piece: Piece) -> list[bytes]:
         shows_prompt = self._frame.wants_token_ids and not self._has_begun[piece.index]
         text, entries = self._with_echo(piece)

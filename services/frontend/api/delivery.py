@@ -1,8 +1,10 @@
 """Sending a generation: whole, as server-sent events, or as messages."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from fastapi import Request, Response
 
@@ -15,7 +17,10 @@ from services.frontend.errors import error_body
 from services.frontend.request import watched
 from shared.errors import SymphonyError
 
+Made = TypeVar("Made")
+
 DONE = b"[DONE]"
+ENTRIES_AT_ONCE = 64  # with 20 log-probabilities each they take about a millisecond
 
 
 class Writer(Protocol):
@@ -23,6 +28,10 @@ class Writer(Protocol):
 
     @property
     def generation(self) -> Generation: ...
+
+    def num_entries(self, piece: Piece | None) -> int:
+        """Tokens whose log-probabilities a piece, or (None) the whole answer, has to write."""
+        ...
 
     def chunks(self, piece: Piece) -> list[bytes]:
         """The streamed chunks that a piece makes, maybe none."""
@@ -41,6 +50,15 @@ class Writer(Protocol):
         ...
 
 
+async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]) -> Made:
+    """What `make` writes of a piece or the whole; in a thread where that takes long, as it does for
+    the log-probabilities of a long prompt: others are served meanwhile.
+    """
+    if writer.num_entries(piece) <= ENTRIES_AT_ONCE:
+        return make()
+    return await asyncio.to_thread(make)
+
+
 async def answer_whole(writer: Writer) -> bytes:
     """Generate everything, then answer."""
     with writer.generation as generation:
@@ -48,7 +66,7 @@ async def answer_whole(writer: Writer) -> bytes:
             async for pieces in batches:
                 for piece in pieces:
                     writer.add(piece)
-    return writer.whole()
+    return await _written(writer, None, writer.whole)
 
 
 async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
@@ -61,7 +79,9 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
         try:
             async with aclosing(generation.pieces()) as batches:
                 async for pieces in batches:
-                    chunks = [chunk for piece in pieces for chunk in writer.chunks(piece)]
+                    chunks: list[bytes] = []
+                    for piece in pieces:
+                        chunks += await _written(writer, piece, partial(writer.chunks, piece))
                     if chunks:
                         yield chunks
                         started = True

@@ -1,0 +1,59 @@
+"""Who writes an answer: the event loop, or a thread beside it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from services.frontend.api.delivery import ENTRIES_AT_ONCE, Writer, answer_whole, stream_chunks
+from services.frontend.core.choice import Piece
+
+
+class Generation:
+    """One piece, at once."""
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        yield [Piece(index=0, text="x")]
+
+
+class Pen:
+    """Tells which thread writes."""
+
+    def __init__(self, num_entries: int) -> None:
+        self.generation = Generation()
+        self._num_entries = num_entries
+
+    def num_entries(self, _: Piece | None) -> int:
+        return self._num_entries
+
+    def chunks(self, _: Piece) -> list[bytes]:
+        return [threading.current_thread().name.encode()]
+
+    def usage_chunk(self) -> None:
+        return None
+
+    def add(self, piece: Piece) -> None:
+        pass
+
+    def whole(self) -> bytes:
+        return threading.current_thread().name.encode()
+
+
+@pytest.mark.parametrize("num_entries", [0, ENTRIES_AT_ONCE, ENTRIES_AT_ONCE + 1, 100_000])
+def test_what_takes_long_to_write_keeps_nobody_waiting(num_entries: int) -> None:
+    async def scenario() -> list[bytes]:
+        pen = cast(Writer, Pen(num_entries))
+        streamed = [chunk async for chunks in stream_chunks(pen) for chunk in chunks]
+        return [await answer_whole(pen), streamed[0]]
+
+    loop_s = threading.current_thread().name.encode()
+    is_long = num_entries > ENTRIES_AT_ONCE
+    assert [name != loop_s for name in asyncio.run(scenario())] == [is_long, is_long]
