@@ -334,6 +334,8 @@ class Kvstore(Process):
             self._perform(self.core.on_written(results, self.now_ns))
 
     def _write(self, write: BlockWrite) -> tuple[int, WriteOutcome, int]:
+        is_there = all(self.arena.words[page][1] is PageState.READY for page in write.pages)
+        assert is_there, "a page was taken from under the writer"
         if self.is_disk_full:
             return write.block_id, WriteOutcome.FULL, 0
         contents = [self.arena.contents[page] for page in write.pages]
