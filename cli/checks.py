@@ -12,7 +12,7 @@ from cli.reporting import out
 # A file's tests share a house, so they stay together. Every process may hold one in memory.
 PARALLEL = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "loadfile")
 # Threads of several processes that wait for one another by spinning keep one another from working.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("style", ("ruff", "check", ".")),
     ("format", ("ruff", "format", "--check", ".")),
