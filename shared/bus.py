@@ -86,7 +86,7 @@ class Bus:
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._is_draining = False
-        self._connected_at_s = math.inf
+        self._back_at_s = math.inf
 
     @classmethod
     async def connect(
@@ -129,7 +129,7 @@ class Bus:
                 await client.close()
             within = "" if timeout_s is None else f" within {timeout_s:g} s"
             raise PeerUnavailable(f"NATS at {bus._server} did not answer{within}: {why}") from None
-        bus._connected_at_s = time.monotonic()
+        bus._back_at_s = -math.inf
         if bus._troubles.clear():
             log.info("nats connected")
         return bus
@@ -140,9 +140,11 @@ class Bus:
         return self._client.is_connected
 
     @property
-    def connected_for_s(self) -> float:
-        """How long the connection has stood; 0 if it does not."""
-        return max(time.monotonic() - self._connected_at_s, 0.0)
+    def steady_for_s(self) -> float:
+        """How long ago the connection came back; infinite if it never broke, 0 if it is away. Who
+        was heard on the first one had found the server, too.
+        """
+        return max(time.monotonic() - self._back_at_s, 0.0)
 
     @property
     def is_open(self) -> bool:
@@ -514,7 +516,7 @@ class Bus:
             )
 
     async def _on_disconnected(self) -> None:
-        self._connected_at_s = math.inf
+        self._back_at_s = math.inf
         if self._is_draining:
             return
         log.warning("nats disconnected")
@@ -523,7 +525,7 @@ class Bus:
 
     async def _on_reconnected(self) -> None:
         self._troubles.clear()
-        self._connected_at_s = time.monotonic()
+        self._back_at_s = time.monotonic()
         self._is_back.set()
         log.info("nats reconnected")
         for callback in self._on_reconnect:

@@ -112,10 +112,10 @@ class Desk(Generic[E]):
     def probe(self, worker_id: WorkerId) -> None:
         """Ask whether a worker is there; tell the core if it is not."""
         scheduler, wires = self._scheduler, self._scheduler.world.wires
-        was_connected_ns = wires.connected_for_ns(scheduler)
+        was_steady_ns = wires.steady_for_ns(scheduler)
 
         def on_error(_: SymphonyError) -> None:
-            if RETURN_NS <= was_connected_ns <= wires.connected_for_ns(scheduler):
+            if RETURN_NS <= was_steady_ns <= wires.steady_for_ns(scheduler):
                 self.put(partial(self._on_gone, worker_id))
 
         wires.request(

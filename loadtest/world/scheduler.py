@@ -128,6 +128,8 @@ class Scheduler(Process):
                     if self.jobs is None:
                         self._take_office()
                     else:
+                        assert self.core is not None
+                        self.core.set_fence(fence)
                         self.jobs.set_fence(fence)
                 case le.Lost() | le.Released():
                     self.end(RESTART_NS)

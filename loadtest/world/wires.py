@@ -112,10 +112,14 @@ class Wires:
         """Whether the process believes that it is connected."""
         return self._connections[process].is_open
 
-    def connected_for_ns(self, process: "Process") -> int:
-        """How long the process has believed so; 0 if it does not."""
+    def steady_for_ns(self, process: "Process") -> int:
+        """How long ago its connection came back; 0 if it is away, very long if it never broke."""
         connection = self._connections[process]
-        return self._world.timeline.now_ns - connection.opened_at_ns if connection.is_open else 0
+        if not connection.is_open:
+            return 0
+        return (
+            self._world.timeline.now_ns - connection.opened_at_ns if connection.number else 1 << 62
+        )
 
     def subscribe(
         self, process: "Process", subject: Subject[Any, Any], handler: Handler, ident: str = ""

@@ -66,12 +66,12 @@ async def probe(
     nothing for longer than a busy machine stands still. Where the bus itself was away lately, that
     nobody answers tells nothing.
     """
-    was_connected_s = bus.connected_for_s
+    was_steady_s = bus.steady_for_s
     try:
         is_there = await bus.has_responder(WORKER_PING, Empty(), worker_id, timeout_s=SILENT_S)
     except ValueError:  # no worker can have such an id
         is_there = False
     PROBES.labels("yes" if is_there else "no").inc()
-    if not is_there and RETURN_S <= was_connected_s <= bus.connected_for_s:
+    if not is_there and RETURN_S <= was_steady_s <= bus.steady_for_s:
         log.warning("worker does not answer", extra={"worker_id": worker_id})
         events.put(partial(on_gone, worker_id))

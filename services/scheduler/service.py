@@ -84,6 +84,7 @@ class SchedulerService:
             started_at_ns=self._clock.now_ns(),
             attempt_floor=first_attempt(office.fence),
         )
+        office.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
             config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )

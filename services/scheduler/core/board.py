@@ -114,6 +114,10 @@ class Board:
             )
             self._out.append(NotifyArrival(arrived))
 
+    def raise_attempts(self, floor: int) -> None:
+        """From now on every attempt is at least this."""
+        self._attempt_floor = max(self._attempt_floor, floor)
+
     def adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         """A worker runs this turn under the highest attempt known: that is where it is placed."""
         if turn.worker is not None:

@@ -1,5 +1,6 @@
 """The scheduler's decisions: told events and the time, returns what to do."""
 
+from services.scheduler.core.board import first_attempt
 from services.scheduler.core.effects import Effect, ProbeWorker
 from services.scheduler.core.fleet import Fleet
 from services.scheduler.core.limits import Limits
@@ -56,6 +57,10 @@ class SchedulerCore:
         )
         self._timers.at(learning_until_ns, self._turns.admit_all)
         self._limits = limits
+
+    def set_fence(self, fence: int) -> None:
+        """A new term of the same leader, above a fencing token that somebody saw."""
+        self._turns.raise_attempts(first_attempt(fence))
 
     def on_turn_submit(self, message: TurnSubmit, now_ns: int) -> list[Effect]:
         """A frontend wants a turn run, or has heard nothing of it for a while."""

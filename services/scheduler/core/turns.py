@@ -73,6 +73,10 @@ class Turns:
     def num_placed(self) -> int:
         return len(self._board) - self.num_waiting
 
+    def raise_attempts(self, floor: int) -> None:
+        """From now on every attempt is at least this."""
+        self._board.raise_attempts(floor)
+
     def submit(self, message: TurnSubmit, now_ns: int) -> None:
         """Place a turn. A repeated submit changes nothing, unless it tells of a higher attempt than
         any known here: then the frontend listens to no lower one, and the turn is placed again.

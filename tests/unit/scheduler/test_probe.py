@@ -1,6 +1,7 @@
 """Whose silence means that a worker is gone."""
 
 import asyncio
+import math
 from functools import partial
 from typing import cast
 
@@ -13,15 +14,15 @@ from shared.ids import WorkerId
 
 
 class StubBus:
-    """Stood for so long when asked first, and then when asked again; whether anybody answers."""
+    """Is back for so long when asked first, and then when asked again; whether anybody answers."""
 
-    def __init__(self, *connected_for_s: float, is_there: bool) -> None:
-        self._connected_for_s = iter(connected_for_s)
+    def __init__(self, *steady_for_s: float, is_there: bool) -> None:
+        self._steady_for_s = iter(steady_for_s)
         self._is_there = is_there
 
     @property
-    def connected_for_s(self) -> float:
-        return next(self._connected_for_s)
+    def steady_for_s(self) -> float:
+        return next(self._steady_for_s)
 
     async def has_responder(self, *_: object, timeout_s: float) -> bool:
         return self._is_there
@@ -44,6 +45,7 @@ def on_gone(_: WorkerId, __: int) -> list[object]:
     ("before_s", "after_s", "is_there", "is_gone"),
     [
         (60.0, 60.1, False, True),
+        (math.inf, math.inf, False, True),  # it never was away
         (60.0, 60.1, True, False),
         (60.0, 0.0, False, False),  # the bus is away: nobody can answer
         (60.0, 0.5, False, False),  # it was: the worker is perhaps not back yet

@@ -33,13 +33,13 @@ def test_the_server_s_own_word_tells_why(errors: list[Exception], word: str) -> 
     assert word in asyncio.run(scenario())
 
 
-def test_a_connection_that_does_not_stand_has_stood_for_no_time() -> None:
+def test_a_connection_that_is_away_is_not_steady() -> None:
     async def scenario() -> None:
         bus = Bus(Client())
-        assert bus.connected_for_s == 0
+        assert bus.steady_for_s == 0
         await bus._on_reconnected()
-        assert 0 <= bus.connected_for_s < 60
+        assert 0 <= bus.steady_for_s < 60
         await bus._on_disconnected()
-        assert bus.connected_for_s == 0
+        assert bus.steady_for_s == 0
 
     asyncio.run(scenario())

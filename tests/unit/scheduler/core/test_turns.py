@@ -10,6 +10,7 @@ from services.scheduler.core import (
     NotifyArrival,
     StartTurn,
 )
+from services.scheduler.core.board import first_attempt
 from shared.ids import TurnId
 from tests.unit.scheduler.core.driver import (
     INTERVAL,
@@ -21,6 +22,15 @@ from tests.unit.scheduler.core.driver import (
     only,
     starts,
 )
+
+
+def test_attempts_of_a_new_term_are_above_those_of_any_before() -> None:
+    d = Driver(attempt_floor=first_attempt(7))
+    d.report("w1")
+    assert only(StartTurn, d.submit("t"))[0].start.attempt == first_attempt(7)
+    d.core.set_fence(9)
+    d.core.set_fence(8)
+    assert only(StartTurn, d.submit("u"))[0].start.attempt == first_attempt(9)
 
 
 def test_a_turn_is_started_announced_and_ended_once() -> None:

@@ -51,6 +51,16 @@ def test_a_worker_that_falls_silent_is_asked_whether_it_is_there() -> None:
     assert not driver.pop(ProbeWorker)
 
 
+def test_nobody_is_asked_for_a_silence_in_which_nobody_listened() -> None:
+    driver = ready()
+    driver.wait(SECOND // 2)
+    driver.now_ns += 30 * SECOND  # the bus was away, or this process stood still
+    driver.wake()
+    assert not driver.pop(ProbeWorker)
+    driver.wait(3 * SECOND)
+    assert ProbeWorker(WorkerId("w")) in driver.pop(ProbeWorker), "its silence since then"
+
+
 def test_the_end_of_a_batch_counts_once() -> None:
     driver = ready()
     driver.submit("a")
