@@ -13,7 +13,6 @@ from contextlib import suppress
 from types import NoneType
 from typing import Any, TypeVar
 
-import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -23,24 +22,21 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from shared.access import NatsAccess
 from shared.bucket import KvBucket
+from shared.error_wire import error_from_wire, error_to_wire
 from shared.errors import (
-    InvalidRequest,
     MalformedMessage,
     NobodyListens,
-    NoCapacity,
-    NotFound,
     PeerUnavailable,
     SymphonyError,
-    TenantQuota,
-    WrongTenant,
     reason,
 )
-from shared.ids import DEFAULT_TENANT, TenantId, tenant_of_token
+from shared.ids import TenantId
 from shared.messages import decode, encode, prepare
 from shared.metrics import counter
 from shared.sparsely import Sparsely
 from shared.subjects import Bucket, Subject
 from shared.tasks import Tasks, end_if_cancelled, wait_set
+from shared.tenants import tenant_of
 from shared.urls import hide_password
 
 log = logging.getLogger(__name__)
@@ -238,7 +234,7 @@ class Bus:
             finally:
                 end_if_cancelled()  # the client's library may have kept it for itself
         if reply.headers and ERROR_HEADER in reply.headers:
-            raise _error_from_wire(reply.data)
+            raise error_from_wire(reply.data)
         return decode(subject.reply, reply.data)
 
     async def has_responder(
@@ -396,7 +392,7 @@ class Bus:
                 if isinstance(error, MalformedMessage):
                     MALFORMED.labels(name).inc()
                 HANDLER_ERRORS.labels(name, error.code).inc()
-                await self._respond(msg, encode(_error_to_wire(error)), {ERROR_HEADER: error.code})
+                await self._respond(msg, encode(error_to_wire(error)), {ERROR_HEADER: error.code})
             else:
                 await self._respond(msg, *self._encoded(name, reply))
             finally:
@@ -487,7 +483,7 @@ class Bus:
             log.exception("an answer cannot be encoded", extra={"subject": name})
             broken = SymphonyError(f"the answer cannot be encoded: {error}")
             HANDLER_ERRORS.labels(name, broken.code).inc()
-            return encode(_error_to_wire(broken)), {ERROR_HEADER: broken.code}
+            return encode(error_to_wire(broken)), {ERROR_HEADER: broken.code}
 
     async def _respond(self, msg: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
         if not msg.reply:
@@ -530,55 +526,3 @@ class Bus:
         log.info("nats reconnected")
         for callback in self._on_reconnect:
             callback()
-
-
-def tenant_of(pattern: str, subject: str) -> TenantId:
-    """The tenant that stands in `subject` for the star in `pattern`.
-
-    Raises:
-        InvalidRequest: no tenant does.
-    """
-    before, _, after = pattern.partition("*")
-    try:
-        return tenant_of_token(subject.removeprefix(before).removesuffix(after))
-    except ValueError as error:
-        raise InvalidRequest(str(error), "tenant") from None
-
-
-def own_tenant(tenant: TenantId, named: TenantId) -> TenantId:
-    """`tenant`, whose credentials a message came with. One that names none names the default.
-
-    Raises:
-        WrongTenant: the message names another.
-    """
-    if named not in (DEFAULT_TENANT, tenant):
-        raise WrongTenant(tenant)
-    return tenant
-
-
-def _error_to_wire(error: SymphonyError) -> dict[str, Any]:
-    return {
-        "code": error.code,
-        "message": error.message,
-        "http_status": error.http_status,
-        "param": getattr(error, "param", None),
-        "retry_after_s": getattr(error, "retry_after_s", None),
-    }
-
-
-def _error_from_wire(data: bytes) -> SymphonyError:
-    fields = orjson.loads(data)
-    status, message = fields["http_status"], fields["message"]
-    error: SymphonyError
-    if status == 404:
-        error = NotFound(message, fields["param"], fields["code"])
-    elif status == 429:
-        error = TenantQuota(message, fields["retry_after_s"] or 1.0)
-    elif status < 500:
-        error = InvalidRequest(message, fields["param"], fields["code"])
-    elif status == 503:
-        error = NoCapacity(message, fields["retry_after_s"] or 1.0)
-    else:
-        error = SymphonyError(message)
-    error.code = fields["code"]
-    return error

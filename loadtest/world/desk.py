@@ -37,35 +37,18 @@ class Alarm:
     def __init__(self, process: Process, ring: Callable[[], bool]) -> None:
         self._process = process
         self._ring = ring
-        self._at_ns: int | None = None
-        self._looks_at_ns: int | None = None  # one look is under way, at or before the instant
-        self._num_looks = 0
+        self._num_set = 0
 
     def set(self, at_ns: int) -> None:
         """Replaces an earlier setting."""
-        self._at_ns = at_ns if at_ns < NEVER_NS else None
-        if self._at_ns is not None and (self._looks_at_ns is None or at_ns < self._looks_at_ns):
-            self._look_at(at_ns)
+        self._num_set += 1
+        if at_ns < NEVER_NS:
+            delay_ns = max(at_ns - self._process.now_ns, 0) + 1
+            self._process.later(delay_ns, partial(self._due, self._num_set))
 
-    def _look_at(self, at_ns: int) -> None:
-        self._num_looks += 1
-        self._looks_at_ns = at_ns
-        delay_ns = max(at_ns - self._process.now_ns, 0) + 1
-        self._process.later(delay_ns, partial(self._look, self._num_looks))
-
-    def _look(self, number: int) -> None:
-        if number != self._num_looks:
-            return
-        self._looks_at_ns = None
-        now_ns = self._process.now_ns
-        if self._at_ns is None:
-            return
-        if self._at_ns > now_ns:  # it was set anew
-            self._look_at(self._at_ns)
-            return
-        self._at_ns = None
-        if not self._ring():
-            self.set(now_ns + WAKE_RETRY_NS)
+    def _due(self, number: int) -> None:
+        if number == self._num_set and not self._ring():
+            self._process.later(WAKE_RETRY_NS, partial(self._due, number))
 
 
 class Desk(Generic[E]):

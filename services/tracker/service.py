@@ -7,7 +7,6 @@ from functools import partial
 
 from services.tracker.config import TrackerConfig
 from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore, WakeAt
-from shared.bus import own_tenant
 from shared.clock import Clock
 from shared.errors import SymphonyError
 from shared.events import EventQueue
@@ -26,6 +25,7 @@ from shared.subjects import (
     TURN_ARRIVED,
 )
 from shared.tasks import wait_set
+from shared.tenants import own_tenant
 
 log = logging.getLogger(__name__)
 

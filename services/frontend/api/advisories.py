@@ -13,7 +13,6 @@ from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import App, app_of
 from services.frontend.core.quotas import priority_within
 from services.frontend.request import caller_of, read_body, request_id_of
-from shared.bus import own_tenant
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
 from shared.subjects import (
@@ -22,6 +21,7 @@ from shared.subjects import (
     ADVISORY_SUBMIT,
     TENANT_ADVISORY_SUBMIT,
 )
+from shared.tenants import own_tenant
 
 TRACKER_TIMEOUT_S = 2.0
 SessionPath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]

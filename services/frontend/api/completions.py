@@ -136,9 +136,8 @@ class CompletionWriter:
     def num_entries(self, piece: Piece | None) -> int:
         if piece is None:
             return sum(map(len, self._entries))
-        is_echo = self._echoes and not self._has_begun[piece.index]
-        echoed = self.generation.choices[piece.index].prompt_logprobs if is_echo else None
-        return len(piece.logprobs) + len(echoed or ())
+        num_echoed = len(self._prompt_entries(piece.index)) if self._is_echo_due(piece) else 0
+        return num_echoed + len(piece.logprobs)
 
     def chunks(self, piece: Piece) -> list[bytes]:
         shows_prompt = self._frame.wants_token_ids and not self._has_begun[piece.index]
@@ -192,7 +191,7 @@ class CompletionWriter:
         index = piece.index
         text = ""
         entries: list[tuple[TokenLogprobs, int]] = []
-        if self._echoes and not self._has_begun[index]:
+        if self._is_echo_due(piece):
             text, entries = self._prompt(index)
             self._prompt_chars[index] = len(text)
         self._has_begun[index] = True
@@ -201,5 +200,10 @@ class CompletionWriter:
 
     def _prompt(self, index: int) -> tuple[str, list[tuple[TokenLogprobs, int]]]:
         text, starts = self._echoes[index // self.generation.plan.n]
-        entries = self.generation.choices[index].prompt_logprobs or []
-        return text, list(zip(entries, starts, strict=False))
+        return text, list(zip(self._prompt_entries(index), starts, strict=False))
+
+    def _is_echo_due(self, piece: Piece) -> bool:
+        return bool(self._echoes) and not self._has_begun[piece.index]
+
+    def _prompt_entries(self, index: int) -> list[TokenLogprobs]:
+        return self.generation.choices[index].prompt_logprobs or []

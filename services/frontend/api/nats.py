@@ -33,11 +33,11 @@ from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.job_hub import Inquiry
 from services.frontend.request import Origin, check_shape
-from shared.bus import tenant_of
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
+from shared.tenants import tenant_of
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,20 @@ def error_code(answer: bytes) -> str:
     return error["code"]
 
 
-def test_what_is_no_http_is_an_error_as_any_other(
-    nats_server: Server, redis_server: Server, tmp_path: Path
-) -> None:
-    never = asyncio.Event()
+def holding(never: asyncio.Event, at: int) -> Callable[[Any], Reply]:
+    """Replies to `LONG` that stop there; others are whole."""
 
     def reply(prompt: Any) -> Reply:
         is_long = prompt.sampling.logprobs is not None
-        return Reply(TEXT, hold=never, hold_at=2) if is_long else Reply()
+        return Reply(TEXT, hold=never, hold_at=at) if is_long else Reply()
+
+    return reply
+
+
+def test_what_is_no_http_is_an_error_as_any_other(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    reply = holding(asyncio.Event(), at=2)
 
     async def scenario() -> None:
         async with (
@@ -176,11 +182,7 @@ def test_what_is_no_http_is_an_error_as_any_other(
 def test_readers_that_never_read_leave_their_slots(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    never = asyncio.Event()
-
-    def reply(prompt: Any) -> Reply:
-        is_long = prompt.sampling.logprobs is not None
-        return Reply(TEXT, hold=never, hold_at=len(TEXT) - 1) if is_long else Reply()
+    reply = holding(asyncio.Event(), at=len(TEXT) - 1)
 
     async def scenario() -> None:
         async with (

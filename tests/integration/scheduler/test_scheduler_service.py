@@ -1,17 +1,22 @@
 """The scheduler on a real bus, with fake workers and a fake frontend."""
 
 import asyncio
+from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.core.board import ATTEMPTS_PER_TERM, first_attempt
 from services.scheduler.service import main
 from shared.bus import Bus
 from shared.ids import FrontendId, ModelId, SessionId, TurnId
 from shared.messages import (
+    WHOLE_OFFICE,
     AdvisoryKey,
     Empty,
     ExpectSession,
+    LeaderChanged,
+    OfficeFence,
     SchedulerStatus,
     TurnArrived,
     TurnCancel,
@@ -19,6 +24,7 @@ from shared.messages import (
     TurnSubmit,
 )
 from shared.subjects import (
+    LEADER_CHANGED,
     SCHEDULER_STATUS,
     SESSION_DROP,
     SESSION_EXPECT,
@@ -118,6 +124,30 @@ def test_a_killed_worker_s_turns_move_at_once(nats_server: Server) -> None:
             took_s = asyncio.get_running_loop().time() - killed_at
             assert took_s < 5.0, "the probe finds out long before the silence tells"
             assert other.started[0].attempt == holder.started[0].attempt + 1
+
+    asyncio.run(scenario())
+
+
+def test_attempts_rise_with_a_fence_that_a_worker_has_seen(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server)),
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+            terms: list[LeaderChanged] = []
+            await bus.subscribe(LEADER_CHANGED, terms.append)
+            await until_known(bus, worker)
+            await bus.publish(TURN_SUBMIT, turn("t1"))
+            await eventually(lambda: "t1" in worker.held)
+            first = worker.started[0].attempt
+            seen = first // ATTEMPTS_PER_TERM + 1_000
+            fences = [OfficeFence(office=WHOLE_OFFICE, fence=seen)]
+            await bus.publish(WORKER_REPORT, replace(ready_report("w2"), fences=fences))
+            await eventually(lambda: any(term.fence > seen for term in terms))
+            await bus.publish(TURN_SUBMIT, turn("t2"))
+            await eventually(lambda: "t2" in worker.held)
+            assert worker.started[-1].attempt >= first_attempt(seen + 1) > first
 
     asyncio.run(scenario())
 
