@@ -159,6 +159,8 @@ class Clients:
             assert len(ends) == 1, f"{request_id} ended as {ends}"
 
         slo_ns = self._random.choice([SLO_NS, PATIENT_SLO_NS])
+        if is_patient:  # a model that looked slow for a while may turn down a request that is not
+            slo_ns = PATIENT_SLO_NS
         frontend.run(frontend.life, lambda: frontend.jobs.open(request_id, inputs, slo_ns, on_end))
         if not is_patient and self._random.random() < 0.1:
             delay_ns = self._random.randrange(200 * MS)

@@ -57,7 +57,7 @@ class Device:
         self._worker = worker
         self._model = model
         self._memory: dict[int, Content] = {}
-        self._loading: set[int] = set()
+        self._loading: dict[int, PageLoad] = {}  # by pool page
         self._copying: set[int] = set()  # of those, whose end is settled
         self._arena: ArenaMemory | None = None
         self._epoch = 0
@@ -88,20 +88,20 @@ class Device:
         for load in loads:
             assert load.pool_page not in self._loading, "two loads into one page"
             self._memory.pop(load.pool_page, None)
-            self._loading.add(load.pool_page)
+            self._loading[load.pool_page] = load
             arena = self._arena
             if arena is None or load.epoch != self._epoch:
                 self._worker.later(0, partial(self._settle, load.pool_page, is_good=False))
                 continue
             deadline_ns = self._worker.now_ns + FETCH_TIMEOUT_NS
-            self._worker.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, deadline_ns))
+            self._worker.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, 0))
             self._look(load, arena, deadline_ns)
 
     def _look(self, load: PageLoad, arena: ArenaMemory, deadline_ns: int) -> None:
         """Copy the page if it is there, wait if it is to come."""
         page = load.pool_page
-        if page not in self._loading or page in self._copying:
-            return
+        if self._loading.get(page) is not load or page in self._copying:
+            return  # that one is over
         state = arena.promise(load.arena_page, load.generation)
         if state is PageState.READY:
             self._copying.add(page)
@@ -124,7 +124,7 @@ class Device:
         self._settle(load.pool_page, is_good=is_good)
 
     def _settle(self, page: int, *, is_good: bool) -> None:
-        self._loading.remove(page)
+        del self._loading[page]
         self._copying.discard(page)
         if self._step is not None and page in self._step.awaited:
             rows = self._step.awaited.pop(page)

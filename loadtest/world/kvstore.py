@@ -54,6 +54,7 @@ READ_NS = 100 * US
 WRITE_NS = 500 * US
 STAGE_MAX_NS = 80 * MS
 
+OVERTAKING = {"delay", "freeze"}
 DiskOrder = BlockWrite | DeleteBlocks | BeginDiskAnew
 
 
@@ -217,13 +218,14 @@ class Kvstore(Process):
             message.page_bytes,
             blocks,
             message.seq,
+            message.heard,
         )
         try:
             num_blocks, effects = self.core.on_commit(event, self.now_ns)
         except InvalidRequest as error:
-            # A renewal, which names them no more, may overtake the commit of long-held pages.
-            may_be = isinstance(error, NotFound) or "delay" in self.world.faults.kinds
-            assert may_be, f"{message.worker_id} commits what is not its own"
+            # Of an earlier incarnation; or overtaken by a renewal that names them no more.
+            is_late = isinstance(error, NotFound) or OVERTAKING & self.world.faults.kinds
+            assert is_late, f"{message.worker_id} commits what is not its own"
             raise
         self._perform(effects)
         return m.KvCommitted(num_blocks=num_blocks)
@@ -239,7 +241,7 @@ class Kvstore(Process):
     def _release(self, message: m.KvRelease) -> None:
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages), message.seq,
+            unpack_ints(message.pages), message.seq, message.heard,
         )  # fmt: skip
         self._perform(self.core.on_release(event, self.now_ns))
 

@@ -150,11 +150,12 @@ class World:
         self.check_leaders()
 
     def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
-        """No attempt is given out twice; where nothing goes wrong, no turn that is over."""
+        """No attempt is given out twice; where nothing goes wrong, no turn that was served. (One
+        whose client left may have been under way.)"""
         name = (start.turn_id, start.attempt)
         assert name not in self._started, f"{name} is started twice"
         self._started.add(name)
-        is_over = self.clients.turns[start.turn_id].end is not None
+        is_over = self.clients.turns[start.turn_id].end not in (None, "gone")
         assert not (self._is_calm and is_over), f"{start.turn_id} is over, and placed again"
         self.note(f"{start.turn_id}.{start.attempt} -> {worker_id}")
 

@@ -246,6 +246,7 @@ class KvService:
             message.page_bytes,
             [_new_block(block) for block in message.blocks],
             message.seq,
+            message.heard,
         )
         num_blocks, effects = self._core.on_commit(event, self._runtime.clock.now_ns())
         self._perform(effects)
@@ -266,7 +267,7 @@ class KvService:
             return
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages), message.seq,
+            unpack_ints(message.pages), message.seq, message.heard,
         )  # fmt: skip
         self._perform(self._core.on_release(event, self._runtime.clock.now_ns()))
 

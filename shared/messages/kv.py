@@ -117,7 +117,8 @@ class KvRelease:
     """Unpin a stage's pages, and give leased pages back unused.
 
     `seq` numbers what an incarnation gives out of its hands, here and in `KvCommit`: heard a second
-    time it means nothing, for by then the worker may have been leased the same pages again.
+    time it means nothing, for by then the worker may have been leased the same pages again. Nor
+    does it mean a page of a lease after number `heard`.
     """
 
     worker_id: WorkerId
@@ -126,6 +127,7 @@ class KvRelease:
     page_bytes: int = 0
     pages: str = ""
     seq: int = 0  # 0: not numbered
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class KvCommit:
     page_bytes: int
     blocks: list[KvBlock] = field(default_factory=list)
     seq: int = 0  # as in `KvRelease`
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

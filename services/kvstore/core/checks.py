@@ -15,8 +15,8 @@ def check_commit(event: Commit, worker: Worker) -> None:
     if shape is None or shape[1] != event.page_bytes:
         raise InvalidRequest("the model of this commit was not opened", "fingerprint")
     pages = [page for block in event.blocks for page in block.pages]
-    leased = worker.leased.get(event.page_bytes, {}).keys()
-    if len(set(pages)) != len(pages) or not leased >= set(pages):
+    is_leased = worker.can_mean(event.page_bytes, pages, event.heard)
+    if len(set(pages)) != len(pages) or not is_leased:
         raise InvalidRequest("a page is not leased, or is named twice", "pages")
     for block in event.blocks:
         _check_block(block, num_layers=shape[0])

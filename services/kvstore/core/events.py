@@ -32,7 +32,12 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """New blocks of one model."""
+    """New blocks of one model.
+
+    Attributes:
+        heard: number of the last lease whose answer the worker had: no page of a later one is
+            meant.
+    """
 
     worker_id: WorkerId
     incarnation: str
@@ -40,6 +45,7 @@ class Commit:
     page_bytes: int
     blocks: list[NewBlock]
     seq: int = 0
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Unpin a ticket (0: none), and give leased pages back."""
+    """Unpin a ticket (0: none), and give leased pages back; `heard` as in `Commit`."""
 
     worker_id: WorkerId
     incarnation: str
@@ -100,3 +106,4 @@ class Release:
     page_bytes: int = 0
     pages: list[int] = field(default_factory=list)
     seq: int = 0
+    heard: int = 0

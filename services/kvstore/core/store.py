@@ -119,7 +119,8 @@ class KvCore:
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
         pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
-        worker.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, Lease(now_ns, number)))
+        leased = worker.leased.setdefault(page_bytes, {})
+        leased.update((page, Lease(number, now_ns)) for page in pages)
         return pages, effects
 
     def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:
@@ -137,7 +138,8 @@ class KvCore:
         return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
-        """Unpin and give back. What the worker does not hold is ignored: it was reclaimed."""
+        """Unpin and give back. What the worker does not hold is ignored: it was reclaimed, and may
+        have been leased to it again."""
         worker = self.workers.find(event.worker_id)
         effects: list[Effect] = []
         if worker is None or worker.incarnation != event.incarnation:
@@ -146,11 +148,12 @@ class KvCore:
             return effects
         if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
             self._tiers.unpin(ticket, now_ns, effects)
-        leased = worker.leased.get(event.page_bytes, {})
-        if pages := sorted(leased.keys() & event.pages):
+        size, named = event.page_bytes, dict.fromkeys(event.pages)
+        pages = [page for page in named if worker.can_mean(size, [page], event.heard)]
+        if pages:
             for page in pages:
-                del leased[page]
-            self.arenas[event.page_bytes].give(pages, effects)
+                del worker.leased[size][page]
+            self.arenas[size].give(pages, effects)
         return effects
 
     def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:

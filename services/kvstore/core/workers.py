@@ -1,10 +1,9 @@
 """Who may ask: open workers, the pages they lease, the tickets they hold."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from services.kvstore.core.arena_tier import Block
 from services.kvstore.core.events import Open, Renew
@@ -28,11 +27,17 @@ class Ticket:
     held_at_ns: int
 
 
-class Lease(NamedTuple):
-    """Since when a page is leased, and by which of its worker's questions."""
+@dataclass(slots=True)
+class Lease:
+    """Why a page is its worker's.
 
-    at_ns: int
+    Attributes:
+        number: of the question that it answered.
+        held_at_ns: when the worker was given it, or last said that it has it.
+    """
+
     number: int
+    held_at_ns: int
 
 
 @dataclass(slots=True)
@@ -66,15 +71,25 @@ class Worker:
         return False
 
     def renew(self, event: Renew, now_ns: int) -> None:
-        """It still holds these tickets; those that are gone are ignored."""
+        """It still holds these tickets and leased pages; those that are gone are ignored."""
         for number in event.tickets:
             if (ticket := self.tickets.get(number)) is not None:
                 ticket.held_at_ns = now_ns
+        leased = self.leased.get(event.page_bytes, {})
+        for page in event.leased:
+            if (lease := leased.get(page)) is not None:
+                lease.held_at_ns = now_ns
 
-    def take_forgotten(self, event: Renew, leased_until_ns: int) -> list[int]:
-        """Take out the pages leased then or before that it does not name, of leases whose answers
-        it has had or will not have: one was lost that brought them, or a message that gave them
-        back.
+    def can_mean(self, page_bytes: int, pages: Iterable[int], heard: int) -> bool:
+        """Whether all these pages are leased to it, by leases that it knew of when it had heard the
+        answers up to `heard`. A page that was taken back and leased to it again is another's."""
+        leased = self.leased.get(page_bytes, {})
+        return all(page in leased and leased[page].number <= heard for page in pages)
+
+    def take_forgotten(self, event: Renew, held_until_ns: int) -> list[int]:
+        """Take out the pages that it does not name and has not held since then, of leases whose
+        answers it has had or will not have: one was lost that brought them, or a message that gave
+        them back. A page that it named until just now may be in a commit that is under way.
 
         By its own word alone, never by its silence: what it still writes to must not be given to
         anybody else.
@@ -83,8 +98,10 @@ class Worker:
         named = set(event.leased)
         pages = [
             page
-            for page, (at_ns, number) in leased.items()
-            if at_ns <= leased_until_ns and number <= event.heard and page not in named
+            for page, lease in leased.items()
+            if lease.held_at_ns <= held_until_ns
+            and lease.number <= event.heard
+            and page not in named
         ]
         for page in pages:
             del leased[page]

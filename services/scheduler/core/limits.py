@@ -16,9 +16,10 @@ class Limits:
         dead_after_ns: silence after which a worker counts as dead; never less than three of its
             report intervals.
         forget_after_ns: silence after which nothing of a dead worker is kept.
-        placement_wait_ns: how long a turn waits for a worker that serves its model, a suspect for
-            one without turns before one is emptied for it, and a suspect whose worker fell silent
-            for the proof that it died.
+        placement_wait_ns: how long a turn waits for a worker that serves its model.
+        trial_wait_ns: how long a suspect waits for a worker without turns before one is emptied
+            for it.
+        proof_wait_ns: how long a suspect whose worker fell silent waits for the proof that it died.
         affinity_ns: how long after a session's last turn its worker is worth preferring.
         affinity_margin: turns more than the least loaded worker that a session's last worker may
             have and still be preferred: its pages hold the session's KV.
@@ -36,6 +37,8 @@ class Limits:
     dead_after_ns: int = 5 * SECOND_NS // 2
     forget_after_ns: int = 60 * SECOND_NS
     placement_wait_ns: int = 15 * SECOND_NS
+    trial_wait_ns: int = 5 * SECOND_NS
+    proof_wait_ns: int = 12 * SECOND_NS
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1
     losses_max: int = 8

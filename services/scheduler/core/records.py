@@ -76,6 +76,7 @@ class Turn:
     worker: Worker | None = None
     seen_seq: int = 0
     placed_at_ns: int = 0
+    waits_from_ns: int = 0
     wait_until_ns: int = 0
     num_placements: int = 0
     num_generated: int = 0

@@ -268,7 +268,15 @@ class Turns:
 
     def _wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:
         if self._board.wait(turn, submit):
-            self._wait_until(turn, now_ns + self._limits.placement_wait_ns)
+            turn.waits_from_ns = now_ns
+            self._wait_until(turn, now_ns + self._patience_ns(turn))
+
+    def _patience_ns(self, turn: Turn) -> int:
+        if turn.awaited is not None:
+            return self._limits.proof_wait_ns
+        if self._trials.is_suspect(turn):
+            return self._limits.trial_wait_ns
+        return self._limits.placement_wait_ns
 
     def _wait_until(self, turn: Turn, at_ns: int) -> None:
         turn.wait_until_ns = at_ns
@@ -280,15 +288,23 @@ class Turns:
         submit = turn.submit
         assert submit is not None
         if not self._fleet.serving(submit.model_id):
-            self._board.fail(turn, "no_worker", "no worker serves this model at the moment")
+            until_ns = turn.waits_from_ns + self._limits.placement_wait_ns
+            if now_ns < until_ns:
+                self._wait_until(turn, until_ns)
+            else:
+                self._board.fail(turn, "no_worker", "no worker serves this model at the moment")
             return
         if self._trials.is_suspect(turn):
             turn.awaited = None  # no proof came
             if not self._trials.try_alone(turn, submit, now_ns):
                 for moved in self._trials.make_room(turn, submit, now_ns):
                     self._place(moved, now_ns)
-        if turn.worker is None:  # workers are there: they are kept for suspects, or full of others
-            self._wait_until(turn, now_ns + max(self._limits.placement_wait_ns, WAIT_ON_NS))
+        if turn.worker is not None:
+            return
+        # Workers are there: they are kept for suspects, or full of others. A suspect whose time has
+        # come is next when the trial of another ends.
+        wait_ns = 0 if self._trials.is_suspect(turn) else self._limits.placement_wait_ns
+        self._wait_until(turn, now_ns + max(wait_ns, WAIT_ON_NS))
 
 
 def _attempt_seen(message: TurnSubmit) -> int:

@@ -162,6 +162,7 @@ class KvLink:
             page_bytes=self.page_bytes,
             pages=pack_ints(pages or []),
             seq=self._next_seq(),
+            heard=self._num_leases_heard,
         )
 
     def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> KvCommit:
@@ -186,6 +187,7 @@ class KvLink:
             page_bytes=self.page_bytes,
             blocks=blocks,
             seq=self._next_seq(),
+            heard=self._num_leases_heard,
         )
 
     def _next_seq(self) -> int:

@@ -108,6 +108,7 @@ class Host:
         worker: WorkerId = WORKERS[0],
         owner: OwnerKey = NOBODY,
         seq: int = 0,
+        heard: int = 1,
     ) -> None:
         """Blocks (sequence, index) in these pages, in order."""
         blocks = [
@@ -121,7 +122,7 @@ class Host:
             )
             for at, name in enumerate(names)
         ]
-        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks, seq)
+        event = Commit(worker, self.incarnations[worker], "f", PAGE_BYTES, blocks, seq, heard)
         _, effects = self.core.on_commit(event, self.now_ns)
         self.perform(effects)
 
@@ -134,7 +135,7 @@ class Host:
     def is_young_lease(self, worker: WorkerId, page: int) -> bool:
         """Whether its worker may not have heard of it yet."""
         lease = self.leased(worker).get(page)
-        at_ns = self.leased_at_ns.get(page, 0) if lease is None else lease.at_ns
+        at_ns = self.leased_at_ns.get(page, 0) if lease is None else lease.held_at_ns
         return self.now_ns - at_ns < TICKET_NS
 
     def retired(self, worker: WorkerId) -> list[str]:
@@ -169,9 +170,14 @@ class Host:
         return staged
 
     def release(
-        self, ticket: int = 0, pages: list[int] | None = None, worker: WorkerId = WORKERS[0]
+        self,
+        ticket: int = 0,
+        pages: list[int] | None = None,
+        worker: WorkerId = WORKERS[0],
+        heard: int = 1,
     ) -> None:
-        event = Release(worker, self.incarnations[worker], ticket, PAGE_BYTES, pages or [])
+        incarnation = self.incarnations[worker]
+        event = Release(worker, incarnation, ticket, PAGE_BYTES, pages or [], heard=heard)
         self.perform(self.core.on_release(event, self.now_ns))
 
     def renew(

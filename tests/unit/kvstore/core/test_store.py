@@ -242,7 +242,7 @@ def test_what_was_given_out_of_hand_and_is_heard_again_takes_nothing(host: Host)
     """The worker may have been leased the same pages again meanwhile."""
     pages = host.lease(2 * LAYERS)
     given_back = Release(
-        WORKERS[0], host.incarnations[WORKERS[0]], 0, PAGE_BYTES, pages[:LAYERS], seq=1
+        WORKERS[0], host.incarnations[WORKERS[0]], 0, PAGE_BYTES, pages[:LAYERS], seq=1, heard=1
     )
     host.perform(host.core.on_release(given_back, host.now_ns))
     host.commit([(0, 0)], pages[LAYERS:], seq=2)
@@ -283,6 +283,32 @@ def test_pages_of_an_answer_that_may_still_come_do_not_go_back(host: Host) -> No
     host.renew([], [], heard=6)
     assert set(host.leased(WORKERS[0])) == set(pages)
     host.renew([], [], heard=7)
+    assert not host.leased(WORKERS[0])
+
+
+def test_pages_of_a_commit_that_may_be_under_way_do_not_go_back(host: Host) -> None:
+    """It named them until just now: the commit that gave them away is heard after the renewal."""
+    pages = host.lease(LAYERS)
+    host.now_ns += 2 * TICKET_NS
+    host.renew([], pages)
+    host.now_ns += TICKET_NS - 1
+    host.renew([], [])
+    host.commit([(0, 0)], pages)
+    assert len(host.writes) == 1
+
+
+def test_pages_that_were_leased_anew_are_not_those_that_a_late_message_means(host: Host) -> None:
+    pages = host.lease(LAYERS)
+    host.now_ns += TICKET_NS
+    host.renew([], [])
+    taken = host.lease(NUM_PAGES, number=2)
+    assert set(pages) <= set(taken)
+    with pytest.raises(InvalidRequest, match="not leased"):
+        host.commit([(0, 0)], pages)
+    host.release(pages=pages)
+    assert set(host.leased(WORKERS[0])) == set(taken)
+    host.commit([(0, 0)], pages, heard=2)
+    host.release(pages=taken, heard=2)
     assert not host.leased(WORKERS[0])
 
 

@@ -121,10 +121,10 @@ def test_a_death_is_not_proven_to_a_turn_that_has_made_tokens_since() -> None:
     assert len(starts(effects)) == 1
 
 
-def test_a_suspect_waits_for_the_proof_no_longer_than_for_a_worker() -> None:
+def test_a_suspect_waits_for_the_proof_for_a_while_only() -> None:
     d = tried_alone_after(deaths=2, silences=0)
     d.report("w2")
-    assert starts(keep_alive(d, 17, {"w2": ()})) == []
+    assert starts(keep_alive(d, 14, {"w2": ()})) == []
     assert starts(keep_alive(d, 2, {"w2": ()})) == [("w2", "t", 4, "replaced")]
     effects = d.report("w1", incarnation="z") + d.wake()
     assert starts(effects) == [] == failures(effects), "it may be innocent: w2 will tell"
@@ -139,7 +139,7 @@ def test_a_suspect_without_proof_is_tried_beside_another_one() -> None:
     d.wake(3 * SECOND)
     assert starts(d.report("w2") + d.wake()) == [("w2", "s", 3, "replaced")]
     held: Held = {"w2": (("s", 3),), "w3": (), "w4": (), "w5": ()}
-    assert starts(keep_alive(d, 14, held)) == []
+    assert starts(keep_alive(d, 11, held)) == []
     assert starts(keep_alive(d, 2, held)) == [("w3", "t", 4, "replaced")]
 
 
@@ -217,7 +217,7 @@ def test_a_worker_is_emptied_for_a_suspect_that_has_waited_long_enough() -> None
         ("w2", "x", 1, "balance"), ("w3", "y", 1, "balance")
     ]  # fmt: skip
     held = {"w2": (("x", 1),), "w3": (("y", 1),)}
-    assert starts(keep_alive(d, 17, held)) == [], "w1 is dead, and the others have turns"
+    assert starts(keep_alive(d, 7, held)) == [], "w1 is dead, and the others have turns"
     effects = keep_alive(d, 2, held)
     assert starts(effects) == [("w2", "s", 3, "replaced"), ("w3", "x", 3, "replaced")]
     assert cancels(effects)[0] == ("w2", "x", 1)
@@ -225,6 +225,34 @@ def test_a_worker_is_emptied_for_a_suspect_that_has_waited_long_enough() -> None
     assert d.core.status(d.now_ns).num_turns_placed == 3, "what was moved is not over"
     d.report("w2", ("s", 3), generated=1)
     assert starts(d.submit("new")) == [("w2", "new", 1, "balance")]
+
+
+def test_a_suspect_whose_time_has_come_is_next_when_another_s_trial_ends() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("s")
+    d.submit("r")
+    d.report("w1", incarnation="a0")
+    d.report("w2")
+    d.report("w3")
+    assert len(starts(d.submit("x") + d.submit("y"))) == 2
+    held: dict[str, tuple[tuple[str, int], ...]] = {"w2": (("x", 1),), "w3": (("y", 1),)}
+    (first,) = (start for start in starts(keep_alive(d, 9, held)) if start[1] in "rs")
+    other = "r" if first[1] == "s" else "s"
+    held = {"w2": ((first[1], first[2]),), "w3": (("x", 3), ("y", 1))}
+    assert starts(keep_alive(d, 9, held)) == [], "the first has not shown what it is"
+    d.report("w2", (first[1], first[2]), generated=1)
+    assert other in [turn for _, turn, _, _ in starts(keep_alive(d, 2, held))]
+
+
+def test_a_suspect_waits_for_a_worker_as_long_as_others_do() -> None:
+    d = Driver()
+    d.report("w1")
+    d.submit("s")
+    kill(d, "w1", "a")
+    effects = keep_alive(d, 16, {})
+    assert failures(effects) == [], "w1 fell silent after 2.5 s"
+    assert failures(keep_alive(d, 3, {})) == [("no_worker", 503)]
 
 
 def test_only_half_of_the_workers_are_kept_from_others() -> None:
