@@ -19,6 +19,7 @@ from shared.errors import InvalidRequest, SymphonyError
 BENCHES = {
     "resume": "loadtest.bench.resume",
     "engine": "loadtest.bench.engine",
+    "core": "loadtest.bench.core",
     "http": "loadtest.bench.http",
     "writeback": "loadtest.bench.writeback",
     "admission": "loadtest.bench.admission",

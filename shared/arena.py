@@ -35,6 +35,7 @@ _STATE_BITS = 8
 
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
+States = npt.NDArray[np.uint8]
 
 
 class PageState(IntEnum):
@@ -138,6 +139,14 @@ class Arena:
         if found != generation or state is PageState.FREE:
             return PageState.BAD
         return state
+
+    def promises(self, pages: list[int], generations: list[int]) -> States:
+        """`promise` of many pages, from one look at each word; uint8 [len(pages)]."""
+        words = self.words[pages]
+        states = (words & np.uint64(0xFF)).astype(np.uint8)
+        is_other = words >> np.uint64(_STATE_BITS) != np.array(generations, np.uint64)
+        states[is_other | (states == PageState.FREE)] = PageState.BAD
+        return states
 
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""

@@ -23,6 +23,15 @@ RANGES = {
 BIAS_MAX = 100.0
 
 
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the tokens so far change which one is next."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
 def flaw_in(params: SamplingParams, vocab_size: int) -> str:
     """What keeps tokens from being chosen like this; empty if nothing does.
 

@@ -43,7 +43,8 @@ def paged_attention_cpu(
     arrays = (
         _raw(query),
         _raw(pool),
-        batch.page_tables[layer, first:last].numpy(),
+        batch.page_tables[layer].numpy(),
+        np.asarray(batch.slots[first:last], np.int64),
         np.asarray(batch.query_starts[first : last + 1], np.int64),
         np.asarray(batch.context_lens[first:last], np.int64),
     )
@@ -133,13 +134,13 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def _attend(query, pool, table, starts, contexts, scale, window, softcap, out):  # type: ignore[no-untyped-def]
+def _attend(query, pool, tables, slots, starts, contexts, scale, window, softcap, out):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(
-                query, pool, table[seq], starts[seq], starts[seq + 1] - starts[seq],
+                query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
                 contexts[seq], task % num_kv_heads, scale, window, softcap, out,
             )  # fmt: skip
 

@@ -37,7 +37,7 @@ def paged_attention_gather(
         if shape.window:
             begin = max(0, context - num_new - shape.window + 1) // block_tokens * block_tokens
         num_blocks = (context + block_tokens - 1) // block_tokens
-        pages = batch.page_tables[layer, seq, begin // block_tokens : num_blocks]
+        pages = batch.page_tables[layer, batch.slots[seq], begin // block_tokens : num_blocks]
         kv = _in_sequence(pool, pages)
         kv = kv[:, :, : context - begin]
         q = query[first:last].transpose(0, 1)

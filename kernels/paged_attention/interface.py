@@ -27,11 +27,13 @@ class RaggedBatch:
     Attributes:
         query_starts: row of each sequence's first query, ``[num_seqs + 1]``, ends with the total.
         context_lens: tokens each sequence has with its new ones, ``[num_seqs]``.
-        page_tables: int32 ``[num_layers, num_seqs, max_blocks]``: pool page of each block.
+        slots: each sequence's line in the tables, ``[num_seqs]``.
+        page_tables: int32 ``[num_layers, num_slots, max_blocks]``: pool page of each block.
     """
 
     query_starts: list[int]
     context_lens: list[int]
+    slots: list[int]
     page_tables: torch.Tensor
 
     @property

@@ -64,4 +64,4 @@ def warm_up(pool: torch.Tensor) -> None:
     num_heads, head_dim = pool.shape[2], pool.shape[4]
     query = torch.zeros((1, num_heads, head_dim), dtype=pool.dtype, device=pool.device)
     table = torch.zeros((1, 1, 1), dtype=torch.int32, device=pool.device)
-    paged_attention(query, pool, 0, RaggedBatch([0, 1], [1], table), AttentionShape(1.0))
+    paged_attention(query, pool, 0, RaggedBatch([0, 1], [1], [0], table), AttentionShape(1.0))

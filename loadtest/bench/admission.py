@@ -24,10 +24,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from services.worker.core.effects import Emit, Sampled, StepPlan, StepResult
+from services.worker.core.effects import Emit
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from shared.blocks import BLOCK_TOKENS, root_key
 from shared.errors import InvalidRequest
@@ -224,7 +225,7 @@ def simulate(
             continue
         duration_ns = _duration_ns(profile, plan, result, is_overlapped)
         now_ns += duration_ns
-        sampled = [Sampled(PLAIN_TOKEN) if row.sample else None for row in plan.rows]
+        sampled = [Sampled(PLAIN_TOKEN) if sampling else None for sampling in plan.sampling]
         for effect in core.on_step(StepResult(sampled, duration_ns=duration_ns), now_ns):
             if isinstance(effect, Emit):
                 turn_seen = seen[effect.delta.turn_id]
@@ -247,18 +248,16 @@ def _turn(number: int, arrival: tuple[int, int, int]) -> Turn:
         num_generated_before=0,
         sampling=SamplingParams(max_tokens=num_output, ignore_eos=True),
         arrived_at_ns=at_ns,
-        num_layers=1,
         block_tokens=BLOCK_TOKENS,
     )
 
 
 def _duration_ns(profile: LatencyProfile, plan: StepPlan, result: Run, is_overlapped: bool) -> int:
-    lengths = [row.end - row.start for row in plan.rows]
-    num_prefill = sum(length for length in lengths if length > 1)
+    num_prefill = plan.num_prefill_tokens
     result.num_steps += 1
     result.num_prefill_steps += num_prefill > 0
-    num_context = sum(row.end for row in plan.rows)
-    step_ms = profile.step_ms(num_prefill, lengths.count(1), num_context)
+    num_context = int(plan.context_lens.sum())
+    step_ms = profile.step_ms(num_prefill, plan.num_decodes, num_context)
     if is_overlapped:
         step_ms -= min(profile.base_ms, profile.prefill_ms_per_token * num_prefill)
     return int(step_ms * 1e6)

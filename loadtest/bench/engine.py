@@ -3,6 +3,9 @@
 Decode: milliseconds a step at each batch size, every sequence `--context` tokens long. Prefill:
 prompt tokens a second. Both sides run in turns in one process, so that a noisy machine is noisy for
 both; transformers runs with its eager and its SDPA attention, and the faster one counts.
+
+`--record FILE` writes every step of ours, to be run again on any device and by any release:
+`--replay FILE` runs them, without core and without transformers, and compares the tokens.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +25,12 @@ from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.turn import Turn
-from services.worker.engine.model import load_model
+from services.worker.engine.model import LoadedModel, load_model
 from services.worker.engine.torch_executor import TorchExecutor
 from shared.blocks import root_key
+from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams
 
@@ -39,10 +45,16 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--replay", type=Path, metavar="FILE")
     add_model_options(parser)
     args = parser.parse_args(argv)
     source = model_source(args, args.dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.replay is not None:
+        return replay(load_model(source, device, "auto"), args.replay)
+    if args.record is not None:
+        args.record.write_bytes(b"")
     ours = _Ours(source, device, args)
     theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
     figures: dict[str, Any] = {"ours": {}, "transformers": {}, "ratio": {}}
@@ -56,6 +68,58 @@ def run(argv: list[str]) -> dict[str, Any]:
     _enter(figures, "prefill_tokens_per_s", samples, max)
     ours.close()
     return figures
+
+
+def replay(model: LoadedModel, path: Path) -> dict[str, Any]:
+    """Run a recording's steps on this device.
+
+    Returns:
+        Milliseconds of the median decode step by number of rows, prompt tokens a second, and how
+        many of the tokens are others than those recorded.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or is of a model of another shape.
+    """
+    try:
+        with path.open("rb") as file:
+            steps = list(read_steps(file))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the recording {path}: {error}") from None
+    executor = TorchExecutor(model, "bench", _num_pages(steps, model), lambda _: None)
+    executor.warm_up()
+    decode_ms: dict[int, list[float]] = {}
+    num_prefill, prefill_s, num_tokens, num_others = 0, 0.0, 0, 0
+    for step in steps:
+        started = time.perf_counter()
+        result = executor.execute(step.plan)
+        took_s = time.perf_counter() - started
+        if step.plan.num_prefill_tokens:
+            num_prefill += step.plan.num_prefill_tokens
+            prefill_s += took_s
+        else:
+            decode_ms.setdefault(step.plan.num_rows, []).append(took_s * 1e3)
+        chosen = [None if each is None else each.token for each in result.sampled]
+        num_tokens += len(chosen) - chosen.count(None)
+        num_others += sum(ours != theirs for ours, theirs in zip(chosen, step.tokens, strict=True))
+    executor.close()
+    return {
+        "decode_ms": {rows: round(statistics.median(ms), 2) for rows, ms in decode_ms.items()},
+        "prefill_tokens_per_s": round(num_prefill / prefill_s, 2) if prefill_s else None,
+        "num_steps": len(steps),
+        "num_tokens": num_tokens,
+        "num_other_tokens": num_others,
+    }
+
+
+def _num_pages(steps: list[RecordedStep], model: LoadedModel) -> int:
+    """Pages that a recording needs."""
+    tables = [step.plan.entries.pages for step in steps if len(step.plan.entries.pages)]
+    if not tables or any(pages.shape[1] != model.num_layers for pages in tables):
+        raise InvalidRequest(f"the recording is not of a model with {model.num_layers} layers")
+    tokens_max = max(int(step.plan.tokens.max()) for step in steps)
+    if tokens_max >= model.vocab_size:
+        raise InvalidRequest(f"the recording is not of a vocabulary of {model.vocab_size} tokens")
+    return 1 + max(int(pages.max()) for pages in tables)
 
 
 def _decode_ms(side: Any, *, batch: int, context: int, steps: int) -> float:
@@ -91,7 +155,8 @@ class _Ours:
         self._vocab_size = shape_of(source).vocab_size
         tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
         num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
-        self._executor = TorchExecutor(model, "bench", num_pages, lambda *_: None)
+        self._executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
+        self._record: Path | None = args.record
         self._executor.warm_up()
         self._num_turns = 0
 
@@ -140,7 +205,6 @@ class _Ours:
             num_generated_before=0,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             arrived_at_ns=0,
-            num_layers=info.num_layers,
             block_tokens=info.block_tokens,
         )
         core.on_turn(turn, time.monotonic_ns())
@@ -148,7 +212,11 @@ class _Ours:
     def _step(self, core: EngineCore) -> None:
         plan, _ = core.plan_step(time.monotonic_ns())
         assert plan is not None, "turns are left"
-        core.on_step(self._executor.execute(plan), time.monotonic_ns())
+        result = self._executor.execute(plan)
+        if self._record is not None:
+            with self._record.open("ab") as file:
+                write_step(file, plan, result)
+        core.on_step(result, time.monotonic_ns())
 
 
 class _Transformers:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from services.worker.core.effects import StepResult
 from services.worker.core.engine import EngineCore
-from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.pages import NO_PAGE, Block
+from services.worker.core.step import StepResult
 from services.worker.core.turn import Turn
 from shared.arena import PageState
 
@@ -24,56 +24,64 @@ def check_worker(worker: "Worker") -> None:
     """Every page of the pool is in exactly one place, and each block's counts are right."""
     core = worker.core
     pool = core.pool
-    places: list[int] = list(pool._free)
+    places: list[int] = pool._free[: pool.num_free].tolist()
+    rows = list(pool._free_rows)
     refs: Counter[int] = Counter()
     turns = [*core.running, *core.waiting]
     for turn in turns:
-        places += turn.private_pages()
-        refs.update(map(id, turn.blocks))
+        refs.update(id(block) for block in turn.blocks[: turn.num_shared])
+        rows += [block.row for block in turn.blocks[turn.num_shared :]]
+        for block in turn.blocks[turn.num_shared :]:
+            places += pool.pages_of(block)
     num_clean = 0
     for block in pool.blocks.values():
-        present = [page for page in block.pages if page != NO_PAGE]
+        rows.append(block.row)
+        pages = pool.pages_of(block)
+        present = [page for page in pages if page != NO_PAGE]
         places += present
+        assert len(present) == block.num_present
         assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
-        num_clean += _check_block(core, block, len(present))
+        num_clean += _check_block(core, block, pages)
     places.sort()
     assert places == list(range(pool.num_pages)), "a page is lost or in two places"
+    assert sorted(rows) == list(range(len(pool.table))), "a row is lost or of two blocks"
     assert pool.num_clean == num_clean, "num_clean is wrong"
     assert len(core.running) <= core.limits.turns_running_max
     _check_turns(core, turns, has_plan=worker.device.plan is not None)
 
 
-def _check_block(core: EngineCore, block: CachedBlock, num_present: int) -> int:
+def _check_block(core: EngineCore, block: Block, pages: list[int]) -> int:
     """Pages of it that may be taken."""
+    num_present = block.num_present
     is_idle = block.refs == 0 and block.backed and not block.loading
     assert bool(block.group) == is_idle, "takeable, or not, against the rules"
     assert num_present > 0 and not (is_idle and block.lost), "a block without use is kept"
     if block.refs or not block.backed:
-        assert num_present == len(block.pages), "a page in use or not yet below was taken"
+        assert num_present == len(pages), "a page in use or not yet below was taken"
     if block.loading:
-        flights = [page for page in block.pages if page in core.stager._flights]
+        flights = [page for page in pages if page in core.stager._flights]
         assert block.loading == len(flights), "a page under way was taken"
     return num_present if is_idle else 0
 
 
 def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
     """Called before the core hears of a step's end; what it returns, after that."""
-    plan = core._in_flight
-    assert plan is not None
-    late: list[tuple[Turn, list[CachedBlock]]] = []
+    planned = core._in_flight
+    assert planned is not None
+    late: list[tuple[Turn, list[Block]]] = []
     own: list[tuple[Turn, int]] = []
-    for index, row in enumerate(plan.rows):
+    for index, turn in enumerate(planned.turns):
         if index in result.failed:
-            late.append((row.turn, [block for block in row.turn.blocks if block.loading]))
+            late.append((turn, [block for block in turn.blocks if block.loading]))
         elif index not in result.broken:
-            own.append((row.turn, len(row.turn.blocks)))
+            own.append((turn, turn.num_shared))
 
     def check() -> None:
         for turn, blocks in late:
             again = {id(block) for block in turn.blocks} & set(map(id, blocks))
             assert not again, f"{turn.turn_id} waits again for history that came too late"
-        for turn, num_blocks in own:
-            is_own = not any(block.loading for block in turn.blocks[num_blocks:])
+        for turn, num_shared in own:
+            is_own = not any(block.loading for block in turn.blocks[num_shared:])
             assert is_own, f"{turn.turn_id} gave up its own KV for what is on its way"
 
     return check
@@ -154,6 +162,7 @@ def _check_idle(worker: "Worker") -> None:
     assert not stager._flights and not stager._tickets and not stager._wishes
     assert not stager._expected and stager._num_prefetching == 0
     assert all(block.refs == 0 for block in core.pool.blocks.values())
+    assert not core.writeback._storing, "a write never ended"
     assert not core.writeback._committing, "a commit was never settled"
 
 

@@ -1,22 +1,25 @@
 """A worker's device: pool memory by what it holds, loads from the arena, and the forward pass."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from loadtest.world.kvstore import checksum_of
-from loadtest.world.memory import GARBAGE, ArenaMemory, Content, Origin, origins
+from loadtest.world.memory import (
+    GARBAGE,
+    ArenaMemory,
+    Content,
+    Origin,
+    PageLoad,
+    each_page,
+    origins,
+)
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import SECOND, US
-from services.worker.core.effects import (
-    BlockWrite,
-    PageLoad,
-    Row,
-    Sampled,
-    StepPlan,
-    StepResult,
-)
+from services.worker.core.effects import BlockWrite, PageLoads
+from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
+from services.worker.engine.tables import BlockTables
 from shared.arena import PageState
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
-LOAD_NS = 500 * US
+LOAD_NS = STORE_NS = 500 * US
 
 
 @dataclass(slots=True)
@@ -33,17 +36,15 @@ class _Step:
     """The step under way.
 
     Attributes:
+        turns: whose rows they are; a real device does not know.
         awaited: pool pages that it waits for, with the rows that do.
-        sums: checksums of the writes that have landed; None: none can be made on this connection.
     """
 
     plan: StepPlan
-    arena: ArenaMemory | None
+    turns: list[Turn]
     awaited: dict[int, list[int]]
     failed: set[int]
-    sums: list[list[int]] | None
     started_at_ns: int
-    given_up: set[int] = field(default_factory=set)  # writes whose lease has ended
     is_computed: bool = False
 
 
@@ -57,6 +58,7 @@ class Device:
         self._worker = worker
         self._model = model
         self._memory: dict[int, Content] = {}
+        self._tables = BlockTables(model.num_layers)
         self._loading: dict[int, PageLoad] = {}  # by pool page
         self._copying: set[int] = set()  # of those, whose end is settled
         self._arena: ArenaMemory | None = None
@@ -83,9 +85,9 @@ class Device:
 
     # Loads.
 
-    def load(self, loads: list[PageLoad]) -> None:
-        """Start these; each ends with `Worker.on_loaded`."""
-        for load in loads:
+    def load(self, runs: list[PageLoads]) -> None:
+        """Start these; each page ends with `Worker.on_loaded`."""
+        for load in (load for run in runs for load in each_page(run)):
             assert load.pool_page not in self._loading, "two loads into one page"
             self._memory.pop(load.pool_page, None)
             self._loading[load.pool_page] = load
@@ -133,31 +135,52 @@ class Device:
             self._end_if_over()
         self._worker.on_loaded(page, is_good=is_good)
 
+    # Stores.
+
+    def store(self, writes: list[BlockWrite], epoch: int) -> None:
+        """Copy these blocks down, each on its own; each ends with `Worker.on_stored`."""
+        for write in writes:
+            self._store(write, self._arena, epoch, [])
+
+    def _store(
+        self, write: BlockWrite, arena: ArenaMemory | None, epoch: int, sums: list[int]
+    ) -> None:
+        """One page after the other, whoever has it by then."""
+        if arena is None or self._arena is not arena or self._epoch != epoch:
+            self._worker.later(0, partial(self._worker.on_stored, {write.number: []}))
+            return
+        if len(sums) == self._model.num_layers:
+            self._worker.on_stored({write.number: sums})
+            return
+        layer = len(sums)
+        content = self._memory.get(write.pool_pages[layer], GARBAGE)
+        arena.contents[write.arena_pages[layer]] = content
+        later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
+        self._worker.later(self._worker.world.random.randrange(STORE_NS) + 1, later)
+
     # Steps.
 
     def start(self, plan: StepPlan) -> None:
         """Run a step; it ends with `Worker.on_step`."""
         assert self._step is None
         worker, model = self._worker, self._model
+        planned = worker.core._in_flight
+        assert planned is not None and planned.plan is plan
         awaited: dict[int, list[int]] = {}
         failed: set[int] = set()
-        for index, row in enumerate(plan.rows):
-            pages: list[int] = plan.page_tables[:, index, : row.awaits].ravel().tolist()
-            for page in pages:
-                if page in self._loading:
-                    awaited.setdefault(page, []).append(index)
-                elif page not in self._memory:
-                    failed.add(index)
-            self._write_new(plan, index, row)
-        can_write = self._arena is not None and plan.epoch == self._epoch
-        sums = [[0] * model.num_layers for _ in plan.writes] if can_write else None
-        self._step = step = _Step(plan, self._arena, awaited, failed, sums, worker.now_ns)
+        self._tables.enter(plan.entries)
+        for index, (row, turn) in enumerate(zip(plan.rows(), planned.turns, strict=True)):
+            if index in plan.awaited:
+                num_blocks = row.start // model.block_tokens
+                for page in self._tables.pages[:, turn.slot, :num_blocks].ravel().tolist():
+                    if page in self._loading:
+                        awaited.setdefault(page, []).append(index)
+                    elif page not in self._memory:
+                        failed.add(index)
+            self._write_new(turn, row)
+        self._step = _Step(plan, planned.turns, awaited, failed, worker.now_ns)
         duration_ns = model.step_ns + model.token_ns * plan.num_tokens
-        for number, write in enumerate(plan.writes if can_write else ()):
-            for layer in range(model.num_layers):
-                delay_ns = worker.world.random.randrange(duration_ns)
-                worker.later(delay_ns, partial(self._store, step, number, write, layer))
-        if any(row.turn.sampling.seed == KILLER for row in plan.rows):
+        if any(turn.sampling.seed == KILLER for turn in planned.turns):
             worker.later(worker.world.random.randrange(duration_ns), worker.die_of_poison)
         worker.later(duration_ns, self._computed)
 
@@ -184,59 +207,29 @@ class Device:
         plan = step.plan
         result = StepResult([], step.failed, duration_ns=self._worker.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self._model.num_layers
-        for index, row in enumerate(plan.rows):
-            if row.turn.sampling.seed == BREAKER:
+        for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
+            if turn.sampling.seed == BREAKER:
                 result.broken[index] = "it cannot be computed"
             if index in step.failed or index in result.broken:
                 result.sampled.append(None)
                 continue
-            self._verify(plan, index, row.end)
-            token = (
-                self._model.next_token(row.turn.tokens, self._worker.hardware)
-                if row.sample
-                else None
-            )
-            result.sampled.append(None if token is None else Sampled(token))
-        if step.sums is not None:
-            self._spoil(step, {*step.failed, *result.broken}, step.sums)
-            result.checksums = [
-                [] if number in step.given_up else sums for number, sums in enumerate(step.sums)
-            ]
+            self._verify(turn, row.end)
+            sampled = None
+            if row.is_sampled:
+                sampled = Sampled(self._model.next_token(turn.tokens, self._worker.hardware))
+            result.sampled.append(sampled)
         self._step = None
         self._worker.on_step(result)
 
-    def _spoil(self, step: _Step, rows: set[int], sums: list[list[int]]) -> None:
-        """What a row computed on history that it did not have, or could not compute, is garbage
-        with a good checksum.
-        """
-        if step.arena is None or self._arena is not step.arena or self._epoch != step.plan.epoch:
-            return  # the pages may be others' by now
-        for number, write in enumerate(step.plan.writes):
-            if write.row in rows and number not in step.given_up:
-                for layer, page in enumerate(write.arena_pages):
-                    step.arena.contents[page] = GARBAGE
-                    sums[number][layer] = checksum_of(GARBAGE)
-
-    def _store(self, step: _Step, number: int, write: BlockWrite, layer: int) -> None:
-        """One page of a block goes down while the pass runs."""
-        assert step.arena is not None and step.sums is not None
-        if self._arena is not step.arena or self._epoch != step.plan.epoch:
-            step.given_up.add(number)
-            return
-        content = self._memory.get(write.pool_pages[layer])
-        if content is not None:
-            step.arena.contents[write.arena_pages[layer]] = content
-            step.sums[number][layer] = checksum_of(content)
-
-    def _write_new(self, plan: StepPlan, index: int, row: Row) -> None:
+    def _write_new(self, turn: Turn, row: PlannedRow) -> None:
         """The KV of the row's new tokens, layer by layer."""
         size = self._model.block_tokens
-        chain = origins(self._root(row.turn), row.turn.tokens[: row.end], size)
+        chain = origins(self._root(turn), turn.tokens[: row.end], size)
         for number in range(row.start // size, -(-row.end // size)):
             first = number * size
-            tokens = tuple(row.turn.tokens[first : min(row.end, first + size)])
+            tokens = tuple(turn.tokens[first : min(row.end, first + size)])
             for layer in range(self._model.num_layers):
-                page = int(plan.page_tables[layer, index, number])
+                page = int(self._tables.pages[layer, turn.slot, number])
                 if row.start <= first:
                     self._memory[page] = (layer, chain[number], tokens)
                 elif page in self._memory:  # behind what it should hold already
@@ -244,15 +237,15 @@ class Device:
                     kept = old[: row.start - first]
                     self._memory[page] = (old_layer, origin, kept + tokens[len(kept) :])
 
-    def _verify(self, plan: StepPlan, index: int, end: int) -> None:
+    def _verify(self, turn: Turn, end: int) -> None:
         """The pages of a row hold, in every layer, the KV of its own tokens up to `end`."""
-        turn, size = plan.rows[index].turn, self._model.block_tokens
+        size = self._model.block_tokens
         chain = origins(self._root(turn), turn.tokens[:end], size)
         for number in range(-(-end // size)):
             first = number * size
             tokens = tuple(turn.tokens[first : min(end, first + size)])
             for layer in range(self._model.num_layers):
-                held = self._memory.get(int(plan.page_tables[layer, index, number]))
+                held = self._memory.get(int(self._tables.pages[layer, turn.slot, number]))
                 assert held is not None, f"{turn.turn_id} reads garbage in block {number}"
                 held = (held[0], held[1], held[2][: len(tokens)])
                 assert held == (layer, chain[number], tokens), (

@@ -6,8 +6,10 @@ them, never by a block key: so a key that names too little shows.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loadtest.world.timeline import Action
+from services.worker.core.effects import PageLoads
 from shared.arena import PageState
 
 Origin = tuple[object, ...]
@@ -22,6 +24,21 @@ def origins(root: Origin, tokens: list[int], block_tokens: int) -> list[Origin]:
     for start in range(0, len(tokens) - block_tokens, block_tokens):
         chain.append((hash((chain[-1], tuple(tokens[start : start + block_tokens]))),))
     return chain
+
+
+class PageLoad(NamedTuple):
+    """One page of a run of loads."""
+
+    arena_page: int
+    generation: int
+    pool_page: int
+    epoch: int
+
+
+def each_page(run: PageLoads) -> list[PageLoad]:
+    """A run, page by page."""
+    pages = zip(run.arena_pages, run.generations, run.pool_pages, strict=True)
+    return [PageLoad(*page, run.epoch) for page in pages]
 
 
 @dataclass

@@ -192,26 +192,21 @@ MUTANTS = (
     ),
     Mutant(
         "a loading twin is adopted", OUTCOME,
-        "elif twin.lost or twin.loading or NO_PAGE in twin.pages:",
-        "elif twin.lost or NO_PAGE in twin.pages:",
+        "elif twin.lost or twin.loading or not pool.is_whole(twin):",
+        "elif twin.lost or not pool.is_whole(twin):",
     ),
     Mutant(
         "a failed row counts as computed", ENGINE,
         "            elif index in result.failed:", "            elif False:",
     ),
     Mutant(
-        "failed writes are committed", OUTCOME,
-        "        if is_void or not sums:", "        if not sums:",
-    ),
-    Mutant(
         "a cancelled turn is ended while it runs", ENGINE,
-        "if self._in_flight is None or all(row.turn is not turn for row in self._in_flight.rows):",
+        "if self._in_flight is None or turn not in self._in_flight.turns:",
         "if True:",
     ),
     Mutant(
         "a bad load is good enough", STAGING,
-        "        if not is_good:\n            block.lost = True",
-        "        if False:\n            block.lost = True",
+        "            block.lost |= not is_good\n", "",
     ),
     Mutant(
         "pages of a running turn are taken", PAGES,
@@ -219,25 +214,25 @@ MUTANTS = (
     ),
     Mutant(
         "private pages are not given back", HISTORY,
-        "    core.pool.give_back(turn.private_pages())\n", "",
+        "    core.pool.give_back(own)\n", "",
     ),
     Mutant(
         "a stage is adopted though what it stands on is gone", HISTORY,
-        "    while turn.staged_from <= len(turn.blocks) < end:",
-        "    while len(turn.blocks) < end:",
+        "    while turn.staged_from <= turn.num_shared < end:",
+        "    while turn.num_shared < end:",
     ),
     Mutant(
         "a remnant counts as whole", HISTORY,
-        "        if block is None or block.lost or NO_PAGE in block.pages:\n            return",
-        "        if block is None or block.lost:\n            return",
+        "if block is None or block.lost or not core.pool.is_whole(block):\n            return",
+        "if block is None or block.lost:\n            return",
     ),
     Mutant(
         "leases outlive their connection", WRITEBACK,
         "        self._stock.clear()\n", "",
     ),
     Mutant(
-        "lent pages outlive their connection", WRITEBACK,
-        "        self._lent.clear()\n", "",
+        "writes outlive their connection", WRITEBACK,
+        "        self._storing.clear()\n", "",
     ),
     Mutant(
         "failed calls do not end the connection", LINK,

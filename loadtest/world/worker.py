@@ -20,7 +20,7 @@ from services.worker.core.effects import (
     ReturnPages,
     StageSession,
     StageTurn,
-    StepResult,
+    StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, take_in
@@ -30,6 +30,7 @@ from services.worker.core.outcome import refuse_start
 from services.worker.core.pages import PagePool
 from services.worker.core.pulling import Pull, Pulling
 from services.worker.core.staged import Staged
+from services.worker.core.step import StepResult
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
 from shared.ids import FrontendId, HostId, TurnId, WorkerId
@@ -274,6 +275,10 @@ class Worker(Process):
         good, bad = ([page], []) if is_good else ([], [page])
         self.feed(self.core.on_loaded(good, bad, self.now_ns))
 
+    def on_stored(self, checksums: dict[int, list[int]]) -> None:
+        """Writes are over."""
+        self.feed(self.core.on_stored(checksums))
+
     def _wake(self, at_ns: int) -> None:
         if self._wake_at_ns == at_ns:
             self._wake_at_ns = None
@@ -290,6 +295,8 @@ class Worker(Process):
                     self.device.load(effect.loads)
                 case StageTurn():
                     self._stage_turn(effect)
+                case StoreBlocks():
+                    self.device.store(effect.writes, effect.epoch)
                 case CommitBlocks():
                     self._commit(effect)
                 case LeasePages():

@@ -9,6 +9,7 @@ from services.worker.config import WorkerConfig
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from services.worker.engine.emulated import EmulatedExecutor
 from services.worker.engine.executor import Executor
+from services.worker.engine.mover import Moved
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
@@ -17,7 +18,7 @@ from shared.messages import Task
 from shared.profiles import LatencyProfile
 from shared.zoo import ZooModel
 
-OnLoaded = Callable[[list[int], list[int], int, int], None]
+OnMoved = Callable[[Moved], None]
 
 CPU_KV_BYTES = 1 << 30
 GPU_KV_SHARE = 0.85  # of what is free after the weights are there
@@ -55,10 +56,10 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
     return [(model_id, source, tasks[model_id]) for model_id, source in ids]
 
 
-def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_loaded: OnLoaded) -> Executor:
+def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_moved: OnMoved) -> Executor:
     """An emulated generative model."""
     folder = make_demo_model(demo_folder(config.data_dir))
-    return EmulatedExecutor(profile, str(folder), on_loaded)
+    return EmulatedExecutor(profile, str(folder), on_moved)
 
 
 def make_emulated_oneshots(
@@ -73,7 +74,7 @@ def make_emulated_oneshots(
     ]
 
 
-def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoaded) -> Executor:
+def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
     import torch
 
@@ -93,7 +94,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_loaded: OnLoa
             f"SYMPHONY_KV_BYTES={kv_bytes} holds not even two blocks of {model_id}: "
             f"one takes {model.page_bytes * model.num_layers} bytes"
         )
-    executor = TorchExecutor(model, model_id, num_pages, on_loaded)
+    executor = TorchExecutor(model, model_id, num_pages, on_moved)
     executor.warm_up()
     return executor
 

@@ -2,8 +2,8 @@
 
 from prometheus_client import Counter
 
-from services.worker.core.effects import StepPlan, StepResult
 from services.worker.core.engine import EngineCore
+from services.worker.core.step import StepPlan, StepResult
 from services.worker.oneshot.effects import Ran
 from shared.messages import BatchDone
 from shared.metrics import counter, gauge, histogram

@@ -20,6 +20,7 @@ from services.worker.core.effects import (
     ReturnPages,
     StageSession,
     StageTurn,
+    StoreBlocks,
     TurnAccount,
 )
 from services.worker.core.engine import EngineCore
@@ -28,6 +29,7 @@ from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
 from services.worker.engine.executor import Executor
 from services.worker.engine.isolate import execute_isolated
+from services.worker.engine.mover import Loaded, Moved, Stored
 from services.worker.kv_client import KvClient
 from shared.arena import Arena
 from shared.blocks import BlockKey
@@ -147,10 +149,14 @@ class EngineRunner:
             raise PeerUnavailable("the kvstore has not answered a commit yet")
         return num_blocks
 
-    def on_loaded(self, good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
+    def on_moved(self, moved: Moved) -> None:
         """The mover's report (called in the event loop)."""
-        self.core.estimates.on_load(num_bytes, duration_ns)
-        self._react(self.core.on_loaded(good, bad, self._clock.now_ns()))
+        match moved:
+            case Loaded():
+                self.core.estimates.on_load(moved.num_bytes, moved.duration_ns)
+                self._react(self.core.on_loaded(moved.good, moved.bad, self._clock.now_ns()))
+            case Stored():
+                self._react(self.core.on_stored(moved.checksums))
 
     def on_kv_connected(self, arena: Arena, epoch: int) -> None:
         """A kvstore knows us."""
@@ -180,7 +186,7 @@ class EngineRunner:
             work = loop.run_in_executor(self._thread, execute_isolated, self.executor, plan)
             limit_s = self.core.step_limit_ns(plan) / 1e9
             if not (await asyncio.wait({work}, timeout=limit_s))[0]:
-                self._on_stuck(f"a step of {len(plan.rows)} turns has run for {limit_s:.0f} s")
+                self._on_stuck(f"a step of {plan.num_rows} turns has run for {limit_s:.0f} s")
             result = await work
             metrics.count_step(self.executor.info.model_id, plan, result)
             self._perform(self.core.on_step(result, self._clock.now_ns()))
@@ -231,6 +237,8 @@ class EngineRunner:
                     self.executor.mover.submit_loads(effect.loads, is_prefetch=effect.is_prefetch)
                 case StageTurn():
                     self._tasks.spawn(self._stage_turn(effect))
+                case StoreBlocks():
+                    self.executor.mover.submit_stores(effect.writes, effect.epoch)
                 case CommitBlocks():
                     self._commits.spawn(self._commit(effect))
                 case LeasePages():

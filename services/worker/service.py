@@ -15,9 +15,10 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.splitting import turns_held_max
 from services.worker.engine.executor import Executor
+from services.worker.engine.mover import Moved
 from services.worker.kv_client import KvClient
 from services.worker.load import (
-    OnLoaded,
+    OnMoved,
     make_emulated,
     make_emulated_oneshots,
     make_real,
@@ -119,8 +120,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         emulation = parse_emulation(self._config.emulate)
         for number, profile in enumerate(emulation.generative):
-            on_loaded = self._loaded_callback(loop, profile.name)
-            self._add(make_emulated(self._config, profile, on_loaded), number)
+            on_moved = self._moved_callback(loop, profile.name)
+            self._add(make_emulated(self._config, profile, on_moved), number)
         return make_emulated_oneshots(self._config, emulation.oneshot)
 
     async def _load_real(self) -> list[OneshotModel]:
@@ -134,17 +135,16 @@ class Worker:
                 oneshots.append(await loop.run_in_executor(self._thread, load))
         for number, (model_id, source, task) in enumerate(plan):
             if task == "generate":
-                on_loaded = self._loaded_callback(loop, model_id)
-                make = partial(make_real, config, model_id, source, on_loaded)
+                on_moved = self._moved_callback(loop, model_id)
+                make = partial(make_real, config, model_id, source, on_moved)
                 self._add(await loop.run_in_executor(self._thread, make), number)
         return oneshots
 
-    def _loaded_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnLoaded:
+    def _moved_callback(self, loop: asyncio.AbstractEventLoop, model_id: str) -> OnMoved:
         """The mover's callback, carried from its thread into the event loop."""
 
-        def report(good: list[int], bad: list[int], num_bytes: int, duration_ns: int) -> None:
-            runner = self._runners[model_id]
-            loop.call_soon_threadsafe(runner.on_loaded, good, bad, num_bytes, duration_ns)
+        def report(moved: Moved) -> None:
+            loop.call_soon_threadsafe(self._runners[model_id].on_moved, moved)
 
         return report
 

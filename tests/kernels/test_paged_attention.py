@@ -35,19 +35,20 @@ def make_batch(
     blocks = [-(-context // block_tokens) for _, context in RAGGED]
     num_pages = 2 * sum(blocks) + 3
     pool = torch.full((num_pages, 2, num_kv_heads, block_tokens, head_dim), float("nan"))
-    tables = torch.zeros((2, len(RAGGED), max(blocks)), dtype=torch.int32)
+    slots = [(3 * seq + 1) % (len(RAGGED) + 2) for seq in range(len(RAGGED))]
+    tables = torch.zeros((2, len(RAGGED) + 2, max(blocks)), dtype=torch.int32)
     free = iter(torch.randperm(num_pages).tolist())
     starts = [0]
     for seq, (num_new, context) in enumerate(RAGGED):
         starts.append(starts[-1] + num_new)
         for block in range(blocks[seq]):
             page = next(free)
-            tables[1, seq, block] = page
+            tables[1, slots[seq], block] = page
             # Slots behind the context stay NaN: nothing may read them.
             used = min(block_tokens, context - block * block_tokens)
             pool[page, :, :, :used] = torch.randn(2, num_kv_heads, used, head_dim)
     query = torch.randn(starts[-1], num_heads, head_dim).to(dtype)
-    return query, pool.to(dtype), RaggedBatch(starts, [c for _, c in RAGGED], tables)
+    return query, pool.to(dtype), RaggedBatch(starts, [c for _, c in RAGGED], slots, tables)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

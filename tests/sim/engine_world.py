@@ -9,28 +9,28 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop
 
+from loadtest.world.memory import PageLoad, each_page
 from services.worker.core.effects import (
-    LATE,
+    BlockWrite,
     CommitBlocks,
     Effect,
     Emit,
     Ended,
     LeasePages,
     LoadPages,
-    PageLoad,
+    PageLoads,
     ReleaseTicket,
     ReturnPages,
-    Row,
-    Sampled,
     StageSession,
     StageTurn,
-    StepPlan,
-    StepResult,
+    StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
+from services.worker.engine.tables import BlockTables
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.messages import TokenLogprobs
@@ -97,8 +97,8 @@ class EngineWorld(World):
         self.num_private = 0
         self.on_client_done: Callable[[ClientTurn], None] = lambda client: None
         self.tickets_open: set[int] = set()
+        self.tables = BlockTables(self.num_layers)
         self.plan: StepPlan | None = None
-        self._plan_life = 0
         self.num_steps = 0
         self._wake_at_ns: int | None = None
         if rng.random() < 0.9:
@@ -134,7 +134,6 @@ class EngineWorld(World):
             num_generated_before=len(client.got),
             sampling=client.sampling,
             arrived_at_ns=self.now_ns,
-            num_layers=self.num_layers,
             block_tokens=BLOCK_TOKENS,
             priority=client.priority,
         )
@@ -210,9 +209,8 @@ class EngineWorld(World):
         check_turns(self.core, self.plan)
         below = [block.write for block in self.kvstore.blocks.values()]
         check_forgotten(self.core, below, self.forgotten)
-        lent: set[int] = set()
-        if self.plan is not None and self._plan_life == self.life:
-            lent = {page for write in self.plan.writes for page in write.arena_pages}
+        storing = [each.write for each in self.core.writeback._storing.values()]
+        lent = {page for write in storing for page in write.arena_pages}
         stock = self.core.writeback._stock
         assert len(set(stock)) == len(stock) and not lent & set(stock), "a lease is used twice"
         if self.core.writeback.is_connected:
@@ -232,6 +230,10 @@ class EngineWorld(World):
                     self.kvstore.release(effect.ticket)
                 case LeasePages():
                     self._ask(partial(self._lease, effect.num_pages), lambda: None)
+                case StoreBlocks():
+                    for write in effect.writes:
+                        delay_ns = self.random.choice([50 * US, 1 * MS, 10 * MS])
+                        self.after(delay_ns, partial(self._store, write, self.life))
                 case CommitBlocks():
                     self._commit(effect)
                 case ReturnPages():
@@ -304,8 +306,17 @@ class EngineWorld(World):
         self._ask(answer, lambda: None)
         self.after(self.random.randrange(10 * MS), persist)
 
-    def _load(self, loads: list[PageLoad]) -> None:
-        for load in loads:
+    def _store(self, write: BlockWrite, life: int) -> None:
+        sums: list[int] = []
+        if life == self.life:  # or else others may have the pages by now
+            for page, target in zip(write.pool_pages, write.arena_pages, strict=True):
+                if (content := self.pool_memory.get(page)) is not None:
+                    self.kvstore.arena[target] = content
+                sums.append(0)
+        self.feed(self.core.on_stored({write.number: sums}))
+
+    def _load(self, runs: list[PageLoads]) -> None:
+        for load in (load for run in runs for load in each_page(run)):
             assert load.pool_page not in self.in_transfer, "two loads into one page"
             self.pool_memory.pop(load.pool_page, None)
             start_ns = max(self.now_ns, self._lane_free_at_ns)
@@ -340,21 +351,32 @@ class EngineWorld(World):
     def _void_rows(self, page: int) -> None:
         """A load that was late to fail still fails the rows that wait for it."""
         if self.plan is not None:
-            for index, row in enumerate(self.plan.rows):
-                if page in self.plan.page_tables[:, index, : row.awaits]:
+            for index, (row, turn) in enumerate(self._rows(self.plan)):
+                if index in self.plan.awaited and page in self._history(turn, row.start):
                     self._failed.add(index)
 
+    def _rows(self, plan: StepPlan) -> list[tuple[PlannedRow, Turn]]:
+        planned = self.core._in_flight
+        assert planned is not None and planned.plan is plan
+        return list(zip(plan.rows(), planned.turns, strict=True))
+
+    def _history(self, turn: Turn, num_tokens: int) -> list[int]:
+        """Pages, of all layers, that hold these tokens' KV."""
+        blocks = self.tables.pages[:, turn.slot, : num_tokens // BLOCK_TOKENS]
+        pages: list[int] = blocks.ravel().tolist()
+        return pages
+
     def _start_step(self, plan: StepPlan) -> None:
-        check_plan(self.core, plan)
+        self.tables.enter(plan.entries)
+        check_plan(self.core, plan, self.tables)
         self.plan = plan
-        self._plan_life = self.life
         self.num_steps += 1
         self._failed: set[int] = set()
-        self.note(f"step {[(r.turn.turn_id, r.start, r.end) for r in plan.rows]}")
+        self.note(f"step {[(row.turn_id, row.start, row.end) for row in plan.rows()]}")
         self._started_at_ns = self.now_ns
         end_ns = self.now_ns + 300 * US + 10 * US * plan.num_tokens
-        for index, row in enumerate(plan.rows):
-            awaited: list[int] = plan.page_tables[:, index, : row.awaits].ravel().tolist()
+        for index, (row, turn) in enumerate(self._rows(plan)):
+            awaited = self._history(turn, row.start) if index in plan.awaited else []
             for load_end_ns, is_good in (
                 self.in_transfer[page] for page in awaited if page in self.in_transfer
             ):
@@ -365,19 +387,19 @@ class EngineWorld(World):
                 page not in self.pool_memory and page not in self.in_transfer for page in awaited
             ):
                 self._failed.add(index)
-            if not row.awaits:
-                self._verify(plan, index, row.start)
-            self._write_new(plan, index, row)
+            if not awaited:
+                self._verify(turn, row.start)
+            self._write_new(turn, row)
         self.after(end_ns - self.now_ns, self._end_step)
 
-    def _write_new(self, plan: StepPlan, index: int, row: Row) -> None:
+    def _write_new(self, turn: Turn, row: PlannedRow) -> None:
         """The KV of the row's new tokens, layer by layer."""
         for number in range(row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
             for layer in range(self.num_layers):
-                page = int(plan.page_tables[layer, index, number])
-                tokens = row.turn.tokens[first : min(row.end, first + BLOCK_TOKENS)]
-                content = content_of(layer, row.turn.parent_key(number), tokens)
+                page = int(self.tables.pages[layer, turn.slot, number])
+                tokens = turn.tokens[first : min(row.end, first + BLOCK_TOKENS)]
+                content = content_of(layer, turn.parent_key(number), tokens)
                 if row.start <= first:
                     self.pool_memory[page] = content
                 elif page in self.pool_memory:  # behind what it should hold already
@@ -385,15 +407,14 @@ class EngineWorld(World):
                     new = tuple(tokens[row.start - first :])
                     self.pool_memory[page] = (old_layer, parent, old[: row.start - first] + new)
 
-    def _verify(self, plan: StepPlan, index: int, end: int) -> None:
+    def _verify(self, turn: Turn, end: int) -> None:
         """The pages of a row hold, in every layer, the KV of its tokens up to `end`."""
-        turn = plan.rows[index].turn
         keys = [ROOT, *chain_keys(ROOT, turn.tokens[:end], BLOCK_TOKENS)]
         for number in range(-(-end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
             tokens = turn.tokens[first : min(end, first + BLOCK_TOKENS)]
             for layer in range(self.num_layers):
-                page = int(plan.page_tables[layer, index, number])
+                page = int(self.tables.pages[layer, turn.slot, number])
                 held = self.pool_memory.get(page)
                 assert held is not None, f"{turn.turn_id} reads garbage in block {number}"
                 held = (held[0], held[1], held[2][: len(tokens)])
@@ -406,29 +427,19 @@ class EngineWorld(World):
         assert plan is not None
         result = StepResult([], self._failed, duration_ns=self.now_ns - self._started_at_ns)
         result.stall_ns = [0] * self.num_layers
-        for index, row in enumerate(plan.rows):
+        for index, (row, turn) in enumerate(self._rows(plan)):
             is_good = index not in self._failed
             if is_good:
-                self._verify(plan, index, row.end)
-                self._add_prompt_logprobs(result, index, row)
-            token = Sampled(next_token(row.turn.tokens)) if row.sample and is_good else None
+                self._verify(turn, row.end)
+                if index in plan.scoring:
+                    tokens = turn.tokens[row.start : row.end]
+                    scores = [TokenLogprobs(token=token, logprob=0.0) for token in tokens]
+                    result.prompt_logprobs[index] = scores
+            token = Sampled(next_token(turn.tokens)) if row.is_sampled and is_good else None
             result.sampled.append(token)
-        for write in plan.writes:
-            result.checksums.append([0] * self.num_layers)
-            if write.row != LATE and write.row in self._failed:
-                continue
-            for page, target in zip(write.pool_pages, write.arena_pages, strict=True):
-                if self._plan_life == self.life:
-                    self.kvstore.arena[target] = self.pool_memory[page]
         effects = self.core.on_step(result, self.now_ns)
         self.plan = None
         self.feed(effects)
-
-    def _add_prompt_logprobs(self, result: StepResult, index: int, row: Row) -> None:
-        turn = row.turn
-        if turn.sampling.prompt_logprobs is not None and not turn.num_generated:
-            tokens = turn.tokens[row.start : row.end]
-            result.prompt_logprobs[index] = [TokenLogprobs(token=t, logprob=0.0) for t in tokens]
 
     def _on_delta(self, effect: Emit) -> None:
         delta = effect.delta

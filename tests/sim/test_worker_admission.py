@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from loadtest.bench.admission import Arrivals, simulate
-from services.worker.core.effects import StepPlan
 from services.worker.core.limits import EngineLimits
+from services.worker.core.step import StepPlan
 from services.worker.core.turn import TurnState
 from shared.profiles import PROFILES
 from tests.sim.engine_traffic import run_world
@@ -40,7 +40,7 @@ class DeferringWorld(EngineWorld):
 
     def _start_step(self, plan: StepPlan) -> None:
         limits = self.core.limits
-        num_planned = sum(row.end - row.start for row in plan.rows if row.end - row.start > 1)
+        num_planned = plan.num_prefill_tokens
         has_room = num_planned < limits.prefill_tokens_max - 2
         has_room = has_room and len(self.core.running) < limits.turns_running_max
         waiting = [turn for turn in self.core.waiting if turn.state is TurnState.WAITING]

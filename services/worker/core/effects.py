@@ -1,12 +1,11 @@
-"""What the engine core asks its shell to do, and the plan of one step."""
+"""What the engine core asks its shell to do."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from services.worker.core.turn import Table, Turn
 from shared.blocks import BlockKey
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
-from shared.messages import TokenLogprobs, TurnDelta, TurnEnd
+from shared.messages import TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -33,16 +32,17 @@ class StageSession:
 
 
 @dataclass(frozen=True, slots=True)
-class PageLoad:
-    """Copy an arena page to a pool page once it is ready; answer with `on_loaded`.
+class PageLoads:
+    """Copy arena pages to pool pages, all of one layer, each once it is ready; answer each with
+    `on_loaded`. The lists are of one length.
 
-    `epoch` is the connection to a kvstore that the arena page was promised on.
+    `epoch` is the connection to a kvstore that the arena's pages were promised on.
     """
 
     layer: int
-    arena_page: int
-    generation: int
-    pool_page: int
+    arena_pages: list[int]
+    generations: list[int]
+    pool_pages: list[int]
     epoch: int = 0
 
 
@@ -50,7 +50,7 @@ class PageLoad:
 class LoadPages:
     """Start these loads; those of waiting turns go before prefetches, low layers first."""
 
-    loads: list[PageLoad]
+    loads: list[PageLoads]
     is_prefetch: bool = False
 
 
@@ -73,19 +73,29 @@ class BlockWrite:
     """A full block to copy below.
 
     Attributes:
+        number: names this write; no two have the same.
         pool_pages, arena_pages: one page a layer.
-        row: row of the step that computes the block's last tokens and copies it layer by layer;
-            `LATE` for a block that is whole already.
         owner: the session that made it.
     """
 
+    number: int
     key: BlockKey
     parent: BlockKey
     tokens: list[int]
     pool_pages: list[int]
     arena_pages: list[int]
-    row: int
     owner: OwnerKey = NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBlocks:
+    """Copy these blocks to the arena, beside the steps that follow; answer with `on_stored`.
+
+    `epoch` is the connection to a kvstore that the arena's pages were leased on.
+    """
+
+    writes: list[BlockWrite]
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,102 +148,16 @@ class ReportSoon:
     """A turn that was lost before makes tokens: the next report is not to wait for its time."""
 
 
-LATE = -1
-
 Effect: TypeAlias = (
     StageTurn
     | StageSession
     | LoadPages
     | ReleaseTicket
     | LeasePages
+    | StoreBlocks
     | CommitBlocks
     | ReturnPages
     | Emit
     | Ended
     | ReportSoon
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One turn's part of a step: compute ``tokens[start:end]``, then sample if it is the end."""
-
-    turn: Turn
-    start: int
-    end: int
-    sample: bool
-    awaits: int = 0  # leading blocks whose pages may still be loading
-    awaited: list[list[int]] = field(default_factory=list)  # those pages, for each layer
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The whole decision of one step.
-
-    Attributes:
-        rows: decodes first, then prefill chunks.
-        page_tables: int32 [num_layers, num_rows, max_blocks].
-        writes: blocks to copy below while the pass runs.
-        epoch: connection to a kvstore that the writes' arena pages were leased on.
-    """
-
-    rows: list[Row]
-    page_tables: Table
-    writes: list[BlockWrite]
-    epoch: int = 0
-
-    def alone(self, index: int) -> "StepPlan":
-        """The part of it that is of one row."""
-        writes = [replace(write, row=0) for write in self.writes if write.row == index]
-        tables = self.page_tables[:, index : index + 1]
-        return StepPlan([self.rows[index]], tables, writes, self.epoch)
-
-    def late(self) -> "StepPlan":
-        """The part of it that is of no row: writes of earlier blocks."""
-        writes = [write for write in self.writes if write.row == LATE]
-        return StepPlan([], self.page_tables[:, :0], writes, self.epoch)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.end - row.start for row in self.rows)
-
-    @property
-    def num_decodes(self) -> int:
-        """Rows of one token; all others are chunks of prompts."""
-        return sum(row.end - row.start == 1 for row in self.rows)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return self.num_tokens - self.num_decodes
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A chosen token and, if asked for, log-probabilities."""
-
-    token: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What a step gave.
-
-    Attributes:
-        sampled: for each row, its token; None where none was asked for or the row failed.
-        failed: rows whose history did not arrive; their results are void.
-        broken: rows that cannot be computed, and why; their results are void.
-        prompt_logprobs: for rows that asked, of this chunk's positions.
-        checksums: for each of the plan's writes, xxh3-64 of each layer's page; empty for one that
-            was not written, and altogether when none was.
-        stall_ns: waiting for history, for each layer.
-        duration_ns: of the whole step.
-    """
-
-    sampled: list[Sampled | None]
-    failed: set[int] = field(default_factory=set)
-    broken: dict[int, str] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    checksums: list[list[int]] = field(default_factory=list)
-    stall_ns: list[int] = field(default_factory=list)
-    duration_ns: int = 0

@@ -14,8 +14,6 @@ from services.worker.core.effects import (
     Effect,
     ReleaseTicket,
     StageSession,
-    StepPlan,
-    StepResult,
 )
 from services.worker.core.forgetting import forget_session
 from services.worker.core.history import look_up, release_holds
@@ -28,14 +26,14 @@ from services.worker.core.outcome import (
     measure,
     refuse,
     register_blocks,
-    settle_writes,
     take_token,
 )
 from services.worker.core.pages import PagePool
-from services.worker.core.planner import plan_rows
+from services.worker.core.planner import PlannedStep, plan_rows
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
-from services.worker.core.turn import Turn, TurnState
+from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.turn import NO_SLOT, Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
@@ -77,10 +75,12 @@ class EngineCore:
     num_load_failures: int = 0
     _num_asked: int = 0
     _asked: dict[int, OwnerKey] = field(default_factory=dict)  # sessions, by `StageSession.number`
-    _in_flight: StepPlan | None = None
+    _slots: list[int] = field(init=False)  # free lines of the executor's block tables
+    _in_flight: PlannedStep | None = None
     _ended_in_flight: dict[TurnId, Turn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._slots = list(range(self.limits.turns_running_max))
         self.stager = Stager(self.pool)
         self.writeback = WriteBehind(self.pool, self.limits.lease_target_blocks)
 
@@ -180,17 +180,19 @@ class EngineCore:
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages ended."""
-        effects: list[Effect] = []
-        for page in good:
-            effects += self.stager.on_loaded(page, is_good=True)
-        for page in bad:
-            self.num_load_failures += 1
-            effects += self.stager.on_loaded(page, is_good=False)
+        self.num_load_failures += len(bad)
+        effects = self.stager.on_loaded(good, is_good=True)
+        effects += self.stager.on_loaded(bad, is_good=False)
         return effects + self.stager.pump(now_ns)
 
     def on_leased(self, arena_pages: list[int]) -> None:
         """Arena pages to write new KV into."""
         self.writeback.on_leased(arena_pages)
+
+    def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
+        """Copies to the arena ended: by `BlockWrite.number`, xxh3-64 of each layer's page; empty
+        for a write that could not be made."""
+        return self.writeback.on_stored(checksums)
 
     def on_committed(self, keys: list[BlockKey]) -> None:
         """The kvstore took these blocks over."""
@@ -202,32 +204,33 @@ class EngineCore:
         for turn in self.waiting:
             if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
                 turn.state = TurnState.WAITING  # the answer, should it come, is let go
-        effects = self.writeback.refill(now_ns)
-        plan, more = plan_rows(self, now_ns)
+        effects = self.writeback.pump(now_ns)
+        planned, more = plan_rows(self, now_ns)
         effects += more
         effects += self.stager.pump(now_ns)
-        if plan is not None:
-            for row in plan.rows:
-                if row.turn.first_step_at_ns is None:
-                    row.turn.first_step_at_ns = now_ns
-            self._in_flight = plan
-        return plan, effects
+        if planned is None:
+            return None, effects
+        for turn in planned.turns:
+            if turn.first_step_at_ns is None:
+                turn.first_step_at_ns = now_ns
+        self._in_flight = planned
+        return planned.plan, effects
 
     def on_step(self, result: StepResult, now_ns: int) -> list[Effect]:
         """The step planned last has run."""
-        plan, self._in_flight = self._in_flight, None
-        assert plan is not None, "no step was planned"
-        measure(self, plan, result)
-        written, effects = settle_writes(self, plan, result)
-        for index, row in enumerate(plan.rows):
-            turn = row.turn
+        planned, self._in_flight = self._in_flight, None
+        assert planned is not None, "no step was planned"
+        measure(self, planned.plan, result)
+        effects: list[Effect] = []
+        ends: list[int] = planned.plan.context_lens.tolist()
+        for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             if index in result.broken:
                 lose_blocks(turn)
             elif index in result.failed:
                 effects += self.forget_history(turn, now_ns)
             else:
-                turn.num_computed = row.end
-                register_blocks(self, turn, written)
+                turn.num_computed = end
+                register_blocks(self, turn)
                 turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
             if turn.turn_id in self._ended_in_flight:
                 effects += self._finish_ended(turn)
@@ -237,6 +240,21 @@ class EngineCore:
                 effects += take_token(self, turn, sampled, now_ns)
         return effects
 
+    def join(self, turn: Turn) -> None:
+        """A waiting turn gets its place in the batch."""
+        self.waiting.remove(turn)
+        self.running.append(turn)
+        turn.slot = self._slots.pop()
+
+    def leave(self, turn: Turn) -> None:
+        """A turn waits and runs no more."""
+        if turn.slot == NO_SLOT:
+            self.waiting.remove(turn)
+            return
+        self.running.remove(turn)
+        self._slots.append(turn.slot)
+        turn.slot = NO_SLOT
+
     def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Take a running turn's pages; it comes back first, with what it generated so far."""
         self.num_preemptions += 1
@@ -244,7 +262,7 @@ class EngineCore:
 
     def forget_history(self, turn: Turn, now_ns: int) -> list[Effect]:
         """History did not come: the turn keeps what is surely here and computes the rest."""
-        for block in turn.blocks:
+        for block in turn.coming:
             if block.loading:
                 block.lost = True
         turn.may_stage = False
@@ -269,7 +287,7 @@ class EngineCore:
 
     def _end_or_defer(self, turn: Turn) -> list[Effect]:
         """End a turn now, or after the step that runs it."""
-        if self._in_flight is None or all(row.turn is not turn for row in self._in_flight.rows):
+        if self._in_flight is None or turn not in self._in_flight.turns:
             return end_turn(self, turn, "cancelled")
         del self.turns[turn.turn_id]  # a later attempt may take its place meanwhile
         self._ended_in_flight[turn.turn_id] = turn
@@ -277,11 +295,11 @@ class EngineCore:
 
     def _finish_ended(self, turn: Turn) -> list[Effect]:
         del self._ended_in_flight[turn.turn_id]
-        (self.running if turn in self.running else self.waiting).remove(turn)
+        self.leave(turn)
         return [*release_holds(self, turn), ended(turn, "cancelled")]
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
-        self.running.remove(turn)
+        self.leave(turn)
         effects = release_holds(self, turn)
         turn.prompt_logprobs = []
         self.waiting.appendleft(turn)

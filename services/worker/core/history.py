@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from services.worker.core.effects import Effect, PageLoad, StageTurn
-from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.effects import Effect, StageTurn
+from services.worker.core.pages import Block
+from services.worker.core.staging import PageGathering
 from services.worker.core.turn import Turn, TurnState
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -20,11 +21,11 @@ def look_up(core: "EngineCore", turn: Turn, now_ns: int) -> list[Effect]:
     acquire_resident(core, turn)
     if turn.is_private or not (turn.may_stage and core.writeback.is_connected):
         return []
-    keys = [turn.key(index) for index in range(len(turn.blocks), num_reusable)]
+    keys = [turn.key(index) for index in range(turn.num_shared, num_reusable)]
     if not keys:
         return []
     turn.state = TurnState.STAGING
-    turn.staged_from = len(turn.blocks)
+    turn.staged_from = turn.num_shared
     turn.stage_deadline_ns = now_ns + _patience_ns(core, len(keys))
     return [StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id)]
 
@@ -40,29 +41,21 @@ def _patience_ns(core: "EngineCore", num_blocks: int) -> int:
 
 def acquire_resident(core: "EngineCore", turn: Turn) -> None:
     """Extend the turn's blocks by those whose every layer is here or on its way."""
-    for index in range(len(turn.blocks), turn.num_reusable_blocks):
+    for index in range(turn.num_shared, turn.num_reusable_blocks):
         block = core.pool.blocks.get(turn.key(index))
-        if block is None or block.lost or NO_PAGE in block.pages:
+        if block is None or block.lost or not core.pool.is_whole(block):
             return
         core.pool.acquire(block)
-        adopt(turn, block)
-
-
-def adopt(turn: Turn, block: CachedBlock) -> None:
-    """Make an acquired block, whose KV is here or coming, the next of `turn`."""
-    turn.set_pages(len(turn.blocks), block.pages)
-    turn.blocks.append(block)
-    turn.num_blocks = len(turn.blocks)
-    turn.num_computed = turn.num_blocks * turn.block_tokens
+        turn.adopt(block)
 
 
 def num_pages_wanted(core: "EngineCore", turn: Turn) -> int:
     """Pages the turn still needs for all its tokens and the one it will make."""
     num_blocks = len(turn.tokens) // turn.block_tokens + 1
-    return (num_blocks - turn.num_blocks) * core.pool.num_layers
+    return (num_blocks - len(turn.blocks)) * core.pool.num_layers
 
 
-def load_staged(core: "EngineCore", turn: Turn, loads: list[PageLoad]) -> list[Effect]:
+def load_staged(core: "EngineCore", turn: Turn) -> list[Effect]:
     """Adopt the staged blocks that continue what is resident, with a load for each page they
     lack, and let the stage go. Stops early when pages run out: the rest is computed.
 
@@ -71,30 +64,26 @@ def load_staged(core: "EngineCore", turn: Turn, loads: list[PageLoad]) -> list[E
     staged, turn.staged = turn.staged, None
     if staged is None:
         return []
+    loads = PageGathering()
     end = turn.staged_from + staged.num_blocks
-    while turn.staged_from <= len(turn.blocks) < end:
-        index = len(turn.blocks) - turn.staged_from
+    while turn.staged_from <= turn.num_shared < end:
+        index = turn.num_shared - turn.staged_from
         block = _acquire_for_load(core, staged.keys[index], turn.owner)
         if block is None:
             break
-        for layer, page in enumerate(block.pages):
-            if page == NO_PAGE:
-                taken = core.pool.allocate(1)
-                assert taken is not None, "counted when the block was acquired"
-                loads.append(core.stager.load(block, layer, taken[0], staged, index))
-        adopt(turn, block)
-    return core.stager.let_go(staged.ticket)
+        core.stager.load(block, staged, index, loads)
+        turn.adopt(block)
+    return loads.effects(is_prefetch=False) + core.stager.let_go(staged.ticket)
 
 
-def _acquire_for_load(core: "EngineCore", key: BlockKey, owner: OwnerKey) -> CachedBlock | None:
+def _acquire_for_load(core: "EngineCore", key: BlockKey, owner: OwnerKey) -> Block | None:
     """The block under `key`, acquired, if there are pages for the layers it lacks."""
     pool = core.pool
     block = pool.blocks.get(key)
     if block is None:
         if pool.num_available < pool.num_layers:
             return None
-        block = CachedBlock(key, [NO_PAGE] * pool.num_layers, backed=True, owner=owner)
-        pool.add(block)
+        block = pool.enter(key, owner)
         pool.acquire(block)
         return block
     if block.lost:
@@ -112,9 +101,7 @@ def release_holds(core: "EngineCore", turn: Turn) -> list[Effect]:
     if turn.staged is not None:
         effects += core.stager.let_go(turn.staged.ticket)
         turn.staged = None
-    core.pool.give_back(turn.private_pages())
-    core.pool.release(turn.blocks)
-    turn.blocks = []
-    turn.num_blocks = 0
-    turn.num_computed = 0
+    shared, own = turn.drop_blocks()
+    core.pool.give_back(own)
+    core.pool.release(shared)
     return effects

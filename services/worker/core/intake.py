@@ -50,7 +50,6 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         num_generated_before=prompt.num_generated,
         sampling=prompt.sampling,
         arrived_at_ns=now_ns,
-        num_layers=shape.num_layers,
         block_tokens=shape.block_tokens,
         priority=start.priority,
         is_private=prompt.is_private,

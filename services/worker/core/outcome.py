@@ -4,23 +4,15 @@ from typing import TYPE_CHECKING
 
 from services.worker.core.admission import on_first_token
 from services.worker.core.effects import (
-    LATE,
-    BlockWrite,
-    CommitBlocks,
     Effect,
     Emit,
     Ended,
     ReportSoon,
-    ReturnPages,
-    Sampled,
-    StepPlan,
-    StepResult,
     TurnAccount,
 )
 from services.worker.core.history import release_holds
-from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
-from shared.blocks import BlockKey
 from shared.errors import SymphonyError
 from shared.messages import FinishReason, TurnDelta, TurnEnd, TurnStart
 
@@ -28,66 +20,27 @@ if TYPE_CHECKING:
     from services.worker.core.engine import EngineCore
 
 
-def settle_writes(
-    core: "EngineCore", plan: StepPlan, result: StepResult
-) -> tuple[dict[BlockKey, BlockWrite], list[Effect]]:
-    """The writes whose bytes are right, by key, and what to tell the kvstore of all of them.
-
-    Writes into pages whose lease ended during the step (the kvstore was lost), and of blocks that
-    were forgotten during it, count for nothing.
-    """
-    good: dict[BlockKey, BlockWrite] = {}
-    checksums: list[list[int]] = []
-    unused: list[int] = []
-    held = [core.writeback.take_back(write.arena_pages) for write in plan.writes]
-    for write, sums, is_held in zip(plan.writes, result.checksums, held, strict=False):
-        if not is_held:
-            continue
-        if write.row == LATE:
-            is_void = not core.writeback.is_committing(write.key)
-        else:
-            is_void = write.row in result.failed or write.row in result.broken
-            is_void = is_void or plan.rows[write.row].turn.is_private
-        if is_void or not sums:
-            unused += write.arena_pages
-        else:
-            good[write.key] = write
-            checksums.append(sums)
-    effects: list[Effect] = []
-    if good:
-        effects.append(CommitBlocks(list(good.values()), checksums))
-    if unused:
-        effects.append(ReturnPages(unused))
-    return good, effects
-
-
-def register_blocks(core: "EngineCore", turn: Turn, written: dict[BlockKey, BlockWrite]) -> None:
+def register_blocks(core: "EngineCore", turn: Turn) -> None:
     """Full blocks just computed enter the cache, so that others may run on them."""
     if turn.is_private:
         return
-    while len(turn.blocks) < turn.num_computed // turn.block_tokens:
-        index = len(turn.blocks)
-        key = turn.key(index)
-        pages: list[int] = turn.table[:, index].tolist()
-        twin = core.pool.blocks.get(key)
-        if twin is not None and NO_PAGE in twin.pages and not twin.refs and not twin.loading:
-            core.pool.drop(twin)  # a remnant: the whole block takes its place
+    pool = core.pool
+    for index in range(turn.num_shared, turn.num_computed // turn.block_tokens):
+        key, block = turn.key(index), turn.blocks[index]
+        twin = pool.blocks.get(key)
+        if twin is not None and not (pool.is_whole(twin) or twin.refs or twin.loading):
+            pool.drop(twin)  # a remnant: the whole block takes its place
             twin = None
         if twin is None:
-            block = CachedBlock(key, pages, refs=1, owner=turn.owner)
-            core.pool.add(block)
-            turn.blocks.append(block)
-            if key in written:
-                core.writeback.on_committing(block)
-            else:
-                core.writeback.on_computed(block, turn.parent_key(index), turn.block(index))
-        elif twin.lost or twin.loading or NO_PAGE in twin.pages:
-            return  # the key is taken by a block that cannot stand in: these pages stay private
+            pool.publish(block, key, turn.owner)
+            turn.share(block)
+            core.writeback.on_computed(block, turn.parent_key(index), turn.block(index))
+        elif twin.lost or twin.loading or not pool.is_whole(twin):
+            return  # the key is taken by a block that cannot stand in: this one stays the turn's
         else:
-            core.pool.acquire(twin)
-            turn.set_pages(index, twin.pages)
-            turn.blocks.append(twin)
-            core.pool.give_back(pages)
+            pool.acquire(twin)
+            turn.share(twin)
+            pool.give_back([block])
 
 
 def take_token(core: "EngineCore", turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
@@ -141,7 +94,7 @@ def lose_blocks(turn: Turn) -> None:
     """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on
     that. What others run on as well is good enough for them.
     """
-    for block in turn.blocks:
+    for block in turn.blocks[: turn.num_shared]:
         if block.refs == 1:
             block.lost = True
 
@@ -163,10 +116,7 @@ def _error(turn: Turn, code: str, message: str) -> Emit:
 def end_turn(core: "EngineCore", turn: Turn, reason: FinishReason) -> list[Effect]:
     """A turn leaves; its blocks stay as clean copies for whoever needs them or their room."""
     del core.turns[turn.turn_id]
-    if turn in core.running:
-        core.running.remove(turn)
-    else:
-        core.waiting.remove(turn)
+    core.leave(turn)
     return [*release_holds(core, turn), ended(turn, reason)]
 
 
@@ -185,8 +135,6 @@ def ended(turn: Turn, reason: FinishReason) -> Ended:
 
 def measure(core: "EngineCore", plan: StepPlan, result: StepResult) -> None:
     """Let the speed estimates learn from a step."""
-    if not plan.rows:
-        return
     num_prefill = plan.num_prefill_tokens
     busy_ns = result.duration_ns - sum(result.stall_ns)
     core.costs.on_step(num_prefill, plan.num_decodes, busy_ns)

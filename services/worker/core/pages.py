@@ -5,26 +5,38 @@ runs on keeps its pages until somebody needs them: the least recently used sessi
 within it the highest layer first, since a returning turn needs the low layers soonest and streams
 the high ones in behind them (SYMPHONY, section 3.4). Pages of a block that has no copy below yet
 are dirty and are never taken.
+
+Blocks move as wholes: the pages of one stand in a row of one table, so that giving it all its
+pages, or taking them back, is one operation however many layers there are.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.blocks import BlockKey
 from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 NO_PAGE = -1
-CANDIDATES_MAX = 4  # times the pool's pages, before those that left their groups are swept out
+NO_ROW = -1
+NO_KEY = BlockKey(b"")
+ROWS_MIN = 64
+CANDIDATES_MAX = 4  # times the cached blocks, before those that left their groups are swept out
 GroupId: TypeAlias = int
+Pages: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True, eq=False)
-class CachedBlock:
-    """A full block that some page holds, whole or in part.
+class Block:
+    """A block of tokens whose KV some page holds, or is to hold.
 
     Attributes:
-        pages: pool page of each layer, `NO_PAGE` where it was taken.
+        row: of `PagePool.table`, with its page in each layer.
+        num_present: layers that have a page.
+        key: `NO_KEY` as long as it is of one turn alone; others can find it under a key.
         refs: turns that run on it.
         backed: a copy exists below (or was given up on): pages may be taken when `refs` is 0.
         loading: how many pages have bytes on their way from the arena.
@@ -33,8 +45,9 @@ class CachedBlock:
         is_forgotten: its session was deleted; nobody finds it, and it goes when its last user does.
     """
 
-    key: BlockKey
-    pages: list[int]
+    row: int
+    num_present: int
+    key: BlockKey = NO_KEY
     refs: int = 0
     backed: bool = False
     loading: int = 0
@@ -43,17 +56,19 @@ class CachedBlock:
     owner: OwnerKey = NOBODY
     is_forgotten: bool = False
 
-    @property
-    def num_present(self) -> int:
-        return sum(page != NO_PAGE for page in self.pages)
-
 
 @dataclass(slots=True)
 class _Group:
-    """Idle blocks last used together; a stack of candidates for each layer. Until
-    `expected_until_ns`, prefetches for other sessions spare it."""
+    """Idle blocks last used together, in sequence order. Until `expected_until_ns`, prefetches for
+    other sessions spare them.
 
-    layers: list[list[CachedBlock]]
+    Attributes:
+        layer, num_left: the next page to give is that of the block before `num_left`, in `layer`.
+    """
+
+    blocks: list[Block]
+    layer: int
+    num_left: int
     expected_until_ns: int = 0
 
 
@@ -61,20 +76,24 @@ class _Group:
 class PagePool:
     """All pages of one model on one worker.
 
-    Every page is in exactly one place: free, in a cached block, or held privately by a turn.
+    Every page is in exactly one place: free, or in a block's row of the table.
 
     Attributes:
+        table: int32 [rows, num_layers], `NO_PAGE` where a block has none; replaced as it grows.
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
     """
 
     num_pages: int
     num_layers: int
-    blocks: dict[BlockKey, CachedBlock] = field(default_factory=dict)
-    forgotten: dict[int, CachedBlock] = field(default_factory=dict)
+    blocks: dict[BlockKey, Block] = field(default_factory=dict)
+    forgotten: dict[int, Block] = field(default_factory=dict)
     num_clean: int = 0
     num_evicted: int = 0
-    _free: list[int] = field(init=False)
+    num_free: int = field(init=False)
+    table: Pages = field(init=False)
+    _free: Pages = field(init=False)  # the first `num_free` of them
+    _free_rows: list[int] = field(init=False)
     _owned: OwnedKeys = field(default_factory=OwnedKeys)
     _groups: "OrderedDict[GroupId, _Group]" = field(default_factory=OrderedDict)
     _next_group: GroupId = 1
@@ -82,47 +101,85 @@ class PagePool:
 
     def __post_init__(self) -> None:
         assert self.num_pages >= self.num_layers, "the pool holds not even one block"
-        self._free = list(range(self.num_pages - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+        self.num_free = self.num_pages
+        self._free = np.arange(self.num_pages - 1, -1, -1, dtype=np.int32)
+        self.table = np.full((ROWS_MIN, self.num_layers), NO_PAGE, np.int32)
+        self._free_rows = list(range(ROWS_MIN - 1, -1, -1))
 
     @property
     def num_available(self) -> int:
         """Pages a running turn could take now."""
-        return len(self._free) + self.num_clean
+        return self.num_free + self.num_clean
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` pages for a running turn, taking clean ones if need be; None if there are not
-        so many."""
-        if count > self.num_available:
+    def pages_of(self, block: Block) -> list[int]:
+        """The block's page in each layer."""
+        pages: list[int] = self.table[block.row].tolist()
+        return pages
+
+    def has_page(self, block: Block, layer: int) -> bool:
+        return bool(self.table[block.row, layer] != NO_PAGE)
+
+    def is_whole(self, block: Block) -> bool:
+        """Whether every layer has its page; bytes may still be on their way there."""
+        return block.num_present == self.num_layers
+
+    def allocate(self) -> Block | None:
+        """A block with all its pages for a running turn, taking clean ones if need be; None if
+        there are not so many."""
+        if self.num_available < self.num_layers:
             return None
-        while len(self._free) < count:
-            self._evict_one(None)
-        return [self._free.pop() for _ in range(count)]
+        block = Block(self._take_row(), self.num_layers)
+        self.table[block.row] = self._take(self.num_layers)
+        return block
 
-    def allocate_for_prefetch(self, now_ns: int) -> int | None:
+    def give_back(self, blocks: list[Block]) -> None:
+        """Blocks of one turn alone are not needed any more."""
+        for block in blocks:
+            assert block.key is NO_KEY, "others may run on it"
+            self._free_block(block)
+
+    def publish(self, block: Block, key: BlockKey, owner: OwnerKey) -> None:
+        """A running turn's own block can be found from now on; the turn runs on it."""
+        block.key = key
+        block.owner = owner
+        block.refs = 1
+        self._add(block)
+
+    def enter(self, key: BlockKey, owner: OwnerKey) -> Block:
+        """A block without pages yet, of which there is a copy below."""
+        block = Block(self._take_row(), 0, key, backed=True, owner=owner)
+        self._add(block)
+        return block
+
+    def fill(self, block: Block) -> list[int]:
+        """Give an acquired block a page in each layer that lacks one; returns those layers. The
+        caller has seen that there are so many pages."""
+        assert block.group == 0, "an idle block gets pages only after it left its group"
+        row = self.table[block.row]
+        lacking = np.flatnonzero(row == NO_PAGE)
+        row[lacking] = self._take(len(lacking))
+        block.num_present = self.num_layers
+        layers: list[int] = lacking.tolist()
+        return layers
+
+    def take_idle(self, now_ns: int) -> int | None:
         """One page that nobody needs: free, or clean and of a session that is not expected."""
-        if not self._free and not self._evict_one(now_ns):
+        if not self.num_free and not self._evict(1, now_ns):
             return None
-        return self._free.pop()
+        return int(self._take(1)[0])
 
-    def give_back(self, pages: list[int]) -> None:
-        """Private pages return to the free list."""
-        self._free.extend(pages)
-
-    def add(self, block: CachedBlock) -> None:
-        """Enter a block under its key; the pages it holds belong to the cache from now on."""
-        assert block.key not in self.blocks, "two blocks under one key"
-        self.blocks[block.key] = block
-        self._owned.add(block.owner, block.key)
+    def add_page(self, block: Block, layer: int, page: int) -> None:
+        """A page for a layer that `block`, which is not idle, lacked."""
+        assert block.group == 0, "an idle block gets pages only after it left its group"
+        assert self.table[block.row, layer] == NO_PAGE, "the layer has its page"
+        self.table[block.row, layer] = page
+        block.num_present += 1
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks to be found here that were made or brought up for this session."""
         return self._owned.of(owner)
 
-    def forget(self, block: CachedBlock) -> None:
+    def forget(self, block: Block) -> None:
         """Nobody finds `block` any more. Its pages are free at once, or when nobody runs on it and
         no bytes are on their way into it.
         """
@@ -132,14 +189,12 @@ class PagePool:
         if not block.refs and not block.loading:
             self.drop(block)
 
-    def acquire(self, block: CachedBlock) -> None:
+    def acquire(self, block: Block) -> None:
         """A turn starts to run on `block`."""
-        if block.refs == 0 and block.group:
-            self.num_clean -= block.num_present
-            block.group = 0
+        self.withdraw(block)
         block.refs += 1
 
-    def release(self, blocks: list[CachedBlock]) -> None:
+    def release(self, blocks: list[Block]) -> None:
         """A turn leaves `blocks` (in sequence order); those nobody else runs on become the most
         recently used group."""
         idle = []
@@ -150,7 +205,7 @@ class PagePool:
                 idle.append(block)
         self.rest(idle)
 
-    def set_backed(self, blocks: list[CachedBlock]) -> None:
+    def set_backed(self, blocks: list[Block]) -> None:
         """Copies of `blocks` exist below, or are given up on: their pages may be taken when
         idle."""
         fresh = [block for block in blocks if not block.backed]
@@ -158,9 +213,9 @@ class PagePool:
             block.backed = True
         self.rest(fresh)
 
-    def rest(self, blocks: list[CachedBlock], expected_until_ns: int = 0) -> None:
+    def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
         """Make idle blocks takeable, as one group, the most recently used."""
-        group = _Group([[] for _ in range(self.num_layers)], expected_until_ns)
+        idle: list[Block] = []
         for block in blocks:
             if block.refs or block.loading:
                 continue  # comes again when its last turn or its load ends
@@ -172,29 +227,23 @@ class PagePool:
             if block.group == 0:
                 self.num_clean += block.num_present
             block.group = self._next_group
-            for layer, page in enumerate(block.pages):
-                if page != NO_PAGE:
-                    group.layers[layer].append(block)
-        if any(group.layers):
-            self._groups[self._next_group] = group
+            idle.append(block)
+        if idle:
+            self._groups[self._next_group] = _Group(
+                idle, self.num_layers - 1, len(idle), expected_until_ns
+            )
             self._next_group += 1
-            self._num_candidates += sum(map(len, group.layers))
-            if self._num_candidates > CANDIDATES_MAX * self.num_pages:
+            self._num_candidates += len(idle)
+            if self._num_candidates > CANDIDATES_MAX * max(len(self.blocks), ROWS_MIN):
                 self._sweep()
 
-    def add_page(self, block: CachedBlock, layer: int, page: int) -> None:
-        """A page for a layer that `block` lacked."""
-        assert block.pages[layer] == NO_PAGE, "the layer has its page"
-        assert block.group == 0, "an idle block gets pages only after it left its group"
-        block.pages[layer] = page
-
-    def withdraw(self, block: CachedBlock) -> None:
-        """Take an idle block out of eviction's sight (bytes are about to be loaded into it)."""
+    def withdraw(self, block: Block) -> None:
+        """Take an idle block out of eviction's sight."""
         if block.group:
             self.num_clean -= block.num_present
             block.group = 0
 
-    def drop(self, block: CachedBlock) -> None:
+    def drop(self, block: Block) -> None:
         """Forget an idle block and free its pages."""
         assert block.refs == 0, "somebody runs on it"
         assert block.loading == 0, "bytes are on their way into it"
@@ -202,57 +251,98 @@ class PagePool:
         if self.blocks.get(block.key) is block:
             self._unlist(block)
         self.forgotten.pop(id(block), None)
-        self.give_back([page for page in block.pages if page != NO_PAGE])
-        block.pages = [NO_PAGE] * self.num_layers
+        self._free_block(block)
 
-    def _evict_one(self, spare_at_ns: int | None) -> bool:
-        """Free the next page in order of worth, sparing what is expected at `spare_at_ns`; False
-        if none may be taken."""
+    def _add(self, block: Block) -> None:
+        assert block.key not in self.blocks, "two blocks under one key"
+        self.blocks[block.key] = block
+        self._owned.add(block.owner, block.key)
+
+    def _unlist(self, block: Block) -> None:
+        del self.blocks[block.key]
+        self._owned.remove(block.owner, block.key)
+
+    # Pages and rows.
+
+    def _take(self, count: int) -> Pages:
+        if self.num_free < count:
+            self._evict(count - self.num_free, None)
+            assert self.num_free >= count, "counted as available"
+        self.num_free -= count
+        return self._free[self.num_free : self.num_free + count]
+
+    def _free_pages(self, pages: Pages) -> None:
+        self._free[self.num_free : self.num_free + len(pages)] = pages
+        self.num_free += len(pages)
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            num_rows = len(self.table)
+            self.table = np.concatenate([self.table, np.full_like(self.table, NO_PAGE)])
+            self._free_rows = list(range(2 * num_rows - 1, num_rows - 1, -1))
+        return self._free_rows.pop()
+
+    def _free_block(self, block: Block) -> None:
+        assert block.row != NO_ROW, "the block has ended already"
+        row = self.table[block.row]
+        self._free_pages(row if block.num_present == self.num_layers else row[row != NO_PAGE])
+        row[:] = NO_PAGE
+        block.num_present = 0
+        self._free_rows.append(block.row)
+        block.row = NO_ROW
+
+    # Eviction.
+
+    def _evict(self, count: int, spare_at_ns: int | None) -> int:
+        """Free up to `count` pages in order of worth, sparing what is expected at `spare_at_ns`;
+        returns how many."""
         spent = []
-        taken = False
-        for group_id, group in self._groups.items():
+        left = count
+        for number, group in self._groups.items():
             if spare_at_ns is not None and spare_at_ns < group.expected_until_ns:
                 continue
-            if taken := self._take_from(group_id, group):
+            left -= self._take_from(number, group, left)
+            if not left:
                 break
-            spent.append(group_id)
-        for group_id in spent:
-            del self._groups[group_id]
-        return taken
+            spent.append(number)
+        for number in spent:
+            self._num_candidates -= len(self._groups.pop(number).blocks)
+        return count - left
 
-    def _take_from(self, group_id: GroupId, group: _Group) -> bool:
-        for layer in range(self.num_layers - 1, -1, -1):
-            stack = group.layers[layer]
-            while stack:
-                block = stack.pop()
-                self._num_candidates -= 1
-                if block.group == group_id and block.pages[layer] != NO_PAGE:
-                    self._take(block, layer)
-                    return True
-        return False
+    def _take_from(self, number: GroupId, group: _Group, count: int) -> int:
+        left = count
+        while group.layer >= 0:
+            while group.num_left:
+                group.num_left -= 1
+                block = group.blocks[group.num_left]
+                if block.group == number and self.table[block.row, group.layer] != NO_PAGE:
+                    self._evict_page(block, group.layer)
+                    left -= 1
+                    if not left:
+                        return count
+            group.layer -= 1
+            group.num_left = len(group.blocks)
+        return count - left
 
-    def _take(self, block: CachedBlock, layer: int) -> None:
-        self._free.append(block.pages[layer])
-        block.pages[layer] = NO_PAGE
+    def _evict_page(self, block: Block, layer: int) -> None:
+        self._free[self.num_free] = self.table[block.row, layer]
+        self.num_free += 1
+        self.table[block.row, layer] = NO_PAGE
+        block.num_present -= 1
         self.num_clean -= 1
         self.num_evicted += 1
         if block.num_present == 0:
             block.group = 0
             self._unlist(block)
-
-    def _unlist(self, block: CachedBlock) -> None:
-        del self.blocks[block.key]
-        self._owned.remove(block.owner, block.key)
+            self._free_block(block)
 
     def _sweep(self) -> None:
         """Forget the candidates that left their groups."""
-        for group_id, group in list(self._groups.items()):
-            group.layers = [
-                [b for b in stack if b.group == group_id and b.pages[layer] != NO_PAGE]
-                for layer, stack in enumerate(group.layers)
-            ]
-            if not any(group.layers):
-                del self._groups[group_id]
-        self._num_candidates = sum(
-            len(stack) for group in self._groups.values() for stack in group.layers
-        )
+        for number, group in list(self._groups.items()):
+            seen = group.blocks[group.num_left :]
+            ahead = [block for block in group.blocks[: group.num_left] if block.group == number]
+            group.num_left = len(ahead)
+            group.blocks = ahead + [block for block in seen if block.group == number]
+            if not group.blocks:
+                del self._groups[number]
+        self._num_candidates = sum(len(group.blocks) for group in self._groups.values())

@@ -13,17 +13,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.worker.core.admission import Decision, decide
-from services.worker.core.effects import BlockWrite, Effect, LoadPages, PageLoad, Row, StepPlan
+from services.worker.core.effects import Effect
 from services.worker.core.history import (
     acquire_resident,
     load_staged,
     num_pages_wanted,
     release_holds,
 )
-from services.worker.core.turn import Table, Turn, TurnState
+from services.worker.core.pages import PagePool
+from services.worker.core.step import RowSampling, RowScoring, StepPlan, TableEntries
+from services.worker.core.turn import Turn, TurnState
+from shared.sampling import has_penalties
 
 if TYPE_CHECKING:
     from services.worker.core.engine import EngineCore
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A plan, and whose turns its rows are."""
+
+    plan: StepPlan
+    turns: list[Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there."""
+
+    turn: Turn
+    start: int
+    end: int
+    awaited: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -33,22 +54,21 @@ class _Draft:
     now_ns: int
     budget: int
     num_kept: int = 0  # tokens that each prompt keeps back
-    rows: list[Row] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
 
-def plan_rows(core: "EngineCore", now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
-    """Decide the rows and writes of the next step; None when there is nothing to run."""
+def plan_rows(core: "EngineCore", now_ns: int) -> tuple[PlannedStep | None, list[Effect]]:
+    """Decide the rows of the next step; None when there is nothing to run."""
     plan = _Draft(now_ns, core.limits.prefill_tokens_max)
     for turn in list(core.running):
         if turn.state is TurnState.RUNNING and _is_decoding(turn):
             _plan_row(core, turn, 1, plan)
     _plan_prompts(core, decide(core, len(plan.rows), now_ns), plan)
-    writes = core.writeback.late_writes() + _plan_writes(core, plan.rows)
-    if not plan.rows and not writes:
+    if not plan.rows:
         return None, plan.effects
-    tables = _page_tables(core, plan.rows)
-    return StepPlan(plan.rows, tables, writes, core.writeback.epoch), plan.effects
+    turns = [row.turn for row in plan.rows]
+    return PlannedStep(_step_plan(plan.rows, core.pool), turns), plan.effects
 
 
 def _plan_prompts(core: "EngineCore", decision: Decision, plan: _Draft) -> None:
@@ -81,7 +101,7 @@ def _is_decoding(turn: Turn) -> bool:
 
 def _plan_prefill(core: "EngineCore", turn: Turn, plan: _Draft) -> None:
     """Plan a chunk of a prompt, within what is left of the budget."""
-    if plan.rows and core.stager.is_loading(turn.table[0, : len(turn.blocks)].tolist()):
+    if plan.rows and core.stager.is_loading(turn.coming, 0):
         return  # let the others run while the first layer's history arrives
     num_tokens = min(plan.budget, len(turn.tokens) - turn.num_computed - plan.num_kept)
     if num_tokens <= 0:
@@ -92,26 +112,30 @@ def _plan_prefill(core: "EngineCore", turn: Turn, plan: _Draft) -> None:
 
 def _plan_row(core: "EngineCore", turn: Turn, num_tokens: int, plan: _Draft) -> bool:
     """Make sure of the pages for `num_tokens` more tokens and add the row."""
-    if any(block.lost for block in turn.blocks):
+    if turn.coming and not _settle_coming(turn):
         plan.effects += core.forget_history(turn, plan.now_ns)
         return False
     end = turn.num_computed + num_tokens
-    while turn.num_blocks * turn.block_tokens < end:
-        pages = core.pool.allocate(core.pool.num_layers)
-        if pages is None:
+    while len(turn.blocks) * turn.block_tokens < end:
+        block = core.pool.allocate()
+        if block is None:
             victim = _victim(core)
             plan.effects += core.preempt(victim, plan.now_ns)
             plan.rows = [row for row in plan.rows if row.turn is not victim]
             if victim is turn:
                 return False
             continue
-        turn.set_pages(turn.num_blocks, pages)
-        turn.num_blocks += 1
-    is_loading = any(block.loading for block in turn.blocks)
-    awaits = len(turn.blocks) if is_loading else 0
-    awaited = core.stager.loading_pages(turn.blocks) if is_loading else []
-    is_last = end == len(turn.tokens)
-    plan.rows.append(Row(turn, turn.num_computed, end, is_last, awaits, awaited))
+        turn.add_block(block)
+    awaited = core.stager.loading_pages(turn.coming) if turn.coming else []
+    plan.rows.append(_Row(turn, turn.num_computed, end, awaited))
+    return True
+
+
+def _settle_coming(turn: Turn) -> bool:
+    """Forget what has come of a turn's history; False if some of it will not come."""
+    if any(block.lost for block in turn.coming):
+        return False
+    turn.coming = [block for block in turn.coming if block.loading]
     return True
 
 
@@ -123,22 +147,18 @@ def _victim(core: "EngineCore") -> Turn:
 
 def _admit(core: "EngineCore", turn: Turn, effects: list[Effect]) -> bool:
     """Move a waiting turn into the batch if there are pages for its whole prompt."""
-    if any(block.lost for block in turn.blocks):
+    if any(block.lost for block in turn.coming):
         effects += release_holds(core, turn)
     acquire_resident(core, turn)
     reserve = len(core.running) * core.pool.num_layers
     is_short = core.pool.num_available < num_pages_wanted(core, turn) + reserve
     if is_short and (core.running or not _make_room(core, turn, effects)):
         return False
-    loads: list[PageLoad] = []
-    effects += load_staged(core, turn, loads)
-    if loads:
-        effects.append(LoadPages(loads))
+    effects += load_staged(core, turn)
     if turn.first_step_at_ns is None:
         turn.num_cached = turn.num_computed
         core.num_prefix_hits += len(turn.blocks)
-    core.waiting.remove(turn)
-    core.running.append(turn)
+    core.join(turn)
     turn.state = TurnState.RUNNING
     return True
 
@@ -154,36 +174,50 @@ def _make_room(core: "EngineCore", turn: Turn, effects: list[Effect]) -> bool:
     return core.pool.num_available >= num_pages_wanted(core, turn)
 
 
-def _plan_writes(core: "EngineCore", rows: list[Row]) -> list[BlockWrite]:
-    """The blocks that this step fills, each with arena pages while there are some."""
-    writes: dict[bytes, BlockWrite] = {}
-    for index, row in enumerate(rows):
-        turn = row.turn
-        if turn.is_private:
-            continue
-        for number in range(len(turn.blocks), row.end // turn.block_tokens):
-            key = turn.key(number)
-            if key in core.pool.blocks or key in writes:
-                continue
-            arena_pages = core.writeback.take_pages()
-            if arena_pages is None:
-                return list(writes.values())
-            writes[key] = BlockWrite(
-                key,
-                turn.parent_key(number),
-                turn.block(number),
-                turn.table[:, number].tolist(),
-                arena_pages,
-                index,
-                turn.owner,
-            )
-    return list(writes.values())
+def _step_plan(rows: list[_Row], pool: PagePool) -> StepPlan:
+    lengths = [row.end - row.start for row in rows]
+    tokens = [token for row in rows for token in row.turn.tokens[row.start : row.end]]
+    return StepPlan(
+        turn_ids=[row.turn.turn_id for row in rows],
+        slots=np.array([row.turn.slot for row in rows], np.int32),
+        tokens=np.array(tokens, np.int32),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([row.end for row in rows], np.int32),
+        sampling=[_sampling(row) for row in rows],
+        scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
+        awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
+        entries=_entries([row.turn for row in rows], pool),
+    )
 
 
-def _page_tables(core: "EngineCore", rows: list[Row]) -> Table:
-    """int32 [num_layers, num_rows, max_blocks]; columns past a row's end hold page 0."""
-    num_blocks = [-(-row.end // row.turn.block_tokens) for row in rows]
-    tables = np.zeros((core.pool.num_layers, len(rows), max(num_blocks, default=0)), np.int32)
-    for index, row in enumerate(rows):
-        tables[:, index, : num_blocks[index]] = row.turn.table[:, : num_blocks[index]]
-    return tables
+def _sampling(row: _Row) -> RowSampling | None:
+    turn = row.turn
+    if row.end < len(turn.tokens):
+        return None
+    if not has_penalties(turn.sampling):
+        return RowSampling(turn.sampling, turn.num_generated)
+    prompt, generated = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
+    return RowSampling(turn.sampling, turn.num_generated, prompt, generated)
+
+
+def _scoring(row: _Row) -> RowScoring | None:
+    turn = row.turn
+    num_top = turn.sampling.prompt_logprobs
+    if num_top is None or row.start >= turn.num_prompt:
+        return None
+    targets = turn.tokens[row.start + 1 : min(row.end + 1, turn.num_prompt)]
+    return RowScoring(num_top, targets, row.start == 0)
+
+
+def _entries(turns: list[Turn], pool: PagePool) -> TableEntries:
+    """What the executor's block tables lack of these turns."""
+    slots: list[int] = []
+    blocks: list[int] = []
+    rows: list[int] = []
+    for turn in turns:
+        if turn.untold:
+            slots += [turn.slot] * len(turn.untold)
+            blocks += turn.untold
+            rows += [turn.blocks[number].row for number in turn.untold]
+            turn.untold = []
+    return TableEntries(np.array(slots, np.int32), np.array(blocks, np.int32), pool.table[rows])

@@ -1,12 +1,13 @@
 """History on its way up: stages asked for, loads in flight, prefetches waiting for room."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from services.worker.core.effects import Effect, LoadPages, PageLoad, ReleaseTicket
-from services.worker.core.pages import NO_PAGE, CachedBlock, PagePool
+from services.worker.core.effects import Effect, LoadPages, PageLoads, ReleaseTicket
+from services.worker.core.pages import Block, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -14,10 +15,11 @@ from shared.owners import OwnerKey
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Flight:
-    block: CachedBlock
-    layer: int
+    """Why bytes are on their way into some pages of a block."""
+
+    block: Block
     ticket: int
     is_prefetch: bool
 
@@ -30,13 +32,41 @@ class _Expectation:
 
 @dataclass(order=True, slots=True)
 class _Wish:
-    """A page of an expected session: lowest layer of all sessions first, then priority."""
+    """What is left to load of an expected session: lowest layer of all sessions first, then
+    priority.
+
+    Attributes:
+        order: layer, negative priority, number.
+        at: the block of that layer that is next.
+    """
 
     order: tuple[int, int, int]
-    block_index: int = field(compare=False)
+    at: int = field(compare=False)
     staged: Staged = field(compare=False)
     owner: OwnerKey = field(compare=False)
     expires_at_ns: int = field(compare=False)
+
+
+class PageGathering:
+    """Pages to load, gathered by layer."""
+
+    def __init__(self) -> None:
+        self._by_layer: dict[tuple[int, int], PageLoads] = {}  # and by epoch
+
+    def add(self, layer: int, staged: Staged, index: int, pool_page: int) -> None:
+        """The page of block `index` of a stage in `layer`."""
+        name = layer, staged.epoch
+        if (loads := self._by_layer.get(name)) is None:
+            loads = self._by_layer[name] = PageLoads(layer, [], [], [], staged.epoch)
+        loads.arena_pages.append(staged.pages[layer][index])
+        loads.generations.append(staged.generations[layer][index])
+        loads.pool_pages.append(pool_page)
+
+    def effects(self, *, is_prefetch: bool) -> list[Effect]:
+        """Start them, low layers first."""
+        if not self._by_layer:
+            return []
+        return [LoadPages([self._by_layer[name] for name in sorted(self._by_layer)], is_prefetch)]
 
 
 @dataclass(slots=True)
@@ -44,10 +74,10 @@ class Stager:
     """Loads from the arena into the pool, and the tickets that pin their sources."""
 
     pool: PagePool
-    _flights: dict[int, _Flight] = field(default_factory=dict)
+    _flights: dict[int, _Flight] = field(default_factory=dict)  # by pool page
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     _expected: dict[int, _Expectation] = field(default_factory=dict)  # by ticket
-    _wishes: list[_Wish] = field(default_factory=list)
+    _wishes: list[_Wish] = field(default_factory=list)  # a heap
     _num_prefetching: int = 0
     _order: "count[int]" = field(default_factory=count)
     _next_expiry_ns: int = 0  # no wish expires before
@@ -61,27 +91,25 @@ class Stager:
         """When to look whether a wish has expired."""
         return self._next_expiry_ns if self._wishes else None
 
-    def is_loading(self, pages: list[int]) -> bool:
-        """Whether bytes are on their way into any of these pool pages."""
-        return bool(self._flights) and any(page in self._flights for page in pages)
+    def is_loading(self, blocks: list[Block], layer: int) -> bool:
+        """Whether bytes are on their way into a page of `layer` of any of these blocks."""
+        return any(int(self.pool.table[block.row, layer]) in self._flights for block in blocks)
 
-    def loading_pages(self, blocks: list[CachedBlock]) -> list[list[int]]:
+    def loading_pages(self, blocks: list[Block]) -> list[list[int]]:
         """Pages of `blocks` that bytes are on their way into, for each layer."""
-        loading = [block for block in blocks if block.loading]
-        return [
-            [block.pages[layer] for block in loading if block.pages[layer] in self._flights]
-            for layer in range(self.pool.num_layers)
-        ]
+        rows = [block.row for block in blocks if block.loading]
+        pages: list[list[int]] = self.pool.table[rows].T.tolist()
+        return [[page for page in layer if page in self._flights] for layer in pages]
 
-    def hold(self, ticket: int) -> None:
+    def hold(self, ticket: int, num: int = 1) -> None:
         """Keep a ticket until as many `let_go`."""
-        self._tickets[ticket] = self._tickets.get(ticket, 0) + 1
+        self._tickets[ticket] = self._tickets.get(ticket, 0) + num
 
-    def let_go(self, ticket: int) -> list[Effect]:
-        """One reason less to keep the ticket."""
+    def let_go(self, ticket: int, num: int = 1) -> list[Effect]:
+        """So many reasons less to keep the ticket."""
         if ticket not in self._tickets:
             return []
-        self._tickets[ticket] -= 1
+        self._tickets[ticket] -= num
         if self._tickets[ticket]:
             return []
         del self._tickets[ticket]
@@ -89,25 +117,40 @@ class Stager:
             self._spare(expectation)
         return [ReleaseTicket(ticket)]
 
-    def load(
-        self, block: CachedBlock, layer: int, page: int, staged: Staged, index: int
-    ) -> PageLoad:
-        """Enter the load of one page of the staged block `index` into pool page `page`."""
-        return self._start(block, layer, page, staged, index, is_prefetch=False)
+    def load(self, block: Block, staged: Staged, index: int, loads: PageGathering) -> None:
+        """Give an acquired block every page that it lacks, and load those from block `index` of a
+        stage. The caller has seen that there are so many pages."""
+        layers = self.pool.fill(block)
+        if not layers:
+            return
+        pages = self.pool.pages_of(block)
+        flight = _Flight(block, staged.ticket, is_prefetch=False)
+        block.loading += len(layers)
+        self.hold(staged.ticket, len(layers))
+        for layer in layers:
+            self._flights[pages[layer]] = flight
+            loads.add(layer, staged, index, pages[layer])
 
-    def on_loaded(self, page: int, *, is_good: bool) -> list[Effect]:
-        """A load ended. After a bad one the block is lost: it drops out once nobody runs on it."""
-        flight = self._flights.pop(page)
-        block = flight.block
-        block.loading -= 1
-        if flight.is_prefetch:
-            self._num_prefetching -= 1
-        if not is_good:
-            block.lost = True
-        if block.loading == 0 and block.refs == 0:
-            expectation = self._expected.get(flight.ticket)
-            self.pool.rest([block], expectation.expires_at_ns if expectation else 0)
-        return self.let_go(flight.ticket)
+    def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
+        """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
+        landed: Counter[int] = Counter()
+        idle: dict[int, list[Block]] = {}
+        for page in pages:
+            flight = self._flights.pop(page)
+            block = flight.block
+            block.loading -= 1
+            block.lost |= not is_good
+            self._num_prefetching -= flight.is_prefetch
+            landed[flight.ticket] += 1
+            if block.loading == 0 and block.refs == 0:
+                idle.setdefault(flight.ticket, []).append(block)
+        for ticket, blocks in idle.items():
+            expectation = self._expected.get(ticket)
+            self.pool.rest(blocks, expectation.expires_at_ns if expectation else 0)
+        effects: list[Effect] = []
+        for ticket, num in landed.items():
+            effects += self.let_go(ticket, num)
+        return effects
 
     def expect(self, staged: Staged, owner: OwnerKey, priority: int, expires_at_ns: int) -> None:
         """Wish for every page of an expected session's staged blocks, and spare what is here."""
@@ -116,11 +159,9 @@ class Stager:
         self._spare(expectation)
         if not self._wishes or expires_at_ns < self._next_expiry_ns:
             self._next_expiry_ns = expires_at_ns
-        for layer in range(self.pool.num_layers):
-            for index in range(staged.num_blocks):
-                order = (layer, -priority, next(self._order))
-                heapq.heappush(self._wishes, _Wish(order, index, staged, owner, expires_at_ns))
-                self.hold(staged.ticket)
+        order = (0, -priority, next(self._order))
+        heapq.heappush(self._wishes, _Wish(order, 0, staged, owner, expires_at_ns))
+        self.hold(staged.ticket)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more."""
@@ -129,29 +170,48 @@ class Stager:
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
         effects = self._expire(now_ns)
-        loads: list[PageLoad] = []
+        loads = PageGathering()
         while self._wishes and self._num_prefetching < PREFETCH_LOADS_MAX:
             wish = self._wishes[0]
-            layer = wish.order[0]
-            key = wish.staged.keys[wish.block_index]
-            block = self.pool.blocks.get(key)
-            is_moot = block is not None and (block.lost or block.pages[layer] != NO_PAGE)
-            if not is_moot:
-                page = self.pool.allocate_for_prefetch(now_ns)
-                if page is None:
-                    break  # running turns come first; the wish waits for room or its expiry
-                block = self.pool.blocks.get(key)  # making room may have taken its last page
-                if block is None:
-                    block = self._new_block(key, wish.owner)
-                self.pool.withdraw(block)
-                loads.append(
-                    self._start(block, layer, page, wish.staged, wish.block_index, is_prefetch=True)
-                )
-            heapq.heappop(self._wishes)
-            effects += self.let_go(wish.staged.ticket)
-        if loads:
-            effects.append(LoadPages(loads, is_prefetch=True))
-        return effects
+            if not self._grant_next(wish, loads, now_ns):
+                break  # running turns come first; the wish waits for room or its expiry
+            wish.at += 1
+            if wish.at == wish.staged.num_blocks:
+                effects += self._end_layer(wish)
+        return effects + loads.effects(is_prefetch=True)
+
+    def _grant_next(self, wish: _Wish, loads: PageGathering, now_ns: int) -> bool:
+        """Begin to load the next page of a wish; False if there is no room for it."""
+        layer, staged = wish.order[0], wish.staged
+        key = staged.keys[wish.at]
+        block = self.pool.blocks.get(key)
+        if block is not None and (block.lost or self.pool.has_page(block, layer)):
+            return True
+        page = self.pool.take_idle(now_ns)
+        if page is None:
+            return False
+        block = self.pool.blocks.get(key)  # making room may have taken its last page
+        if block is None:
+            block = self.pool.enter(key, wish.owner)
+        self.pool.withdraw(block)
+        self.pool.add_page(block, layer, page)
+        block.loading += 1
+        self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
+        self._num_prefetching += 1
+        self.hold(staged.ticket)
+        loads.add(layer, staged, wish.at, page)
+        return True
+
+    def _end_layer(self, wish: _Wish) -> list[Effect]:
+        """The first wish goes on with the layer above, behind what others wish for below that."""
+        layer, priority, number = wish.order
+        if layer + 1 < self.pool.num_layers:
+            order = layer + 1, priority, number
+            following = _Wish(order, 0, wish.staged, wish.owner, wish.expires_at_ns)
+            heapq.heapreplace(self._wishes, following)
+            return []
+        heapq.heappop(self._wishes)
+        return self.let_go(wish.staged.ticket)
 
     def _spare(self, expectation: _Expectation) -> None:
         """Make one group of what is here of an expected session."""
@@ -177,31 +237,3 @@ class Stager:
         heapq.heapify(self._wishes)
         self._next_expiry_ns = min((wish.expires_at_ns for wish in self._wishes), default=0)
         return effects
-
-    def _new_block(self, key: BlockKey, owner: OwnerKey) -> CachedBlock:
-        block = CachedBlock(key, [NO_PAGE] * self.pool.num_layers, backed=True, owner=owner)
-        self.pool.add(block)
-        return block
-
-    def _start(
-        self,
-        block: CachedBlock,
-        layer: int,
-        page: int,
-        staged: Staged,
-        index: int,
-        *,
-        is_prefetch: bool,
-    ) -> PageLoad:
-        self.pool.add_page(block, layer, page)
-        block.loading += 1
-        self._flights[page] = _Flight(block, layer, staged.ticket, is_prefetch)
-        self._num_prefetching += is_prefetch
-        self.hold(staged.ticket)
-        return PageLoad(
-            layer,
-            staged.pages[layer][index],
-            staged.generations[layer][index],
-            page,
-            staged.epoch,
-        )

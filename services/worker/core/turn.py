@@ -3,17 +3,14 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-import numpy.typing as npt
-
-from services.worker.core.pages import NO_PAGE, CachedBlock
+from services.worker.core.pages import Block
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.messages import SamplingParams, TokenLogprobs
 from shared.owners import OwnerKey, owner_key
 
-Table = npt.NDArray[np.int32]
+NO_SLOT = -1
 
 
 class TurnState(Enum):
@@ -40,11 +37,15 @@ class Turn:
         was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
         is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
-        table: pool pages, int32 [num_layers, capacity in blocks].
+        blocks: its blocks in sequence order, with the pages of all of them.
+        num_shared: leading blocks that others can find and run on as well.
+        coming: shared blocks that were on their way up when it got them, as far as that is not
+            known to be over.
+        untold: numbers of blocks that no plan has told of yet.
+        slot: its line in the executor's block tables while it runs.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
         staged: the kvstore's answer, pinned until the loads from it are under way; its first block
             is block `staged_from`.
-        blocks: cached blocks it runs on, in sequence order; private pages stand behind them.
     """
 
     turn_id: TurnId
@@ -57,7 +58,6 @@ class Turn:
     num_generated_before: int
     sampling: SamplingParams
     arrived_at_ns: int
-    num_layers: int
     block_tokens: int
     priority: int = 0
     slo_ttft_ns: int | None = None
@@ -71,9 +71,11 @@ class Turn:
     keys: list[BlockKey] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
-    num_blocks: int = 0
-    blocks: list[CachedBlock] = field(default_factory=list)
-    table: Table = field(init=False)
+    blocks: list[Block] = field(default_factory=list)
+    num_shared: int = 0
+    coming: list[Block] = field(default_factory=list)
+    untold: list[int] = field(default_factory=list)
+    slot: int = NO_SLOT
     first_step_at_ns: int | None = None
     first_token_at_ns: int | None = None
     may_stage: bool = True
@@ -85,8 +87,6 @@ class Turn:
     def __post_init__(self) -> None:
         self.num_known = len(self.tokens)
         self.owner = owner_key(self.tenant, self.session_id)
-        capacity = len(self.tokens) // self.block_tokens + 2
-        self.table = np.full((self.num_layers, capacity), NO_PAGE, np.int32)
 
     @property
     def num_prompt(self) -> int:
@@ -123,15 +123,32 @@ class Turn:
         """Tokens of block `index`."""
         return self.tokens[index * self.block_tokens : (index + 1) * self.block_tokens]
 
-    def set_pages(self, index: int, pages: list[int]) -> None:
-        """Enter the pages of block `index`, one a layer."""
-        if index >= self.table.shape[1]:
-            grown = np.full((self.num_layers, 2 * self.table.shape[1]), NO_PAGE, np.int32)
-            grown[:, : self.table.shape[1]] = self.table
-            self.table = grown
-        self.table[:, index] = pages
+    def add_block(self, block: Block) -> None:
+        """A block behind those that it has, with all its pages."""
+        self.untold.append(len(self.blocks))
+        self.blocks.append(block)
 
-    def private_pages(self) -> list[int]:
-        """Pages that no cached block holds."""
-        pages: list[int] = self.table[:, len(self.blocks) : self.num_blocks].ravel().tolist()
-        return pages
+    def share(self, block: Block) -> None:
+        """Its first block that is its own alone can be found from now on, or gives way to a twin
+        that can be."""
+        index = self.num_shared
+        if block is not self.blocks[index]:
+            self.untold.append(index)
+            self.blocks[index] = block
+        self.num_shared += 1
+
+    def adopt(self, block: Block) -> None:
+        """A shared block, whose KV is here or coming, is the next of it."""
+        assert self.num_shared == len(self.blocks), "its own blocks stand behind shared ones"
+        self.add_block(block)
+        self.num_shared += 1
+        self.num_computed = self.num_shared * self.block_tokens
+        if block.loading:
+            self.coming.append(block)
+
+    def drop_blocks(self) -> tuple[list[Block], list[Block]]:
+        """Take all its blocks from it: those that others can find, and its own."""
+        shared, own = self.blocks[: self.num_shared], self.blocks[self.num_shared :]
+        self.blocks, self.coming, self.untold = [], [], []
+        self.num_shared = self.num_computed = 0
+        return shared, own

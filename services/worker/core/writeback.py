@@ -3,8 +3,15 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.worker.core.effects import LATE, BlockWrite, Effect, LeasePages
-from services.worker.core.pages import CachedBlock, PagePool
+from services.worker.core.effects import (
+    BlockWrite,
+    CommitBlocks,
+    Effect,
+    LeasePages,
+    ReturnPages,
+    StoreBlocks,
+)
+from services.worker.core.pages import Block, PagePool
 from shared.blocks import BlockKey
 
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the oldest blocks stay without a copy below
@@ -15,9 +22,19 @@ LEASE_PAUSE_NS = 50_000_000  # between two questions for pages while the kvstore
 class Unwritten:
     """A cached block that had no arena page when it was computed."""
 
-    block: CachedBlock
+    block: Block
     parent: BlockKey
     tokens: list[int]
+
+
+@dataclass(slots=True)
+class _Storing:
+    """A write under way. If it is void, its block was forgotten meanwhile: others may have its
+    pages by now, and nobody is to find what was copied."""
+
+    write: BlockWrite
+    block: Block
+    is_void: bool = False
 
 
 @dataclass(slots=True)
@@ -32,15 +49,16 @@ class WriteBehind:
     epoch: int = 0
     num_given_up: int = 0
     _stock: list[int] = field(default_factory=list)
-    _lent: set[int] = field(default_factory=set)  # to the step in flight
     _is_asking: bool = False
     _ask_at_ns: int = 0
     _unwritten: "deque[Unwritten]" = field(default_factory=deque)
-    _committing: dict[BlockKey, CachedBlock] = field(default_factory=dict)
+    _num_writes: int = 0
+    _storing: dict[int, _Storing] = field(default_factory=dict)  # by `BlockWrite.number`
+    _committing: dict[BlockKey, Block] = field(default_factory=dict)
 
     @property
     def num_unwritten(self) -> int:
-        return len(self._unwritten) + len(self._committing)
+        return len(self._unwritten) + len(self._storing) + len(self._committing)
 
     @property
     def next_ask_at_ns(self) -> int | None:
@@ -57,10 +75,11 @@ class WriteBehind:
         """No kvstore: nothing waits for a copy below any more."""
         self.is_connected = False
         self._stock.clear()
-        self._lent.clear()
         self._is_asking = False
         self._ask_at_ns = 0
         self.give_up_unwritten()
+        self._give_up([each.block for each in self._storing.values() if not each.is_void])
+        self._storing.clear()
         self._give_up(list(self._committing.values()))
         self._committing.clear()
 
@@ -72,6 +91,14 @@ class WriteBehind:
         self._stock.extend(pages)
         if self._is_stocked:
             self._ask_at_ns = 0
+
+    def pump(self, now_ns: int) -> list[Effect]:
+        """Write what there are pages for, and ask for more."""
+        writes: list[BlockWrite] = []
+        while self._unwritten and (pages := self._take_pages()) is not None:
+            writes.append(self._write(self._unwritten.popleft(), pages))
+        asked = self.refill(now_ns)
+        return [StoreBlocks(writes, self.epoch), *asked] if writes else asked
 
     def refill(self, now_ns: int) -> list[Effect]:
         """Ask for more pages when less than half of the wanted stock is left."""
@@ -87,23 +114,29 @@ class WriteBehind:
         num_layers = self.pool.num_layers
         return num_pages >= num_layers and num_pages * 2 > self.lease_target_blocks * num_layers
 
-    def take_pages(self) -> list[int] | None:
+    def _take_pages(self) -> list[int] | None:
         """Arena pages for one block, one a layer, or None when the stock is too small."""
         if len(self._stock) < self.pool.num_layers:
             return None
-        pages = [self._stock.pop() for _ in range(self.pool.num_layers)]
-        self._lent.update(pages)
-        return pages
+        return [self._stock.pop() for _ in range(self.pool.num_layers)]
 
-    def take_back(self, pages: list[int]) -> bool:
-        """After the step that wrote them: whether the lease of these pages held until now."""
-        if not self._lent.issuperset(pages):
-            return False
-        self._lent.difference_update(pages)
-        return True
+    def _write(self, late: Unwritten, arena_pages: list[int]) -> BlockWrite:
+        block = late.block
+        self._num_writes += 1
+        write = BlockWrite(
+            self._num_writes,
+            block.key,
+            late.parent,
+            late.tokens,
+            self.pool.pages_of(block),
+            arena_pages,
+            block.owner,
+        )
+        self._storing[write.number] = _Storing(write, block)
+        return write
 
-    def on_computed(self, block: CachedBlock, parent: BlockKey, tokens: list[int]) -> None:
-        """A block was computed without being written: later, if a kvstore is there."""
+    def on_computed(self, block: Block, parent: BlockKey, tokens: list[int]) -> None:
+        """A block was computed: it is to be written, if a kvstore is there."""
         if not self.is_connected:
             self._give_up([block])
             return
@@ -112,32 +145,37 @@ class WriteBehind:
         while len(self._unwritten) * self.pool.num_layers > pages_max:
             self._give_up([self._unwritten.popleft().block])
 
-    def late_writes(self) -> list[BlockWrite]:
-        """Writes of earlier blocks for which there are pages now."""
-        writes = []
-        while self._unwritten and (pages := self.take_pages()) is not None:
-            late = self._unwritten.popleft()
-            block = late.block
-            own = list(block.pages)
-            write = BlockWrite(block.key, late.parent, late.tokens, own, pages, LATE, block.owner)
-            writes.append(write)
-            self._committing[block.key] = block
-        return writes
+    def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
+        """These writes are over; see `EngineCore.on_stored`. Those of a connection that was lost
+        meanwhile mean nothing: their pages went with it."""
+        good: list[BlockWrite] = []
+        unused: list[int] = []
+        for number, sums in checksums.items():
+            if (storing := self._storing.pop(number, None)) is None:
+                continue
+            write, block = storing.write, storing.block
+            if sums and not (storing.is_void or block.lost):
+                good.append(write)
+                self._committing[write.key] = block
+                continue
+            unused += write.arena_pages
+            if not storing.is_void:
+                self._give_up([block])
+        effects: list[Effect] = []
+        if good:
+            effects.append(CommitBlocks(good, [checksums[write.number] for write in good]))
+        if unused:
+            effects.append(ReturnPages(unused))
+        return effects
 
-    def on_committing(self, block: CachedBlock) -> None:
-        """The block's commit is on its way to the kvstore."""
-        self._committing[block.key] = block
-
-    def is_committing(self, key: BlockKey) -> bool:
-        """Whether the block is, or is about to be, with the kvstore, and still wanted there."""
-        return key in self._committing
-
-    def forget(self, blocks: list[CachedBlock]) -> None:
+    def forget(self, blocks: list[Block]) -> None:
         """These blocks are not to be copied below. The kvstore is told of those that it has."""
         gone = {id(block) for block in blocks}
         for block in blocks:
             if self._committing.get(block.key) is block:
                 del self._committing[block.key]
+        for storing in self._storing.values():
+            storing.is_void |= id(storing.block) in gone
         self._unwritten = deque(late for late in self._unwritten if id(late.block) not in gone)
 
     def on_committed(self, keys: list[BlockKey]) -> None:
@@ -154,6 +192,6 @@ class WriteBehind:
         self._give_up([unwritten.block for unwritten in self._unwritten])
         self._unwritten.clear()
 
-    def _give_up(self, blocks: list[CachedBlock]) -> None:
+    def _give_up(self, blocks: list[Block]) -> None:
         self.num_given_up += len(blocks)
         self.pool.set_backed(blocks)

@@ -1,8 +1,8 @@
 """Paged attention, plugged into transformers' models through its attention interface.
 
 A model built with `ATTENTION` as its attention implementation calls `_attend` once a layer. Its
-keyword `step` carries everything about the batch at hand: where new keys and values go, which
-history is still on its way, what is to be copied below once the layer is computed.
+keyword `step` carries everything about the batch at hand: where new keys and values go, and which
+history is still on its way.
 """
 
 import time
@@ -13,9 +13,7 @@ import torch
 from transformers import AttentionInterface
 
 from kernels.paged_attention import AttentionShape, RaggedBatch, paged_attention
-from services.worker.core.effects import LATE
 from services.worker.engine.gate import PageGate
-from services.worker.engine.mover import KvMover, StepWrites
 from shared.errors import SymphonyError
 
 ATTENTION = "symphony_paged"
@@ -41,9 +39,10 @@ class StepContext:
 
     Attributes:
         keys, values: the pool's halves, ``[num_pages, num_kv_heads, block_tokens, head_dim]``.
+        positions: ``[1, num_tokens]`` of each new token in its turn.
         slot_pages: ``[num_layers, num_tokens]`` page that takes each new token.
         slot_offsets: ``[num_tokens]`` place in that page.
-        awaited: row -> for each layer, pages that may still be loading.
+        awaited: by row, for each layer, pages that may still be loading.
         failed: rows whose history did not come.
     """
 
@@ -51,12 +50,11 @@ class StepContext:
     keys: torch.Tensor
     values: torch.Tensor
     batch: RaggedBatch
+    positions: torch.Tensor
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
     awaited: dict[int, list[list[int]]]
     gate: PageGate
-    mover: KvMover
-    writes: StepWrites | None
     stall_ns: list[int]
     failed: set[int] = field(default_factory=set)
 
@@ -69,14 +67,6 @@ class StepContext:
             if row not in self.failed and not self.gate.wait(pages[layer], STALL_TIMEOUT_NS):
                 self.failed.add(row)
         self.stall_ns[layer] += time.monotonic_ns() - started_ns
-
-    def write_behind(self, layer: int) -> None:
-        """This layer's new KV is computed: let its full blocks be copied below."""
-        if self.writes is None:
-            return
-        for index, write in enumerate(self.writes.writes):
-            if write.row != LATE:
-                self.mover.store(self.writes, index, layer)
 
 
 def _attend(
@@ -116,7 +106,6 @@ def _attend(
     )
     rows = query[0].transpose(0, 1)
     out = paged_attention(rows, step.pool, layer, step.batch, shape)
-    step.write_behind(layer)
     return out[None], None
 
 

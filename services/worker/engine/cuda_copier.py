@@ -22,12 +22,11 @@ class CudaCopier:
         self._stores = torch.cuda.Stream(pool.device)
         self._registered: dict[int, torch.Tensor] = {}
 
-    def load(self, arena: Arena, arena_page: int, pool_page: int) -> None:
+    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
         pages = self._pages(arena)
         with torch.cuda.stream(self._loads):
-            self._pool[pool_page].copy_(pages[arena_page], non_blocking=True)
-
-    def finish_loads(self) -> None:
+            for source, target in zip(arena_pages, pool_pages, strict=True):
+                self._pool[target].copy_(pages[source], non_blocking=True)
         self._loads.synchronize()
 
     def mark(self) -> torch.cuda.Event:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.worker.core.effects import StepPlan, StepResult
+from services.worker.core.step import StepPlan, StepResult
 from services.worker.engine.mover import KvMover
 from shared.messages import SamplingDefaults
 
@@ -48,7 +48,7 @@ class Executor(Protocol):
     mover: KvMover
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's rows and copy its writes; returns when both are done."""
+        """Compute the plan's rows; returns when they are computed."""
         ...
 
     def check_device(self) -> None:

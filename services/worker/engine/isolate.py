@@ -4,8 +4,9 @@ anything.
 
 import logging
 
-from services.worker.core.effects import LATE, StepPlan, StepResult
+from services.worker.core.step import StepPlan, StepResult
 from services.worker.engine.executor import Executor
+from shared.ids import TurnId
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +27,10 @@ def execute_isolated(executor: Executor, plan: StepPlan) -> StepResult:
         log.exception("a step failed: running its rows one by one", extra=_named(plan))
         executor.check_device()
     result = StepResult(
-        sampled=[None] * len(plan.rows),
-        checksums=[[] for _ in plan.writes],
+        sampled=[None] * plan.num_rows,
         stall_ns=[0] * executor.info.num_layers,
     )
-    late = plan.late()
-    if late.writes:
-        _merge(result, plan, executor.execute(late), LATE)
-    for index in range(len(plan.rows)):
+    for index in range(plan.num_rows):
         alone = plan.alone(index)
         try:
             part = executor.execute(alone)
@@ -44,24 +41,15 @@ def execute_isolated(executor: Executor, plan: StepPlan) -> StepResult:
             executor.check_device()
             result.broken[index] = f"the turn cannot be computed: {type(error).__name__}"
         else:
-            _merge(result, plan, part, index)
+            _merge(result, part, index)
     return result
 
 
-def _merge(result: StepResult, plan: StepPlan, part: StepResult, index: int) -> None:
-    """Enter what one part gave.
-
-    Args:
-        index: of its row in the plan, or `LATE`.
-    """
-    writes = [at for at, write in enumerate(plan.writes) if write.row == index]
-    for at, checksums in zip(writes, part.checksums, strict=False):  # none if nothing was written
-        result.checksums[at] = checksums
-    stalls = zip(result.stall_ns, part.stall_ns, strict=False)
-    result.stall_ns = [a + b for a, b in stalls] or result.stall_ns
+def _merge(result: StepResult, part: StepResult, index: int) -> None:
+    """Enter what row `index` gave by itself."""
+    stalls = zip(result.stall_ns, part.stall_ns, strict=True)
+    result.stall_ns = [a + b for a, b in stalls]
     result.duration_ns += part.duration_ns
-    if index == LATE:
-        return
     result.sampled[index] = part.sampled[0]
     result.failed |= {index} if 0 in part.failed else set()
     if 0 in part.broken:
@@ -70,8 +58,5 @@ def _merge(result: StepResult, plan: StepPlan, part: StepResult, index: int) -> 
         result.prompt_logprobs[index] = part.prompt_logprobs[0]
 
 
-def _named(plan: StepPlan) -> dict[str, list[str]]:
-    return {
-        "turn_ids": [row.turn.turn_id for row in plan.rows],
-        "request_ids": [row.turn.request_id for row in plan.rows],
-    }
+def _named(plan: StepPlan) -> dict[str, list[TurnId]]:
+    return {"turn_ids": plan.turn_ids}

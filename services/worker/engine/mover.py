@@ -1,28 +1,29 @@
 """Moves KV between the host's arena and the pool, beside the forward pass.
 
 One thread loads (demand before prefetch, layer 0 of everything before layer 1 of anything), one
-writes behind. Readiness of an arena page is a word in the arena, looked at before a copy and again
-after it: if it changed, the bytes are not the promised ones and the load failed.
+stores what earlier steps have computed. Readiness of an arena page is a word in the arena, looked
+at before a copy and again after it: if it changed, the bytes are not the promised ones and the load
+failed.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from contextlib import suppress
+from dataclasses import dataclass
 from queue import Full, Queue
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
+from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.engine.gate import PageGate
-from shared.arena import Arena, Bytes, PageState, checksum
+from services.worker.engine.load_queue import LoadQueue, LoadRun
+from shared.arena import Arena, Bytes, checksum
 
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
-POLL_S = 50e-6
-BATCH_PAGES = 64
-ALIVE_POLL_S = 1.0
+POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
-STORES_MAX = 65_536  # pages that wait, of one step
+STORES_MAX = 1_024  # orders to store that wait
+CLOSE_POLL_S = 1.0
 
 
 class MoverGone(Exception):
@@ -30,14 +31,10 @@ class MoverGone(Exception):
 
 
 class PageCopier(Protocol):
-    """Copies single pages between the pool's device and the arena."""
+    """Copies pages between the pool's device and the arena."""
 
-    def load(self, arena: Arena, arena_page: int, pool_page: int) -> None:
-        """Arena to pool; may return before the bytes are there, see `finish_loads`."""
-        ...
-
-    def finish_loads(self) -> None:
-        """Wait until every `load` so far has its bytes in place."""
+    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
+        """Arena to pool; returns when the bytes are there."""
         ...
 
     def mark(self) -> object:
@@ -59,11 +56,9 @@ class HostCopier:
     def __init__(self, pool: Bytes) -> None:
         self._pool = pool
 
-    def load(self, arena: Arena, arena_page: int, pool_page: int) -> None:
-        self._pool[pool_page] = arena.pages[arena_page]
-
-    def finish_loads(self) -> None:
-        pass
+    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
+        for source, target in zip(arena_pages, pool_pages, strict=True):
+            self._pool[target] = arena.pages[source]
 
     def mark(self) -> object:
         return None
@@ -72,98 +67,65 @@ class HostCopier:
         target[:] = self._pool[pool_page]
 
 
-@dataclass(order=True, slots=True)
-class _Load:
-    order: tuple[bool, int, int]
-    load: PageLoad = field(compare=False)
-    arena: Arena = field(compare=False)
-    deadline_ns: int = field(compare=False)
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Loads into these pool pages ended, those that were copied after `duration_ns`."""
+
+    good: list[int]
+    bad: list[int]
+    num_bytes: int = 0
+    duration_ns: int = 0
 
 
-@dataclass(slots=True)
-class StepWrites:
-    """The writes of one step, stored layer by layer as the pass goes; `wait` for all of them.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Writes are over: by number, the checksum of each layer's page; empty where a page could not
+    be stored."""
 
-    Attributes:
-        checksums: [write][layer], filled in as pages are stored; empty for a write that is not
-            done, because there was no room in the queue, or its lease has ended.
-        epoch: connection to a kvstore that the arena's pages were leased on.
-    """
+    checksums: dict[int, list[int]]
+
+
+Moved: TypeAlias = Loaded | Stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Blocks to store, once what `mark` stands behind is computed."""
 
     writes: list[BlockWrite]
     arena: Arena
-    num_left: int
-    checksums: list[list[int]]
-    store_thread: threading.Thread
-    epoch: int = 0
-    done: threading.Event = field(default_factory=threading.Event)
-    given_up: set[int] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def begin(self, index: int) -> bool:
-        """Whether a page of this write is still to be stored; if not, it counts as done."""
-        if index in self.given_up:
-            self._count()
-            return False
-        return True
-
-    def give_up(self, index: int) -> None:
-        """A page of this write is not stored: the write is not done, and this page is over."""
-        self.given_up.add(index)
-        self._count()
-
-    def on_stored(self, index: int, layer: int, sum_of_page: int) -> None:
-        """A page is in the arena."""
-        self.checksums[index][layer] = sum_of_page
-        self._count()
-
-    def _count(self) -> None:
-        with self._lock:
-            self.num_left -= 1
-            if self.num_left == 0:
-                self.done.set()
-
-    def wait(self) -> list[list[int]]:
-        """The checksums, once every page is in the arena.
-
-        Raises:
-            MoverGone: nobody stores them any more.
-        """
-        while self.num_left and not self.done.wait(ALIVE_POLL_S):
-            if not self.store_thread.is_alive():
-                raise MoverGone("the thread that stores pages is gone")
-        return [[] if index in self.given_up else sums for index, sums in enumerate(self.checksums)]
+    epoch: int
+    mark: object
 
 
 class KvMover:
-    """Owns the two threads. `on_loaded(good, bad, num_bytes, duration_ns)` is called from the
-    loading thread with pool pages, or by `submit_loads` with those that cannot be loaded.
+    """Owns the two threads. `on_moved` is called from them, and by `submit_loads` and
+    `submit_stores` with what cannot be moved.
 
     Args:
         loads_max: loads that may wait; of more, those of prefetches fail first, then those of high
             layers.
-        stores_max: stores that may wait; a write that has no room for one is not done.
+        stores_max: orders to store that may wait; one more is not carried out.
     """
 
     def __init__(
         self,
         copier: PageCopier,
         gate: PageGate,
-        on_loaded: Callable[[list[int], list[int], int, int], None],
+        on_moved: Callable[[Moved], None],
         loads_max: int = LOADS_MAX,
         stores_max: int = STORES_MAX,
     ) -> None:
         self.gate = gate
         self._copier = copier
-        self._on_loaded = on_loaded
+        self._on_moved = on_moved
         self._arena: Arena | None = None
         self._epoch = 0
         self._storing = threading.Lock()  # held while a page is stored
-        self._loads: list[_Load] = []  # a heap
+        self._loads = LoadQueue(loads_max)  # guarded by the condition
         self._has_loads = threading.Condition()
         self._is_closed = False
-        self._loads_max = loads_max
-        self._outgoing: Queue[tuple[StepWrites, int, int, object] | None] = Queue(stores_max)
+        self._orders: Queue[_Order | None] = Queue(stores_max)
         self._num_submitted = 0
         self._threads = [
             threading.Thread(target=self._load_loop, name="kv-load", daemon=True),
@@ -187,52 +149,35 @@ class KvMover:
         with self._storing:
             self._arena = None
 
-    def submit_loads(self, loads: list[PageLoad], *, is_prefetch: bool) -> None:
+    def submit_loads(self, loads: list[PageLoads], *, is_prefetch: bool) -> None:
         """Start loads; their pages count as loading from now on. Those that were promised on
         another connection fail at once, and so does what there is no room for.
         """
-        self.gate.set_loading([load.pool_page for load in loads])
         deadline_ns = time.monotonic_ns() + FETCH_TIMEOUT_NS
-        batch = []
-        stale = []
-        for load in loads:
-            if self._arena is None or load.epoch != self._epoch:
-                stale.append(load.pool_page)
+        unloaded: list[int] = []
+        for each in loads:
+            self.gate.set_loading(each.pool_pages)
+            if self._arena is None or each.epoch != self._epoch:
+                unloaded += each.pool_pages
                 continue
             self._num_submitted += 1
-            order = (is_prefetch, load.layer, self._num_submitted)
-            batch.append(_Load(order, load, self._arena, deadline_ns))
-        if batch:
-            stale += self._enqueue(batch)
-        if stale:
-            self.gate.settle([], stale)
-            self._on_loaded([], stale, 0, 0)
+            order = (is_prefetch, each.layer, self._num_submitted)
+            with self._has_loads:
+                unloaded += self._loads.push(LoadRun(order, each, self._arena, deadline_ns))
+                self._has_loads.notify()
+        if unloaded:
+            self._settle(Loaded([], unloaded))
 
-    def _enqueue(self, batch: list[_Load]) -> list[int]:
-        """Pool pages of the loads that found no room, or made room."""
-        with self._has_loads:
-            for item in batch:
-                heappush(self._loads, item)
-            left_out: list[_Load] = []
-            if len(self._loads) > self._loads_max:
-                self._loads.sort()
-                left_out = self._loads[self._loads_max :]
-                del self._loads[self._loads_max :]
-            self._has_loads.notify()
-        return [item.load.pool_page for item in left_out]
-
-    def begin_writes(self, plan: StepPlan, num_layers: int) -> StepWrites | None:
-        """Prepare a plan's writes; `store` their pages as layers are computed.
-
-        None when there are none, or when their leases ended with the connection they came from:
-        other blocks may be in those pages by now.
+    def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
+        """Copy blocks to the arena behind what was computed up to now; each is told to be over,
+        stored or not. Never waits for room.
         """
-        arena, epoch = self._arena, self._epoch
-        if not plan.writes or arena is None or epoch != plan.epoch:
-            return None
-        sums = [[0] * num_layers for _ in plan.writes]
-        num_left = len(plan.writes) * num_layers
-        return StepWrites(plan.writes, arena, num_left, sums, self._threads[1], epoch)
+        arena = self._arena
+        if arena is not None and epoch == self._epoch:
+            with suppress(Full):
+                self._orders.put_nowait(_Order(writes, arena, epoch, self._copier.mark()))
+                return
+        self._on_moved(Stored({write.number: [] for write in writes}))
 
     def check(self) -> None:
         """See that both threads are there.
@@ -244,17 +189,6 @@ class KvMover:
             if not thread.is_alive():
                 raise MoverGone(f"the thread {thread.name} is gone")
 
-    def store(self, step: StepWrites, index: int, layer: int) -> None:
-        """Copy one layer's page of write `index` behind what was computed up to now. Never waits
-        for room.
-        """
-        if not step.begin(index):
-            return
-        try:
-            self._outgoing.put_nowait((step, index, layer, self._copier.mark()))
-        except Full:
-            step.give_up(index)
-
     def close(self) -> None:
         """Stop both threads."""
         with self._has_loads:
@@ -262,7 +196,7 @@ class KvMover:
             self._has_loads.notify()
         while self._threads[1].is_alive():
             try:
-                self._outgoing.put(None, timeout=ALIVE_POLL_S)
+                self._orders.put(None, timeout=CLOSE_POLL_S)
                 break
             except Full:  # if it lives it makes room
                 continue
@@ -270,64 +204,64 @@ class KvMover:
             thread.join()
 
     def _load_loop(self) -> None:
+        looked_at_ns = 0
         while True:
             with self._has_loads:
-                while not self._loads and not self._is_closed:
+                while not (self._is_closed or len(self._loads)):
                     self._has_loads.wait()
                 if self._is_closed:
                     return
-                num_urgent = min(BATCH_PAGES, len(self._loads))
-                urgent = [heappop(self._loads) for _ in range(num_urgent)]
-            if left := self._load_ready(urgent):
-                self._wait_on(left)
+                run, failed = self._loads.pop(), []
+                now_ns = time.monotonic_ns()
+                if run is None or now_ns - looked_at_ns >= POLL_S * 1e9:
+                    failed = self._loads.look(now_ns)
+                    looked_at_ns = now_ns
+                run = run or self._loads.pop()
+                if run is None and not failed:
+                    self._has_loads.wait(POLL_S)
+            if failed:
+                self._settle(Loaded([], failed))
+            if run is not None:
+                self._load(run)
 
-    def _wait_on(self, left: list[_Load]) -> None:
-        """What is not ready yet keeps its place."""
-        unloaded = self._enqueue(left)
-        if unloaded:
-            self.gate.settle([], unloaded)
-            self._on_loaded([], unloaded, 0, 0)
-
-    def _load_ready(self, urgent: list[_Load]) -> list[_Load]:
-        """Copy what is ready among these loads; returns what is not."""
+    def _load(self, run: LoadRun) -> None:
+        """Copy what is ready of a run; what is to come is put off."""
         started_ns = time.monotonic_ns()
-        copied: list[_Load] = []
+        ready, filling, bad = run.states()
+        if filling:
+            with self._has_loads:
+                self._loads.put_off(run.part(filling))
+        failed = [run.loads.pool_pages[at] for at in bad]
         good: list[int] = []
-        bad: list[int] = []
-        left: list[_Load] = []
-        for item in urgent:
-            load = item.load
-            state = item.arena.promise(load.arena_page, load.generation)
-            if state is PageState.READY:
-                self._copier.load(item.arena, load.arena_page, load.pool_page)
-                copied.append(item)
-            elif state is PageState.FILLING and started_ns < item.deadline_ns:
-                left.append(item)
-            else:
-                bad.append(load.pool_page)
-        self._copier.finish_loads()
-        for item in copied:
-            load = item.load
-            state = item.arena.promise(load.arena_page, load.generation)
-            (good if state is PageState.READY else bad).append(load.pool_page)
-        if good or bad:
-            self.gate.settle(good, bad)
-            num_bytes = sum(item.arena.page_bytes for item in copied)
-            self._on_loaded(good, bad, num_bytes, time.monotonic_ns() - started_ns)
-        else:
-            time.sleep(POLL_S)
-        return left
+        if ready:
+            copied = run.part(ready)
+            pool_pages = copied.loads.pool_pages
+            self._copier.load(run.arena, copied.loads.arena_pages, pool_pages)
+            still_ready = copied.states()[0]  # or else the bytes are not the promised ones
+            good = [pool_pages[at] for at in still_ready]
+            failed += sorted({*pool_pages} - {*good})
+        if good or failed:
+            num_bytes = len(ready) * run.arena.page_bytes
+            duration_ns = time.monotonic_ns() - started_ns
+            self._settle(Loaded(good, failed, num_bytes, duration_ns))
+
+    def _settle(self, loaded: Loaded) -> None:
+        self.gate.settle(loaded.good, loaded.bad)
+        self._on_moved(loaded)
 
     def _store_loop(self) -> None:
-        while (item := self._outgoing.get()) is not None:
-            with self._storing:
-                self._store_page(*item)
+        while (order := self._orders.get()) is not None:
+            stored = {write.number: self._store(write, order) for write in order.writes}
+            self._on_moved(Stored(stored))
 
-    def _store_page(self, step: StepWrites, index: int, layer: int, mark: object) -> None:
-        if self._arena is not step.arena or self._epoch != step.epoch:
-            step.give_up(index)
-            return
-        write = step.writes[index]
-        target = step.arena.pages[write.arena_pages[layer]]
-        self._copier.store(mark, write.pool_pages[layer], target)
-        step.on_stored(index, layer, checksum(target))
+    def _store(self, write: BlockWrite, order: _Order) -> list[int]:
+        """Copy a block; returns its pages' checksums, or nothing if its lease ended meanwhile."""
+        sums: list[int] = []
+        for pool_page, arena_page in zip(write.pool_pages, write.arena_pages, strict=True):
+            with self._storing:
+                if self._arena is not order.arena or self._epoch != order.epoch:
+                    return []
+                target = order.arena.pages[arena_page]
+                self._copier.store(order.mark, pool_page, target)
+                sums.append(checksum(target))
+        return sums

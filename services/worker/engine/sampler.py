@@ -8,10 +8,9 @@ import math
 
 import torch
 
-from services.worker.core.effects import Sampled
-from services.worker.core.turn import Turn
+from services.worker.core.step import RowSampling, Sampled
 from shared.messages import SamplingParams, TokenLogprobs
-from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN
+from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
 
 _MASK = (1 << 64) - 1
 FIRST_CANDIDATES = 1024
@@ -31,25 +30,25 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(
-    logits: torch.Tensor, turns: list[Turn], end_token_ids: frozenset[int]
+    logits: torch.Tensor, rows: list[RowSampling], end_token_ids: frozenset[int]
 ) -> list[Sampled | None]:
-    """One token for each turn; None where the model's numbers are none to choose by.
+    """One token for each row; None where the model's numbers are none to choose by.
 
     Args:
-        logits: ``[num_turns, vocab]``, any float dtype; not changed.
+        logits: ``[num_rows, vocab]``, any float dtype; not changed.
         end_token_ids: masked while a turn has fewer than its ``min_tokens``.
     """
     largest, greedy = logits.max(-1)  # of a row with a NaN that is the largest
     chosen: list[Sampled | None] = []
     tops, likeliest = largest.float().tolist(), greedy.tolist()
-    for index, turn in enumerate(turns):
-        params = turn.sampling
+    for index, row in enumerate(rows):
+        params = row.params
         if not math.isfinite(tops[index]):
             chosen.append(None)
             continue
         token = likeliest[index]
         if not is_plain_greedy(params):
-            token = _choose(logits[index].float(), turn, end_token_ids)
+            token = _choose(logits[index].float(), row, end_token_ids)
         logprobs = None
         if params.logprobs is not None:
             logprobs = token_logprobs(logits[index : index + 1], [token], params.logprobs)[0]
@@ -61,9 +60,7 @@ def is_plain_greedy(params: SamplingParams) -> bool:
     """Whether the likeliest token is the answer, as it stands."""
     return (
         params.temperature == 0.0
-        and params.repetition_penalty == 1.0
-        and params.presence_penalty == 0.0
-        and params.frequency_penalty == 0.0
+        and not has_penalties(params)
         and not params.logit_bias
         and not params.allowed_token_ids
         and params.min_tokens == 0
@@ -88,15 +85,15 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
     ]
 
 
-def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> int:
-    params = turn.sampling
-    logits = _penalized(logits, turn)
+def _choose(logits: torch.Tensor, row: RowSampling, end_token_ids: frozenset[int]) -> int:
+    params = row.params
+    logits = _penalized(logits, row)
     if params.logit_bias:
         tokens, biases = zip(*params.logit_bias, strict=True)
         at = torch.tensor(tokens, device=logits.device)
         logits.index_add_(0, at, torch.tensor(biases, device=logits.device, dtype=logits.dtype))
     too_early: set[int] = set()
-    if turn.num_generated < params.min_tokens:
+    if row.num_generated < params.min_tokens:
         too_early = {*end_token_ids, *params.stop_token_ids}
     if params.allowed_token_ids:
         logits = _only(logits, params.allowed_token_ids, too_early)
@@ -105,7 +102,7 @@ def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> 
     if params.temperature == 0.0:
         return int(logits.argmax())
     probabilities = (logits / max(params.temperature, TEMPERATURE_MIN)).softmax(-1)
-    draw = uniform(params.seed or 0, turn.num_generated)
+    draw = uniform(params.seed or 0, row.num_generated)
     if params.top_k or params.top_p < 1.0 or params.min_p:
         return _draw_truncated(probabilities, params, draw)
     # Float64: a float32 running sum over a large vocabulary may end visibly below one.
@@ -113,16 +110,16 @@ def _choose(logits: torch.Tensor, turn: Turn, end_token_ids: frozenset[int]) -> 
     return _draw(cumulative, draw)
 
 
-def _penalized(logits: torch.Tensor, turn: Turn) -> torch.Tensor:
-    params = turn.sampling
+def _penalized(logits: torch.Tensor, row: RowSampling) -> torch.Tensor:
+    params = row.params
     logits = logits.clone()
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(turn.tokens)), device=logits.device)
+        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits.device)
         scores = logits[seen]
         factor = max(params.repetition_penalty, REPETITION_PENALTY_MIN)
         logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
     if params.presence_penalty or params.frequency_penalty:
-        generated = torch.tensor(turn.tokens[turn.num_prompt :], device=logits.device)
+        generated = torch.tensor(row.generated, device=logits.device)
         counts = generated.long().bincount(minlength=logits.shape[0]).float()
         logits -= params.frequency_penalty * counts
         logits -= params.presence_penalty * (counts > 0)

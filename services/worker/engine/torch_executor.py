@@ -8,18 +8,18 @@ import numpy as np
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.core.effects import LATE, Row, StepPlan, StepResult
+from services.worker.core.step import RowScoring, StepPlan, StepResult
 from services.worker.engine.attention import StepContext
 from services.worker.engine.executor import ModelInfo
 from services.worker.engine.gate import PageGate
 from services.worker.engine.model import LoadedModel
-from services.worker.engine.mover import HostCopier, KvMover, PageCopier
+from services.worker.engine.mover import HostCopier, KvMover, Moved, PageCopier
 from services.worker.engine.sampler import sample, token_logprobs
+from services.worker.engine.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import TokenLogprobs
 
 NOT_FINITE = "the model's numbers for this turn are not finite"
-OnLoaded = Callable[[list[int], list[int], int, int], None]
 
 
 class TorchExecutor:
@@ -27,11 +27,11 @@ class TorchExecutor:
 
     Args:
         num_pages: pool size; ``num_pages * page_bytes`` bytes of device memory.
-        on_loaded: see `KvMover`.
+        on_moved: see `KvMover`.
     """
 
     def __init__(
-        self, model: LoadedModel, model_id: str, num_pages: int, on_loaded: OnLoaded
+        self, model: LoadedModel, model_id: str, num_pages: int, on_moved: Callable[[Moved], None]
     ) -> None:
         self._model = model
         self.prefill_tokens_max = 512 if model.device.type == "cpu" else 4096
@@ -50,27 +50,18 @@ class TorchExecutor:
         )
         shape = (num_pages, 2, model.num_kv_heads, BLOCK_TOKENS, model.head_dim)
         self._pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self._tables = BlockTables(model.num_layers)
         self._keys, self._values = self._pool[:, 0], self._pool[:, 1]
-        self.mover = KvMover(self._make_copier(), PageGate(num_pages), on_loaded)
+        self.mover = KvMover(self._make_copier(), PageGate(num_pages), on_moved)
 
     def execute(self, plan: StepPlan) -> StepResult:
         started_ns = time.monotonic_ns()
-        writes = self.mover.begin_writes(plan, self.info.num_layers)
-        if writes is not None:
-            for index, write in enumerate(plan.writes):
-                if write.row == LATE:
-                    for layer in range(self.info.num_layers):
-                        self.mover.store(writes, index, layer)
-        result = StepResult(sampled=[None] * len(plan.rows))
-        if plan.rows:
-            with torch.inference_mode():
-                step = self._context(plan)
-                step.writes = writes
-                self._forward(plan, step, result)
-            result.failed = step.failed
-            result.stall_ns = step.stall_ns
-        if writes is not None:
-            result.checksums = writes.wait()
+        result = StepResult(sampled=[None] * plan.num_rows)
+        with torch.inference_mode():
+            step = self._context(plan)
+            self._forward(plan, step, result)
+        result.failed = step.failed
+        result.stall_ns = step.stall_ns
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
 
@@ -92,54 +83,58 @@ class TorchExecutor:
 
     def _context(self, plan: StepPlan) -> StepContext:
         device = self._model.device
-        positions = np.concatenate([np.arange(row.start, row.end) for row in plan.rows])
-        lengths = [row.end - row.start for row in plan.rows]
-        row_of_token = np.repeat(np.arange(len(plan.rows)), lengths)
-        slot_pages = plan.page_tables[:, row_of_token, positions // BLOCK_TOKENS]
+        self._tables.enter(plan.entries)
+        positions = torch.from_numpy(plan.positions()).long()
+        lengths = torch.from_numpy(np.diff(plan.query_starts)).long()
+        slots = torch.from_numpy(plan.slots).long().repeat_interleave(lengths).to(device)
+        tables = torch.from_numpy(self._tables.pages).to(device)
         return StepContext(
             pool=self._pool,
             keys=self._keys,
             values=self._values,
             batch=RaggedBatch(
-                [0, *np.cumsum(lengths).tolist()],
-                [row.end for row in plan.rows],
-                torch.from_numpy(plan.page_tables).to(device),
+                plan.query_starts.tolist(),
+                plan.context_lens.tolist(),
+                plan.slots.tolist(),
+                tables,
             ),
-            slot_pages=torch.from_numpy(slot_pages).long().to(device),
-            slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS).to(device),
-            awaited={index: row.awaited for index, row in enumerate(plan.rows) if row.awaited},
+            positions=positions[None].to(device),
+            slot_pages=tables[:, slots, (positions // BLOCK_TOKENS).to(device)].long(),
+            slot_offsets=(positions % BLOCK_TOKENS).to(device),
+            awaited=plan.awaited,
             gate=self.mover.gate,
-            mover=self.mover,
-            writes=None,
             stall_ns=[0] * self.info.num_layers,
         )
 
     def _forward(self, plan: StepPlan, step: StepContext, result: StepResult) -> None:
         device = self._model.device
-        tokens = [t for row in plan.rows for t in row.turn.tokens[row.start : row.end]]
-        positions = [p for row in plan.rows for p in range(row.start, row.end)]
-        wanted = _wanted_logits(plan.rows, step.batch.query_starts)
+        starts = step.batch.query_starts
+        wanted = _wanted_logits(plan, starts)
         logits = self._model.module(
-            torch.tensor([tokens], device=device),
-            position_ids=torch.tensor([positions], device=device),
+            torch.from_numpy(plan.tokens).long()[None].to(device),
+            position_ids=step.positions,
             use_cache=False,
             logits_to_keep=torch.tensor(wanted, device=device),
             step=step,
         ).logits[0]
         place = {token: index for index, token in enumerate(wanted)}
-        sampling = [i for i, row in enumerate(plan.rows) if row.sample and i not in step.failed]
-        if sampling:
-            at = [place[step.batch.query_starts[i + 1] - 1] for i in sampling]
-            turns = [plan.rows[i].turn for i in sampling]
-            chosen = sample(logits[at], turns, self.info.end_token_ids)
-            for index, token in zip(sampling, chosen, strict=True):
+        rows = [
+            (index, sampling)
+            for index, sampling in enumerate(plan.sampling)
+            if sampling is not None and index not in step.failed
+        ]
+        if rows:
+            at = [place[starts[index + 1] - 1] for index, _ in rows]
+            sampling = [sampling for _, sampling in rows]
+            chosen = sample(logits[at], sampling, self.info.end_token_ids)
+            for (index, _), token in zip(rows, chosen, strict=True):
                 result.sampled[index] = token
                 if token is None:
                     result.broken[index] = NOT_FINITE
-        for index, row in enumerate(plan.rows):
-            if _wants_prompt_logprobs(row) and index not in step.failed:
-                first = place[step.batch.query_starts[index]]
-                made = _prompt_logprobs(row, logits[first:])
+        for index, scoring in plan.scoring.items():
+            if index not in step.failed:
+                first = starts[index]
+                made = _prompt_logprobs(scoring, int(plan.tokens[first]), logits[place[first] :])
                 if any(not math.isfinite(each.logprob or 0.0) for each in made):
                     result.broken[index] = NOT_FINITE
                 result.prompt_logprobs[index] = made
@@ -151,32 +146,28 @@ class TorchExecutor:
         warm_up(self._pool)
 
 
-def _wants_prompt_logprobs(row: Row) -> bool:
-    return row.turn.sampling.prompt_logprobs is not None and row.start < row.turn.num_prompt
-
-
-def _wanted_logits(rows: list[Row], starts: list[int]) -> list[int]:
+def _wanted_logits(plan: StepPlan, starts: list[int]) -> list[int]:
     """Packed positions whose logits are needed; never empty."""
     wanted: list[int] = []
-    for index, row in enumerate(rows):
-        if _wants_prompt_logprobs(row):
+    for index, sampling in enumerate(plan.sampling):
+        if index in plan.scoring:
             wanted += range(starts[index], starts[index + 1])
-        elif row.sample:
+        elif sampling is not None:
             wanted.append(starts[index + 1] - 1)
     return wanted or [starts[-1] - 1]
 
 
-def _prompt_logprobs(row: Row, logits: torch.Tensor) -> list[TokenLogprobs]:
+def _prompt_logprobs(
+    scoring: RowScoring, first_token: int, logits: torch.Tensor
+) -> list[TokenLogprobs]:
     """Log-probabilities of the prompt's tokens that this chunk's logits predict.
 
     Args:
+        first_token: of the chunk.
         logits: of the chunk's positions first; position p predicts token p + 1.
     """
-    turn = row.turn
-    num_top = turn.sampling.prompt_logprobs
-    assert num_top is not None, "asked for"
-    first = [TokenLogprobs(token=turn.tokens[0], logprob=None)] if row.start == 0 else []
-    predicted = turn.tokens[row.start + 1 : min(row.end + 1, turn.num_prompt)]
-    if not predicted:
+    first = [TokenLogprobs(token=first_token, logprob=None)] if scoring.is_first else []
+    targets = scoring.targets
+    if not targets:
         return first
-    return first + token_logprobs(logits[: len(predicted)], predicted, num_top)
+    return first + token_logprobs(logits[: len(targets)], targets, scoring.num_top)

@@ -19,7 +19,7 @@ from loadtest.fuzz.report import Report
 from services.worker.engine.sampler import sample, uniform
 from shared.errors import InvalidRequest
 from shared.messages import SamplingParams
-from tests.unit.worker_engine.test_sampler import turn
+from tests.unit.worker_engine.test_sampler import row
 
 HOUSE = ("nats", "scheduler", "scheduler-spare-0", "frontend", "worker-0")
 
@@ -131,8 +131,8 @@ def test_ties_choose_as_the_sampler_does() -> None:
     generator, num_close = torch.Generator().manual_seed(3), 0
     for seed in range(100):
         logits = torch.randn(20, generator=generator)
-        turns = [turn(temperature=TEMPERATURE, top_k=TOP_K, seed=seed)]
-        (chosen,) = sample(logits[None], turns, frozenset())
+        rows = [row(temperature=TEMPERATURE, top_k=TOP_K, seed=seed)]
+        (chosen,) = sample(logits[None], rows, frozenset())
         scores = dict(enumerate(logits.log_softmax(-1).tolist()))
         may = may_choose(scores, seed, 0)
         assert chosen is not None and chosen.token in may

@@ -4,20 +4,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.worker.core.effects import (
+    BlockWrite,
     Effect,
     Emit,
     Ended,
     LoadPages,
-    Row,
-    Sampled,
     StageTurn,
-    StepPlan,
-    StepResult,
+    StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
+from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
@@ -48,6 +47,17 @@ def ends(effects: list[Effect]) -> list[TurnEnd]:
 
 def keys_of(tokens: list[int]) -> list[BlockKey]:
     return chain_keys(ROOT, tokens, BLOCK_TOKENS)
+
+
+def take_pages(pool: PagePool, count: int) -> list[int] | None:
+    """Pages for nobody, as a running turn would take them; None if there are not so many."""
+    taken: list[int] = pool._take(count).tolist() if count <= pool.num_available else []
+    return taken if len(taken) == count else None
+
+
+def pages_of(turn: Turn, pool: PagePool, num_blocks: int) -> list[list[int]]:
+    """Pages of a turn's first blocks, block by block."""
+    return [pool.pages_of(block) for block in turn.blocks[:num_blocks]]
 
 
 def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> Staged:
@@ -87,7 +97,6 @@ def new_turn(
         num_generated_before=num_generated_before,
         sampling=sampling or SamplingParams(max_tokens=100),
         arrived_at_ns=0,
-        num_layers=NUM_LAYERS,
         block_tokens=BLOCK_TOKENS,
         priority=priority,
     )
@@ -124,19 +133,18 @@ class Engine:
         self.now_ns += MS
         failed = failed or set()
         sampled = [
-            Sampled(token) if row.sample and index not in failed else None
-            for index, row in enumerate(plan.rows)
+            Sampled(token) if sampling and index not in failed else None
+            for index, sampling in enumerate(plan.sampling)
         ]
-        checksums = [[0] * NUM_LAYERS for _ in plan.writes]
-        result = StepResult(sampled, failed, broken or {}, checksums=checksums, duration_ns=MS)
+        result = StepResult(sampled, failed, broken or {}, duration_ns=MS)
         return self._keep(self.core.on_step(result, self.now_ns))
 
-    def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[Row]:
+    def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[PlannedRow]:
         """Plan and run a step that must be possible."""
         plan = self.plan()
         assert plan is not None, "nothing can run"
         self.finish(plan, token, failed)
-        return plan.rows
+        return plan.rows()
 
     def run(self, turn: Turn, token: int = PLAIN_TOKEN) -> list[TurnDelta]:
         """One turn from its arrival to its end, on its own."""
@@ -152,9 +160,24 @@ class Engine:
 
     def load_all(self, effects: list[Effect], *, is_good: bool = True) -> list[Effect]:
         """End every load that these effects started."""
-        pages = [load.pool_page for each in of_kind(effects, LoadPages) for load in each.loads]
+        runs = [loads for each in of_kind(effects, LoadPages) for loads in each.loads]
+        pages = [page for loads in runs for page in loads.pool_pages]
         good, bad = (pages, []) if is_good else ([], pages)
         return self._keep(self.core.on_loaded(good, bad, self.now_ns))
+
+    def write(self) -> list[BlockWrite]:
+        """Begin what can be written below now, while no step can be planned."""
+        before = len(self.effects)
+        assert self.plan() is None
+        return [
+            write for each in of_kind(self.effects[before:], StoreBlocks) for write in each.writes
+        ]
+
+    def store_all(self, *, is_good: bool = True) -> list[Effect]:
+        """End every write that has begun."""
+        sums = [0] * NUM_LAYERS if is_good else []
+        numbers = list(self.core.writeback._storing)
+        return self._keep(self.core.on_stored(dict.fromkeys(numbers, sums)))
 
     def _keep(self, effects: list[Effect]) -> list[Effect]:
         self.effects += effects

@@ -3,9 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.core.admission import LATE_SHARE, RESERVE_MIN, Punctuality
-from services.worker.core.effects import Sampled, StepResult
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import AdmissionName
+from services.worker.core.step import Sampled, StepResult
 from services.worker.core.turn import Turn, TurnState
 from shared.messages import SamplingParams
 from tests.unit.worker.driver import (
@@ -17,6 +17,7 @@ from tests.unit.worker.driver import (
     new_core,
     new_turn,
     staged_blocks,
+    take_pages,
 )
 
 BASE_NS, ROW_NS, TOKEN_NS = 10 * MS, MS // 20, MS // 10
@@ -91,13 +92,13 @@ class Bench:
         """Run a step; the turns in it."""
         plan, _ = self.core.plan_step(self.now_ns)
         assert plan is not None, "turns wait and nothing runs"
-        rows = [(str(row.turn.turn_id), row.start, row.end) for row in plan.rows]
+        rows = [(str(row.turn_id), row.start, row.end) for row in plan.rows()]
         self.steps.append(rows)
         lengths = [end - start for _, start, end in rows]
         num_tokens = sum(length for length in lengths if length > 1)
         duration_ns = step_ns(num_tokens, lengths.count(1))
         self.now_ns += duration_ns
-        sampled = [Sampled(PLAIN_TOKEN) if row.sample else None for row in plan.rows]
+        sampled = [Sampled(PLAIN_TOKEN) if sampling else None for sampling in plan.sampling]
         result = StepResult(sampled, duration_ns=duration_ns)
         for delta in deltas(self.core.on_step(result, self.now_ns)):
             self.first_at_ns.setdefault(delta.turn_id, self.now_ns)
@@ -197,7 +198,7 @@ class TestAtOnce:
         assert busy.step() == ["old", "long"]
         busy.submit("new", 20, like=old)
         pool = busy.core.pool
-        pool.allocate(pool.num_available - 5 * NUM_LAYERS)
+        take_pages(pool, pool.num_available - 5 * NUM_LAYERS)
         assert busy.step() == ["long"]
         assert busy.core.num_preemptions == 2
 

@@ -1,17 +1,12 @@
+import numpy as np
 import pytest
 
 from services.worker.core.effects import (
-    CommitBlocks,
-    Effect,
     LoadPages,
     ReleaseTicket,
     ReportSoon,
-    ReturnPages,
-    Row,
-    Sampled,
-    StepPlan,
-    StepResult,
 )
+from services.worker.core.step import PlannedRow, Sampled, StepResult
 from services.worker.core.turn import Turn, TurnState
 from shared.ids import TurnId
 from shared.messages import SamplingParams, TokenLogprobs
@@ -29,6 +24,7 @@ from tests.unit.worker.driver import (
     new_turn,
     of_kind,
     staged_blocks,
+    take_pages,
 )
 
 PROMPT = list(range(100, 110))
@@ -44,8 +40,8 @@ def limited(max_tokens: int, min_tokens: int = 0, **more: list[int] | bool) -> S
     )
 
 
-def names(rows: list[Row]) -> list[str]:
-    return [row.turn.turn_id for row in rows]
+def names(rows: list[PlannedRow]) -> list[str]:
+    return [row.turn_id for row in rows]
 
 
 class TestEnds:
@@ -176,8 +172,8 @@ class TestHistory:
         engine.step()
         engine.submit(second)
         engine.step()
-        assert first.table[:, :2].tolist() == second.table[:, :2].tolist()
-        assert first.table[0, 2] != second.table[0, 2]
+        assert first.blocks[:2] == second.blocks[:2]
+        assert first.blocks[2] is not second.blocks[2]
         assert [block.refs for block in first.blocks] == [2, 2, 1]
 
     def test_twins_of_one_step_end_up_on_the_same_pages(self) -> None:
@@ -186,7 +182,7 @@ class TestHistory:
         for turn in twins:
             engine.submit(turn)
         engine.step()
-        assert twins[0].blocks == twins[1].blocks
+        assert twins[0].blocks[:2] == twins[1].blocks[:2]
         assert engine.core.pool.num_free == (16 - 2 - 2) * NUM_LAYERS  # two shared, a tail each
 
     def test_other_tenants_share_nothing(self) -> None:
@@ -216,13 +212,13 @@ class TestHistory:
         engine = Engine(new_core(num_blocks=4))
         engine.run(new_turn("a", PROMPT, sampling=limited(1)))
         pool = engine.core.pool
-        taken = pool.allocate(pool.num_free + 2)  # both high layers go
+        taken = take_pages(pool, pool.num_free + 2)  # both high layers go
         assert taken is not None
-        pool.give_back(taken)
+        pool._free_pages(np.array(taken, np.int32))
         turn = new_turn("b", PROMPT)
         engine.submit(turn)
         engine.step()
-        assert [block.key for block in turn.blocks] == keys_of(PROMPT)
+        assert [block.key for block in turn.blocks[: turn.num_shared]] == keys_of(PROMPT)
 
 
 class TestBatch:
@@ -231,11 +227,9 @@ class TestBatch:
         for name in ("a", "b"):
             engine.submit(new_turn(name, [ord(name), *PROMPT]))
         rows = engine.step()
-        assert [(row.turn.turn_id, row.start, row.end, row.sample) for row in rows] == [
-            ("a", 0, 8, False)
-        ]
+        assert rows == [("a", 0, 8, False)]
         rows = engine.step()
-        assert [(row.turn.turn_id, row.start, row.end, row.sample) for row in rows] == [
+        assert rows == [
             ("a", 8, 11, True),
             ("b", 0, 5, False),
         ]
@@ -246,7 +240,7 @@ class TestBatch:
         engine.step()
         engine.submit(new_turn("b", [1, *PROMPT]))
         rows = engine.step()
-        assert [(row.turn.turn_id, row.end - row.start) for row in rows] == [("a", 1), ("b", 11)]
+        assert [(row.turn_id, row.end - row.start) for row in rows] == [("a", 1), ("b", 11)]
 
     def test_turns_are_admitted_by_priority_then_arrival(self) -> None:
         engine = Engine()
@@ -297,7 +291,7 @@ class TestPreemption:
         turns[1].priority = 1
         while not engine.core.num_preemptions:
             engine.step()
-        assert names([Row(t, 0, 1, False) for t in engine.core.running]) == ["b"]
+        assert engine.core.running == [turns[1]]
         assert list(engine.core.waiting) == [turns[0]]
 
     def test_a_preempted_turn_has_no_row_in_the_step(self) -> None:
@@ -306,10 +300,10 @@ class TestPreemption:
         while not engine.core.num_preemptions:
             plan = engine.plan()
             assert plan is not None
-            assert len({row.turn.turn_id for row in plan.rows}) == len(plan.rows)
+            assert len(set(plan.turn_ids)) == plan.num_rows
             last = plan
             engine.finish(plan)
-        assert [row.turn for row in last.rows] == [turns[1]]
+        assert last.turn_ids == [turns[1].turn_id]
 
     def test_prompt_logprobs_start_anew(self) -> None:
         engine = Engine(new_core(prefill_tokens_max=4))
@@ -318,9 +312,9 @@ class TestPreemption:
         for step in range(4):
             plan = engine.plan()
             assert plan is not None
-            (row,) = plan.rows
+            (row,) = plan.rows()
             chunk = [TokenLogprobs(token=t, logprob=0.0) for t in turn.tokens[row.start : row.end]]
-            sampled = Sampled(PLAIN_TOKEN) if row.sample else None
+            sampled = Sampled(PLAIN_TOKEN) if row.is_sampled else None
             result = StepResult([sampled], prompt_logprobs={0: chunk})
             engine.effects += engine.core.on_step(result, engine.now_ns)
             if step == 0:
@@ -352,8 +346,13 @@ class TestFailedHistory:
 
     def test_a_row_awaits_the_blocks_that_are_loading(self) -> None:
         engine, _turn = self._loading()
-        (row,) = engine.step()
-        assert (row.start, row.end, row.awaits) == (8, 10, 2)
+        plan = engine.plan()
+        assert plan is not None
+        assert plan.rows() == [("t", 8, 10, True)]
+        (loads,) = of_kind(engine.effects, LoadPages)
+        assert [run.layer for run in loads.loads] == [0, 1]
+        assert [run.pool_pages for run in loads.loads] == plan.awaited[0]
+        engine.finish(plan)
         assert deltas(engine.effects)[-1].cached_tokens == 8
 
     def test_the_ticket_is_released_after_the_last_load(self) -> None:
@@ -369,8 +368,10 @@ class TestFailedHistory:
         assert plan is not None
         assert not deltas(engine.finish(plan, failed={0}))
         engine.load_all(engine.effects, is_good=False)
-        (row,) = engine.step()
-        assert (row.turn, row.start, row.awaits) == (turn, 0, 0)
+        plan = engine.plan()
+        assert plan is not None and not plan.awaited
+        assert plan.rows()[0][:2] == (turn.turn_id, 0)
+        engine.finish(plan)
         assert len(engine.stages()) == 1
         assert engine.core.num_load_failures == 4
 
@@ -388,7 +389,7 @@ class TestFailedHistory:
         engine.finish(plan, failed={0})
         engine.load_all(engine.effects, is_good=False)
         rows = engine.step()
-        assert [(row.turn.turn_id, row.start) for row in rows] == [("b", 0)]
+        assert [(row.turn_id, row.start) for row in rows] == [("b", 0)]
 
 
 class TestReports:
@@ -424,31 +425,8 @@ class TestReports:
         engine.core.on_staged(TurnId("t"), 1, staged, engine.now_ns)
         engine.plan()
         (effect,) = of_kind(engine.effects, LoadPages)
-        assert [(load.layer, load.arena_page) for load in effect.loads] == [
-            (0, 0),
-            (1, 100),
-            (0, 1),
-            (1, 101),
-        ]
-
-
-def about_to_write() -> tuple[Engine, StepPlan]:
-    """A turn whose first step is planned, and whose blocks that step writes below."""
-    engine = Engine()
-    engine.core.writeback.connect(1)
-    engine.plan()
-    engine.core.on_leased(list(range(100)))
-    engine.submit(new_turn("t", PROMPT))
-    engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
-    plan = engine.plan()
-    assert plan is not None and plan.writes
-    return engine, plan
-
-
-def assert_all_returned(plan: StepPlan, effects: list[Effect]) -> None:
-    """The arena pages that a plan was to write go back."""
-    returned = [page for each in of_kind(effects, ReturnPages) for page in each.arena_pages]
-    assert sorted(returned) == sorted(p for write in plan.writes for p in write.arena_pages)
+        loads = [(run.layer, run.arena_pages) for run in effect.loads]
+        assert loads == [(0, [0, 1]), (1, [100, 101])], "layer 0 of every block first"
 
 
 class TestRowsThatCannotBeComputed:
@@ -458,25 +436,23 @@ class TestRowsThatCannotBeComputed:
         engine.submit(new_turn("good", [1, 2, 3]))
         plan = engine.plan()
         assert plan is not None
-        bad = names(plan.rows).index("bad")
+        bad = plan.turn_ids.index(TurnId("bad"))
         effects = engine.finish(plan, broken={bad: "not finite"})
         (delta,) = [delta for delta in deltas(effects) if delta.turn_id == "bad"]
         assert (delta.finish, delta.code, delta.message) == ("error", "poisoned", "not finite")
         assert [(end.turn_id, end.reason) for end in ends(effects)] == [("bad", "error")]
         assert set(engine.core.turns) == {"good"} and not engine.core.pool.blocks
 
-    def test_give_their_arena_pages_back(self) -> None:
-        engine, plan = about_to_write()
-        effects = engine.finish(plan, broken={0: "not finite"})
-        assert_all_returned(plan, effects)
-
-    def test_without_checksums_a_write_is_none(self) -> None:
-        engine, plan = about_to_write()
-        sampled: list[Sampled | None] = [Sampled(PLAIN_TOKEN)]
-        result = StepResult(sampled, checksums=[[] for _ in plan.writes], duration_ns=MS)
-        effects = engine.core.on_step(result, engine.now_ns)
-        assert not of_kind(effects, CommitBlocks)
-        assert_all_returned(plan, effects)
+    def test_leave_nothing_below(self) -> None:
+        engine = Engine()
+        engine.core.writeback.connect(1)
+        engine.core.on_leased(list(range(100)))
+        engine.submit(new_turn("t", PROMPT))
+        engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
+        plan = engine.plan()
+        assert plan is not None
+        engine.finish(plan, broken={0: "not finite"})
+        assert engine.write() == []
 
     def test_leave_to_others_what_those_run_on_as_well(self) -> None:
         engine = Engine()
@@ -486,7 +462,7 @@ class TestRowsThatCannotBeComputed:
         engine.submit(new_turn("bad", [*PROMPT, 1, 2]))
         plan = engine.plan()
         assert plan is not None and shared
-        engine.finish(plan, broken={names(plan.rows).index("bad"): "not finite"})
+        engine.finish(plan, broken={plan.turn_ids.index(TurnId("bad")): "not finite"})
         blocks = engine.core.pool.blocks
         assert shared <= set(blocks) and not any(blocks[key].lost for key in shared)
         assert names(engine.step()) == ["good"]

@@ -5,14 +5,14 @@ whoever uses it now goes on.
 import pytest
 
 from services.worker.core.effects import (
-    LATE,
     CommitBlocks,
     LoadPages,
     ReleaseTicket,
     ReturnPages,
     StageSession,
-    StepPlan,
+    StoreBlocks,
 )
+from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn, TurnState
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
@@ -29,6 +29,7 @@ from tests.unit.worker.driver import (
     new_core,
     new_turn,
     of_kind,
+    pages_of,
     staged_blocks,
 )
 
@@ -97,20 +98,19 @@ class TestIdle:
     def test_a_block_on_its_way_below_is_given_up(self, engine: Engine) -> None:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        assert of_kind(engine.effects, CommitBlocks)
+        engine.write()
+        assert of_kind(engine.store_all(), CommitBlocks)
         assert forget(engine) == 2
         assert_nothing_left(engine)
         engine.core.on_committed(KEYS)
         check_pages(engine.core)
 
-    def test_a_late_write_under_way_is_not_committed(self, engine: Engine) -> None:
+    def test_a_write_under_way_is_not_committed(self, engine: Engine) -> None:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         lease(engine, 2)
-        plan = planned(engine)
-        assert [write.row for write in plan.writes] == [LATE, LATE]
-        assert {write.owner for write in plan.writes} == {S}
+        assert [write.owner for write in engine.write()] == [S, S]
         forget(engine)
-        effects = engine.finish(plan)
+        effects = engine.store_all()
         assert not of_kind(effects, CommitBlocks)
         (returned,) = of_kind(effects, ReturnPages)
         assert len(returned.arena_pages) == 2 * NUM_LAYERS
@@ -122,15 +122,17 @@ class TestRunning:
         lease(engine, 8)
         engine.submit(new_turn("t", PROMPT, sampling=SamplingParams(max_tokens=12)))
         engine.step()
+        engine.step()
         assert len(engine.core.pool.blocks) == 2
+        engine.store_all()
         engine.core.on_committed(KEYS)
-        before = len(of_kind(engine.effects, CommitBlocks))
+        before = len(of_kind(engine.effects, StoreBlocks))
         assert forget(engine) == 2
         assert not engine.core.pool.blocks
         while engine.core.turns:
             engine.step()
             assert not engine.core.pool.blocks, "what it computes now is found"
-        assert len(of_kind(engine.effects, CommitBlocks)) == before, "or goes below"
+        assert len(of_kind(engine.effects, StoreBlocks)) == before, "or goes below"
         assert sum(len(delta.tokens) for delta in deltas(engine.effects)) == 12
         assert ends(engine.effects)[-1].reason == "length"
         assert_nothing_left(engine)
@@ -139,11 +141,9 @@ class TestRunning:
         lease(engine, 4)
         engine.submit(new_turn("t", PROMPT, sampling=ONCE))
         plan = planned(engine)
-        assert {write.owner for write in plan.writes} == {S}
         forget(engine)
-        effects = engine.finish(plan)
-        assert not of_kind(effects, CommitBlocks)
-        assert len(of_kind(effects, ReturnPages)) == 1
+        engine.finish(plan)
+        assert engine.write() == []
         assert_nothing_left(engine)
 
     def test_nor_one_whose_turn_was_cancelled_in_it(self, engine: Engine) -> None:
@@ -152,7 +152,8 @@ class TestRunning:
         plan = planned(engine)
         engine.core.on_cancel(TurnId("t"))
         forget(engine)
-        assert not of_kind(engine.finish(plan), CommitBlocks)
+        engine.finish(plan)
+        assert engine.write() == []
         assert_nothing_left(engine)
 
     def test_another_sessions_turn_keeps_the_pages_it_runs_on(self, engine: Engine) -> None:
@@ -161,11 +162,11 @@ class TestRunning:
         engine.submit(other)
         engine.step()
         assert other.num_cached == 8
-        pages = other.table[:, :2].tolist()
+        pages = pages_of(other, engine.core.pool, 2)
         assert forget(engine) == 2
         assert not engine.core.pool.blocks
         engine.step()
-        assert other.table[:, :2].tolist() == pages and other.num_cached == 8
+        assert pages_of(other, engine.core.pool, 2) == pages and other.num_cached == 8
         engine.step()
         assert_nothing_left(engine)
 
@@ -185,7 +186,7 @@ class TestRunning:
         turn = new_turn("t", PROMPT, sampling=ONCE)
         turn.is_private = True
         engine.run(turn)
-        assert not of_kind(engine.effects, CommitBlocks) and not engine.stages()
+        assert engine.write() == [] and not engine.stages()
         assert_nothing_left(engine)
 
 
@@ -227,7 +228,7 @@ class TestComing:
         engine.submit(new_turn("t", PROMPT, sampling=ONCE))
         engine.core.on_staged(TurnId("t"), 1, staged_blocks(1, KEYS), engine.now_ns)
         plan = planned(engine)
-        assert plan.rows[0].awaits == 2
+        assert list(map(len, plan.awaited[0])) == [2, 2]
         assert forget(engine) == 2
         engine.load_all(engine.effects)
         engine.finish(plan)

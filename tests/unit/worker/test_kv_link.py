@@ -32,7 +32,7 @@ def test_what_was_given_is_named_until_it_is_given_back() -> None:
     staged = link.on_staged(STAGED, [KEY], link.epoch)
     assert staged is not None and (staged.ticket, staged.epoch) == (7, link.epoch)
     assert held(link.renew()) == ([7], [4, 5], 1)
-    commit = link.commit([BlockWrite(KEY, ROOT, [1, 2], [0], [4], 0, NOBODY)], [[9]])
+    commit = link.commit([BlockWrite(1, KEY, ROOT, [1, 2], [0], [4], NOBODY)], [[9]])
     assert held(link.renew()) == ([7], [5], 1)
     release = link.release(ticket=7, pages=[5])
     assert held(link.renew()) == ([], [], 1)

@@ -1,23 +1,27 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.core.pages import CANDIDATES_MAX, NO_PAGE, CachedBlock, PagePool
+from services.worker.core.pages import CANDIDATES_MAX, NO_PAGE, NO_ROW, ROWS_MIN, Block, PagePool
 from shared.blocks import BlockKey
+from shared.owners import NOBODY
+from tests.unit.worker.driver import take_pages
 
 LAYERS = 2
 
 
-def cached(pool: PagePool, name: str) -> CachedBlock:
+def cached(pool: PagePool, name: str) -> Block:
     """A backed block with all its pages, held by one turn."""
-    pages = pool.allocate(pool.num_layers)
-    assert pages is not None
-    block = CachedBlock(BlockKey(name.encode()), pages, refs=1, backed=True)
-    pool.add(block)
+    block = pool.allocate()
+    assert block is not None
+    pool.publish(block, BlockKey(name.encode()), NOBODY)
+    block.backed = True
     return block
 
 
-def layers_left(block: CachedBlock) -> list[int]:
-    return [layer for layer, page in enumerate(block.pages) if page != NO_PAGE]
+def layers_left(pool: PagePool, block: Block) -> list[int]:
+    if block.row == NO_ROW:
+        return []
+    return [layer for layer, page in enumerate(pool.pages_of(block)) if page != NO_PAGE]
 
 
 def test_the_highest_layers_of_the_least_recently_used_session_go_first() -> None:
@@ -28,8 +32,8 @@ def test_the_highest_layers_of_the_least_recently_used_session_go_first() -> Non
     pool.release(new)
     seen = []
     for _ in range(5):
-        pool.allocate(1)
-        seen.append([layers_left(block) for block in (*old, *new)])
+        take_pages(pool, 1)
+        seen.append([layers_left(pool, block) for block in (*old, *new)])
     both, low, none = [0, 1], [0], list[int]()
     assert seen == [
         [both, low, both, both],  # within a layer, the session's last block first
@@ -47,8 +51,8 @@ def test_a_used_block_is_the_youngest_again() -> None:
     pool.release([second])
     pool.acquire(first)
     pool.release([first])
-    pool.allocate(2)
-    assert layers_left(first) == [0, 1]
+    take_pages(pool, 2)
+    assert layers_left(pool, first) == [0, 1]
     assert second.key not in pool.blocks
 
 
@@ -60,8 +64,8 @@ def test_pages_in_use_or_dirty_or_under_way_are_never_taken() -> None:
     loading.loading = 1
     pool.release([dirty, loading])
     assert pool.num_available == 0
-    assert pool.allocate(1) is None
-    assert pool.allocate_for_prefetch(0) is None
+    assert take_pages(pool, 1) is None
+    assert pool.take_idle(0) is None
 
 
 def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
@@ -69,9 +73,9 @@ def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
     block = cached(pool, "a")
     block.backed = False
     pool.release([block])
-    assert pool.allocate(2) is None
+    assert take_pages(pool, 2) is None
     pool.set_backed([block])
-    assert pool.allocate(2) is not None
+    assert take_pages(pool, 2) is not None
 
 
 def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
@@ -81,8 +85,8 @@ def test_blocks_that_become_clean_together_give_their_high_layers_first() -> Non
         block.backed = False
     pool.release(blocks)
     pool.set_backed(blocks)
-    pool.allocate(2)
-    assert [layers_left(block) for block in blocks] == [[0], [0]]
+    take_pages(pool, 2)
+    assert [layers_left(pool, block) for block in blocks] == [[0], [0]]
 
 
 def test_prefetch_spares_expected_sessions_until_they_are_overdue() -> None:
@@ -90,9 +94,9 @@ def test_prefetch_spares_expected_sessions_until_they_are_overdue() -> None:
     block = cached(pool, "a")
     pool.release([block])
     pool.rest([block], expected_until_ns=10)
-    assert pool.allocate_for_prefetch(9) is None
-    assert pool.allocate_for_prefetch(10) is not None
-    assert pool.allocate(1) is not None, "a running turn may always"
+    assert pool.take_idle(9) is None
+    assert pool.take_idle(10) is not None
+    assert take_pages(pool, 1) is not None, "a running turn may always"
 
 
 def test_a_lost_block_is_dropped_when_its_last_turn_leaves() -> None:
@@ -114,9 +118,9 @@ def test_sessions_that_come_and_go_leave_no_trace_behind() -> None:
     for _ in range(1000):
         pool.acquire(block)
         pool.release([block])
-    num_candidates = sum(len(stack) for g in pool._groups.values() for stack in g.layers)
-    assert num_candidates <= CANDIDATES_MAX * pool.num_pages + LAYERS
-    assert pool.allocate(8) is not None
+    num_candidates = sum(len(group.blocks) for group in pool._groups.values())
+    assert num_candidates == pool._num_candidates <= CANDIDATES_MAX * ROWS_MIN
+    assert take_pages(pool, 8) is not None
 
 
 @settings(deadline=None, max_examples=60)
@@ -124,24 +128,46 @@ def test_sessions_that_come_and_go_leave_no_trace_behind() -> None:
 def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
     pool = PagePool(9, LAYERS)
     private: list[int] = []
+    own: list[Block] = []
     for number, (action, choice) in enumerate(actions):
         blocks = list(pool.blocks.values())
         block = blocks[choice % len(blocks)] if blocks else None
         if action == 0 and pool.num_available >= LAYERS:
             cached(pool, str(number)).backed = bool(choice % 2)
         elif action == 1:
-            private += pool.allocate(choice) or []
+            private += take_pages(pool, choice) or []
         elif action == 2:
-            page = pool.allocate_for_prefetch(0)
+            page = pool.take_idle(0)
             private += [] if page is None else [page]
+        elif action == 4 and choice == 0 and (made := pool.allocate()) is not None:
+            own.append(made)
+        elif action == 4 and choice == 1:
+            pool.give_back(own)
+            own = []
         elif block is not None and block.refs:
             pool.release([block])
         elif block is not None and action == 3:
             pool.set_backed([block])
-        elif block is not None and not block.num_present < LAYERS:
+        elif block is not None and choice == 5:
             pool.acquire(block)
-        in_blocks = [p for b in pool.blocks.values() for p in b.pages if p != NO_PAGE]
-        assert sorted(private + in_blocks + pool._free) == list(range(9))
+            if pool.num_available >= LAYERS - block.num_present:
+                pool.fill(block)
+            else:
+                pool.release([block])
+        elif block is not None and pool.is_whole(block):
+            pool.acquire(block)
+        held = [*pool.blocks.values(), *own]
+        in_blocks = [p for b in held for p in pool.pages_of(b) if p != NO_PAGE]
+        assert sorted(private + in_blocks + pool._free[: pool.num_free].tolist()) == list(range(9))
+        assert sorted([*pool._free_rows, *(b.row for b in held)]) == list(range(len(pool.table)))
         idle = [b for b in pool.blocks.values() if not b.refs and b.backed]
         assert pool.num_clean == sum(b.num_present for b in idle)
         assert all(b.num_present == LAYERS for b in pool.blocks.values() if b not in idle)
+
+
+def test_the_table_grows_with_the_blocks_and_keeps_their_pages() -> None:
+    pool = PagePool(3 * ROWS_MIN * LAYERS, LAYERS)
+    blocks = [cached(pool, str(number)) for number in range(3 * ROWS_MIN)]
+    assert len({block.row for block in blocks}) == len(blocks)
+    pages = [page for block in blocks for page in pool.pages_of(block)]
+    assert sorted(pages) == list(range(pool.num_pages)) and pool.allocate() is None

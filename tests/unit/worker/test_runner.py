@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from services.worker.core.effects import ReportSoon, StepPlan, StepResult
+from services.worker.core.effects import ReportSoon
 from services.worker.core.engine import EngineCore
+from services.worker.core.step import StepPlan, StepResult
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
 from shared.ids import FrontendId, ModelId, TurnId, WorkerId

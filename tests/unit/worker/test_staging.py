@@ -14,7 +14,9 @@ from tests.unit.worker.driver import (
     new_core,
     new_turn,
     of_kind,
+    pages_of,
     staged_blocks,
+    take_pages,
 )
 
 PROMPT = list(range(100, 113))  # three blocks and a token
@@ -32,8 +34,8 @@ def engine() -> Engine:
 
 def started(effects: list[Effect]) -> list[tuple[int, int]]:
     """Layer and arena page of each load, in order."""
-    loads = [load for effect in of_kind(effects, LoadPages) for load in effect.loads]
-    return [(load.layer, load.arena_page) for load in loads]
+    runs = [run for effect in of_kind(effects, LoadPages) for run in effect.loads]
+    return [(run.layer, page) for run in runs for page in run.arena_pages]
 
 
 def asked(engine: Engine, session_id: SessionId) -> int:
@@ -110,7 +112,7 @@ class TestLateAnswers:
         assert engine.core.on_staged(T, 1, stale, engine.now_ns) == [ReleaseTicket(3)]
         assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS[1:]), engine.now_ns) == []
         engine.plan()
-        assert [block.key for block in turn.blocks] == KEYS
+        assert [block.key for block in turn.blocks[: turn.num_shared]] == KEYS
 
     def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=6)
@@ -128,7 +130,7 @@ class TestLateAnswers:
         engine.core.on_cancel(TurnId("large"))
         engine.plan()
         assert waiting in engine.core.running
-        assert waiting.num_computed == 0 and not waiting.blocks
+        assert waiting.num_computed == 0 and not waiting.num_shared
 
 
 class TestPrefetch:
@@ -147,15 +149,16 @@ class TestPrefetch:
         assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
         engine.submit(new_turn("t", PROMPT))
         (row,) = engine.step()
-        assert (row.start, row.awaits) == (12, 0)
+        assert row.start == 12
         assert deltas(engine.effects)[-1].cached_tokens == 12
         assert not engine.stages()
 
     def test_a_turn_runs_on_blocks_that_are_still_coming(self, engine: Engine) -> None:
         expect(engine, 1, KEYS)
         engine.submit(new_turn("t", PROMPT))
-        (row,) = engine.step()
-        assert (row.start, row.awaits) == (12, 3)
+        plan = engine.plan()
+        assert plan is not None and plan.rows()[0].start == 12
+        assert list(map(len, plan.awaited[0])) == [3, 3]
 
     def test_pages_of_running_turns_are_never_taken(self) -> None:
         engine = Engine(new_core(num_blocks=4))
@@ -163,10 +166,10 @@ class TestPrefetch:
         engine.submit(turn)
         engine.step()
         engine.core.writeback.connect(1)
-        pages = turn.table[:, :4].tolist()
+        pages = pages_of(turn, engine.core.pool, 4)
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert not started(engine.effects)
-        assert turn.table[:, :4].tolist() == pages
+        assert pages_of(turn, engine.core.pool, 4) == pages
 
     def test_it_takes_clean_pages_that_nobody_expects(self) -> None:
         engine = Engine(new_core(num_blocks=4))
@@ -203,9 +206,10 @@ class TestPrefetch:
         engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
-        engine.core.pool.allocate(3)
-        blocks = [engine.core.pool.blocks[key] for key in KEYS]
-        assert [[page >= 0 for page in block.pages] for block in blocks] == [[True, False]] * 3
+        pool = engine.core.pool
+        take_pages(pool, 3)
+        pages = [pool.pages_of(pool.blocks[key]) for key in KEYS]
+        assert [[page >= 0 for page in each] for each in pages] == [[True, False]] * 3
 
     def test_a_load_that_fails_leaves_no_block_behind(self, engine: Engine) -> None:
         expect(engine, 1, KEYS)

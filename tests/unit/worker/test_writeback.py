@@ -1,13 +1,13 @@
 import pytest
 
 from services.worker.core.effects import (
-    LATE,
     BlockWrite,
     CommitBlocks,
     LeasePages,
     ReturnPages,
-    StepPlan,
+    StoreBlocks,
 )
+from services.worker.core.step import StepPlan
 from services.worker.core.writeback import LEASE_PAUSE_NS
 from shared.messages import SamplingParams
 from tests.unit.worker.driver import NUM_LAYERS, Engine, keys_of, new_core, new_turn, of_kind
@@ -41,21 +41,37 @@ def pages_of(writes: list[BlockWrite]) -> set[int]:
 
 
 class TestWriting:
-    def test_new_blocks_are_written_by_the_step_that_fills_them(self, engine: Engine) -> None:
+    def test_new_blocks_are_written_once_the_step_that_fills_them_is_over(
+        self, engine: Engine
+    ) -> None:
         lease(engine, 4)
-        turn = new_turn("t", PROMPT)
-        engine.submit(turn)
-        plan = planned(engine)
-        assert [(write.key, write.row) for write in plan.writes] == [(key, 0) for key in KEYS]
-        assert [write.parent for write in plan.writes] == [turn.root, KEYS[0]]
-        assert [write.tokens for write in plan.writes] == [PROMPT[:4], PROMPT[4:8]]
-        assert len(pages_of(plan.writes)) == 2 * NUM_LAYERS
-        (commit,) = of_kind(engine.finish(plan), CommitBlocks)
-        assert commit.writes == plan.writes and len(commit.checksums) == 2
+        turn = new_turn("t", PROMPT, sampling=ONCE)
+        engine.run(turn)
+        assert not of_kind(engine.effects, StoreBlocks)
+        writes = engine.write()
+        assert [write.key for write in writes] == KEYS
+        assert [write.parent for write in writes] == [turn.root, KEYS[0]]
+        assert [write.tokens for write in writes] == [PROMPT[:4], PROMPT[4:8]]
+        pool = engine.core.pool
+        held = [pool.pages_of(pool.blocks[key]) for key in KEYS]
+        assert [write.pool_pages for write in writes] == held
+        assert len(pages_of(writes)) == 2 * NUM_LAYERS
+
+    def test_they_are_committed_in_whatever_parts_they_end(self, engine: Engine) -> None:
+        lease(engine, 4)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        first, second = engine.write()
+        for write in (second, first):
+            sums = [write.number, 7]
+            (commit,) = engine.core.on_stored({write.number: sums})
+            assert commit == CommitBlocks([write], [sums])
+            assert engine.core.on_stored({write.number: sums}) == [], "told twice"
 
     def test_a_committed_block_is_clean(self, engine: Engine) -> None:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        engine.write()
+        engine.store_all()
         assert engine.core.pool.num_clean == 0
         engine.core.on_committed(KEYS)
         assert engine.core.pool.num_clean == 2 * NUM_LAYERS
@@ -63,31 +79,32 @@ class TestWriting:
 
     def test_without_pages_a_block_is_written_later(self, engine: Engine) -> None:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        assert not of_kind(engine.effects, CommitBlocks)
+        assert engine.write() == []
         assert engine.core.writeback.num_unwritten == 2
         engine.core.on_leased(list(range(NUM_LAYERS)))  # one block's
-        plan = planned(engine)
-        assert not plan.rows
-        assert [(write.key, write.row) for write in plan.writes] == [(KEYS[0], LATE)]
-        assert len(of_kind(engine.finish(plan), CommitBlocks)) == 1
+        assert [write.key for write in engine.write()] == KEYS[:1]
+        assert len(of_kind(engine.store_all(), CommitBlocks)) == 1
 
-    def test_pages_of_a_failed_row_go_back(self, engine: Engine) -> None:
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_pages_that_were_not_written_well_go_back(self, engine: Engine, is_lost: bool) -> None:
         lease(engine, 4)
-        engine.submit(new_turn("t", PROMPT))
-        plan = planned(engine)
-        effects = engine.finish(plan, failed={0})
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        writes = engine.write()
+        for block in engine.core.pool.blocks.values():
+            block.lost = is_lost  # its turn broke meanwhile
+        effects = engine.store_all(is_good=is_lost)
         assert not of_kind(effects, CommitBlocks)
         (returned,) = of_kind(effects, ReturnPages)
-        assert set(returned.arena_pages) == pages_of(plan.writes)
+        assert set(returned.arena_pages) == pages_of(writes)
+        assert engine.core.writeback.num_given_up == 2
+        assert bool(engine.core.pool.blocks) != is_lost
 
     def test_a_block_two_rows_compute_is_written_once(self, engine: Engine) -> None:
         lease(engine, 4)
         for name in ("a", "b"):
-            engine.submit(new_turn(name, PROMPT))
-        plan = planned(engine)
-        assert [write.key for write in plan.writes] == KEYS
-        engine.finish(plan)
-        assert len(of_kind(engine.effects, CommitBlocks)) == 1
+            engine.submit(new_turn(name, PROMPT, sampling=ONCE))
+        engine.step()
+        assert [write.key for write in engine.write()] == KEYS
         assert engine.core.writeback.num_unwritten == 2
 
     def test_too_many_unwritten_blocks_are_given_up_oldest_first(self) -> None:
@@ -104,7 +121,7 @@ class TestWriting:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert engine.core.pool.num_clean == 0
         engine.submit(new_turn("large", list(range(200, 231))))
-        assert [row.turn.turn_id for row in planned(engine).rows] == ["large"]
+        assert planned(engine).turn_ids == ["large"]
         assert engine.core.writeback.num_given_up == 2
 
 
@@ -115,9 +132,9 @@ class TestLeases:
         assert writeback.refill(0) == [], "asked already"
         engine.core.on_leased(list(range(8)))
         assert writeback.refill(0) == []
-        writeback.take_pages()
-        writeback.take_pages()
-        assert writeback.refill(0) == [LeasePages(4)]
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert len(engine.write()) == 2
+        assert engine.effects[-1] == LeasePages(4)
 
     def test_a_kvstore_without_room_is_asked_again_after_a_pause(self, engine: Engine) -> None:
         writeback = engine.core.writeback
@@ -140,7 +157,8 @@ class TestLosingTheKvstore:
     def test_dirty_blocks_become_clean(self, engine: Engine) -> None:
         lease(engine, 1)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        assert engine.core.writeback.num_unwritten == 2  # one committing, one without pages
+        assert len(engine.write()) == 1
+        assert engine.core.writeback.num_unwritten == 2  # one under way, one without pages
         engine.core.writeback.disconnect()
         assert engine.core.pool.num_clean == 2 * NUM_LAYERS
         assert engine.core.writeback.num_unwritten == 0
@@ -148,6 +166,8 @@ class TestLosingTheKvstore:
     def test_a_new_kvstore_knows_nothing_of_commits_to_the_old(self, engine: Engine) -> None:
         lease(engine, 4)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        engine.write()
+        engine.store_all()
         engine.core.writeback.connect(1)
         assert engine.core.pool.num_clean == 2 * NUM_LAYERS
         engine.core.on_committed(KEYS)
@@ -160,18 +180,17 @@ class TestLosingTheKvstore:
 
     def test_what_is_written_into_an_old_lease_counts_for_nothing(self, engine: Engine) -> None:
         lease(engine, 4)
-        engine.submit(new_turn("t", PROMPT))
-        plan = planned(engine)
-        engine.core.writeback.connect(1)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        old = engine.write()
+        engine.core.writeback.connect(2)
         lease(engine, 4)  # the same pages, by chance
-        effects = engine.finish(plan)
-        assert not of_kind(effects, CommitBlocks) and not of_kind(effects, ReturnPages)
-        late = planned(engine).writes
-        assert [write.key for write in late] == KEYS, "written anew, under the new lease"
+        assert engine.core.on_stored({write.number: [0, 0] for write in old}) == []
 
     def test_pages_of_a_lost_connection_are_not_used(self, engine: Engine) -> None:
         writeback = engine.core.writeback
         writeback.refill(0)
         writeback.disconnect()
         engine.core.on_leased([1, 2, 3])
-        assert writeback.take_pages() is None
+        writeback.connect(2)
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        assert engine.write() == []

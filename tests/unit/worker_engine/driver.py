@@ -48,7 +48,6 @@ class Driver:
             0,
             params,
             time.monotonic_ns(),
-            self.executor.info.num_layers,
             self.executor.info.block_tokens,
         )
         self.perform(self.core.on_turn(turn, time.monotonic_ns()))

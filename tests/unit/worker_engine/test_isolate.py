@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.core.effects import LATE, BlockWrite, StepPlan, StepResult
+from services.worker.core.step import StepPlan, StepResult, TableEntries
 from services.worker.demo_model import make_demo_model
 from services.worker.engine.isolate import execute_isolated
 from services.worker.engine.model import load_model
 from services.worker.engine.torch_executor import TorchExecutor
-from shared.blocks import BlockKey
+from shared.ids import TurnId
 from tests.unit.worker_engine.driver import Driver, make_core
 
 POISON, SPOILED = 77, 78
@@ -91,16 +91,19 @@ def test_what_a_spoiled_turn_alone_ran_on_serves_nobody(executor: TorchExecutor)
     assert driver.deltas["other"][0].cached_tokens == 0
 
 
-def plan_of(num_rows: int, writes: list[int]) -> StepPlan:
-    rows: list[Any] = [
-        SimpleNamespace(turn=SimpleNamespace(turn_id=f"t{n}", request_id=""))
-        for n in range(num_rows)
-    ]
-    made = [
-        BlockWrite(BlockKey(bytes([at])), BlockKey(b""), [], [at], [at], row)
-        for at, row in enumerate(writes)
-    ]
-    return StepPlan(rows, np.zeros((1, num_rows, 1), np.int32), made)
+def plan_of(num_rows: int) -> StepPlan:
+    none = np.empty(0, np.int32)
+    return StepPlan(
+        turn_ids=[TurnId(f"t{number}") for number in range(num_rows)],
+        slots=np.arange(num_rows, dtype=np.int32),
+        tokens=np.arange(num_rows, dtype=np.int32),
+        query_starts=np.arange(num_rows + 1, dtype=np.int32),
+        context_lens=np.ones(num_rows, np.int32),
+        sampling=[None] * num_rows,
+        scoring={},
+        awaited={},
+        entries=TableEntries(none, none, np.empty((0, 1), np.int32)),
+    )
 
 
 class Scripted:
@@ -119,29 +122,26 @@ class Scripted:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.num_runs += 1
-        if self._bad & {row.turn.turn_id for row in plan.rows}:
+        if self._bad & set(plan.turn_ids):
             raise RuntimeError("no")
-        result = StepResult(sampled=[None] * len(plan.rows), duration_ns=1)
-        result.checksums = [[write.arena_pages[0] + 100] for write in plan.writes]
-        return result
+        return StepResult(sampled=[None] * plan.num_rows, stall_ns=[5], duration_ns=1)
 
     def check_device(self) -> None:
         if self._has_died:
             raise OSError("the device is gone")
 
 
-def test_writes_keep_their_places_whatever_row_they_are_of() -> None:
+def test_a_row_that_breaks_is_the_only_one_that_does() -> None:
     executor: Any = Scripted("t1")
-    result = execute_isolated(executor, plan_of(3, [2, 1, LATE, 0]))
-    assert result.checksums == [[100], [], [102], [103]]
+    result = execute_isolated(executor, plan_of(3))
     assert list(result.broken) == [1] and "RuntimeError" in result.broken[1]
-    assert result.duration_ns == 3
+    assert (result.duration_ns, result.stall_ns) == (2, [10])
 
 
 def test_a_device_that_is_gone_blames_no_row() -> None:
     executor: Any = Scripted("t1", has_died=True)
     with pytest.raises(OSError, match="the device is gone"):
-        execute_isolated(executor, plan_of(3, []))
+        execute_isolated(executor, plan_of(3))
     assert executor.num_runs == 1
 
 
@@ -152,4 +152,4 @@ def test_a_broken_invariant_ends_the_engine() -> None:
 
     executor: Any = Wrong()
     with pytest.raises(AssertionError):
-        execute_isolated(executor, plan_of(1, []))
+        execute_isolated(executor, plan_of(1))

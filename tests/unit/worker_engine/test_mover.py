@@ -3,15 +3,17 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from services.worker.core.effects import BlockWrite, PageLoad, StepPlan
+from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.engine.gate import PageGate
-from services.worker.engine.mover import HostCopier, KvMover, MoverGone
-from shared.arena import Arena, Bytes, PageState, checksum
+from services.worker.engine.load_queue import RUN_PAGES
+from services.worker.engine.mover import HostCopier, KvMover, Loaded, Moved, MoverGone, Stored
+from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BlockKey
 
 EPOCH = 3
@@ -25,6 +27,11 @@ class Setup(NamedTuple):
     pool: Bytes
     ended: list[tuple[list[int], list[int]]]
     has_ended: threading.Event
+    stored: "Queue[dict[int, list[int]]]"
+
+    def write(self, epoch: int = EPOCH) -> None:
+        """Store pool pages 3 and 4 as a block in arena pages 0 and 1."""
+        self.mover.submit_stores([block_write(9, [3, 4], [0, 1])], epoch)
 
 
 @pytest.fixture
@@ -34,19 +41,29 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
     ended: list[tuple[list[int], list[int]]] = []
     has_ended = threading.Event()
 
-    def on_loaded(good: list[int], bad: list[int], *_: int) -> None:
-        ended.append((good, bad))
+    stored: Queue[dict[int, list[int]]] = Queue()
+
+    def on_moved(moved: Moved) -> None:
+        if isinstance(moved, Stored):
+            stored.put(moved.checksums)
+            return
+        ended.append((moved.good, moved.bad))
         has_ended.set()
 
-    mover = KvMover(HostCopier(pool), PageGate(PAGES), on_loaded)
+    mover = KvMover(HostCopier(pool), PageGate(PAGES), on_moved)
     mover.attach(arena, EPOCH)
-    yield Setup(mover, arena, pool, ended, has_ended)
+    yield Setup(mover, arena, pool, ended, has_ended, stored)
     mover.close()
+
+
+def block_write(number: int, pool_pages: list[int], arena_pages: list[int]) -> BlockWrite:
+    key, parent = BlockKey(b"%d" % number), BlockKey(b"p")
+    return BlockWrite(number, key, parent, [1], pool_pages, arena_pages)
 
 
 def test_a_page_is_copied_once_its_word_says_ready(setup: Setup) -> None:
     setup.arena.set_word(2, 7, PageState.FILLING)
-    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, EPOCH)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], EPOCH)], is_prefetch=False)
     assert not setup.mover.gate.wait([5], 1_000_000)
     setup.arena.pages[2] = 9
     setup.arena.set_word(2, 7, PageState.READY)
@@ -66,29 +83,25 @@ def test_other_bytes_than_the_promised_ones_fail(
     setup: Setup, generation: int, state: PageState, epoch: int
 ) -> None:
     setup.arena.set_word(2, generation, state)
-    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, epoch)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], epoch)], is_prefetch=False)
     assert setup.has_ended.wait(5)
     assert setup.ended == [([], [5])]
     assert not setup.mover.gate.wait([5], 0)
 
 
-def plan(epoch: int) -> StepPlan:
-    write = BlockWrite(BlockKey(b"k"), BlockKey(b"p"), [1], [3, 4], [0, 1], 0)
-    return StepPlan([], np.zeros((2, 0, 0), np.int32), [write], epoch)
-
-
 def test_writes_carry_their_checksums(setup: Setup) -> None:
     setup.pool[3], setup.pool[4] = 1, 2
-    writes = setup.mover.begin_writes(plan(EPOCH), num_layers=2)
-    assert writes is not None
-    for layer in range(2):
-        setup.mover.store(writes, 0, layer)
-    assert writes.wait() == [[checksum(setup.pool[3]), checksum(setup.pool[4])]]
+    setup.write()
+    sums = [checksum(setup.pool[3]), checksum(setup.pool[4])]
+    assert setup.stored.get(timeout=30) == {9: sums}
     assert (setup.arena.pages[:2, 0] == [1, 2]).all()
 
 
 def test_pages_leased_from_an_earlier_kvstore_are_not_written(setup: Setup) -> None:
-    assert setup.mover.begin_writes(plan(EPOCH - 1), num_layers=2) is None
+    setup.pool[3:5] = 7
+    setup.write(EPOCH - 1)
+    assert setup.stored.get(timeout=30) == {9: []}
+    assert not setup.arena.pages.any()
 
 
 class _Held(HostCopier):
@@ -105,40 +118,39 @@ class _Held(HostCopier):
         super().store(mark, pool_page, target)
 
 
-def test_a_write_that_finds_no_room_is_not_done_and_costs_no_other(setup: Setup) -> None:
+def test_writes_that_find_no_room_are_not_done_and_cost_no_other(setup: Setup) -> None:
     copier = _Held(setup.pool)
-    mover = KvMover(copier, PageGate(PAGES), lambda *_: None, stores_max=2)
+    ended: Queue[Moved] = Queue()
+    mover = KvMover(copier, PageGate(PAGES), ended.put, stores_max=1)
     mover.attach(setup.arena, EPOCH)
-    writes = [
-        BlockWrite(BlockKey(b"%d" % n), BlockKey(b"p"), [], [n, n + 3], [n, n + 3], 0)
-        for n in range(3)
-    ]
-    step = mover.begin_writes(StepPlan([], np.zeros((2, 0, 0), np.int32), writes, EPOCH), 2)
-    assert step is not None
-    mover.store(step, 0, 0)
+    mover.submit_stores([block_write(0, [0, 3], [0, 3])], EPOCH)
     assert copier.has_begun.wait(30)
-    for index, layer in ((0, 1), (1, 0), (1, 1), (2, 0), (2, 1)):  # room for the first two
-        mover.store(step, index, layer)
+    mover.submit_stores([block_write(1, [1, 4], [1, 4])], EPOCH)
+    mover.submit_stores([block_write(2, [2, 5], [2, 5]), block_write(3, [6], [6])], EPOCH)
+    assert ended.get(timeout=30) == Stored({2: [], 3: []})
     copier.may_go.set()
-    sums = step.wait()
-    assert [bool(each) for each in sums] == [True, False, False]
-    assert sums[0] == [checksum(setup.pool[0]), checksum(setup.pool[3])]
+    for number in range(2):
+        sums = [checksum(setup.pool[number]), checksum(setup.pool[number + 3])]
+        assert ended.get(timeout=30) == Stored({number: sums})
     mover.close()
 
 
 def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Setup) -> None:
     ended: list[int] = []
-    mover = KvMover(
-        HostCopier(setup.pool), PageGate(PAGES), lambda _, bad, *__: ended.extend(bad), loads_max=2
-    )
+
+    def on_moved(moved: Moved) -> None:
+        assert isinstance(moved, Loaded)
+        ended.extend(moved.bad)
+
+    mover = KvMover(HostCopier(setup.pool), PageGate(PAGES), on_moved, loads_max=2)
     mover.attach(setup.arena, EPOCH)
     with mover._has_loads:  # the thread takes nothing meanwhile
-        mover.submit_loads([PageLoad(0, 0, 1, 0, EPOCH)], is_prefetch=True)
-        mover.submit_loads([PageLoad(2, 1, 1, 1, EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(0, [0], [1], [0], EPOCH)], is_prefetch=True)
+        mover.submit_loads([PageLoads(2, [1], [1], [1], EPOCH)], is_prefetch=False)
         assert ended == []
-        mover.submit_loads([PageLoad(1, 2, 1, 2, EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(1, [2], [1], [2], EPOCH)], is_prefetch=False)
         assert ended == [0]
-        mover.submit_loads([PageLoad(0, 3, 1, 3, EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(0, [3], [1], [3], EPOCH)], is_prefetch=False)
         assert ended == [0, 1]
     mover.close()
 
@@ -146,9 +158,10 @@ def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Set
 class FlippingArena(Arena):
     """Its kvstore finishes a page right after the first look at its word."""
 
-    def word(self, page: int) -> tuple[int, PageState]:
-        found = super().word(page)
-        self.set_word(page, found[0], PageState.READY)
+    def promises(self, pages: list[int], generations: list[int]) -> States:
+        found = super().promises(pages, generations)
+        for page, generation in zip(pages, generations, strict=True):
+            self.set_word(page, generation, PageState.READY)
         return found
 
 
@@ -158,9 +171,35 @@ def test_a_page_that_becomes_ready_between_two_looks_is_no_failure(
     arena = FlippingArena.create(tmp_path / "flipping", PAGES, PAGE_BYTES)
     setup.mover.attach(arena, EPOCH)
     arena.set_word(2, 7, PageState.FILLING)
-    setup.mover.submit_loads([PageLoad(0, 2, 7, 5, EPOCH)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], EPOCH)], is_prefetch=False)
     assert setup.has_ended.wait(5)
     assert setup.ended == [([5], [])]
+
+
+def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup) -> None:
+    """More of these wait for a slow disk than are looked at in one go."""
+    arena = Arena.create(setup.arena.path.with_name("large"), 3 * RUN_PAGES, PAGE_BYTES)
+    pool = np.zeros((3 * RUN_PAGES, PAGE_BYTES), np.uint8)
+    ended: Queue[Moved] = Queue()
+    mover = KvMover(HostCopier(pool), PageGate(len(pool)), ended.put)
+    mover.attach(arena, EPOCH)
+    slow, last = list(range(2 * RUN_PAGES)), 3 * RUN_PAGES - 1
+    for page in slow:
+        arena.set_word(page, 7, PageState.FILLING)
+    arena.set_word(last, 7, PageState.READY)
+    mover.submit_loads([PageLoads(0, slow, [7] * len(slow), slow, EPOCH)], is_prefetch=False)
+    mover.submit_loads([PageLoads(1, [last], [7], [last], EPOCH)], is_prefetch=True)
+    moved = ended.get(timeout=30)
+    assert isinstance(moved, Loaded) and (moved.good, moved.bad) == ([last], [])
+    for page in slow:
+        arena.set_word(page, 7, PageState.READY)
+    good: list[int] = []
+    while len(good) < len(slow):
+        moved = ended.get(timeout=30)
+        assert isinstance(moved, Loaded) and not moved.bad
+        good += moved.good
+    assert sorted(good) == slow
+    mover.close()
 
 
 class _Broken(HostCopier):
@@ -169,17 +208,12 @@ class _Broken(HostCopier):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_thread_that_died(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.engine.mover.ALIVE_POLL_S", 0.01)
-    mover = KvMover(_Broken(setup.pool), PageGate(PAGES), lambda *_: None)
+def test_a_thread_that_died_is_found_missing(setup: Setup) -> None:
+    mover = KvMover(_Broken(setup.pool), PageGate(PAGES), lambda _: None)
     mover.attach(setup.arena, EPOCH)
-    write = BlockWrite(BlockKey(b"k"), BlockKey(b"p"), [], [1], [2], 0)
-    writes = mover.begin_writes(StepPlan([], np.zeros((1, 0, 0), np.int32), [write], EPOCH), 1)
-    assert writes is not None
     mover.check()
-    mover.store(writes, 0, 0)
-    with pytest.raises(MoverGone, match="stores pages"):
-        writes.wait()
+    mover.submit_stores([block_write(1, [1], [2])], EPOCH)
+    mover._threads[1].join(30)
     with pytest.raises(MoverGone, match="kv-store"):
         mover.check()
     mover.close()
@@ -187,22 +221,21 @@ def test_nobody_waits_for_a_thread_that_died(setup: Setup, monkeypatch: pytest.M
 
 def test_no_page_is_stored_once_its_lease_is_about_to_end(setup: Setup) -> None:
     setup.pool[3:5] = 7
-    writes = setup.mover.begin_writes(plan(EPOCH), num_layers=2)
-    assert writes is not None
     setup.mover.detach()
-    setup.mover.store(writes, 0, 0)
+    setup.write()
     setup.mover.attach(setup.arena, EPOCH + 1)  # by now others may have the pages
-    setup.mover.store(writes, 0, 1)
-    assert writes.wait() == [[]] and not setup.arena.pages.any()
+    setup.write()
+    assert [setup.stored.get(timeout=30) for _ in range(2)] == [{9: []}, {9: []}]
+    assert not setup.arena.pages.any()
 
 
 def test_who_ends_a_lease_waits_for_the_page_under_way(setup: Setup) -> None:
+    setup.pool[3:5] = 7
     copier = _Held(setup.pool)
-    mover = KvMover(copier, PageGate(PAGES), lambda *_: None)
+    ended: Queue[Moved] = Queue()
+    mover = KvMover(copier, PageGate(PAGES), ended.put)
     mover.attach(setup.arena, EPOCH)
-    writes = mover.begin_writes(plan(EPOCH), num_layers=2)
-    assert writes is not None
-    mover.store(writes, 0, 0)
+    mover.submit_stores([block_write(9, [3, 4], [0, 1])], EPOCH)
     assert copier.has_begun.wait(30)
     stored_first: list[bool] = []
 
@@ -214,6 +247,5 @@ def test_who_ends_a_lease_waits_for_the_page_under_way(setup: Setup) -> None:
     ending.start()
     copier.may_go.set()
     ending.join(30)
-    mover.store(writes, 0, 1)
-    assert stored_first == [True] and writes.wait() == [[]]
+    assert stored_first == [True]
     mover.close()

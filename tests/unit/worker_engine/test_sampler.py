@@ -6,54 +6,44 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.core.effects import Sampled
-from services.worker.core.turn import Turn
+from services.worker.core.step import RowSampling, Sampled
 from services.worker.engine.sampler import sample, token_logprobs, uniform
-from shared.blocks import BlockKey
-from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
 NO_END: frozenset[int] = frozenset()
 
 
-def turn(tokens: list[int] | None = None, generated: int = 0, **sampling: Any) -> Turn:
-    return Turn(
-        turn_id=TurnId("t"),
-        attempt=1,
-        frontend_id=FrontendId("f"),
-        tenant=DEFAULT_TENANT,
-        session_id=None,
-        root=BlockKey(b"r" * 16),
-        tokens=tokens or [0],
-        num_generated_before=generated,
-        sampling=SamplingParams(**{"max_tokens": 9, "temperature": 1.0, "seed": 0, **sampling}),
-        arrived_at_ns=0,
-        num_layers=1,
-        block_tokens=64,
-    )
+def row(
+    prompt: list[int] | None = None, generated: list[int] | None = None, **sampling: Any
+) -> RowSampling:
+    params = SamplingParams(**{"max_tokens": 9, "temperature": 1.0, "seed": 0, **sampling})
+    generated = generated or []
+    return RowSampling(params, len(generated), prompt or [0], generated)
 
 
-def choose(logits: torch.Tensor, turns: list[Turn], ends: frozenset[int] = NO_END) -> list[Sampled]:
+def choose(
+    logits: torch.Tensor, rows: list[RowSampling], ends: frozenset[int] = NO_END
+) -> list[Sampled]:
     """`sample`, of numbers that can be chosen by."""
-    chosen = [each for each in sample(logits, turns, ends) if each is not None]
-    assert len(chosen) == len(turns)
+    chosen = [each for each in sample(logits, rows, ends) if each is not None]
+    assert len(chosen) == len(rows)
     return chosen
 
 
 def drawn(count: int = 600, **sampling: Any) -> Counter[int]:
     """Tokens drawn with `count` seeds."""
-    turns = [turn(**{"seed": seed, **sampling}) for seed in range(count)]
-    return Counter(s.token for s in choose(LOGITS.expand(count, -1), turns, NO_END))
+    rows = [row(**{"seed": seed, **sampling}) for seed in range(count)]
+    return Counter(s.token for s in choose(LOGITS.expand(count, -1), rows, NO_END))
 
 
 def test_zero_temperature_takes_the_likeliest() -> None:
-    assert choose(LOGITS[None], [turn(temperature=0.0)], NO_END)[0].token == 0
+    assert choose(LOGITS[None], [row(temperature=0.0)], NO_END)[0].token == 0
 
 
 def test_zero_temperature_takes_the_likeliest_of_the_allowed() -> None:
     params: dict[str, Any] = {"temperature": 0.0, "allowed_token_ids": [4, 2]}
-    assert choose(LOGITS[None], [turn(**params)], NO_END)[0].token == 2
+    assert choose(LOGITS[None], [row(**params)], NO_END)[0].token == 2
 
 
 def test_frequencies_follow_the_softmax() -> None:
@@ -90,26 +80,26 @@ def test_truncation_leaves_exactly_these(sampling: dict[str, Any], allowed: set[
 
 def test_top_p_of_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
     logits = torch.zeros(5000)
-    turns = [turn(seed=seed, top_p=0.99) for seed in range(300)]
-    tokens = {s.token for s in choose(logits.expand(300, -1), turns, NO_END)}
+    rows = [row(seed=seed, top_p=0.99) for seed in range(300)]
+    tokens = {s.token for s in choose(logits.expand(300, -1), rows, NO_END)}
     assert max(tokens) > 4000
 
 
 def test_end_tokens_are_masked_until_min_tokens() -> None:
     ends = frozenset([0])
-    early = turn(temperature=0.0, min_tokens=2)
-    late = turn(tokens=[5, 1, 1], generated=2, temperature=0.0, min_tokens=2)
+    early = row(temperature=0.0, min_tokens=2)
+    late = row(prompt=[5], generated=[1, 1], temperature=0.0, min_tokens=2)
     assert [s.token for s in choose(LOGITS.expand(2, -1), [early, late], ends)] == [1, 0]
 
 
 def test_penalties_count_what_they_should() -> None:
     # Token 0 stands in the prompt only, token 1 was generated twice.
-    seen: dict[str, Any] = {"tokens": [0, 1, 1], "generated": 2, "temperature": 0.0}
+    seen: dict[str, Any] = {"prompt": [0], "generated": [1, 1], "temperature": 0.0}
     logits = torch.tensor([[2.0, 2.1, 1.9, 0.0, 0.0]])
-    assert choose(logits, [turn(**seen)], NO_END)[0].token == 1
-    assert choose(logits, [turn(**seen, presence_penalty=0.15)], NO_END)[0].token == 0
-    assert choose(logits, [turn(**seen, frequency_penalty=0.06)], NO_END)[0].token == 0
-    assert choose(logits, [turn(**seen, repetition_penalty=1.2)], NO_END)[0].token == 2
+    assert choose(logits, [row(**seen)], NO_END)[0].token == 1
+    assert choose(logits, [row(**seen, presence_penalty=0.15)], NO_END)[0].token == 0
+    assert choose(logits, [row(**seen, frequency_penalty=0.06)], NO_END)[0].token == 0
+    assert choose(logits, [row(**seen, repetition_penalty=1.2)], NO_END)[0].token == 2
 
 
 def test_the_draw_depends_on_seed_and_position_alone() -> None:
@@ -121,7 +111,7 @@ def test_the_draw_depends_on_seed_and_position_alone() -> None:
 
 def test_logprobs_are_of_the_model_not_of_the_sampling() -> None:
     params: dict[str, Any] = {"temperature": 0.0, "logprobs": 2, "logit_bias": [(4, 100.0)]}
-    chosen = choose(LOGITS[None], [turn(**params)], NO_END)[0]
+    chosen = choose(LOGITS[None], [row(**params)], NO_END)[0]
     want = LOGITS.log_softmax(0).tolist()
     assert chosen.token == 4
     assert chosen.logprobs is not None
@@ -140,10 +130,10 @@ def test_numbers_that_are_not_finite_end_their_own_row_only(
 ) -> None:
     logits = LOGITS.repeat(3, 1)
     logits[1, 3] = poison
-    first, broken, last = sample(logits, [turn(**sampling) for _ in range(3)], NO_END)
-    assert broken is None and first == last == choose(LOGITS[None], [turn(**sampling)])[0]
+    first, broken, last = sample(logits, [row(**sampling) for _ in range(3)], NO_END)
+    assert broken is None and first == last == choose(LOGITS[None], [row(**sampling)])[0]
     nothing = torch.full((1, 5), float("-inf"))
-    assert sample(nothing, [turn(**sampling)], NO_END) == [None]
+    assert sample(nothing, [row(**sampling)], NO_END) == [None]
 
 
 @pytest.mark.parametrize(
@@ -157,21 +147,21 @@ def test_numbers_that_are_not_finite_end_their_own_row_only(
     ],
 )
 def test_values_next_to_zero_divide_nothing_by_zero(sampling: dict[str, Any]) -> None:
-    (chosen,) = choose(LOGITS[None] * 1e4, [turn([4], **sampling)])
+    (chosen,) = choose(LOGITS[None] * 1e4, [row([4], **sampling)])
     assert chosen.token == 0
 
 
 def test_a_temperature_below_a_hundredth_counts_as_one() -> None:
     logits = torch.tensor([0.03, 0.02, 0.0]).expand(300, -1)
     at_floor, below = (
-        [each.token for each in choose(logits, [turn(seed=n, temperature=t) for n in range(300)])]
+        [each.token for each in choose(logits, [row(seed=n, temperature=t) for n in range(300)])]
         for t in (0.01, 1e-9)
     )
     assert at_floor == below and len(set(below)) > 1
 
 
 def test_biases_are_added_at_once_and_add_up() -> None:
-    biased = turn(temperature=0.0, logit_bias=[(4, 2.5), (4, 2.5), (1, -5.0)])
+    biased = row(temperature=0.0, logit_bias=[(4, 2.5), (4, 2.5), (1, -5.0)])
     assert choose(LOGITS[None], [biased])[0].token == 4
 
 

@@ -1,0 +1,168 @@
+"""``symphony bench core``: what the worker's decisions cost, without a device.
+
+The production core with turns of `--context` tokens and a model of `--layers` layers: planning a
+step and taking in its result while all of them decode, beside the same with short contexts; and how
+many pages a second it stages, enters as loaded, expects and takes from idle sessions. Everything of
+one kind happens in the event loop at once, so its milliseconds are how long that stands still.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+from services.worker.core.effects import Effect, LoadPages
+from services.worker.core.engine import EngineCore
+from services.worker.core.limits import EngineLimits
+from services.worker.core.pages import PagePool
+from services.worker.core.staged import Staged
+from services.worker.core.step import Sampled, StepResult
+from services.worker.core.turn import Turn
+from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
+from shared.messages import SamplingParams
+from shared.owners import owner_key
+
+ROOT = root_key("bench", "bench")
+SHORT_CONTEXT = 1000
+STEP_NS = 1_000_000
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure and return milliseconds, and pages a second."""
+    parser = argparse.ArgumentParser(prog="symphony bench core", description=__doc__)
+    parser.add_argument("--turns", type=int, default=64)
+    parser.add_argument("--context", type=int, default=32_000)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=100)
+    args = parser.parse_args(argv)
+    figures: dict[str, Any] = {}
+    for context in (SHORT_CONTEXT, args.context):
+        bench = _Bench(args.turns, context, args.layers)
+        figures[f"decode_{context}"] = bench.decode(args.steps)
+    figures |= _Bench(1, args.context, args.layers).history()
+    for name, values in figures.items():
+        print(name, values, file=sys.stderr, flush=True)
+    return figures
+
+
+class _Bench:
+    """A core whose pool has room for `num_turns` turns and some more."""
+
+    def __init__(self, num_turns: int, context: int, num_layers: int) -> None:
+        self._num_turns = num_turns
+        self._context = context
+        num_blocks = num_turns * (context // BLOCK_TOKENS + 16)
+        limits = EngineLimits(
+            max_model_len=2 * context, prefill_tokens_max=context, turns_running_max=num_turns
+        )
+        pool = PagePool(num_blocks * num_layers, num_layers)
+        self._core = EngineCore(limits, pool, 1 << 16, frozenset(), BLOCK_TOKENS)
+        self._now_ns = 0
+
+    def decode(self, num_steps: int) -> dict[str, float]:
+        """Milliseconds of planning and of the result, all turns decoding."""
+        for number in range(self._num_turns):
+            self._core.on_turn(self._turn(f"t{number}", number), self._now_ns)
+            self._step()
+        plan_ms: list[float] = []
+        result_ms: list[float] = []
+        for _ in range(num_steps):
+            plan_s, result_s = self._step()
+            plan_ms.append(plan_s * 1e3)
+            result_ms.append(result_s * 1e3)
+        return {
+            "plan_ms": round(statistics.median(plan_ms), 3),
+            "plan_worst_ms": round(max(plan_ms), 3),
+            "result_ms": round(statistics.median(result_ms), 3),
+            "result_worst_ms": round(max(result_ms), 3),
+        }
+
+    def history(self) -> dict[str, dict[str, float]]:
+        """A session comes up, is idle, makes room, and is expected."""
+        core = self._core
+        core.writeback.connect(1)
+        turn = self._turn("t", 1)
+        keys = chain_keys(ROOT, turn.tokens, BLOCK_TOKENS)[: turn.num_reusable_blocks]
+        num_pages = len(keys) * core.pool.num_layers
+        figures: dict[str, dict[str, float]] = {}
+
+        core.on_turn(turn, self._now_ns)
+        core.on_staged(turn.turn_id, 1, self._staged(keys, 1), self._now_ns)
+        took_s, (_, effects) = _timed(lambda: core.plan_step(self._now_ns))
+        figures["stage"] = _figures(took_s, num_pages)
+        took_s, _ = self._load(effects)
+        figures["loaded"] = _figures(took_s, num_pages)
+        core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
+        took_s, _ = _timed(lambda: core.on_cancel(turn.turn_id))
+        figures["leave"] = _figures(took_s, num_pages)
+
+        core.writeback.disconnect()
+        other = self._turn("u", 2)
+        core.on_turn(other, self._now_ns)
+        took_s, _ = _timed(lambda: core.plan_step(self._now_ns))
+        figures["make_room"] = _figures(took_s, num_pages)
+        core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
+        core.on_cancel(other.turn_id)
+
+        owner = owner_key(DEFAULT_TENANT, SessionId("s"))
+        absent = chain_keys(ROOT, self._turn("v", 3).tokens, BLOCK_TOKENS)[: len(keys)]
+        staged = self._staged(absent, 2)
+        took_s, _ = _timed(lambda: core.stager.expect(staged, owner, 1, 1 << 60))
+        figures["expect"] = _figures(took_s, num_pages)
+        prefetch_s, effects = _timed(lambda: core.stager.pump(self._now_ns))
+        while effects:
+            round_s, effects = self._load(effects)
+            prefetch_s += round_s
+        figures["prefetch"] = _figures(prefetch_s, num_pages)
+        return figures
+
+    def _load(self, effects: list[Effect]) -> tuple[float, list[Effect]]:
+        """End all loads; how long the core took to hear of them, and what it starts then."""
+        runs = [run for each in effects if isinstance(each, LoadPages) for run in each.loads]
+        pages = [page for run in runs for page in run.pool_pages]
+        return _timed(lambda: self._core.on_loaded(pages, [], self._now_ns) if pages else [])
+
+    def _step(self) -> tuple[float, float]:
+        plan_s, (plan, _) = _timed(lambda: self._core.plan_step(self._now_ns))
+        assert plan is not None
+        self._now_ns += STEP_NS
+        sampled = [Sampled(1) if sampling else None for sampling in plan.sampling]
+        result = StepResult(sampled, duration_ns=STEP_NS)
+        result_s, _ = _timed(lambda: self._core.on_step(result, self._now_ns))
+        return plan_s, result_s
+
+    def _staged(self, keys: list[Any], ticket: int) -> Staged:
+        layers = range(self._core.pool.num_layers)
+        pages = [list(range(len(keys))) for _ in layers]
+        return Staged(ticket, keys, pages, [[1] * len(keys) for _ in layers], epoch=1)
+
+    def _turn(self, name: str, token: int) -> Turn:
+        return Turn(
+            turn_id=TurnId(name),
+            attempt=1,
+            frontend_id=FrontendId("bench"),
+            tenant=DEFAULT_TENANT,
+            session_id=SessionId("s"),
+            root=ROOT,
+            tokens=[token] * self._context,
+            num_generated_before=0,
+            sampling=SamplingParams(max_tokens=self._context, ignore_eos=True),
+            arrived_at_ns=0,
+            block_tokens=BLOCK_TOKENS,
+        )
+
+
+def _timed(call: Any) -> tuple[float, Any]:
+    started = time.perf_counter()
+    result = call()
+    return time.perf_counter() - started, result
+
+
+def _figures(took_s: float, num_pages: int) -> dict[str, float]:
+    return {
+        "ms": round(took_s * 1e3, 3),
+        "pages": num_pages,
+        "pages_per_s": int(num_pages / took_s),
+    }

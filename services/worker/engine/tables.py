@@ -1,0 +1,44 @@
+"""Block tables: which pool page holds which block of a running turn, in each layer."""
+
+import numpy as np
+
+from services.worker.core.step import Ints, TableEntries
+
+SLOTS_MIN, BLOCKS_MIN = 8, 64
+
+
+class BlockTables:
+    """One line a running turn, kept between steps: a step tells only what is new.
+
+    Attributes:
+        pages: int32 [num_layers, slots, blocks]; grows as entries need it.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.pages: Ints = np.zeros((num_layers, SLOTS_MIN, BLOCKS_MIN), np.int32)
+
+    def enter(self, entries: TableEntries) -> None:
+        """Make a plan's entries."""
+        if len(entries.slots):
+            self._make_room(int(entries.slots.max()) + 1, int(entries.blocks.max()) + 1)
+            self.pages[:, entries.slots, entries.blocks] = entries.pages.T
+
+    def _make_room(self, num_slots: int, num_blocks: int) -> None:
+        num_layers, old_slots, old_blocks = self.pages.shape
+        if num_slots <= old_slots and num_blocks <= old_blocks:
+            return
+        shape = (num_layers, _doubled(old_slots, num_slots), _doubled(old_blocks, num_blocks))
+        grown = np.zeros(shape, np.int32)
+        grown[:, :old_slots, :old_blocks] = self.pages
+        self.pages = grown
+
+
+def _doubled(size: int, wanted: int) -> int:
+    """`size`, doubled until it is as much as `wanted`.
+
+    >>> _doubled(8, 8), _doubled(8, 33)
+    (8, 64)
+    """
+    while size < wanted:
+        size *= 2
+    return size
