@@ -27,8 +27,8 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.turn import Turn
-from services.worker.engine.model import LoadedModel, load_model
-from services.worker.engine.torch_executor import TorchExecutor
+from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.torch_executor import TorchExecutor
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId

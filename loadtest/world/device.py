@@ -19,7 +19,7 @@ from loadtest.world.timeline import SECOND, US
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
-from services.worker.engine.tables import BlockTables
+from services.worker.device.tables import BlockTables
 from shared.arena import PageState
 
 if TYPE_CHECKING:

@@ -28,9 +28,7 @@ JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
-OUTCOME = "services/worker/core/outcome.py"
 PAGES = "services/worker/core/pages.py"
-PLANNER = "services/worker/core/planner.py"
 STAGING = "services/worker/core/staging.py"
 WRITEBACK = "services/worker/core/writeback.py"
 LINK = "services/worker/core/kv_link.py"
@@ -186,12 +184,12 @@ MUTANTS = (
         "            return []",
     ),
     Mutant(
-        "loading blocks are not lost", ENGINE,
+        "loading blocks are not lost", HISTORY,
         "            if block.loading:\n                block.lost = True",
         "            if block.loading:\n                pass",
     ),
     Mutant(
-        "a loading twin is adopted", OUTCOME,
+        "a loading twin is adopted", HISTORY,
         "elif twin.lost or twin.loading or not pool.is_whole(twin):",
         "elif twin.lost or not pool.is_whole(twin):",
     ),
@@ -214,7 +212,7 @@ MUTANTS = (
     ),
     Mutant(
         "private pages are not given back", HISTORY,
-        "    core.pool.give_back(own)\n", "",
+        "        self.pool.give_back(own)\n", "",
     ),
     Mutant(
         "a stage is adopted though what it stands on is gone", HISTORY,
@@ -223,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "a remnant counts as whole", HISTORY,
-        "if block is None or block.lost or not core.pool.is_whole(block):\n            return",
-        "if block is None or block.lost:\n            return",
+        "if block is None or block.lost or not self.pool.is_whole(block):\n                return",
+        "if block is None or block.lost:\n                return",
     ),
     Mutant(
         "leases outlive their connection", WRITEBACK,

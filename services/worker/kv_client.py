@@ -12,7 +12,7 @@ from services.worker import metrics
 from services.worker.core.effects import BlockWrite
 from services.worker.core.kv_link import KvLink
 from services.worker.core.staged import Staged
-from services.worker.engine.executor import ModelInfo
+from services.worker.device.executor import ModelInfo
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from services.worker.config import WorkerConfig
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
-from services.worker.engine.emulated import EmulatedExecutor
-from services.worker.engine.executor import Executor
-from services.worker.engine.mover import Moved
+from services.worker.device.emulated import EmulatedExecutor
+from services.worker.device.executor import Executor
+from services.worker.device.mover import Moved
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
@@ -78,8 +78,8 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     """Load a generative model (slow: reads all its weights) and make its page pool."""
     import torch
 
-    from services.worker.engine.model import load_model
-    from services.worker.engine.torch_executor import TorchExecutor
+    from services.worker.device.model import load_model
+    from services.worker.device.torch_executor import TorchExecutor
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))

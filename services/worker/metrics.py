@@ -71,9 +71,9 @@ def report(model_id: str, core: EngineCore) -> None:
         pool.num_pages - pool.num_free - pool.num_clean
     )
     for metric, total in (
-        (PREFIX_QUERIES, core.num_prefix_queries),
-        (PREFIX_HITS, core.num_prefix_hits),
-        (PREEMPTIONS, core.num_preemptions),
+        (PREFIX_QUERIES, core.history.num_prefix_queries),
+        (PREFIX_HITS, core.history.num_prefix_hits),
+        (PREEMPTIONS, core.planner.num_preemptions),
         (LOAD_FAILURES, core.num_load_failures),
     ):
         before = _reported.get((metric, model_id), 0)

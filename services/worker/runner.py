@@ -25,11 +25,12 @@ from services.worker.core.effects import (
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, take_in
+from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
-from services.worker.engine.executor import Executor
-from services.worker.engine.isolate import execute_isolated
-from services.worker.engine.mover import Loaded, Moved, Stored
+from services.worker.device.executor import Executor
+from services.worker.device.isolate import execute_isolated
+from services.worker.device.mover import Loaded, Moved, Stored
 from services.worker.kv_client import KvClient
 from shared.arena import Arena
 from shared.blocks import BlockKey
@@ -54,6 +55,7 @@ from shared.tasks import Tasks, wait_set
 log = logging.getLogger(__name__)
 
 COMMITS_PATIENCE_S = 5.0
+CHECK_EVERY_S = 60.0
 
 
 class EngineRunner:
@@ -191,6 +193,17 @@ class EngineRunner:
             metrics.count_step(self.executor.info.model_id, plan, result)
             self._perform(self.core.on_step(result, self._clock.now_ns()))
             await self._flush()
+
+    async def check_for_ever(self) -> None:
+        """Now and then, while there is nothing else to do, see that everything adds up.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if not self.core.turns:
+                check_integrity(self.core)
 
     async def drain(self) -> None:
         """Wait until no turn is left and everything written is below."""

@@ -14,8 +14,8 @@ from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.splitting import turns_held_max
-from services.worker.engine.executor import Executor
-from services.worker.engine.mover import Moved
+from services.worker.device.executor import Executor
+from services.worker.device.mover import Moved
 from services.worker.kv_client import KvClient
 from services.worker.load import (
     OnMoved,
@@ -207,6 +207,7 @@ class Worker:
         runtime.stack.callback(executor.close)
         runtime.stack.callback(kv.close)
         runtime.spawn(runner.run(), f"engine {info.model_id}")
+        runtime.spawn(runner.check_for_ever(), f"integrity of {info.model_id}")
         if config.write_behind:
             self._kvs.append(kv)
             runtime.spawn(kv.maintain(), f"kvstore of {info.model_id}")

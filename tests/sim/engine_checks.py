@@ -5,56 +5,16 @@ from collections.abc import Collection
 
 from services.worker.core.effects import BlockWrite
 from services.worker.core.engine import EngineCore
-from services.worker.core.pages import NO_KEY, NO_PAGE, Block
+from services.worker.core.pages import NO_PAGE
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
-from services.worker.engine.tables import BlockTables
+from services.worker.device.tables import BlockTables
 from shared.owners import OwnerKey
 
 
 def held_turns(core: EngineCore) -> list[Turn]:
     """Every turn that may hold pages, each once."""
     return [*core.running, *core.waiting]
-
-
-def check_pages(core: EngineCore) -> None:
-    """Every page is in exactly one place, and each block's counts are right."""
-    pool = core.pool
-    turns = held_turns(core)
-    private = [block for turn in turns for block in turn.blocks[turn.num_shared :]]
-    blocks = [*pool.blocks.values(), *pool.forgotten.values(), *private]
-    places: Counter[int] = Counter(pool._free[: pool.num_free].tolist())
-    for block in blocks:
-        pages = [page for page in pool.pages_of(block) if page != NO_PAGE]
-        assert len(pages) == block.num_present, "a block's pages are miscounted"
-        places.update(pages)
-    assert places == Counter(range(pool.num_pages)), "a page is lost or in two places"
-    rows = Counter([*pool._free_rows, *(block.row for block in blocks)])
-    assert rows == Counter(range(len(pool.table))), "a row is lost or of two blocks"
-    assert all(block.key is NO_KEY for block in private), "a turn's own block can be found"
-    refs = Counter(id(block) for turn in turns for block in turn.blocks[: turn.num_shared])
-    for key, block in pool.blocks.items():
-        assert block.key == key
-        assert block.refs == refs.pop(id(block), 0), "a block's users are miscounted"
-        _check_block(core, block)
-    for block in pool.forgotten.values():
-        assert block.refs == refs.pop(id(block), 0), "a block's users are miscounted"
-        assert block.refs or block.loading, "a forgotten block without use is kept"
-        assert pool.blocks.get(block.key) is not block and not block.group
-    assert not refs, "a turn runs on a block that is not cached"
-    takeable = [block for block in pool.blocks.values() if block.group]
-    assert pool.num_clean == sum(block.num_present for block in takeable), "num_clean is wrong"
-
-
-def _check_block(core: EngineCore, block: Block) -> None:
-    is_idle = block.refs == 0 and block.backed and not block.loading
-    assert bool(block.group) == is_idle, "takeable, or not, against the rules"
-    assert block.num_present > 0 and not (is_idle and block.lost), "a block without use is kept"
-    if block.refs or not block.backed:
-        assert core.pool.is_whole(block), "a page in use or not yet below was taken"
-    pages = core.pool.pages_of(block)
-    flights = [page for page in pages if page in core.stager._flights]
-    assert block.loading == len(flights), "a page under way was taken"
 
 
 def check_turns(core: EngineCore, plan: StepPlan | None) -> None:
@@ -66,9 +26,6 @@ def check_turns(core: EngineCore, plan: StepPlan | None) -> None:
     assert live | ended == {id(turn) for turn in turns} and not live & ended
     assert plan is not None or not ended, "an ended turn lingers"
     assert len(core.running) <= core.limits.turns_running_max
-    blocks = (*core.pool.blocks.values(), *core.pool.forgotten.values())
-    loading = sum(block.loading for block in blocks)
-    assert core.stager.num_loading == loading, "a load targets no cached block"
 
 
 def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:

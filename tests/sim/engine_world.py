@@ -26,11 +26,12 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
+from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
-from services.worker.engine.tables import BlockTables
+from services.worker.device.tables import BlockTables
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.messages import TokenLogprobs
@@ -38,7 +39,6 @@ from shared.owners import OwnerKey, owner_key
 from tests.sim.engine_checks import (
     check_empty,
     check_forgotten,
-    check_pages,
     check_plan,
     check_turns,
 )
@@ -205,7 +205,7 @@ class EngineWorld(World):
         self.feed([])
 
     def _check(self) -> None:
-        check_pages(self.core)
+        check_integrity(self.core)
         check_turns(self.core, self.plan)
         below = [block.write for block in self.kvstore.blocks.values()]
         check_forgotten(self.core, below, self.forgotten)

@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 def test_the_worlds_meet_what_they_are_for() -> None:
     cores = [worker.core for seed in range(40) for worker in run_seed(seed).workers]
-    assert sum(core.num_prefix_hits for core in cores) > 100
+    assert sum(core.history.num_prefix_hits for core in cores) > 100
     assert sum(core.pool.num_evicted for core in cores) > 100
     assert sum(core.writeback.num_given_up for core in cores) > 0
 

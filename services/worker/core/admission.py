@@ -10,16 +10,9 @@ a step leaves nobody waiting.
 Source: deferred batch scheduling, section 3.1, with the prompts' tokens for the batch size.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
-from services.worker.core.history import num_pages_wanted
-from services.worker.core.limits import AdmissionName
-from services.worker.core.turn import Turn, TurnState
-
-if TYPE_CHECKING:
-    from services.worker.core.engine import EngineCore
+from services.worker.core.costs import StepCosts
 
 RESERVE_MIN = 0.2  # for turns that come after a batch was planned and before it opens
 RESERVE_GAIN = 0.25  # four late turns in a row make a worker eager
@@ -61,114 +54,113 @@ class Punctuality:
         self.reserve = min(max(reserve, RESERVE_MIN), 1.0)
 
 
-Policy: TypeAlias = Callable[["EngineCore", int, int], Decision]
+EAGER = Decision(opens=True)  # whoever waits is admitted as soon as there is room
 
 
-def decide(core: "EngineCore", num_decodes: int, now_ns: int) -> Decision:
-    """What a step with `num_decodes` decodes does with prompts, by the engine's policy."""
-    return POLICIES[core.limits.prefill_admission](core, num_decodes, now_ns)
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """A prompt that is not computed, or not all of it.
+
+    Attributes:
+        num_tokens: to compute: neither pool nor stage has them.
+        num_pages: that it still needs.
+        num_staged_blocks: to load when it is admitted.
+        target_ns: from `arrived_at_ns` to its first token; 0: none, or it had tokens before.
+        is_called: the batch that it waits in has opened.
+    """
+
+    num_tokens: int
+    num_pages: int
+    num_staged_blocks: int
+    arrived_at_ns: int
+    target_ns: int
+    is_called: bool
+
+    def deadline_ns(self, reserve: float) -> int:
+        """When its first token is due, with a share `reserve` of the target left unused."""
+        return self.arrived_at_ns + int((1.0 - reserve) * self.target_ns)
 
 
-def on_first_token(core: "EngineCore", turn: Turn, now_ns: int) -> None:
-    """Learn from how punctual a first token is, unless the turn could never have been in time."""
-    target_ns = 0 if turn.num_generated_before else _target_ns(core, turn)
-    num_tokens = turn.num_prompt - turn.num_cached
-    if target_ns and _prefill_ns(core, num_tokens, 0) <= target_ns:
-        is_late = now_ns > turn.arrived_at_ns + target_ns
-        core.punctuality.on_first_token(is_late=is_late)
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """What a step could be, as `decide` sees it.
+
+    Attributes:
+        ready: waiting prompts that could join.
+        under_way: prompts that run.
+        num_decodes: other rows of the step.
+        num_places: turns that could still run.
+        num_pages: pages beyond those that running turns may soon take.
+        budget: prompt tokens in one step.
+        load_block_ns: of one staged block, all its layers.
+        reserve: see `Punctuality`.
+    """
+
+    now_ns: int
+    ready: tuple[PromptView, ...]
+    under_way: tuple[PromptView, ...]
+    num_decodes: int
+    num_places: int
+    num_pages: int
+    budget: int
+    load_block_ns: float
+    reserve: float
+    costs: StepCosts
+
+    def prefill_ns(self, num_tokens: int) -> int:
+        """So many prompt tokens, beside the decodes."""
+        return self.costs.prefill_ns(num_tokens, self.num_decodes, self.budget)
 
 
-def _eager(core: "EngineCore", num_decodes: int, now_ns: int) -> Decision:
-    """Whoever waits is admitted as soon as there is room."""
-    return Decision(opens=True)
-
-
-def _deferred(core: "EngineCore", num_decodes: int, now_ns: int) -> Decision:
+def decide(view: AdmissionView) -> Decision:
     """The batch opens at its frontrun moment, and at once where nobody gains by its waiting."""
-    ready = [turn for turn in core.waiting if turn.state is not TurnState.STAGING]
-    under_way = [turn for turn in core.running if turn.num_computed < len(turn.tokens) - 1]
-    is_open = any(turn.is_called for turn in ready)
-    if ready and not is_open:
-        is_open = now_ns >= _frontrun_ns(core, ready, under_way, num_decodes, now_ns)
-    if is_open:
-        for turn in ready:
-            turn.is_called = True
-    batch = under_way + ready if is_open else under_way
-    num_kept = TOKENS_KEPT if _can_end_together(core, batch, num_decodes, now_ns) else 0
+    is_open = any(prompt.is_called for prompt in view.ready)
+    if view.ready and not is_open:
+        is_open = view.now_ns >= _frontrun_ns(view)
+    batch = view.under_way + view.ready if is_open else view.under_way
+    num_kept = TOKENS_KEPT if _can_end_together(view, batch) else 0
     return Decision(is_open, num_kept)
 
 
-POLICIES: dict[AdmissionName, Policy] = {"eager": _eager, "deferred": _deferred}
-
-
-def _frontrun_ns(
-    core: "EngineCore", ready: list[Turn], under_way: list[Turn], num_decodes: int, now_ns: int
-) -> int:
-    """When the batch of these turns opens; not after `now_ns` if waiting is of no use to it.
+def _frontrun_ns(view: AdmissionView) -> int:
+    """When the batch opens; not after `now_ns` if waiting is of no use to it.
 
     A turn that is bound to be late, resumes, or has no target gains nothing by waiting, so the
     batch opens at once; its place in the queue stays what it is, so that it delays the others no
     more than eager admission would.
     """
-    if not num_decodes or not core.costs.is_known or _is_pressed(core, ready):
-        return now_ns
-    reserve = core.punctuality.reserve
-    due_ns = min(_deadline_ns(core, turn, reserve) for turn in ready)
-    if due_ns <= now_ns:
-        return now_ns
-    num_waiting = sum(_num_to_compute(turn) for turn in ready)
-    num_under_way = sum(_num_to_compute(turn) for turn in under_way)
-    one_more = num_waiting // len(ready)
-    work_ns = _prefill_ns(core, num_under_way + num_waiting + one_more, num_decodes)
-    next_look_ns = core.costs.step_ns(0, num_decodes)
-    return due_ns - work_ns - _load_ns(core, ready) - next_look_ns
+    if not view.num_decodes or not view.costs.is_known or _is_pressed(view, view.ready, ()):
+        return view.now_ns
+    due_ns = min(prompt.deadline_ns(view.reserve) for prompt in view.ready)
+    if due_ns <= view.now_ns:
+        return view.now_ns
+    num_waiting = sum(prompt.num_tokens for prompt in view.ready)
+    num_under_way = sum(prompt.num_tokens for prompt in view.under_way)
+    one_more = num_waiting // len(view.ready)
+    work_ns = view.prefill_ns(num_under_way + num_waiting + one_more)
+    load_ns = int(sum(prompt.num_staged_blocks for prompt in view.ready) * view.load_block_ns)
+    next_look_ns = view.costs.step_ns(0, view.num_decodes)
+    return due_ns - work_ns - load_ns - next_look_ns
 
 
-def _can_end_together(core: "EngineCore", batch: list[Turn], num_decodes: int, now_ns: int) -> bool:
+def _can_end_together(view: AdmissionView, batch: tuple[PromptView, ...]) -> bool:
     """Whether a batch that takes more than this step can end as one, in time for all its turns."""
-    if not num_decodes or not core.costs.is_known:
+    if not view.num_decodes or not view.costs.is_known:
         return False
-    num_tokens = sum(_num_to_compute(turn) for turn in batch)
-    if num_tokens <= core.limits.prefill_tokens_max or _is_pressed(core, batch):
+    num_tokens = sum(prompt.num_tokens for prompt in batch)
+    joining = view.ready if len(batch) > len(view.under_way) else ()
+    if num_tokens <= view.budget or _is_pressed(view, joining, view.under_way):
         return False
-    learnt = core.punctuality.reserve - RESERVE_MIN  # the least is there to be used by now
+    learnt = view.reserve - RESERVE_MIN  # the least is there to be used by now
     reserve = learnt / (1.0 - RESERVE_MIN)
-    deadline_ns = min(_deadline_ns(core, turn, reserve) for turn in batch)
-    return now_ns + _prefill_ns(core, num_tokens, num_decodes) <= deadline_ns
+    deadline_ns = min(prompt.deadline_ns(reserve) for prompt in batch)
+    return view.now_ns + view.prefill_ns(num_tokens) <= deadline_ns
 
 
-def _is_pressed(core: "EngineCore", turns: list[Turn]) -> bool:
-    """Whether these turns take all the places or pages that are left: more could not join."""
-    waiting = [turn for turn in turns if turn.state is not TurnState.RUNNING]
-    if len(waiting) >= core.limits.turns_running_max - len(core.running):
+def _is_pressed(
+    view: AdmissionView, joining: tuple[PromptView, ...], running: tuple[PromptView, ...]
+) -> bool:
+    """Whether these prompts take all the places or pages that are left: more could not join."""
+    if len(joining) >= view.num_places:
         return True
-    num_wanted = sum(num_pages_wanted(core, turn) for turn in turns)
-    return num_wanted + len(core.running) * core.pool.num_layers > core.pool.num_available
-
-
-def _target_ns(core: "EngineCore", turn: Turn) -> int:
-    return core.limits.slo_ttft_ns if turn.slo_ttft_ns is None else turn.slo_ttft_ns
-
-
-def _deadline_ns(core: "EngineCore", turn: Turn, reserve: float) -> int:
-    """When the first token is due, with a share `reserve` of the target left unused; at once
-    without a target, or if there were tokens before."""
-    target_ns = 0 if turn.num_generated else _target_ns(core, turn)
-    return turn.arrived_at_ns + int((1.0 - reserve) * target_ns)
-
-
-def _num_to_compute(turn: Turn) -> int:
-    """Tokens that neither the pool nor a stage has."""
-    num_blocks = turn.staged_from + turn.staged.num_blocks if turn.staged is not None else 0
-    return len(turn.tokens) - max(turn.num_computed, num_blocks * turn.block_tokens)
-
-
-def _prefill_ns(core: "EngineCore", num_tokens: int, num_decodes: int) -> int:
-    return core.costs.prefill_ns(num_tokens, num_decodes, core.limits.prefill_tokens_max)
-
-
-def _load_ns(core: "EngineCore", turns: list[Turn]) -> int:
-    """Loading what is staged for these turns, which starts when they are admitted."""
-    num_blocks = sum(turn.staged.num_blocks for turn in turns if turn.staged is not None)
-    num_bytes = num_blocks * core.pool.num_layers * core.page_bytes
-    return int(num_bytes * 1e9 / core.estimates.load_bytes_per_s)
+    return sum(prompt.num_pages for prompt in (*joining, *running)) > view.num_pages

@@ -1,6 +1,11 @@
 """The engine's decisions: which turns run in the next step, on which pages, and what becomes of
 their KV. Pure: it is told events and the time, and returns effects and step plans.
 
+A turn's way, as the methods stand here: `on_turn` looks up its history and lets it wait,
+`on_staged` hears what the kvstore has of it, `plan_step` gives it a row in the steps that it needs,
+`on_loaded` hears that its history has come, `on_step` gives it a token and perhaps its end,
+`on_stored` and `on_committed` see its KV to the tiers below.
+
 The shell's loop: feed events, `plan_step`, run the plan, `on_step`, again. Between `plan_step` and
 `on_step` events may come in; turns in flight end only afterwards.
 """
@@ -8,36 +13,31 @@ The shell's loop: feed events, `plan_step`, run the plan, `on_step`, again. Betw
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.worker.core.admission import Punctuality
+from services.worker.core.admission import (
+    EAGER,
+    AdmissionView,
+    Decision,
+    PromptView,
+    Punctuality,
+    decide,
+)
 from services.worker.core.costs import StepCosts
-from services.worker.core.effects import (
-    Effect,
-    ReleaseTicket,
-    StageSession,
-)
+from services.worker.core.effects import Effect, Emit, ReleaseTicket, ReportSoon, StageSession
 from services.worker.core.forgetting import forget_session
-from services.worker.core.history import look_up, release_holds
+from services.worker.core.history import History
 from services.worker.core.limits import EngineLimits, Estimates
-from services.worker.core.outcome import (
-    end_turn,
-    ended,
-    fail_turn,
-    lose_blocks,
-    measure,
-    refuse,
-    register_blocks,
-    take_token,
-)
+from services.worker.core.outcome import ended, error, finish_reason, refuse, token_delta
 from services.worker.core.pages import PagePool
-from services.worker.core.planner import PlannedStep, plan_rows
+from services.worker.core.planner import PlannedStep, Planner
+from services.worker.core.queue import TurnQueue
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
-from services.worker.core.step import StepPlan, StepResult
-from services.worker.core.turn import NO_SLOT, Turn, TurnState
+from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import TurnRef
+from shared.messages import FinishReason, TurnRef
 from shared.owners import OwnerKey, owner_key
 
 STEP_MIN_NS = 30_000_000_000
@@ -52,8 +52,6 @@ class EngineCore:
     Attributes:
         page_bytes: of one pool page, for the fetch-or-recompute decision.
         end_token_ids: tokens that end a turn unless it asked to ignore them.
-        waiting: by priority, then arrival; a preempted turn goes to the front.
-        running: in order of admission.
     """
 
     limits: EngineLimits
@@ -64,25 +62,44 @@ class EngineCore:
     estimates: Estimates = field(default_factory=Estimates)
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
-    waiting: "deque[Turn]" = field(default_factory=deque)
-    running: list[Turn] = field(default_factory=list)
-    turns: dict[TurnId, Turn] = field(default_factory=dict)
     stager: Stager = field(init=False)
     writeback: WriteBehind = field(init=False)
-    num_preemptions: int = 0
-    num_prefix_queries: int = 0
-    num_prefix_hits: int = 0
+    history: History = field(init=False)
+    queue: TurnQueue = field(init=False)
+    planner: Planner = field(init=False)
     num_load_failures: int = 0
     _num_asked: int = 0
     _asked: dict[int, OwnerKey] = field(default_factory=dict)  # sessions, by `StageSession.number`
-    _slots: list[int] = field(init=False)  # free lines of the executor's block tables
     _in_flight: PlannedStep | None = None
     _ended_in_flight: dict[TurnId, Turn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._slots = list(range(self.limits.turns_running_max))
         self.stager = Stager(self.pool)
         self.writeback = WriteBehind(self.pool, self.limits.lease_target_blocks)
+        self.history = History(
+            self.pool,
+            self.stager,
+            self.writeback,
+            self.estimates,
+            self.limits,
+            self.page_bytes,
+            self.block_tokens,
+        )
+        self.queue = TurnQueue(self.limits.turns_running_max)
+        self.planner = Planner(self.queue, self.history, self.limits.prefill_tokens_max)
+
+    @property
+    def turns(self) -> dict[TurnId, Turn]:
+        """The latest attempt of each turn that is not over."""
+        return self.queue.turns
+
+    @property
+    def waiting(self) -> "deque[Turn]":
+        return self.queue.waiting
+
+    @property
+    def running(self) -> list[Turn]:
+        return self.queue.running
 
     @property
     def tokens_max(self) -> int:
@@ -102,6 +119,8 @@ class EngineCore:
             for t in self.turns.values()
         ]
 
+    # Turns come and go.
+
     def on_turn(self, turn: Turn, now_ns: int) -> list[Effect]:
         """A turn with its prompt. A later attempt replaces an earlier one."""
         effects: list[Effect] = []
@@ -116,12 +135,8 @@ class EngineCore:
             return effects + refuse(turn, "context_length_exceeded", message)
         if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
-        self.turns[turn.turn_id] = turn
-        position = len(self.waiting)
-        while position and self.waiting[position - 1].priority < turn.priority:
-            position -= 1
-        self.waiting.insert(position, turn)
-        return effects + look_up(self, turn, now_ns)
+        self.queue.add(turn)
+        return effects + self.history.look_up(turn, now_ns)
 
     def on_cancel(self, turn_id: TurnId, attempt: int = 0) -> list[Effect]:
         """The client is gone, or has enough. `attempt` spares later ones; 0 spares none."""
@@ -129,6 +144,13 @@ class EngineCore:
         if turn is None or (attempt and turn.attempt > attempt):
             return []
         return self._end_or_defer(turn)
+
+    def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
+        """A session was deleted; `keys` are its record's. How many blocks of it were here, too."""
+        self._asked = {number: asker for number, asker in self._asked.items() if asker != owner}
+        return forget_session(self.history, (*self.running, *self.waiting), owner, keys)
+
+    # History comes up.
 
     def on_staged(
         self, turn_id: TurnId, attempt: int, staged: Staged | None, now_ns: int
@@ -139,19 +161,7 @@ class EngineCore:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
         if staged is not None and not turn.is_staged_from(staged):
             return [ReleaseTicket(staged.ticket)]  # of an earlier question; the answer is to come
-        turn.state = TurnState.WAITING
-        if staged is None:
-            return []
-        is_worth_it = staged.num_blocks > 0 and self.estimates.is_fetch_worthwhile(
-            staged.num_blocks * self.block_tokens,
-            staged.num_blocks * self.pool.num_layers * self.page_bytes,
-            staged.num_from_disk * self.page_bytes,
-        )
-        if not is_worth_it:
-            return [ReleaseTicket(staged.ticket)]
-        turn.staged = staged
-        self.stager.hold(staged.ticket)
-        return []
+        return self.history.on_staged(turn, staged)
 
     def on_prefetch(self, tenant: TenantId, session_id: SessionId, priority: int) -> list[Effect]:
         """An advisory was placed here."""
@@ -173,11 +183,6 @@ class EngineCore:
         self.stager.expect(staged, owner, priority, expires_at_ns)
         return self.stager.pump(now_ns)
 
-    def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
-        """A session was deleted; `keys` are its record's. How many blocks of it were here, too."""
-        self._asked = {number: asker for number, asker in self._asked.items() if asker != owner}
-        return forget_session(self, owner, keys)
-
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages ended."""
         self.num_load_failures += len(bad)
@@ -185,18 +190,7 @@ class EngineCore:
         effects += self.stager.on_loaded(bad, is_good=False)
         return effects + self.stager.pump(now_ns)
 
-    def on_leased(self, arena_pages: list[int]) -> None:
-        """Arena pages to write new KV into."""
-        self.writeback.on_leased(arena_pages)
-
-    def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
-        """Copies to the arena ended: by `BlockWrite.number`, xxh3-64 of each layer's page; empty
-        for a write that could not be made."""
-        return self.writeback.on_stored(checksums)
-
-    def on_committed(self, keys: list[BlockKey]) -> None:
-        """The kvstore took these blocks over."""
-        self.writeback.on_committed(keys)
+    # Steps.
 
     def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
         """Decide the next step; None when nothing can run now."""
@@ -205,8 +199,10 @@ class EngineCore:
             if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
                 turn.state = TurnState.WAITING  # the answer, should it come, is let go
         effects = self.writeback.pump(now_ns)
-        planned, more = plan_rows(self, now_ns)
-        effects += more
+        draft = self.planner.begin(now_ns)
+        self.planner.add_prompts(draft, self._decide(len(draft.rows), now_ns))
+        planned = self.planner.end(draft)
+        effects += draft.effects
         effects += self.stager.pump(now_ns)
         if planned is None:
             return None, effects
@@ -220,54 +216,26 @@ class EngineCore:
         """The step planned last has run."""
         planned, self._in_flight = self._in_flight, None
         assert planned is not None, "no step was planned"
-        measure(self, planned.plan, result)
+        self._measure(planned.plan, result)
         effects: list[Effect] = []
         ends: list[int] = planned.plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             if index in result.broken:
-                lose_blocks(turn)
+                self.history.lose(turn)
             elif index in result.failed:
-                effects += self.forget_history(turn, now_ns)
+                effects += self.planner.recompute(turn, now_ns)
             else:
                 turn.num_computed = end
-                register_blocks(self, turn)
+                self.history.register(turn)
                 turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
             if turn.turn_id in self._ended_in_flight:
                 effects += self._finish_ended(turn)
             elif index in result.broken:
-                effects += fail_turn(self, turn, "poisoned", result.broken[index])
+                effects.append(error(turn, "poisoned", result.broken[index]))
+                effects += self._end(turn, "error")
             elif index not in result.failed and (sampled := result.sampled[index]) is not None:
-                effects += take_token(self, turn, sampled, now_ns)
+                effects += self._take_token(turn, sampled, now_ns)
         return effects
-
-    def join(self, turn: Turn) -> None:
-        """A waiting turn gets its place in the batch."""
-        self.waiting.remove(turn)
-        self.running.append(turn)
-        turn.slot = self._slots.pop()
-
-    def leave(self, turn: Turn) -> None:
-        """A turn waits and runs no more."""
-        if turn.slot == NO_SLOT:
-            self.waiting.remove(turn)
-            return
-        self.running.remove(turn)
-        self._slots.append(turn.slot)
-        turn.slot = NO_SLOT
-
-    def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
-        """Take a running turn's pages; it comes back first, with what it generated so far."""
-        self.num_preemptions += 1
-        return self._restart(turn, now_ns)
-
-    def forget_history(self, turn: Turn, now_ns: int) -> list[Effect]:
-        """History did not come: the turn keeps what is surely here and computes the rest."""
-        for block in turn.coming:
-            if block.loading:
-                block.lost = True
-        turn.may_stage = False
-        turn.num_cached = 0
-        return self._restart(turn, now_ns)
 
     def step_limit_ns(self, plan: StepPlan) -> int:
         """How long a step may run before it counts as stuck: far longer than any that is not."""
@@ -285,22 +253,114 @@ class EngineCore:
                 deadlines.append(at_ns)
         return min(deadlines, default=None)
 
+    # New KV goes below.
+
+    def on_leased(self, arena_pages: list[int]) -> None:
+        """Arena pages to write new KV into."""
+        self.writeback.on_leased(arena_pages)
+
+    def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
+        """Copies to the arena ended: by `BlockWrite.number`, xxh3-64 of each layer's page; empty
+        for a write that could not be made."""
+        return self.writeback.on_stored(checksums)
+
+    def on_committed(self, keys: list[BlockKey]) -> None:
+        """The kvstore took these blocks over."""
+        self.writeback.on_committed(keys)
+
+    # Admission.
+
+    def _decide(self, num_decodes: int, now_ns: int) -> Decision:
+        if self.limits.prefill_admission == "eager":
+            return EAGER
+        ready = [turn for turn in self.waiting if turn.state is not TurnState.STAGING]
+        under_way = [turn for turn in self.running if turn.num_computed < len(turn.tokens) - 1]
+        num_running = len(self.running)
+        layers = self.pool.num_layers
+        view = AdmissionView(
+            now_ns=now_ns,
+            ready=tuple(map(self._prompt_view, ready)),
+            under_way=tuple(map(self._prompt_view, under_way)),
+            num_decodes=num_decodes,
+            num_places=self.limits.turns_running_max - num_running,
+            num_pages=self.pool.num_available - num_running * layers,
+            budget=self.limits.prefill_tokens_max,
+            load_block_ns=layers * self.page_bytes * 1e9 / self.estimates.load_bytes_per_s,
+            reserve=self.punctuality.reserve,
+            costs=self.costs,
+        )
+        decision = decide(view)
+        if decision.opens:
+            for turn in ready:
+                turn.is_called = True
+        return decision
+
+    def _prompt_view(self, turn: Turn) -> PromptView:
+        staged = turn.staged
+        num_blocks = turn.staged_from + staged.num_blocks if staged is not None else 0
+        return PromptView(
+            num_tokens=len(turn.tokens) - max(turn.num_computed, num_blocks * self.block_tokens),
+            num_pages=self.history.num_pages_wanted(turn),
+            num_staged_blocks=staged.num_blocks if staged is not None else 0,
+            arrived_at_ns=turn.arrived_at_ns,
+            target_ns=0 if turn.num_generated else self._target_ns(turn),
+            is_called=turn.is_called,
+        )
+
+    def _target_ns(self, turn: Turn) -> int:
+        return self.limits.slo_ttft_ns if turn.slo_ttft_ns is None else turn.slo_ttft_ns
+
+    def _learn_punctuality(self, turn: Turn, now_ns: int) -> None:
+        """Learn from how punctual a first token is, unless the turn could never have been in
+        time."""
+        target_ns = 0 if turn.num_generated_before else self._target_ns(turn)
+        num_tokens = turn.num_prompt - turn.num_cached
+        budget = self.limits.prefill_tokens_max
+        if target_ns and self.costs.prefill_ns(num_tokens, 0, budget) <= target_ns:
+            is_late = now_ns > turn.arrived_at_ns + target_ns
+            self.punctuality.on_first_token(is_late=is_late)
+
+    # Tokens and ends.
+
+    def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
+        """Append a sampled token, tell the frontend, and end the turn if it was the last."""
+        turn.tokens.append(sampled.token)
+        finish = finish_reason(turn, sampled.token, self.end_token_ids, self.tokens_max)
+        is_first = turn.first_token_at_ns is None
+        if is_first:
+            turn.first_token_at_ns = now_ns
+            self._learn_punctuality(turn, now_ns)
+        delta = token_delta(turn, sampled, finish, now_ns, is_first=is_first)
+        effects: list[Effect] = [Emit(turn.frontend_id, delta)]
+        if is_first and turn.was_lost:
+            effects.append(ReportSoon())
+        return effects if finish is None else effects + self._end(turn, finish)
+
+    def _end(self, turn: Turn, reason: FinishReason) -> list[Effect]:
+        """A turn leaves; its blocks stay as clean copies for whoever needs them or their room."""
+        del self.turns[turn.turn_id]
+        self.queue.remove(turn)
+        return [*self.history.release(turn), ended(turn, reason)]
+
     def _end_or_defer(self, turn: Turn) -> list[Effect]:
         """End a turn now, or after the step that runs it."""
         if self._in_flight is None or turn not in self._in_flight.turns:
-            return end_turn(self, turn, "cancelled")
+            return self._end(turn, "cancelled")
         del self.turns[turn.turn_id]  # a later attempt may take its place meanwhile
         self._ended_in_flight[turn.turn_id] = turn
         return []
 
     def _finish_ended(self, turn: Turn) -> list[Effect]:
         del self._ended_in_flight[turn.turn_id]
-        self.leave(turn)
-        return [*release_holds(self, turn), ended(turn, "cancelled")]
+        self.queue.remove(turn)
+        return [*self.history.release(turn), ended(turn, "cancelled")]
 
-    def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
-        self.leave(turn)
-        effects = release_holds(self, turn)
-        turn.prompt_logprobs = []
-        self.waiting.appendleft(turn)
-        return effects + look_up(self, turn, now_ns)
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        """Let the speed estimates learn from a step."""
+        num_prefill = plan.num_prefill_tokens
+        busy_ns = result.duration_ns - sum(result.stall_ns)
+        self.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
+        if num_prefill:
+            self.estimates.on_prefill(num_prefill, busy_ns)
+        else:
+            self.estimates.on_decode(result.duration_ns)

@@ -262,6 +262,10 @@ class PagePool:
         del self.blocks[block.key]
         self._owned.remove(block.owner, block.key)
 
+    def unused(self) -> tuple[Pages, list[int]]:
+        """Free pages, and free rows of the table."""
+        return self._free[: self.num_free], self._free_rows
+
     # Pages and rows.
 
     def _take(self, count: int) -> Pages:

@@ -91,6 +91,10 @@ class Stager:
         """When to look whether a wish has expired."""
         return self._next_expiry_ns if self._wishes else None
 
+    def num_loading_of(self, block: Block) -> int:
+        """Pages of a block that bytes are on their way into."""
+        return sum(page in self._flights for page in self.pool.pages_of(block))
+
     def is_loading(self, blocks: list[Block], layer: int) -> bool:
         """Whether bytes are on their way into a page of `layer` of any of these blocks."""
         return any(int(self.pool.table[block.row, layer]) in self._flights for block in blocks)

@@ -98,6 +98,11 @@ class Turn:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether only the KV of its last token is to be computed."""
+        return self.num_computed == len(self.tokens) - 1
+
+    @property
     def num_reusable_blocks(self) -> int:
         """Leading full blocks whose KV may come from a cache: one token is always computed, and
         all of them are when the prompt's log-probabilities are wanted."""

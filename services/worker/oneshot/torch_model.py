@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForTextEncoding,
 )
 
-from services.worker.engine.model import weights_digest
+from services.worker.device.model import weights_digest
 from services.worker.oneshot.files import (
     IMAGE_FILES,
     TOKENIZER_FILES,

@@ -12,7 +12,7 @@ import pytest
 from services.kvstore import service
 from services.kvstore.core import Effect, KvCore, Limits, Renew
 from services.worker import kv_client
-from services.worker.engine.executor import ModelInfo
+from services.worker.device.executor import ModelInfo
 from services.worker.kv_client import KvClient
 from shared import subjects
 from shared.bus import Bus

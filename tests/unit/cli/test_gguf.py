@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cli.models.gguf import convert
 from cli.models.prepare import prepare_model
-from services.worker.engine.model import load_model
+from services.worker.device.model import load_model
 from shared.errors import ConfigError
 from tests.unit.cli.gguf_files import logits, small_llama, write_gguf
 

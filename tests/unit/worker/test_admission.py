@@ -165,7 +165,7 @@ class TestAtOnce:
     def test_it_was_preempted(self, busy: Bench) -> None:
         other = busy.submit("other", 20, slo_ns=0)
         busy.step()
-        busy.core.preempt(other, busy.now_ns)
+        busy.core.planner.preempt(other, busy.now_ns)
         assert busy.step() == ["old", "other"]
 
     def test_its_target_cannot_be_met(self, busy: Bench) -> None:
@@ -200,7 +200,7 @@ class TestAtOnce:
         pool = busy.core.pool
         take_pages(pool, pool.num_available - 5 * NUM_LAYERS)
         assert busy.step() == ["long"]
-        assert busy.core.num_preemptions == 2
+        assert busy.core.planner.num_preemptions == 2
 
 
 class TestDeferred:

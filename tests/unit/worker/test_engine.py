@@ -278,7 +278,7 @@ class TestPreemption:
         engine, turns = self._crowd()
         while engine.core.turns:
             engine.step()
-        assert engine.core.num_preemptions > 0
+        assert engine.core.planner.num_preemptions > 0
         said = deltas(engine.effects)
         for turn in turns:
             indexes = [d.index for d in said if d.turn_id == turn.turn_id]
@@ -289,7 +289,7 @@ class TestPreemption:
     def test_the_lower_priority_gives_way(self) -> None:
         engine, turns = self._crowd()
         turns[1].priority = 1
-        while not engine.core.num_preemptions:
+        while not engine.core.planner.num_preemptions:
             engine.step()
         assert engine.core.running == [turns[1]]
         assert list(engine.core.waiting) == [turns[0]]
@@ -297,7 +297,7 @@ class TestPreemption:
     def test_a_preempted_turn_has_no_row_in_the_step(self) -> None:
         engine, turns = self._crowd()
         turns[1].priority = 1
-        while not engine.core.num_preemptions:
+        while not engine.core.planner.num_preemptions:
             plan = engine.plan()
             assert plan is not None
             assert len(set(plan.turn_ids)) == plan.num_rows
@@ -318,7 +318,7 @@ class TestPreemption:
             result = StepResult([sampled], prompt_logprobs={0: chunk})
             engine.effects += engine.core.on_step(result, engine.now_ns)
             if step == 0:
-                engine.core.preempt(turn, engine.now_ns)
+                engine.core.planner.preempt(turn, engine.now_ns)
         (delta,) = deltas(engine.effects)
         assert [entry.token for entry in delta.prompt_logprobs or []] == PROMPT
 

@@ -12,13 +12,13 @@ from services.worker.core.effects import (
     StageSession,
     StoreBlocks,
 )
+from services.worker.core.integrity import check_integrity
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn, TurnState
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import SamplingParams
 from shared.owners import owner_key
-from tests.sim.engine_checks import check_pages
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -63,7 +63,7 @@ def forget(engine: Engine, keys: list[BlockKey] | None = None) -> int:
     """Delete session "s"; how many of its blocks were here."""
     num_blocks, effects = engine.core.on_forget(S, keys or [])
     engine.effects += effects
-    check_pages(engine.core)
+    check_integrity(engine.core)
     return num_blocks
 
 
@@ -103,7 +103,7 @@ class TestIdle:
         assert forget(engine) == 2
         assert_nothing_left(engine)
         engine.core.on_committed(KEYS)
-        check_pages(engine.core)
+        check_integrity(engine.core)
 
     def test_a_write_under_way_is_not_committed(self, engine: Engine) -> None:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
@@ -176,7 +176,7 @@ class TestRunning:
         engine.step()
         forget(engine)
         num_stages = len(engine.stages())
-        engine.core.preempt(turn, engine.now_ns)
+        engine.core.planner.preempt(turn, engine.now_ns)
         assert not turn.blocks and len(engine.stages()) == num_stages
         (row,) = engine.step()
         assert row.start == 0 and not engine.core.pool.blocks

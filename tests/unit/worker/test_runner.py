@@ -125,6 +125,20 @@ def test_a_start_after_a_loss_makes_the_worker_report_soon() -> None:
     assert len(told) == 1
 
 
+def test_an_idle_engine_is_checked_and_does_not_go_on_with_a_lost_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.worker.runner.CHECK_EVERY_S", 0.001)
+    core = new_core()
+    core.pool.num_free -= 1
+
+    async def scenario() -> None:
+        with pytest.raises(AssertionError, match="a page is lost"):
+            await asyncio.wait_for(make_runner(core).check_for_ever(), 20)
+
+    asyncio.run(scenario())
+
+
 def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         """An executor whose device hangs until it is let go."""

@@ -106,7 +106,7 @@ class TestLateAnswers:
         engine.submit(turn)
         engine.now_ns = turn.stage_deadline_ns
         engine.step()
-        engine.core.preempt(turn, engine.now_ns)  # one block stays: the next is asked for
+        engine.core.planner.preempt(turn, engine.now_ns)  # one block stays: the next is asked for
         assert turn.state is TurnState.STAGING and turn.staged_from == 1
         stale = staged_blocks(3, KEYS)
         assert engine.core.on_staged(T, 1, stale, engine.now_ns) == [ReleaseTicket(3)]

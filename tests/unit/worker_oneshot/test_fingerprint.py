@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.engine.model import weights_digest
+from services.worker.device.model import weights_digest
 from services.worker.oneshot.torch_model import load_oneshot
 from shared.messages import Task
 from tests.unit.worker_oneshot.models import make_embedder, make_image_classifier, write_json

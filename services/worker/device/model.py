@@ -9,7 +9,8 @@ import torch
 import xxhash
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from services.worker.engine.attention import ATTENTION, LayerProbe, UnsupportedModelError
+from services.worker.device.attention import ATTENTION, UnsupportedModelError
+from services.worker.device.step import LayerProbe, running
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import SamplingDefaults
@@ -112,8 +113,8 @@ def _probe(module: Any, num_layers: int) -> _Probed:
     """KV heads and head dim, as the model's own attention calls show them, and its vocabulary."""
     probe = LayerProbe()
     one = torch.zeros((1, 1), dtype=torch.long, device=module.device)
-    with torch.inference_mode():
-        logits = module(one, position_ids=one, use_cache=False, step=probe).logits
+    with torch.inference_mode(), running(probe):
+        logits = module(one, position_ids=one, use_cache=False).logits
     if sorted(probe.layers) != list(range(num_layers)):
         raise UnsupportedModelError(
             f"{len(probe.layers)} of {num_layers} layers use paged attention; "

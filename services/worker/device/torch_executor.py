@@ -9,13 +9,13 @@ import torch
 
 from kernels.paged_attention import RaggedBatch
 from services.worker.core.step import RowScoring, StepPlan, StepResult
-from services.worker.engine.attention import StepContext
-from services.worker.engine.executor import ModelInfo
-from services.worker.engine.gate import PageGate
-from services.worker.engine.model import LoadedModel
-from services.worker.engine.mover import HostCopier, KvMover, Moved, PageCopier
-from services.worker.engine.sampler import sample, token_logprobs
-from services.worker.engine.tables import BlockTables
+from services.worker.device.executor import ModelInfo
+from services.worker.device.gate import PageGate
+from services.worker.device.model import LoadedModel
+from services.worker.device.mover import HostCopier, KvMover, Moved, PageCopier
+from services.worker.device.sampler import sample, token_logprobs
+from services.worker.device.step import StepContext, running
+from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import TokenLogprobs
 
@@ -59,7 +59,8 @@ class TorchExecutor:
         result = StepResult(sampled=[None] * plan.num_rows)
         with torch.inference_mode():
             step = self._context(plan)
-            self._forward(plan, step, result)
+            with running(step):
+                self._forward(plan, step, result)
         result.failed = step.failed
         result.stall_ns = step.stall_ns
         result.duration_ns = time.monotonic_ns() - started_ns
@@ -77,7 +78,7 @@ class TorchExecutor:
         if self._model.device.type == "cpu":
             raw = self._pool.view(torch.uint8).numpy().reshape(self.info.num_pages, -1)
             return HostCopier(raw)
-        from services.worker.engine.cuda_copier import CudaCopier
+        from services.worker.device.cuda_copier import CudaCopier
 
         return CudaCopier(self._pool)
 
@@ -115,7 +116,6 @@ class TorchExecutor:
             position_ids=step.positions,
             use_cache=False,
             logits_to_keep=torch.tensor(wanted, device=device),
-            step=step,
         ).logits[0]
         place = {token: index for index, token in enumerate(wanted)}
         rows = [

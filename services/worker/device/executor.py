@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.engine.mover import KvMover
+from services.worker.device.mover import KvMover
 from shared.messages import SamplingDefaults
 
 

@@ -5,7 +5,7 @@ anything.
 import logging
 
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.engine.executor import Executor
+from services.worker.device.executor import Executor
 from shared.ids import TurnId
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import torch
 
 from services.worker.core.step import StepPlan, StepResult, TableEntries
 from services.worker.demo_model import make_demo_model
-from services.worker.engine.isolate import execute_isolated
-from services.worker.engine.model import load_model
-from services.worker.engine.torch_executor import TorchExecutor
+from services.worker.device.isolate import execute_isolated
+from services.worker.device.model import load_model
+from services.worker.device.torch_executor import TorchExecutor
 from shared.ids import TurnId
-from tests.unit.worker_engine.driver import Driver, make_core
+from tests.unit.worker_device.driver import Driver, make_core
 
 POISON, SPOILED = 77, 78
 INNOCENT = [[1, 2, 3], list(range(1, 70)), [9] * 5]

@@ -15,8 +15,8 @@ from queue import Full, Queue
 from typing import Protocol, TypeAlias
 
 from services.worker.core.effects import BlockWrite, PageLoads
-from services.worker.engine.gate import PageGate
-from services.worker.engine.load_queue import LoadQueue, LoadRun
+from services.worker.device.gate import PageGate
+from services.worker.device.load_queue import LoadQueue, LoadRun
 from shared.arena import Arena, Bytes, checksum
 
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed

@@ -11,10 +11,10 @@ import numpy as np
 
 from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
-from services.worker.engine.executor import ModelInfo
-from services.worker.engine.gate import PageGate
-from services.worker.engine.mover import HostCopier, KvMover, Moved
-from services.worker.engine.tables import BlockTables
+from services.worker.device.executor import ModelInfo
+from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.mover import HostCopier, KvMover, Moved
+from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import TokenLogprobs
 from shared.profiles import LatencyProfile
@@ -23,7 +23,6 @@ PANGRAM = b"The quick brown fox jumps over the lazy dog. "
 END_OF_TURN = 258  # of the demo model's byte-level tokenizer, which speaks for every profile
 REPLY_TOKENS = 3 * len(PANGRAM)
 PAGE_BYTES = BLOCK_TOKENS * 4
-STALL_TIMEOUT_NS = 1_000_000_000
 
 
 class EmulatedExecutor:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from services.worker.core.effects import BlockWrite, PageLoads
-from services.worker.engine.gate import PageGate
-from services.worker.engine.load_queue import RUN_PAGES
-from services.worker.engine.mover import HostCopier, KvMover, Loaded, Moved, MoverGone, Stored
+from services.worker.device.gate import PageGate
+from services.worker.device.load_queue import RUN_PAGES
+from services.worker.device.mover import HostCopier, KvMover, Loaded, Moved, MoverGone, Stored
 from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BlockKey
 

@@ -10,8 +10,8 @@ from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
-from services.worker.engine.isolate import execute_isolated
-from services.worker.engine.torch_executor import TorchExecutor
+from services.worker.device.isolate import execute_isolated
+from services.worker.device.torch_executor import TorchExecutor
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams, TurnDelta

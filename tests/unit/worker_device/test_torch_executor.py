@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.worker.engine.attention import UnsupportedModelError
-from services.worker.engine.model import load_model
-from services.worker.engine.torch_executor import TorchExecutor
-from tests.unit.worker_engine.driver import Driver, make_core
+from services.worker.device.attention import UnsupportedModelError
+from services.worker.device.model import load_model
+from services.worker.device.step import StepContext, running_step
+from services.worker.device.torch_executor import TorchExecutor
+from tests.unit.worker_device.driver import Driver, make_core
 
 SMALL = {
     "hidden_size": 64,
@@ -114,7 +115,7 @@ def test_preempted_turns_lose_nothing(tmp_path: Path) -> None:
         for name, tokens in prompts.items():
             driver.submit(name, tokens, max_tokens=80)
         driver.run()
-    assert driver.core.num_preemptions > 0
+    assert driver.core.planner.num_preemptions > 0
     for name, tokens in prompts.items():
         assert driver.tokens(name) == greedy(reference, tokens, 80)
 
@@ -149,3 +150,23 @@ def test_attention_sinks_are_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "gpt_oss", num_local_experts=2, sliding_window=16)
     with pytest.raises(UnsupportedModelError, match="attention sinks"):
         load_model(str(tmp_path), "cpu", "auto")
+
+
+def test_every_layer_sees_the_running_step(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    seen: list[tuple[int, int]] = []
+
+    def look(_: Any, inputs: tuple[torch.Tensor]) -> None:
+        step = running_step()
+        assert isinstance(step, StepContext)
+        seen.append((step.batch.num_seqs, inputs[0].shape[1]))
+
+    with executor_of(tmp_path) as executor:
+        executor._model.module.model.layers[2].mlp.up_proj.register_forward_pre_hook(look)
+        driver = Driver(make_core(executor), executor)
+        driver.submit("a", [1, 2, 3], max_tokens=2)
+        driver.submit("b", [4, 5], max_tokens=2)
+        driver.run()
+    assert seen == [(2, 5), (2, 2)]
+    with pytest.raises(LookupError):
+        running_step()

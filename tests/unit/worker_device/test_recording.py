@@ -9,10 +9,10 @@ import pytest
 from services.worker.core.recording import read_steps, write_step
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.demo_model import make_demo_model
-from services.worker.engine.model import LoadedModel, load_model
-from services.worker.engine.torch_executor import TorchExecutor
+from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
-from tests.unit.worker_engine.driver import Driver, make_core
+from tests.unit.worker_device.driver import Driver, make_core
 
 NUM_PAGES = 400
 

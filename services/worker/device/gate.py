@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 READY, LOADING, FAILED = 0, 1, 2
+STALL_TIMEOUT_NS = 1_000_000_000  # of one layer in one pass; then the row is recomputed
 
 
 class PageGate:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.worker.core.step import RowSampling, Sampled
-from services.worker.engine.sampler import sample, token_logprobs, uniform
+from services.worker.device.sampler import sample, token_logprobs, uniform
 from shared.messages import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])

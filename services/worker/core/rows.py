@@ -1,0 +1,70 @@
+"""From the turns that a step runs to the step as data."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.core.pages import PagePool
+from services.worker.core.step import RowSampling, RowScoring, StepPlan, TableEntries
+from services.worker.core.turn import Turn
+from shared.sampling import has_penalties
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there."""
+
+    turn: Turn
+    start: int
+    end: int
+    awaited: list[list[int]]
+
+
+def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
+    """The plan of these rows. What it tells of block tables is not told again."""
+    lengths = [row.end - row.start for row in rows]
+    tokens = [token for row in rows for token in row.turn.tokens[row.start : row.end]]
+    return StepPlan(
+        turn_ids=[row.turn.turn_id for row in rows],
+        slots=np.array([row.turn.slot for row in rows], np.int32),
+        tokens=np.array(tokens, np.int32),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([row.end for row in rows], np.int32),
+        sampling=[_sampling(row) for row in rows],
+        scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
+        awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
+        entries=_entries([row.turn for row in rows], pool),
+    )
+
+
+def _sampling(row: Row) -> RowSampling | None:
+    turn = row.turn
+    if row.end < len(turn.tokens):
+        return None
+    if not has_penalties(turn.sampling):
+        return RowSampling(turn.sampling, turn.num_generated)
+    prompt, generated = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
+    return RowSampling(turn.sampling, turn.num_generated, prompt, generated)
+
+
+def _scoring(row: Row) -> RowScoring | None:
+    turn = row.turn
+    num_top = turn.sampling.prompt_logprobs
+    if num_top is None or row.start >= turn.num_prompt:
+        return None
+    targets = turn.tokens[row.start + 1 : min(row.end + 1, turn.num_prompt)]
+    return RowScoring(num_top, targets, row.start == 0)
+
+
+def _entries(turns: list[Turn], pool: PagePool) -> TableEntries:
+    """What the executor's block tables lack of these turns."""
+    slots: list[int] = []
+    blocks: list[int] = []
+    rows: list[int] = []
+    for turn in turns:
+        if turn.untold:
+            slots += [turn.slot] * len(turn.untold)
+            blocks += turn.untold
+            rows += [turn.blocks[number].row for number in turn.untold]
+            turn.untold = []
+    return TableEntries(np.array(slots, np.int32), np.array(blocks, np.int32), pool.table[rows])
