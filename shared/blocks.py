@@ -15,6 +15,7 @@ BlockKey = NewType("BlockKey", bytes)
 
 BLOCK_TOKENS = 64
 KEY_BYTES = 16
+NO_PARENT = BlockKey(bytes(KEY_BYTES))  # where what stands before a block is not known
 
 
 def root_key(fingerprint: str, tenant: str, adapter_hash: str = "", salt: str = "") -> BlockKey:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
 LOAD_NS = STORE_NS = 500 * US
+SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND  # of pages: the thread has no core for a while
 
 
 @dataclass(slots=True)
@@ -156,7 +157,9 @@ class Device:
         content = self._memory.get(write.pool_pages[layer], GARBAGE)
         arena.contents[write.arena_pages[layer]] = content
         later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
-        self._worker.later(self._worker.world.random.randrange(STORE_NS) + 1, later)
+        random = self._worker.world.random
+        is_slow = random.random() < SLOW_STORE_SHARE
+        self._worker.later(random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
 
     # Steps.
 

@@ -216,8 +216,8 @@ MUTANTS = (
     ),
     Mutant(
         "a stage is adopted though what it stands on is gone", HISTORY,
-        "    while turn.staged_from <= turn.num_shared < end:",
-        "    while turn.num_shared < end:",
+        "        for key in staged.keys[first:] if first >= 0 else ():",
+        "        for key in staged.keys[first:]:",
     ),
     Mutant(
         "a remnant counts as whole", HISTORY,

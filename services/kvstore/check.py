@@ -20,7 +20,7 @@ from shared.owners import OWNER_BYTES, OwnerKey
 EXIT_DAMAGED = 1
 EXIT_REFUSED = 3  # the folder or the file is not ours to open
 _NUM_DELETED = struct.Struct("<Q")
-_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s")
+_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s{KEY_BYTES}s")
 
 
 def pack_scan(scan: Scan) -> bytes:
@@ -30,7 +30,9 @@ def pack_scan(scan: Scan) -> bytes:
     Scan(blocks=[], num_deleted=7)
     """
     blocks = [
-        _BLOCK.pack(block.key, block.num_layers, block.page_bytes, block.used_s, block.owner)
+        _BLOCK.pack(
+            block.key, block.num_layers, block.page_bytes, block.used_s, block.owner, block.parent
+        )
         for block in scan.blocks
     ]
     return b"".join([_NUM_DELETED.pack(scan.num_deleted), *blocks])
@@ -43,8 +45,8 @@ def unpack_scan(data: bytes) -> Scan:
         struct.error: the bytes are of another length.
     """
     blocks = [
-        FoundBlock(BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner))
-        for key, num_layers, page_bytes, used_s, owner in _BLOCK.iter_unpack(
+        FoundBlock(BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner), BlockKey(parent))
+        for key, num_layers, page_bytes, used_s, owner, parent in _BLOCK.iter_unpack(
             data[_NUM_DELETED.size :]
         )
     ]

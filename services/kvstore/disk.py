@@ -28,7 +28,7 @@ from services.kvstore.values import (
     write_header,
 )
 from shared.arena import Bytes, checksum
-from shared.blocks import BlockKey
+from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnerKey
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class FoundBlock:
     page_bytes: int
     used_s: int
     owner: OwnerKey = NOBODY
+    parent: BlockKey = NO_PARENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,9 @@ class Disk:
                 is_stamp = used is not None and len(used) == _STAMP_BYTES
                 used_s = int.from_bytes(bytes(used), "little") if is_stamp else first.created_s
                 found.append(
-                    FoundBlock(key, first.num_layers, first.page_bytes, used_s, first.owner)
+                    FoundBlock(
+                        key, first.num_layers, first.page_bytes, used_s, first.owner, first.parent
+                    )
                 )
             for _ in _walk(transaction, self._uses):
                 pass

@@ -391,7 +391,7 @@ def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
     num_bytes = stored_bytes(block.num_layers, block.page_bytes)
     return StoredBlock(
         block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns,
-        block.owner,
+        block.owner, block.parent,
     )  # fmt: skip
 
 

@@ -247,7 +247,7 @@ class EngineRunner:
                     self._ends.append(effect.end)
                     self._log_end(effect.end, effect.account)
                 case LoadPages():
-                    self.executor.mover.submit_loads(effect.loads, is_prefetch=effect.is_prefetch)
+                    self.executor.mover.submit_loads(effect.loads)
                 case StageTurn():
                     self._tasks.spawn(self._stage_turn(effect))
                 case StoreBlocks():

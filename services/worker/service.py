@@ -296,8 +296,6 @@ class Worker:
             num_pages_free=num_free,
             num_pages_clean=num_clean,
             num_pages_dirty=num_pages - num_free - num_clean,
-            prefill_tokens_per_s=max((c.estimates.prefill_tokens_per_s for c in cores), default=0),
-            decode_step_ms=max((c.estimates.decode_step_ns for c in cores), default=0) / 1e6,
             interval_ns=self._config.report_interval_ms * 1_000_000,
             pid=os.getpid(),
             oneshot=oneshot.cards() if oneshot is not None else [],

@@ -64,9 +64,6 @@ class TurnSubmit:
     session_id: SessionId | None = None
     priority: int = 0
     request_id: str = ""
-    last_block_key: str = (
-        ""  # hex key of the prompt's last full block; where its KV is can be looked up by it
-    )
     slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
 
 

@@ -62,8 +62,6 @@ class WorkerReport:
     num_pages_free: int = 0
     num_pages_clean: int = 0
     num_pages_dirty: int = 0
-    prefill_tokens_per_s: float = 0.0  # measured
-    decode_step_ms: float = 0.0  # measured, recent mean
     interval_ns: int = 500_000_000  # when to expect the next report
     pid: int = 0
     oneshot: list[OneshotCard] = field(default_factory=list)

@@ -193,7 +193,6 @@ class Generation:
             priority=plan.priority,
             request_id=plan.request_id,
             cache_salt=plan.owner.cache_salt,
-            last_block_key=prompt.keys[-1].hex() if prompt.keys else "",
             slo_ttft_ms=plan.slo_ttft_ms,
             claim=prompt.claim,
         )

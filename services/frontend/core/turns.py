@@ -65,7 +65,6 @@ class NewTurn:
     priority: int = 0
     request_id: str = ""
     cache_salt: str = ""
-    last_block_key: str = ""
     slo_ttft_ms: float | None = None
     claim: Claim | None = None
 
@@ -318,7 +317,6 @@ class Turns:
                 session_id=new.session_id,
                 priority=new.priority,
                 request_id=new.request_id,
-                last_block_key=new.last_block_key,
                 slo_ttft_ms=new.slo_ttft_ms,
             )
         )

@@ -1,11 +1,13 @@
 """Which blocks are on disk, in order of last use."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, KeysView
 from dataclasses import dataclass
 
-from shared.blocks import BlockKey
+from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnedKeys, OwnerKey
+
+NEVER_NS = -(1 << 62)  # before everything that was ever used
 
 
 @dataclass(slots=True)
@@ -16,6 +18,7 @@ class StoredBlock:
         num_bytes: what it occupies there, all layers.
         noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
         owner: the session that made it.
+        parent: key of the block before it.
     """
 
     key: BlockKey
@@ -25,10 +28,12 @@ class StoredBlock:
     used_at_ns: int
     noted_at_ns: int
     owner: OwnerKey = NOBODY
+    parent: BlockKey = NO_PARENT
 
 
 class DiskTier:
-    """Blocks on disk, least recently used first.
+    """Blocks on disk, least recently used first. A block is given up only after those that continue
+    it: without it, nobody can use them.
 
     Attributes:
         num_bytes: of all blocks together.
@@ -38,6 +43,7 @@ class DiskTier:
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[BlockKey, StoredBlock] = OrderedDict()
         self._owned = OwnedKeys()
+        self._num_children: Counter[BlockKey] = Counter()  # here, by the key of their parent
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -63,6 +69,7 @@ class DiskTier:
         assert block.key not in self._blocks, "a block is stored once"
         self._blocks[block.key] = block
         self._owned.add(block.owner, block.key)
+        self._num_children[block.parent] += 1
         self.num_bytes += block.num_bytes
 
     def remove(self, key: BlockKey) -> StoredBlock | None:
@@ -70,6 +77,9 @@ class DiskTier:
         block = self._blocks.pop(key, None)
         if block is not None:
             self._owned.remove(block.owner, block.key)
+            self._num_children[block.parent] -= 1
+            if not self._num_children[block.parent]:
+                del self._num_children[block.parent]
             self.num_bytes -= block.num_bytes
         return block
 
@@ -78,6 +88,7 @@ class DiskTier:
         keys = list(self._blocks)
         self._blocks.clear()
         self._owned.clear()
+        self._num_children.clear()
         self.num_bytes = 0
         return keys
 
@@ -103,23 +114,30 @@ class DiskTier:
         """Blocks to give up, oldest first: those last used before `used_before_ns`, and as many as
         bring the rest under the size limit. Busy ones stay.
         """
-        excess = self.num_bytes - self._bytes_max
-        out = []
-        for block in self._blocks.values():
-            if excess <= 0 and block.used_at_ns >= used_before_ns:
-                break
-            if not is_busy(block.key):
-                out.append(block.key)
-                excess -= block.num_bytes
-        return out
+        return self._to_give_up(self.num_bytes - self._bytes_max, used_before_ns, is_busy)
 
     def oldest(self, num_bytes: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
         """The least recently used blocks that together occupy at least `num_bytes`."""
-        out = []
-        for block in self._blocks.values():
-            if num_bytes <= 0:
+        return self._to_give_up(num_bytes, NEVER_NS, is_busy)
+
+    def _to_give_up(
+        self, num_bytes: int, used_before_ns: int, is_busy: Callable[[BlockKey], bool]
+    ) -> list[BlockKey]:
+        out: list[BlockKey] = []
+        num_gone: Counter[BlockKey] = Counter()  # children that go, by their parent
+        kept: set[BlockKey] = set()  # for their children's sake
+        for oldest in self._blocks.values():
+            if num_bytes <= 0 and oldest.used_at_ns >= used_before_ns:
                 break
-            if not is_busy(block.key):
+            block: StoredBlock | None = oldest
+            while block is not None and not is_busy(block.key):
+                if num_bytes <= 0 and block.used_at_ns >= used_before_ns:
+                    break
+                if self._num_children[block.key] > num_gone[block.key]:
+                    kept.add(block.key)
+                    break
                 out.append(block.key)
                 num_bytes -= block.num_bytes
+                num_gone[block.parent] += 1
+                block = self._blocks.get(block.parent) if block.parent in kept else None
         return out

@@ -258,10 +258,13 @@ class KvCore:
                 if outcome is WriteOutcome.FULL:
                     num_bytes_wanted += len(write.pages) * write.page_bytes
                 continue
-            block = self._writes.end(block_id)
+            block, write = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
                 size = (block.num_layers, block.page_bytes, num_bytes)
-                self.disk.add(StoredBlock(block.key, *size, now_ns, now_ns, block.owner))
+                stored = StoredBlock(
+                    block.key, *size, now_ns, now_ns, block.owner, parent=write.parent
+                )
+                self.disk.add(stored)
                 effects.append(IndexAdd([block.key]))
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1

@@ -58,8 +58,8 @@ class Writes:
         writing.is_retry = True
         return writing.write
 
-    def end(self, block_id: int) -> Block:
+    def end(self, block_id: int) -> tuple[Block, BlockWrite]:
         """The writer is done with the block: its pages are like any other's."""
-        block = self._writing.pop(block_id).block
-        block.is_writing = False
-        return block
+        writing = self._writing.pop(block_id)
+        writing.block.is_writing = False
+        return writing.block, writing.write

@@ -36,9 +36,12 @@ class PageLoads:
     """Copy arena pages to pool pages, all of one layer, each once it is ready; answer each with
     `on_loaded`. The lists are of one length.
 
-    `epoch` is the connection to a kvstore that the arena's pages were promised on.
+    Attributes:
+        priority: of the advisory, or of a turn that is here; see `shared.urgency`.
+        epoch: connection to a kvstore that the arena's pages were promised on.
     """
 
+    priority: int
     layer: int
     arena_pages: list[int]
     generations: list[int]
@@ -48,10 +51,9 @@ class PageLoads:
 
 @dataclass(frozen=True, slots=True)
 class LoadPages:
-    """Start these loads; those of waiting turns go before prefetches, low layers first."""
+    """Start these loads, in the order of `shared.urgency`."""
 
     loads: list[PageLoads]
-    is_prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

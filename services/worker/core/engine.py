@@ -360,7 +360,4 @@ class EngineCore:
         num_prefill = plan.num_prefill_tokens
         busy_ns = result.duration_ns - sum(result.stall_ns)
         self.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
-        if num_prefill:
-            self.estimates.on_prefill(num_prefill, busy_ns)
-        else:
-            self.estimates.on_decode(result.duration_ns)
+        self.estimates.on_prefill(num_prefill, busy_ns)

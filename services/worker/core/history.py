@@ -9,7 +9,7 @@ from services.worker.core.effects import Effect, ReleaseTicket, StageTurn
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.pages import Block, PagePool
 from services.worker.core.staged import Staged
-from services.worker.core.staging import PageGathering, Stager
+from services.worker.core.staging import Stager
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
@@ -89,16 +89,17 @@ class History:
         staged, turn.staged = turn.staged, None
         if staged is None:
             return []
-        loads = PageGathering()
-        end = turn.staged_from + staged.num_blocks
-        while turn.staged_from <= turn.num_shared < end:
-            index = turn.num_shared - turn.staged_from
-            block = self._acquire_for_load(staged.keys[index], turn.owner)
+        first = turn.num_shared - turn.staged_from
+        filled: list[tuple[Block, list[int]]] = []
+        for key in staged.keys[first:] if first >= 0 else ():
+            block = self._acquire_for_load(key, turn.owner)
             if block is None:
                 break
-            self.stager.load(block, staged, index, loads)
+            filled.append((block, self.pool.fill(block)))
+        effects = self.stager.load(filled, staged, first) if filled else []
+        for block, _ in filled:
             turn.adopt(block)
-        return loads.effects(is_prefetch=False) + self.stager.let_go(staged.ticket)
+        return effects + self.stager.let_go(staged.ticket)
 
     def settle_coming(self, turn: Turn) -> bool:
         """Forget what has come of a turn's history; False if some of it will not come."""
@@ -129,7 +130,7 @@ class History:
             if twin is None:
                 pool.publish(block, key, turn.owner)
                 turn.share(block)
-                self.writeback.on_computed(block, turn.parent_key(index), turn.block(index))
+                self._write(turn, index)
             elif twin.lost or twin.loading or not pool.is_whole(twin):
                 return  # a block that cannot stand in has the key: this one stays the turn's
             else:
@@ -155,6 +156,17 @@ class History:
         self.pool.give_back(own)
         self.pool.release(shared)
         return effects
+
+    def _write(self, turn: Turn, index: int) -> None:
+        """A new block is to be copied below, and so are those right before it whose copies were
+        given up: it would be of no use without."""
+        writeback, first = self.writeback, index
+        while first and writeback.can_try_again(turn.blocks[first - 1]):
+            first -= 1
+        for number in range(first, index + 1):
+            write = writeback.on_computed if number == index else writeback.try_again
+            before = turn.blocks[number - 1] if number else None
+            write(turn.blocks[number], before, turn.parent_key(number), turn.block(number))
 
     def _patience_ns(self, num_blocks: int) -> int:
         """How long the kvstore's answer is worth waiting for: half of what computing would take."""

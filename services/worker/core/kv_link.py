@@ -25,8 +25,7 @@ from shared.messages import (
     KvStaged,
     pack_ints,
 )
-
-DEMAND_PRIORITY = 100  # above every advisory's
+from shared.urgency import DEMAND_PRIORITY
 
 
 @dataclass(slots=True)

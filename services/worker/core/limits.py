@@ -16,7 +16,8 @@ class EngineLimits:
         turns_waiting_max: turns held beyond those; more are refused.
         stage_timeout_min_ns, stage_timeout_max_ns: how long a turn waits for the kvstore's answer
             before it recomputes, at least and at most.
-        lease_target_blocks: arena room for this many blocks is kept at hand for new KV.
+        lease_target_blocks: arena room for this many blocks is kept at hand for new KV, and for
+            more where steps compute more.
         prefill_admission: when waiting prompts join a step, see `admission`.
         slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
     """
@@ -40,13 +41,11 @@ class Estimates:
         prefill_tokens_per_s: 0 until the first prefill.
         load_bytes_per_s: from the arena into the pool.
         disk_bytes_per_s: from disk into the arena.
-        decode_step_ns: recent decode-only steps.
     """
 
     prefill_tokens_per_s: float = 0.0
     load_bytes_per_s: float = 4e9
     disk_bytes_per_s: float = 1e9
-    decode_step_ns: float = 0.0
 
     def on_prefill(self, num_tokens: int, duration_ns: int) -> None:
         """A step that computed `num_tokens` prompt tokens."""
@@ -54,10 +53,6 @@ class Estimates:
             self.prefill_tokens_per_s = _mean(
                 self.prefill_tokens_per_s, num_tokens * 1e9 / duration_ns
             )
-
-    def on_decode(self, duration_ns: int) -> None:
-        """A step of decodes alone."""
-        self.decode_step_ns = _mean(self.decode_step_ns, duration_ns)
 
     def on_load(self, num_bytes: int, duration_ns: int) -> None:
         """A run of loads that were ready in the arena."""

@@ -39,6 +39,8 @@ class Block:
         key: `NO_KEY` as long as it is of one turn alone; others can find it under a key.
         refs: turns that run on it.
         backed: a copy exists below (or was given up on): pages may be taken when `refs` is 0.
+        times_given_up: how often its copy below was given up, without one since, on the connection
+            to a kvstore that is `given_up_epoch`.
         loading: how many pages have bytes on their way from the arena.
         lost: a load failed; the block serves no new turn.
         owner: the session for which it was computed or brought up.
@@ -50,6 +52,8 @@ class Block:
     key: BlockKey = NO_KEY
     refs: int = 0
     backed: bool = False
+    times_given_up: int = 0
+    given_up_epoch: int = 0
     loading: int = 0
     lost: bool = False
     group: GroupId = 0
@@ -212,6 +216,11 @@ class PagePool:
         for block in fresh:
             block.backed = True
         self.rest(fresh)
+
+    def set_unbacked(self, block: Block) -> None:
+        """A block in use, whose copy below was given up, is to have one after all."""
+        assert block.refs and block.backed, "its pages could be taken, or it has no copy yet"
+        block.backed = False
 
     def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
         """Make idle blocks takeable, as one group, the most recently used."""

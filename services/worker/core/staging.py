@@ -11,6 +11,7 @@ from services.worker.core.pages import Block, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
+from shared.urgency import DEMAND_PRIORITY, Order, load_order
 
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
@@ -32,15 +33,16 @@ class _Expectation:
 
 @dataclass(order=True, slots=True)
 class _Wish:
-    """What is left to load of an expected session: lowest layer of all sessions first, then
-    priority.
+    """What is left to load of an expected session.
 
     Attributes:
-        order: layer, negative priority, number.
-        at: the block of that layer that is next.
+        order: of its next page, which is that of block `at` in `layer`.
     """
 
-    order: tuple[int, int, int]
+    order: Order
+    priority: int = field(compare=False)
+    number: int = field(compare=False)
+    layer: int = field(compare=False)
     at: int = field(compare=False)
     staged: Staged = field(compare=False)
     owner: OwnerKey = field(compare=False)
@@ -51,22 +53,41 @@ class PageGathering:
     """Pages to load, gathered by layer."""
 
     def __init__(self) -> None:
-        self._by_layer: dict[tuple[int, int], PageLoads] = {}  # and by epoch
+        self._by_layer: dict[tuple[int, int, int], PageLoads] = {}  # and by priority and epoch
 
-    def add(self, layer: int, staged: Staged, index: int, pool_page: int) -> None:
+    def add(self, priority: int, layer: int, staged: Staged, index: int, pool_page: int) -> None:
         """The page of block `index` of a stage in `layer`."""
-        name = layer, staged.epoch
+        name = layer, priority, staged.epoch
         if (loads := self._by_layer.get(name)) is None:
-            loads = self._by_layer[name] = PageLoads(layer, [], [], [], staged.epoch)
+            loads = self._by_layer[name] = PageLoads(priority, layer, [], [], [], staged.epoch)
         loads.arena_pages.append(staged.pages[layer][index])
         loads.generations.append(staged.generations[layer][index])
         loads.pool_pages.append(pool_page)
 
-    def effects(self, *, is_prefetch: bool) -> list[Effect]:
+    def add_blocks(
+        self, priority: int, staged: Staged, at: int, pool_pages: list[list[int]]
+    ) -> None:
+        """Every page of the blocks of a stage from block `at` on.
+
+        Args:
+            pool_pages: of each block, in each layer.
+        """
+        blocks = slice(at, at + len(pool_pages))
+        for layer, pages in enumerate(zip(*pool_pages, strict=True)):
+            self._by_layer[layer, priority, staged.epoch] = PageLoads(
+                priority,
+                layer,
+                staged.pages[layer][blocks],
+                staged.generations[layer][blocks],
+                list(pages),
+                staged.epoch,
+            )
+
+    def effects(self) -> list[Effect]:
         """Start them, low layers first."""
         if not self._by_layer:
             return []
-        return [LoadPages([self._by_layer[name] for name in sorted(self._by_layer)], is_prefetch)]
+        return [LoadPages([self._by_layer[name] for name in sorted(self._by_layer)])]
 
 
 @dataclass(slots=True)
@@ -121,19 +142,31 @@ class Stager:
             self._spare(expectation)
         return [ReleaseTicket(ticket)]
 
-    def load(self, block: Block, staged: Staged, index: int, loads: PageGathering) -> None:
-        """Give an acquired block every page that it lacks, and load those from block `index` of a
-        stage. The caller has seen that there are so many pages."""
-        layers = self.pool.fill(block)
-        if not layers:
-            return
-        pages = self.pool.pages_of(block)
-        flight = _Flight(block, staged.ticket, is_prefetch=False)
-        block.loading += len(layers)
-        self.hold(staged.ticket, len(layers))
-        for layer in layers:
-            self._flights[pages[layer]] = flight
-            loads.add(layer, staged, index, pages[layer])
+    def load(self, filled: list[tuple[Block, list[int]]], staged: Staged, at: int) -> list[Effect]:
+        """Load the pages that acquired blocks were just given.
+
+        Args:
+            filled: each block with the layers that it had lacked; they are those of the stage from
+                block `at` on, in order.
+        """
+        tables: list[list[int]] = self.pool.table[[block.row for block, _ in filled]].tolist()
+        loads = PageGathering()
+        num_pages = 0
+        for (block, layers), pages in zip(filled, tables, strict=True):
+            flight = _Flight(block, staged.ticket, is_prefetch=False)
+            block.loading += len(layers)
+            num_pages += len(layers)
+            for layer in layers:
+                self._flights[pages[layer]] = flight
+        if num_pages == len(filled) * self.pool.num_layers:  # all of them are new, as most often
+            loads.add_blocks(DEMAND_PRIORITY, staged, at, tables)
+        else:
+            for index, ((_, layers), pages) in enumerate(zip(filled, tables, strict=True), at):
+                for layer in layers:
+                    loads.add(DEMAND_PRIORITY, layer, staged, index, pages[layer])
+        if num_pages:
+            self.hold(staged.ticket, num_pages)
+        return loads.effects()
 
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
@@ -163,8 +196,10 @@ class Stager:
         self._spare(expectation)
         if not self._wishes or expires_at_ns < self._next_expiry_ns:
             self._next_expiry_ns = expires_at_ns
-        order = (0, -priority, next(self._order))
-        heapq.heappush(self._wishes, _Wish(order, 0, staged, owner, expires_at_ns))
+        number = next(self._order)
+        order = load_order(priority, 0, number)
+        wish = _Wish(order, priority, number, 0, 0, staged, owner, expires_at_ns)
+        heapq.heappush(self._wishes, wish)
         self.hold(staged.ticket)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
@@ -182,11 +217,11 @@ class Stager:
             wish.at += 1
             if wish.at == wish.staged.num_blocks:
                 effects += self._end_layer(wish)
-        return effects + loads.effects(is_prefetch=True)
+        return effects + loads.effects()
 
     def _grant_next(self, wish: _Wish, loads: PageGathering, now_ns: int) -> bool:
         """Begin to load the next page of a wish; False if there is no room for it."""
-        layer, staged = wish.order[0], wish.staged
+        layer, staged = wish.layer, wish.staged
         key = staged.keys[wish.at]
         block = self.pool.blocks.get(key)
         if block is not None and (block.lost or self.pool.has_page(block, layer)):
@@ -203,19 +238,18 @@ class Stager:
         self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
         self._num_prefetching += 1
         self.hold(staged.ticket)
-        loads.add(layer, staged, wish.at, page)
+        loads.add(wish.priority, layer, staged, wish.at, page)
         return True
 
     def _end_layer(self, wish: _Wish) -> list[Effect]:
         """The first wish goes on with the layer above, behind what others wish for below that."""
-        layer, priority, number = wish.order
-        if layer + 1 < self.pool.num_layers:
-            order = layer + 1, priority, number
-            following = _Wish(order, 0, wish.staged, wish.owner, wish.expires_at_ns)
-            heapq.heapreplace(self._wishes, following)
-            return []
-        heapq.heappop(self._wishes)
-        return self.let_go(wish.staged.ticket)
+        if wish.layer + 1 == self.pool.num_layers:
+            heapq.heappop(self._wishes)
+            return self.let_go(wish.staged.ticket)
+        wish.layer, wish.at = wish.layer + 1, 0
+        wish.order = load_order(wish.priority, wish.layer, wish.number)
+        heapq.heapreplace(self._wishes, wish)
+        return []
 
     def _spare(self, expectation: _Expectation) -> None:
         """Make one group of what is here of an expected session."""

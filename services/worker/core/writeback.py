@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import ceil
 
 from services.worker.core.effects import (
     BlockWrite,
@@ -14,7 +15,10 @@ from services.worker.core.effects import (
 from services.worker.core.pages import Block, PagePool
 from shared.blocks import BlockKey
 
-UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the oldest blocks stay without a copy below
+STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest steps lately
+STEP_MEMORY = 0.98  # how much of the largest step is remembered from one to the next
+UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the newest blocks stay without a copy below
+TRIES_MAX = 2  # of a block's copy on a connection, before nothing behind it is copied either
 LEASE_PAUSE_NS = 50_000_000  # between two questions for pages while the kvstore has too few
 
 
@@ -40,6 +44,7 @@ class _Storing:
 @dataclass(slots=True)
 class WriteBehind:
     """Attributes:
+    lease_target_blocks: arena room to keep at hand, at least.
     is_connected: a kvstore answers; without one, blocks are not waited for.
     """
 
@@ -52,6 +57,8 @@ class WriteBehind:
     _is_asking: bool = False
     _ask_at_ns: int = 0
     _unwritten: "deque[Unwritten]" = field(default_factory=deque)
+    _num_computed: int = 0  # blocks since the last pump
+    _step_blocks: float = 0.0  # of the largest step lately
     _num_writes: int = 0
     _storing: dict[int, _Storing] = field(default_factory=dict)  # by `BlockWrite.number`
     _committing: dict[BlockKey, Block] = field(default_factory=dict)
@@ -94,6 +101,8 @@ class WriteBehind:
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Write what there are pages for, and ask for more."""
+        self._step_blocks = max(self._num_computed, STEP_MEMORY * self._step_blocks)
+        self._num_computed = 0
         writes: list[BlockWrite] = []
         while self._unwritten and (pages := self._take_pages()) is not None:
             writes.append(self._write(self._unwritten.popleft(), pages))
@@ -106,13 +115,18 @@ class WriteBehind:
             return []
         self._is_asking = True
         self._ask_at_ns = now_ns + LEASE_PAUSE_NS
-        return [LeasePages(self.lease_target_blocks * self.pool.num_layers - len(self._stock))]
+        return [LeasePages(self._pages_wanted - len(self._stock))]
 
     @property
     def _is_stocked(self) -> bool:
         num_pages = len(self._stock)
         num_layers = self.pool.num_layers
-        return num_pages >= num_layers and num_pages * 2 > self.lease_target_blocks * num_layers
+        return num_pages >= num_layers and num_pages * 2 > self._pages_wanted
+
+    @property
+    def _pages_wanted(self) -> int:
+        num_blocks = max(self.lease_target_blocks, ceil(STOCK_STEPS * self._step_blocks))
+        return num_blocks * self.pool.num_layers
 
     def _take_pages(self) -> list[int] | None:
         """Arena pages for one block, one a layer, or None when the stock is too small."""
@@ -135,15 +149,41 @@ class WriteBehind:
         self._storing[write.number] = _Storing(write, block)
         return write
 
-    def on_computed(self, block: Block, parent: BlockKey, tokens: list[int]) -> None:
-        """A block was computed: it is to be written, if a kvstore is there."""
-        if not self.is_connected:
+    def on_computed(
+        self, block: Block, before: Block | None, parent: BlockKey, tokens: list[int]
+    ) -> None:
+        """A block was computed: it is to be written, if a kvstore is there and room to wait.
+
+        What waits is given up from the end, and nothing is written behind a block that was given
+        up for good: without those `before` it, a block is of no use below.
+        """
+        self._num_computed += 1
+        if before is not None and self._tries(before) >= TRIES_MAX:
             self._give_up([block])
+            block.times_given_up = TRIES_MAX
             return
-        self._unwritten.append(Unwritten(block, parent, tokens))
-        pages_max = UNWRITTEN_SHARE_MAX * self.pool.num_pages
-        while len(self._unwritten) * self.pool.num_layers > pages_max:
-            self._give_up([self._unwritten.popleft().block])
+        num_pages = (len(self._unwritten) + 1) * self.pool.num_layers
+        if self.is_connected and num_pages <= UNWRITTEN_SHARE_MAX * self.pool.num_pages:
+            self._unwritten.append(Unwritten(block, parent, tokens))
+        else:
+            self._give_up([block])
+
+    def can_try_again(self, block: Block) -> bool:
+        """Whether a block in use has no copy below, and may get one yet."""
+        was_given_up = block.backed and 0 < self._tries(block) < TRIES_MAX
+        return was_given_up and self.is_connected and not (block.lost or block.is_forgotten)
+
+    def _tries(self, block: Block) -> int:
+        """How often its copy was given up; what was on earlier connections counts as once."""
+        is_of_now = block.given_up_epoch == self.epoch
+        return block.times_given_up if is_of_now else min(block.times_given_up, 1)
+
+    def try_again(
+        self, block: Block, before: Block | None, parent: BlockKey, tokens: list[int]
+    ) -> None:
+        """Write a block after all, since there are blocks behind it now."""
+        self.pool.set_unbacked(block)
+        self.on_computed(block, before, parent, tokens)
 
     def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
         """These writes are over; see `EngineCore.on_stored`. Those of a connection that was lost
@@ -181,6 +221,8 @@ class WriteBehind:
     def on_committed(self, keys: list[BlockKey]) -> None:
         """These blocks have a copy below."""
         blocks = [self._committing.pop(key) for key in keys if key in self._committing]
+        for block in blocks:
+            block.times_given_up = 0
         self.pool.set_backed(blocks)
 
     def on_refused(self, keys: list[BlockKey]) -> None:
@@ -194,4 +236,7 @@ class WriteBehind:
 
     def _give_up(self, blocks: list[Block]) -> None:
         self.num_given_up += len(blocks)
+        for block in blocks:
+            block.times_given_up = self._tries(block) + 1
+            block.given_up_epoch = self.epoch
         self.pool.set_backed(blocks)

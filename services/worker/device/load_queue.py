@@ -11,19 +11,20 @@ import numpy as np
 
 from services.worker.core.effects import PageLoads
 from shared.arena import Arena, PageState
+from shared.urgency import Order
 
 RUN_PAGES = 64  # copied at once: a more urgent load waits for no more
 
 
 @dataclass(order=True, slots=True)
 class LoadRun:
-    """Pages of one layer to copy, demand before prefetch, low layers before high ones.
+    """Pages of one layer to copy.
 
     Attributes:
         deadline_ns: what has not come by then fails.
     """
 
-    order: tuple[bool, int, int]
+    order: Order
     loads: PageLoads = field(compare=False)
     arena: Arena = field(compare=False)
     deadline_ns: int = field(compare=False)
@@ -39,7 +40,7 @@ class LoadRun:
             arena_pages, generations, pool_pages = (each[at] for each in lists)
         else:
             arena_pages, generations, pool_pages = ([each[i] for i in at] for each in lists)
-        loads = PageLoads(old.layer, arena_pages, generations, pool_pages, old.epoch)
+        loads = PageLoads(old.priority, old.layer, arena_pages, generations, pool_pages, old.epoch)
         return replace(self, loads=loads)
 
     def states(self) -> "list[list[int]]":
@@ -53,8 +54,7 @@ class LoadQueue:
     """Not thread-safe.
 
     Args:
-        pages_max: that may wait; of more, those of prefetches are left out first, then those of
-            high layers.
+        pages_max: that may wait; of more, the least urgent are left out.
     """
 
     def __init__(self, pages_max: int) -> None:

@@ -1,9 +1,8 @@
 """Moves KV between the host's arena and the pool, beside the forward pass.
 
-One thread loads (demand before prefetch, layer 0 of everything before layer 1 of anything), one
-stores what earlier steps have computed. Readiness of an arena page is a word in the arena, looked
-at before a copy and again after it: if it changed, the bytes are not the promised ones and the load
-failed.
+One thread loads, in the order of `shared.urgency`; one stores what earlier steps have computed.
+Readiness of an arena page is a word in the arena, looked at before a copy and again after it: if it
+changed, the bytes are not the promised ones and the load failed.
 """
 
 import threading
@@ -18,6 +17,7 @@ from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import LoadQueue, LoadRun
 from shared.arena import Arena, Bytes, checksum
+from shared.urgency import load_order
 
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
 POLL_S = 100e-6  # between two looks at what has still to come
@@ -103,8 +103,7 @@ class KvMover:
     `submit_stores` with what cannot be moved.
 
     Args:
-        loads_max: loads that may wait; of more, those of prefetches fail first, then those of high
-            layers.
+        loads_max: loads that may wait; of more, the least urgent fail.
         stores_max: orders to store that may wait; one more is not carried out.
     """
 
@@ -149,7 +148,7 @@ class KvMover:
         with self._storing:
             self._arena = None
 
-    def submit_loads(self, loads: list[PageLoads], *, is_prefetch: bool) -> None:
+    def submit_loads(self, loads: list[PageLoads]) -> None:
         """Start loads; their pages count as loading from now on. Those that were promised on
         another connection fail at once, and so does what there is no room for.
         """
@@ -161,7 +160,7 @@ class KvMover:
                 unloaded += each.pool_pages
                 continue
             self._num_submitted += 1
-            order = (is_prefetch, each.layer, self._num_submitted)
+            order = load_order(each.priority, each.layer, self._num_submitted)
             with self._has_loads:
                 unloaded += self._loads.push(LoadRun(order, each, self._arena, deadline_ns))
                 self._has_loads.notify()

@@ -13,7 +13,8 @@ from shared.errors import ConfigError
 from shared.messages import OneshotVariant, Task
 
 if TYPE_CHECKING:
-    from services.worker.oneshot.torch_model import LoadedOneshot, TorchOneshot
+    from services.worker.oneshot.loaded import LoadedOneshot
+    from services.worker.oneshot.torch_model import TorchOneshot
 
 log = logging.getLogger(__name__)
 

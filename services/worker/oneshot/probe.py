@@ -1,15 +1,12 @@
 """First runs of a model just loaded: what it returns, and that padding changes nothing."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from services.worker.oneshot.inputs import Text, TextInputs
+from services.worker.oneshot.loaded import LoadedOneshot
 from shared.errors import ConfigError
-
-if TYPE_CHECKING:
-    from services.worker.oneshot.torch_model import LoadedOneshot
 
 # Short texts in long rows: there, what leaks from the padding is not lost among real tokens.
 LENGTHS = (3, 12)
@@ -21,7 +18,7 @@ SIZE = 4
 TOLERANCES = {torch.float32: 0.002, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
-def probe(loaded: "LoadedOneshot") -> int:
+def probe(loaded: LoadedOneshot) -> int:
     """Floats in one result.
 
     Raises:
@@ -40,7 +37,7 @@ def probe(loaded: "LoadedOneshot") -> int:
         raise ConfigError(f"{loaded.source!r} does not {loaded.task}: {first_line}") from error
 
 
-def _check_padding(loaded: "LoadedOneshot", texts: Sequence[Text], variant: int) -> None:
+def _check_padding(loaded: LoadedOneshot, texts: Sequence[Text], variant: int) -> None:
     exact = _result(loaded, texts, len(texts[0].tokens))
     padded = _result(loaded, texts, variant)
     # Logits near 0 are as good as 0, so they are compared to 1 at least; an embedding of any
@@ -55,7 +52,7 @@ def _check_padding(loaded: "LoadedOneshot", texts: Sequence[Text], variant: int)
         )
 
 
-def _result(loaded: "LoadedOneshot", texts: Sequence[Text], variant: int) -> torch.Tensor:
+def _result(loaded: LoadedOneshot, texts: Sequence[Text], variant: int) -> torch.Tensor:
     """What padding could change: embeddings; of other tasks logits, which probabilities hide."""
     outputs, arguments = loaded.forward(texts, variant)
     if loaded.task == "embed":

@@ -118,7 +118,7 @@ def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) ->
     disk.close()
     disk = Disk(tmp_path / "kv", MIB)
     assert disk.scan().blocks == [
-        FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100) for number in (1, 2)
+        FoundBlock(key(number), NUM_LAYERS, PAGE_BYTES, 100, NOBODY, key(0)) for number in (1, 2)
     ]
     with disk.write(now_s=150) as writer:
         writer.touch([key(1)])

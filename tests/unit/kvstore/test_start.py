@@ -55,7 +55,8 @@ def test_a_whole_database_is_kept_and_scanned_once(tmp_path: Path) -> None:
 
 
 def test_a_scan_travels_whole() -> None:
-    scan = Scan([FoundBlock(key_of(1), 65535, 2**30, 2**64 - 1), FoundBlock(key_of(2), 1, 1, 0)], 3)
+    child = FoundBlock(key_of(2), 1, 1, 0, parent=key_of(1))
+    scan = Scan([FoundBlock(key_of(1), 65535, 2**30, 2**64 - 1), child], 3)
     assert unpack_scan(pack_scan(scan)) == scan
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
+from services.worker.core.staging import PREFETCH_LOADS_MAX
 from services.worker.core.turn import TurnState
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
@@ -101,7 +102,7 @@ class TestLateAnswers:
         assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS), 0) == [ReleaseTicket(4)]
 
     def test_to_a_question_asked_before_a_preemption(self, engine: Engine) -> None:
-        engine.core.limits = new_core(prefill_tokens_max=4).limits
+        engine.core.planner.prefill_tokens_max = 4
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         engine.now_ns = turn.stage_deadline_ns
@@ -136,12 +137,25 @@ class TestLateAnswers:
 class TestPrefetch:
     def test_layer_0_of_every_session_comes_before_layer_1_of_any(self, engine: Engine) -> None:
         other = keys_of(list(range(300, 304)))
-        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 1, LATER_NS)
-        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 2, LATER_NS)
+        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 0, LATER_NS)
+        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 1, LATER_NS)
         effects = engine.core.stager.pump(engine.now_ns)
         assert [layer for layer, _ in started(effects)] == [0, 0, 0, 1, 1, 1]
         keys = [block.key for block in engine.core.pool.blocks.values()]
         assert keys == [*other, *KEYS[:2]], "the higher priority first"
+
+    def test_who_is_expected_with_more_urgency_is_whole_before_others_begin(
+        self, engine: Engine
+    ) -> None:
+        other = keys_of(list(range(300, 304)))
+        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 1, LATER_NS)
+        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 2, LATER_NS)
+        num_more = NUM_LAYERS + 1  # pages that may be in flight
+        engine.core.stager._num_prefetching = PREFETCH_LOADS_MAX - num_more
+        engine.core.stager.pump(engine.now_ns)
+        pool = engine.core.pool
+        present = {key: block.num_present for key, block in pool.blocks.items()}
+        assert present == {other[0]: NUM_LAYERS, KEYS[0]: 1}
 
     def test_an_expected_session_computes_only_what_is_new(self, engine: Engine) -> None:
         expect(engine, 1, KEYS)

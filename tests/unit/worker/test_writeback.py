@@ -8,7 +8,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.step import StepPlan
-from services.worker.core.writeback import LEASE_PAUSE_NS
+from services.worker.core.writeback import LEASE_PAUSE_NS, TRIES_MAX
 from shared.messages import SamplingParams
 from tests.unit.worker.driver import NUM_LAYERS, Engine, keys_of, new_core, new_turn, of_kind
 
@@ -107,13 +107,47 @@ class TestWriting:
         assert [write.key for write in engine.write()] == KEYS
         assert engine.core.writeback.num_unwritten == 2
 
-    def test_too_many_unwritten_blocks_are_given_up_oldest_first(self) -> None:
+    def test_too_many_unwritten_blocks_are_given_up_from_the_end(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
         engine.core.writeback.connect(1)
         engine.run(new_turn("t", list(range(100, 113)), sampling=ONCE))
         assert engine.core.writeback.num_given_up == 1
         blocks = engine.core.pool.blocks.values()
-        assert [block.backed for block in blocks] == [True, False, False]
+        assert [block.backed for block in blocks] == [False, False, True]
+
+    def test_what_was_given_up_is_written_when_something_follows_it(self) -> None:
+        engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect(1)
+        prompt = list(range(100, 113))
+        engine.run(new_turn("t", prompt, sampling=ONCE))
+        engine.core.on_leased(list(range(8 * NUM_LAYERS)))
+        keys = keys_of([*prompt, 9, 9, 9])
+        assert [write.key for write in engine.write()] == keys[:2]
+        engine.submit(new_turn("u", [*prompt, 9, 9, 9, 1], sampling=ONCE))
+        engine.step()
+        assert [write.key for write in engine.write()] == keys[2:], "and what it stands before"
+
+    def test_what_is_given_up_again_and_again_is_left(self) -> None:
+        engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect(1)
+        lease(engine, 32)
+        turn = new_turn("t", PROMPT, sampling=SamplingParams(max_tokens=12))
+        engine.submit(turn)
+        tried: list[bytes] = []
+        while engine.core.turns:
+            before = len(engine.effects)
+            engine.step()
+            for each in of_kind(engine.effects[before:], StoreBlocks):
+                tried += [write.key for write in each.writes]
+            engine.store_all(is_good=False)
+        keys = keys_of(turn.tokens)
+        assert [tried.count(key) for key in keys[:3]] == [TRIES_MAX, TRIES_MAX, 1]
+        engine.core.writeback.connect(2)
+        lease(engine, 32)
+        engine.submit(new_turn("u", [*turn.tokens, 1, 2, 3], sampling=ONCE))
+        engine.step()
+        again = [write.key for write in engine.write()]
+        assert again == keys_of([*turn.tokens, 1, 2, 3]), "another kvstore may take them"
 
     def test_unwritten_blocks_cannot_starve_a_turn(self) -> None:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
@@ -135,6 +169,22 @@ class TestLeases:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         assert len(engine.write()) == 2
         assert engine.effects[-1] == LeasePages(4)
+
+    def test_it_follows_the_steps_and_forgets_a_large_one(self) -> None:
+        engine = Engine(new_core(num_blocks=64, lease_target_blocks=2, stage_timeout_max_ns=0))
+        writeback = engine.core.writeback
+        writeback.connect(1)
+        engine.run(new_turn("t", list(range(1, 42)), sampling=ONCE))
+        assert of_kind(engine.effects, LeasePages) == [LeasePages(2 * NUM_LAYERS)]
+        engine.core.on_leased(list(range(2 * NUM_LAYERS)))
+        engine.now_ns += LEASE_PAUSE_NS
+        assert len(engine.write()) == 2
+        asked = of_kind(engine.effects, LeasePages)[-1].num_pages
+        assert 2 * 9 * NUM_LAYERS < asked <= 2 * 10 * NUM_LAYERS
+        engine.core.on_leased(list(range(100, 100 + asked)))
+        for _ in range(200):
+            engine.plan()
+        assert writeback._pages_wanted == 2 * NUM_LAYERS
 
     def test_a_kvstore_without_room_is_asked_again_after_a_pause(self, engine: Engine) -> None:
         writeback = engine.core.writeback

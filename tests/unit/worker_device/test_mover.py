@@ -15,6 +15,7 @@ from services.worker.device.load_queue import RUN_PAGES
 from services.worker.device.mover import HostCopier, KvMover, Loaded, Moved, MoverGone, Stored
 from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BlockKey
+from shared.urgency import DEMAND_PRIORITY
 
 EPOCH = 3
 PAGES = 8
@@ -63,7 +64,7 @@ def block_write(number: int, pool_pages: list[int], arena_pages: list[int]) -> B
 
 def test_a_page_is_copied_once_its_word_says_ready(setup: Setup) -> None:
     setup.arena.set_word(2, 7, PageState.FILLING)
-    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], EPOCH)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH)])
     assert not setup.mover.gate.wait([5], 1_000_000)
     setup.arena.pages[2] = 9
     setup.arena.set_word(2, 7, PageState.READY)
@@ -83,7 +84,7 @@ def test_other_bytes_than_the_promised_ones_fail(
     setup: Setup, generation: int, state: PageState, epoch: int
 ) -> None:
     setup.arena.set_word(2, generation, state)
-    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], epoch)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], epoch)])
     assert setup.has_ended.wait(5)
     assert setup.ended == [([], [5])]
     assert not setup.mover.gate.wait([5], 0)
@@ -145,12 +146,12 @@ def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Set
     mover = KvMover(HostCopier(setup.pool), PageGate(PAGES), on_moved, loads_max=2)
     mover.attach(setup.arena, EPOCH)
     with mover._has_loads:  # the thread takes nothing meanwhile
-        mover.submit_loads([PageLoads(0, [0], [1], [0], EPOCH)], is_prefetch=True)
-        mover.submit_loads([PageLoads(2, [1], [1], [1], EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(1, 0, [0], [1], [0], EPOCH)])
+        mover.submit_loads([PageLoads(DEMAND_PRIORITY, 2, [1], [1], [1], EPOCH)])
         assert ended == []
-        mover.submit_loads([PageLoads(1, [2], [1], [2], EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(DEMAND_PRIORITY, 1, [2], [1], [2], EPOCH)])
         assert ended == [0]
-        mover.submit_loads([PageLoads(0, [3], [1], [3], EPOCH)], is_prefetch=False)
+        mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [3], [1], [3], EPOCH)])
         assert ended == [0, 1]
     mover.close()
 
@@ -171,7 +172,7 @@ def test_a_page_that_becomes_ready_between_two_looks_is_no_failure(
     arena = FlippingArena.create(tmp_path / "flipping", PAGES, PAGE_BYTES)
     setup.mover.attach(arena, EPOCH)
     arena.set_word(2, 7, PageState.FILLING)
-    setup.mover.submit_loads([PageLoads(0, [2], [7], [5], EPOCH)], is_prefetch=False)
+    setup.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH)])
     assert setup.has_ended.wait(5)
     assert setup.ended == [([5], [])]
 
@@ -187,8 +188,8 @@ def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup
     for page in slow:
         arena.set_word(page, 7, PageState.FILLING)
     arena.set_word(last, 7, PageState.READY)
-    mover.submit_loads([PageLoads(0, slow, [7] * len(slow), slow, EPOCH)], is_prefetch=False)
-    mover.submit_loads([PageLoads(1, [last], [7], [last], EPOCH)], is_prefetch=True)
+    mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, slow, [7] * len(slow), slow, EPOCH)])
+    mover.submit_loads([PageLoads(1, 1, [last], [7], [last], EPOCH)])
     moved = ended.get(timeout=30)
     assert isinstance(moved, Loaded) and (moved.good, moved.bad) == ([last], [])
     for page in slow:

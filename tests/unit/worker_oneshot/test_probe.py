@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from services.worker.oneshot.inputs import Text, TextInputs
-from services.worker.oneshot.torch_model import TOKENS_MAX, LoadedOneshot, load_oneshot
+from services.worker.oneshot.loaded import LoadedOneshot
+from services.worker.oneshot.torch_model import TOKENS_MAX, load_oneshot
 from shared.errors import ConfigError
 from shared.messages import Task
 from tests.unit.worker_oneshot.models import HIDDEN, POSITIONS, VOCAB, bert_config, save

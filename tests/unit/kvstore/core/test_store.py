@@ -15,6 +15,7 @@ from services.kvstore.core import (
 from services.kvstore.core.workers import HEARD_MAX
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
+from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
     LAYERS,
@@ -84,8 +85,8 @@ def test_layer_0_of_every_session_comes_before_layer_1_of_any_and_turns_before_a
         host.store(chain(sequence, 2))
     host.evict_all()
     host.stage(0, 1)  # goes to the loader at once
-    host.stage(1, 2, priority=0)
-    host.stage(2, 1, priority=1)
+    host.stage(1, 2, priority=1)
+    host.stage(2, 1, priority=DEMAND_PRIORITY)
     host.finish_load()
     order = []
     while host.loads:
@@ -211,7 +212,7 @@ def test_the_disk_keeps_its_size_and_age() -> None:
     host.release(staged.ticket)
     assert TouchBlocks([key_of(0, 0)]) in host.effects
     host.store([(1, 0)])
-    assert set(host.core.disk.keys) == {key_of(0, 0), key_of(0, 2), key_of(1, 0)}
+    assert set(host.core.disk.keys) == {key_of(0, 0), key_of(0, 1), key_of(1, 0)}
     host.now_ns = 1100
     host.perform(host.core.on_tick(host.now_ns))
     assert set(host.core.disk.keys) == {key_of(0, 0), key_of(1, 0)}

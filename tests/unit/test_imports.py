@@ -1,0 +1,58 @@
+"""Modules stand on one another in one direction: what imports something is not imported by it, not
+even for its types.
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("cli", "kernels", "services", "shared")
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Files by module name."""
+    files = (file for place in PLACES for file in (root / place).rglob("*.py"))
+    names = {".".join(file.relative_to(root).with_suffix("").parts): file for file in files}
+    return {name.removesuffix(".__init__"): file for name, file in names.items()}
+
+
+def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Modules of ours that a file imports, under whatever condition."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in inner if name in known)
+            if any(name not in known for name in inner):
+                yield node.module
+
+
+def order(root: Path) -> list[str]:
+    """The modules, each behind those that it imports.
+
+    Raises:
+        CycleError: some import one another.
+    """
+    known = modules(root)
+    graph = {name: {*imported(file, known)} - {name} for name, file in known.items()}
+    return list(TopologicalSorter(graph).static_order())
+
+
+def test_no_module_imports_what_imports_it() -> None:
+    assert len(order(ROOT)) > 200
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    for place in PLACES:
+        (tmp_path / place).mkdir()
+    (tmp_path / "shared" / "__init__.py").write_text("")
+    (tmp_path / "shared" / "a.py").write_text("import shared.b\n")
+    hidden = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from shared.a import A\n"
+    (tmp_path / "shared" / "b.py").write_text(hidden)
+    with pytest.raises(CycleError, match=r"shared\.a"):
+        order(tmp_path)
