@@ -25,6 +25,7 @@ def check_worker(worker: "Worker") -> None:
     core = worker.core
     pool = core.pool
     places: list[int] = pool._free[: pool.num_free].tolist()
+    table: list[list[int]] = pool.table.tolist()
     rows = list(pool._free_rows)
     refs: Counter[int] = Counter()
     turns = [*core.running, *core.waiting]
@@ -32,19 +33,19 @@ def check_worker(worker: "Worker") -> None:
         refs.update(id(block) for block in turn.blocks[: turn.num_shared])
         rows += [block.row for block in turn.blocks[turn.num_shared :]]
         for block in turn.blocks[turn.num_shared :]:
-            places += pool.pages_of(block)
+            places += table[block.row]
     num_clean = 0
     for block in pool.blocks.values():
         rows.append(block.row)
-        pages = pool.pages_of(block)
-        present = [page for page in pages if page != NO_PAGE]
+        pages = table[block.row]
+        present = [page for page in pages if page != NO_PAGE] if NO_PAGE in pages else pages
         places += present
         assert len(present) == block.num_present
         assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
         num_clean += _check_block(core, block, pages)
     places.sort()
     assert places == list(range(pool.num_pages)), "a page is lost or in two places"
-    assert sorted(rows) == list(range(len(pool.table))), "a row is lost or of two blocks"
+    assert len(rows) == len(set(rows)) == len(table), "a row is lost or of two blocks"
     assert pool.num_clean == num_clean, "num_clean is wrong"
     assert len(core.running) <= core.limits.turns_running_max
     _check_turns(core, turns, has_plan=worker.device.plan is not None)

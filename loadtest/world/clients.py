@@ -262,7 +262,8 @@ class Clients:
         think_ns = self._random.randrange(2 * SECOND) // (8 if self._world.is_crowded else 1)
         if self._random.random() < 0.6:
             self._advise(session, think_ns)
-        if self._random.random() < 0.2:  # or only as the turn comes, or too late
+        # Or only as the turn comes, or too late, which matters where history is slow to come.
+        if self._random.random() < (0.8 if self._world.is_crowded else 0.2):
             late_ns = max(think_ns + self._random.randrange(-50, 100) * MS, 0)
             self._world.timeline.after(late_ns, lambda: self._advise(session, 0))
         self._ask_in(think_ns, session)

@@ -21,7 +21,7 @@ from shared.ids import HostId, JobId, TurnId, WorkerId
 from shared.messages import AdvisoryKey, TurnStart
 
 SAMPLE_NS = 500 * MS
-CROWDED_SHARE = 0.15  # of worlds: twice as many sessions, all busy, on one small worker, and
+CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
 DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
 
