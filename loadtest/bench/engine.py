@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -53,8 +53,6 @@ def run(argv: list[str]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.replay is not None:
         return replay(load_model(source, device, "auto"), args.replay)
-    if args.record is not None:
-        args.record.write_bytes(b"")
     ours = _Ours(source, device, args)
     theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
     figures: dict[str, Any] = {"ours": {}, "transformers": {}, "ratio": {}}
@@ -156,7 +154,7 @@ class _Ours:
         tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
         num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
         self._executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
-        self._record: Path | None = args.record
+        self._record = None if args.record is None else _open_new(args.record)
         self._executor.warm_up()
         self._num_turns = 0
 
@@ -181,6 +179,8 @@ class _Ours:
         return length / (time.perf_counter() - started)
 
     def close(self) -> None:
+        if self._record is not None:
+            self._record.close()
         self._executor.close()
 
     def _core(self, prefill_tokens_max: int) -> EngineCore:
@@ -214,9 +214,15 @@ class _Ours:
         assert plan is not None, "turns are left"
         result = self._executor.execute(plan)
         if self._record is not None:
-            with self._record.open("ab") as file:
-                write_step(file, plan, result)
+            write_step(self._record, plan, result)
         core.on_step(result, time.monotonic_ns())
+
+
+def _open_new(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise InvalidRequest(f"cannot write the recording {path}: {error}") from None
 
 
 class _Transformers:

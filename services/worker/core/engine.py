@@ -274,7 +274,7 @@ class EngineCore:
         if self.limits.prefill_admission == "eager":
             return EAGER
         ready = [turn for turn in self.waiting if turn.state is not TurnState.STAGING]
-        under_way = [turn for turn in self.running if turn.num_computed < len(turn.tokens) - 1]
+        under_way = [turn for turn in self.running if not turn.is_decoding]
         num_running = len(self.running)
         layers = self.pool.num_layers
         view = AdmissionView(
@@ -339,8 +339,7 @@ class EngineCore:
     def _end(self, turn: Turn, reason: FinishReason) -> list[Effect]:
         """A turn leaves; its blocks stay as clean copies for whoever needs them or their room."""
         del self.turns[turn.turn_id]
-        self.queue.remove(turn)
-        return [*self.history.release(turn), ended(turn, reason)]
+        return self._let_go(turn, reason)
 
     def _end_or_defer(self, turn: Turn) -> list[Effect]:
         """End a turn now, or after the step that runs it."""
@@ -352,8 +351,11 @@ class EngineCore:
 
     def _finish_ended(self, turn: Turn) -> list[Effect]:
         del self._ended_in_flight[turn.turn_id]
+        return self._let_go(turn, "cancelled")
+
+    def _let_go(self, turn: Turn, reason: FinishReason) -> list[Effect]:
         self.queue.remove(turn)
-        return [*self.history.release(turn), ended(turn, "cancelled")]
+        return [*self.history.release(turn), ended(turn, reason)]
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         """Let the speed estimates learn from a step."""

@@ -108,9 +108,14 @@ class StepPlan:
         return len(self.tokens)
 
     @property
+    def lengths(self) -> Ints:
+        """int32 [R]: new tokens of each row."""
+        return np.diff(self.query_starts)
+
+    @property
     def num_decodes(self) -> int:
         """Rows of one token; all others are chunks of prompts."""
-        return int(np.count_nonzero(np.diff(self.query_starts) == 1))
+        return int(np.count_nonzero(self.lengths == 1))
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -118,7 +123,7 @@ class StepPlan:
 
     def rows(self) -> list[PlannedRow]:
         """The rows, one by one."""
-        lengths: list[int] = np.diff(self.query_starts).tolist()
+        lengths: list[int] = self.lengths.tolist()
         ends: list[int] = self.context_lens.tolist()
         return [
             PlannedRow(turn_id, end - length, end, sampling is not None)
@@ -129,9 +134,8 @@ class StepPlan:
 
     def positions(self) -> Ints:
         """int32 [T]: of each new token in its turn."""
-        lengths = np.diff(self.query_starts)
         shifts = self.context_lens - self.query_starts[1:]
-        return np.arange(self.num_tokens, dtype=np.int32) + np.repeat(shifts, lengths)
+        return np.arange(self.num_tokens, dtype=np.int32) + np.repeat(shifts, self.lengths)
 
     def alone(self, row: int) -> "StepPlan":
         """The part of it that is of one row."""

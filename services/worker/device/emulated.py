@@ -92,7 +92,7 @@ class EmulatedExecutor:
 
     def _compute(self, plan: StepPlan) -> None:
         positions = plan.positions()
-        slots = np.repeat(plan.slots, np.diff(plan.query_starts))
+        slots = np.repeat(plan.slots, plan.lengths)
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
         self._pool[pages, positions % BLOCK_TOKENS] = plan.tokens
 

@@ -4,6 +4,7 @@ Pages that wait for their bytes stand beside the queue, not in it: a session on 
 nobody waiting whose pages are there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -32,18 +33,19 @@ class LoadRun:
     def __len__(self) -> int:
         return len(self.loads.pool_pages)
 
-    def part(self, at: "list[int] | slice") -> "LoadRun":
-        """Some of its pages."""
+    def part(self, at: Sequence[int]) -> "LoadRun":
+        """Its pages at these places."""
         old = self.loads
-        lists = (old.arena_pages, old.generations, old.pool_pages)
-        if isinstance(at, slice):
-            arena_pages, generations, pool_pages = (each[at] for each in lists)
-        else:
-            arena_pages, generations, pool_pages = ([each[i] for i in at] for each in lists)
-        loads = PageLoads(old.priority, old.layer, arena_pages, generations, pool_pages, old.epoch)
+        arena_pages, generations, pool_pages = (
+            [each[place] for place in at]
+            for each in (old.arena_pages, old.generations, old.pool_pages)
+        )
+        loads = replace(
+            old, arena_pages=arena_pages, generations=generations, pool_pages=pool_pages
+        )
         return replace(self, loads=loads)
 
-    def states(self) -> "list[list[int]]":
+    def states(self) -> list[list[int]]:
         """Which of its pages are there, are still to come, and will not come: places in it."""
         found = self.arena.promises(self.loads.arena_pages, self.loads.generations)
         kinds = (PageState.READY, PageState.FILLING, PageState.BAD)
@@ -82,8 +84,8 @@ class LoadQueue:
             return None
         run = heappop(self._runs)
         if len(run) > RUN_PAGES:
-            heappush(self._runs, run.part(slice(RUN_PAGES, None)))
-            run = run.part(slice(RUN_PAGES))
+            heappush(self._runs, run.part(range(RUN_PAGES, len(run))))
+            run = run.part(range(RUN_PAGES))
         self._num_pages -= len(run)
         return run
 
@@ -115,7 +117,7 @@ class LoadQueue:
         runs[:] = [run for run in runs if run is not least]
         num_kept = max(len(least) - num_pages, 0)
         if num_kept:
-            runs.append(least.part(slice(num_kept)))
+            runs.append(least.part(range(num_kept)))
         heapify(self._runs)
         left_out = least.loads.pool_pages[num_kept:]
         self._num_pages -= len(left_out)

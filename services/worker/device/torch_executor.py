@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from kernels.paged_attention import RaggedBatch
@@ -86,7 +85,7 @@ class TorchExecutor:
         device = self._model.device
         self._tables.enter(plan.entries)
         positions = torch.from_numpy(plan.positions()).long()
-        lengths = torch.from_numpy(np.diff(plan.query_starts)).long()
+        lengths = torch.from_numpy(plan.lengths).long()
         slots = torch.from_numpy(plan.slots).long().repeat_interleave(lengths).to(device)
         tables = torch.from_numpy(self._tables.pages).to(device)
         return StepContext(
