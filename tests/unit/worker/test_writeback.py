@@ -182,6 +182,8 @@ class TestLeases:
         asked = of_kind(engine.effects, LeasePages)[-1].num_pages
         assert 2 * 9 * NUM_LAYERS < asked <= 2 * 10 * NUM_LAYERS
         engine.core.on_leased(list(range(100, 100 + asked)))
+        engine.plan()
+        assert writeback._pages_wanted > 2 * 9 * NUM_LAYERS, "the next large step may come soon"
         for _ in range(200):
             engine.plan()
         assert writeback._pages_wanted == 2 * NUM_LAYERS
