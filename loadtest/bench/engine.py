@@ -2,18 +2,19 @@
 
 Decode: milliseconds a step at each batch size, every sequence `--context` tokens long. Prefill:
 prompt tokens a second. Both sides run in turns in one process, so that a noisy machine is noisy for
-both; transformers runs with its eager and its SDPA attention, and the faster one counts.
+both; transformers runs with its eager and its SDPA attention, and the faster one counts. "In turn"
+is ours without planning a step while another one runs; the device's idle share is of both.
 
 `--record FILE` writes every step of ours, to be run again on any device and by any release:
 `--replay FILE` runs them, without core and without transformers, and compares the tokens.
 """
 
 import argparse
-import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,24 +22,20 @@ from typing import Any, BinaryIO
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from loadtest.local_engine import LocalEngine, some_prompt
 from loadtest.models import add_model_options, model_source, shape_of
-from services.worker.core.engine import EngineCore
-from services.worker.core.limits import EngineLimits
-from services.worker.core.pages import PagePool
 from services.worker.core.recording import RecordedStep, read_steps, write_step
-from services.worker.core.turn import Turn
+from services.worker.core.step import StepPlan, StepResult
+from services.worker.device.executor import Executor
 from services.worker.device.model import LoadedModel, load_model
 from services.worker.device.torch_executor import TorchExecutor
-from shared.blocks import root_key
 from shared.errors import InvalidRequest
-from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
-from shared.messages import SamplingParams
 
 ROUNDS = 3
 
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Measure and return ``{"ours": {...}, "transformers": {...}, "ratio": {...}}``."""
+    """Measure and return ``{"ours": {...}, "transformers": {...}, "ratio": {...}, ...}``."""
     parser = argparse.ArgumentParser(prog="symphony bench engine", description=__doc__)
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--context", type=int, default=512)
@@ -55,13 +52,18 @@ def run(argv: list[str]) -> dict[str, Any]:
         return replay(load_model(source, device, "auto"), args.replay)
     ours = _Ours(source, device, args)
     theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
-    figures: dict[str, Any] = {"ours": {}, "transformers": {}, "ratio": {}}
-    sides: dict[str, Any] = {"ours": ours, **theirs}
+    figures: dict[str, Any] = {
+        "ours": {}, "transformers": {}, "ratio": {}, "in_turn": {}, "device_idle_share": {},
+    }  # fmt: skip
+    sides: dict[str, Any] = {"ours": ours, "in turn": _InTurn(ours), **theirs}
     for batch in (int(size) for size in args.batch.split(",")):
         key = f"decode_ms_batch_{batch}"
         decode = partial(_decode_ms, batch=batch, context=args.context, steps=args.steps)
         samples = _interleave(sides, decode)
         _enter(figures, key, samples, min)
+        shares = {name: round(share, 4) for name, share in ours.idle_shares.items()}
+        figures["device_idle_share"][f"batch_{batch}"] = shares
+    del sides["in turn"]
     samples = _interleave(sides, lambda side: side.prefill_tokens_per_s(args.prompt))
     _enter(figures, "prefill_tokens_per_s", samples, max)
     ours.close()
@@ -142,40 +144,48 @@ def _enter(
     figures["transformers"][key] = round(theirs, 2)
     speedup = theirs / samples["ours"] if best is min else samples["ours"] / theirs
     figures["ratio"][key] = round(speedup, 2)
+    if "in turn" in samples:
+        figures["in_turn"][key] = round(samples["in turn"], 2)
     print(key, {k: round(v, 2) for k, v in samples.items()}, file=sys.stderr, flush=True)
 
 
 class _Ours:
-    """The production core and executor, without a network."""
+    """The production core, step loop and executor, without a network.
+
+    Attributes:
+        idle_shares: of the latest decodes' time, in which the device waited between steps.
+    """
 
     def __init__(self, source: str, device: str, args: argparse.Namespace) -> None:
         model = load_model(source, device, "auto")
         self._vocab_size = shape_of(source).vocab_size
         tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
         num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
-        self._executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
+        executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
+        executor.warm_up()
         self._record = None if args.record is None else _open_new(args.record)
-        self._executor.warm_up()
-        self._num_turns = 0
+        self._executor = executor if self._record is None else _Recorder(executor, self._record)
+        self._num_prompts = 0
+        self.idle_shares: dict[str, float] = {}
 
-    def decode_ms(self, batch: int, context: int, steps: int) -> float:
-        core = self._core(64 * 1024)
+    def decode_ms(self, batch: int, context: int, steps: int, steps_ahead_max: int = 1) -> float:
+        engine = LocalEngine(self._executor, 64 * 1024, steps_ahead_max)
         for _ in range(batch):
-            self._submit(core, context, steps + 3)
-        while any(turn.num_generated < 1 for turn in core.turns.values()):
-            self._step(core)
-        self._step(core)
-        started = time.perf_counter()
-        for _ in range(steps):
-            self._step(core)
-        return (time.perf_counter() - started) / steps * 1e3
+            engine.submit(self._prompt(context), steps + 2)
+        engine.run()
+        # All prompts fit in one step; the first decode is warm-up.
+        at_ns = [at_ns for at_ns, num_tokens in engine.said[1:] if num_tokens == batch]
+        assert len(at_ns) == steps + 1, "turns did not stay together"
+        device = engine.core.device_time
+        name = "ahead" if steps_ahead_max else "in turn"
+        self.idle_shares[name] = device.idle_ns / (device.busy_ns + device.idle_ns)
+        return (at_ns[-1] - at_ns[0]) / steps / 1e6
 
     def prefill_tokens_per_s(self, length: int) -> float:
-        core = self._core(self._executor.prefill_tokens_max)
-        self._submit(core, length, 1)
+        engine = LocalEngine(self._executor, self._executor.prefill_tokens_max)
         started = time.perf_counter()
-        while core.turns:
-            self._step(core)
+        engine.submit(self._prompt(length), 1)
+        engine.run()
         return length / (time.perf_counter() - started)
 
     def close(self) -> None:
@@ -183,39 +193,41 @@ class _Ours:
             self._record.close()
         self._executor.close()
 
-    def _core(self, prefill_tokens_max: int) -> EngineCore:
-        info = self._executor.info
-        limits = EngineLimits(
-            max_model_len=info.max_model_len, prefill_tokens_max=prefill_tokens_max
-        )
-        pool = PagePool(info.num_pages, info.num_layers)
-        return EngineCore(limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens)
+    def _prompt(self, length: int) -> list[int]:
+        self._num_prompts += 1
+        return some_prompt(self._num_prompts, length, self._vocab_size)
 
-    def _submit(self, core: EngineCore, length: int, max_tokens: int) -> None:
-        self._num_turns += 1
-        info = self._executor.info
-        turn = Turn(
-            turn_id=TurnId(str(self._num_turns)),
-            attempt=1,
-            frontend_id=FrontendId("bench"),
-            tenant=DEFAULT_TENANT,
-            session_id=None,
-            root=root_key(info.fingerprint, "bench"),
-            tokens=_prompt(self._num_turns, length, self._vocab_size),
-            num_generated_before=0,
-            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
-            arrived_at_ns=0,
-            block_tokens=info.block_tokens,
-        )
-        core.on_turn(turn, time.monotonic_ns())
 
-    def _step(self, core: EngineCore) -> None:
-        plan, _ = core.plan_step(time.monotonic_ns())
-        assert plan is not None, "turns are left"
+@dataclass(slots=True)
+class _InTurn:
+    """Our side without planning ahead."""
+
+    ours: _Ours
+
+    def decode_ms(self, batch: int, context: int, steps: int) -> float:
+        return self.ours.decode_ms(batch, context, steps, steps_ahead_max=0)
+
+
+class _Recorder:
+    """An executor that writes down what it runs."""
+
+    def __init__(self, executor: Executor, file: BinaryIO) -> None:
+        self._executor = executor
+        self._file = file
+        self.info = executor.info
+        self.prefill_tokens_max = executor.prefill_tokens_max
+        self.mover = executor.mover
+
+    def execute(self, plan: StepPlan) -> StepResult:
         result = self._executor.execute(plan)
-        if self._record is not None:
-            write_step(self._record, plan, result)
-        core.on_step(result, time.monotonic_ns())
+        write_step(self._file, plan, result)
+        return result
+
+    def check_device(self) -> None:
+        self._executor.check_device()
+
+    def close(self) -> None:
+        self._executor.close()
 
 
 def _open_new(path: Path) -> BinaryIO:
@@ -237,7 +249,7 @@ class _Transformers:
     @torch.inference_mode()
     def decode_ms(self, batch: int, context: int, steps: int) -> float:
         cache = DynamicCache()
-        ids = torch.tensor([_prompt(n, context, self._vocab_size) for n in range(batch)])
+        ids = torch.tensor([some_prompt(n, context, self._vocab_size) for n in range(batch)])
         ids = ids.to(self._model.device)
         chunk = 128  # a whole batched prefill at once would need gigabytes for its scores
         for start in range(0, context, chunk):
@@ -252,7 +264,7 @@ class _Transformers:
 
     @torch.inference_mode()
     def prefill_tokens_per_s(self, length: int) -> float:
-        ids = torch.tensor([_prompt(1, length, self._vocab_size)]).to(self._model.device)
+        ids = torch.tensor([some_prompt(1, length, self._vocab_size)]).to(self._model.device)
         started = time.perf_counter()
         self._forward(ids, DynamicCache()).tolist()
         return length / (time.perf_counter() - started)
@@ -261,8 +273,3 @@ class _Transformers:
         logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         token: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return token
-
-
-def _prompt(seed: int, length: int, vocab_size: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(vocab_size) for _ in range(length)]

@@ -34,6 +34,9 @@ def check_worker(worker: "Worker") -> None:
         rows += [block.row for block in turn.blocks[turn.num_shared :]]
         for block in turn.blocks[turn.num_shared :]:
             places += table[block.row]
+    for block in (block for planned in core.flights for block in planned.retired):
+        rows.append(block.row)
+        places += table[block.row]
     num_clean = 0
     for block in pool.blocks.values():
         rows.append(block.row)
@@ -48,7 +51,7 @@ def check_worker(worker: "Worker") -> None:
     assert len(rows) == len(set(rows)) == len(table), "a row is lost or of two blocks"
     assert pool.num_clean == num_clean, "num_clean is wrong"
     assert len(core.running) <= core.limits.turns_running_max
-    _check_turns(core, turns, has_plan=worker.device.plan is not None)
+    _check_turns(core, turns)
 
 
 def _check_block(core: EngineCore, block: Block, pages: list[int]) -> int:
@@ -67,13 +70,13 @@ def _check_block(core: EngineCore, block: Block, pages: list[int]) -> int:
 
 def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
     """Called before the core hears of a step's end; what it returns, after that."""
-    planned = core._in_flight
-    assert planned is not None
+    planned = core.flights[0]
     late: list[tuple[Turn, list[Block]]] = []
     own: list[tuple[Turn, int]] = []
     for index, turn in enumerate(planned.turns):
-        if index in result.failed:
-            late.append((turn, [block for block in turn.blocks if block.loading]))
+        if index in result.failed or turn.is_void:
+            if turn.num_flights == 1:  # it starts again now
+                late.append((turn, [block for block in turn.blocks if block.loading]))
         elif index not in result.broken:
             own.append((turn, turn.num_shared))
 
@@ -88,13 +91,14 @@ def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
     return check
 
 
-def _check_turns(core: EngineCore, turns: list[Turn], *, has_plan: bool) -> None:
+def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
     live = {id(turn) for turn in core.turns.values()}
-    ended = {id(turn) for turn in core._ended_in_flight.values()}
+    leaving = {id(turn) for turn in core._leaving}
     held = {id(turn) for turn in turns}
+    in_flight = {id(turn) for planned in core.flights for turn in planned.turns}
     assert len(held) == len(turns), "a turn is queued twice"
-    assert live | ended == held and not live & ended, "a turn is in no queue"
-    assert has_plan or not ended, "an ended turn lingers"
+    assert live | leaving == held and not live & leaving, "a turn is in no queue"
+    assert leaving <= in_flight, "a turn that ended lingers"
 
 
 def check_kvstore(kvstore: "Kvstore") -> None:
@@ -156,7 +160,7 @@ def check_rest(world: "World") -> None:
 
 def _check_idle(worker: "Worker") -> None:
     core, stager = worker.core, worker.core.stager
-    assert worker.device.plan is None, f"{worker.name} still computes"
+    assert not worker.device.is_busy and not core.flights, f"{worker.name} still computes"
     assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
     assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
     assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"

@@ -1,6 +1,7 @@
 """A worker's device: pool memory by what it holds, loads from the arena, and the forward pass."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,23 +30,28 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
 LOAD_NS = STORE_NS = 500 * US
+NONSENSE = 21  # what a row gives whose turn's row before it failed
 SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND  # of pages: the thread has no core for a while
 
 
 @dataclass(slots=True)
 class _Step:
-    """The step under way.
+    """A step that runs, or waits for the one before it.
 
     Attributes:
         turns: whose rows they are; a real device does not know.
+        tokens: of each row's turn, up to its new ones.
         awaited: pool pages that it waits for, with the rows that do.
+        void: rows whose turn's row failed in the step before: nobody may look at what they give.
     """
 
     plan: StepPlan
     turns: list[Turn]
-    awaited: dict[int, list[int]]
-    failed: set[int]
-    started_at_ns: int
+    tokens: list[list[int]] = field(default_factory=list)
+    awaited: dict[int, list[int]] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    void: set[int] = field(default_factory=set)
+    started_at_ns: int = 0
     is_computed: bool = False
 
 
@@ -64,16 +70,11 @@ class Device:
         self._copying: set[int] = set()  # of those, whose end is settled
         self._arena: ArenaMemory | None = None
         self._epoch = 0
-        self._step: _Step | None = None
+        self._steps: deque[_Step] = deque()  # the first one runs
 
     @property
     def is_busy(self) -> bool:
-        return self._step is not None
-
-    @property
-    def plan(self) -> StepPlan | None:
-        """Of the step under way."""
-        return None if self._step is None else self._step.plan
+        return bool(self._steps)
 
     def attach(self, arena: ArenaMemory, epoch: int) -> None:
         """Use this arena from now on; what is under way keeps the old."""
@@ -129,10 +130,11 @@ class Device:
     def _settle(self, page: int, *, is_good: bool) -> None:
         del self._loading[page]
         self._copying.discard(page)
-        if self._step is not None and page in self._step.awaited:
-            rows = self._step.awaited.pop(page)
+        step = self._steps[0] if self._steps else None
+        if step is not None and page in step.awaited:
+            rows = step.awaited.pop(page)
             if not is_good:
-                self._step.failed.update(rows)
+                step.failed.update(rows)
             self._end_if_over()
         self._worker.on_loaded(page, is_good=is_good)
 
@@ -164,32 +166,41 @@ class Device:
     # Steps.
 
     def start(self, plan: StepPlan) -> None:
-        """Run a step; it ends with `Worker.on_step`."""
-        assert self._step is None
-        worker, model = self._worker, self._model
-        planned = worker.core._in_flight
-        assert planned is not None and planned.plan is plan
-        awaited: dict[int, list[int]] = {}
-        failed: set[int] = set()
+        """Run a step after those that were given before; it ends with `Worker.on_step`."""
+        planned = self._worker.core.flights[-1]
+        assert planned.plan is plan
+        self._steps.append(_Step(plan, planned.turns))
+        if len(self._steps) == 1:
+            self._begin(set())
+
+    def _begin(self, void_slots: set[int]) -> None:
+        """Run the first step that waits. What it carries over is chosen by now, but for the turns
+        in these slots."""
+        worker, model, step = self._worker, self._model, self._steps[0]
+        plan = step.plan
+        step.started_at_ns = worker.now_ns
         self._tables.enter(plan.entries)
-        for index, (row, turn) in enumerate(zip(plan.rows(), planned.turns, strict=True)):
+        new, starts = self._tables.tokens(plan).tolist(), plan.query_starts.tolist()
+        slots: list[int] = plan.slots.tolist()
+        for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
+            step.tokens.append([*turn.tokens[: row.start], *new[starts[index] : starts[index + 1]]])
+            if slots[index] in void_slots:
+                step.void.add(index)
             if index in plan.awaited:
                 num_blocks = row.start // model.block_tokens
-                for page in self._tables.pages[:, turn.slot, :num_blocks].ravel().tolist():
+                for page in self._tables.pages[:, slots[index], :num_blocks].ravel().tolist():
                     if page in self._loading:
-                        awaited.setdefault(page, []).append(index)
+                        step.awaited.setdefault(page, []).append(index)
                     elif page not in self._memory:
-                        failed.add(index)
-            self._write_new(turn, row)
-        self._step = _Step(plan, planned.turns, awaited, failed, worker.now_ns)
+                        step.failed.add(index)
+            self._write_new(turn, row, slots[index], step.tokens[index])
         duration_ns = model.step_ns + model.token_ns * plan.num_tokens
-        if any(turn.sampling.seed == KILLER for turn in planned.turns):
+        if any(turn.sampling.seed == KILLER for turn in step.turns):
             worker.later(worker.world.random.randrange(duration_ns), worker.die_of_poison)
         worker.later(duration_ns, self._computed)
 
     def _computed(self) -> None:
-        step = self._step
-        assert step is not None
+        step = self._steps[0]
         step.is_computed = True
         if step.awaited:
             self._worker.later(STALL_TIMEOUT_NS, partial(self._give_up, step))
@@ -197,42 +208,51 @@ class Device:
 
     def _give_up(self, step: _Step) -> None:
         """A layer that keeps the pass waiting is given up."""
-        if self._step is step:
+        if self._steps and self._steps[0] is step:
             for rows in step.awaited.values():
                 step.failed.update(rows)
             step.awaited.clear()
             self._end_if_over()
 
     def _end_if_over(self) -> None:
-        step = self._step
+        step = self._steps[0] if self._steps else None
         if step is None or not step.is_computed or step.awaited:
             return
         plan = step.plan
+        slots: list[int] = plan.slots.tolist()
+        void_slots: set[int] = set()
         result = StepResult([], step.failed, duration_ns=self._worker.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self._model.num_layers
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
             if turn.sampling.seed == BREAKER:
                 result.broken[index] = "it cannot be computed"
-            if index in step.failed or index in result.broken:
-                result.sampled.append(None)
+            if index in step.failed or index in result.broken or index in step.void:
+                void_slots.add(slots[index])
+                self._spoil(slots[index], row)
+                is_told = index in step.void and index not in step.failed
+                result.sampled.append(Sampled(NONSENSE) if is_told else None)
                 continue
-            self._verify(turn, row.end)
+            tokens = step.tokens[index]
+            self._verify(turn, slots[index], tokens)
             sampled = None
             if row.is_sampled:
-                sampled = Sampled(self._model.next_token(turn.tokens, self._worker.hardware))
+                sampled = Sampled(self._model.next_token(tokens, self._worker.hardware))
             result.sampled.append(sampled)
-        self._step = None
+        self._tables.keep(plan, result.sampled)
+        self._steps.popleft()
+        if self._steps:
+            self._begin(void_slots)
         self._worker.on_step(result)
 
-    def _write_new(self, turn: Turn, row: PlannedRow) -> None:
+    def _write_new(self, turn: Turn, row: PlannedRow, slot: int, known: list[int]) -> None:
         """The KV of the row's new tokens, layer by layer."""
         size = self._model.block_tokens
-        chain = origins(self._root(turn), turn.tokens[: row.end], size)
+        chain = origins(self._root(turn), known, size)
         for number in range(row.start // size, -(-row.end // size)):
             first = number * size
-            tokens = tuple(turn.tokens[first : min(row.end, first + size)])
+            tokens = tuple(known[first : first + size])
             for layer in range(self._model.num_layers):
-                page = int(self._tables.pages[layer, turn.slot, number])
+                page = int(self._tables.pages[layer, slot, number])
                 if row.start <= first:
                     self._memory[page] = (layer, chain[number], tokens)
                 elif page in self._memory:  # behind what it should hold already
@@ -240,15 +260,22 @@ class Device:
                     kept = old[: row.start - first]
                     self._memory[page] = (old_layer, origin, kept + tokens[len(kept) :])
 
-    def _verify(self, turn: Turn, end: int) -> None:
-        """The pages of a row hold, in every layer, the KV of its own tokens up to `end`."""
+    def _spoil(self, slot: int, row: PlannedRow) -> None:
+        """What was computed from history that is not there is no KV of anything."""
         size = self._model.block_tokens
-        chain = origins(self._root(turn), turn.tokens[:end], size)
-        for number in range(-(-end // size)):
+        blocks = self._tables.pages[:, slot, row.start // size : -(-row.end // size)]
+        for page in blocks.ravel().tolist():
+            self._memory[page] = GARBAGE
+
+    def _verify(self, turn: Turn, slot: int, known: list[int]) -> None:
+        """The pages of a row hold, in every layer, the KV of its own tokens."""
+        size = self._model.block_tokens
+        chain = origins(self._root(turn), known, size)
+        for number in range(-(-len(known) // size)):
             first = number * size
-            tokens = tuple(turn.tokens[first : min(end, first + size)])
+            tokens = tuple(known[first : first + size])
             for layer in range(self._model.num_layers):
-                held = self._memory.get(int(self._tables.pages[layer, turn.slot, number]))
+                held = self._memory.get(int(self._tables.pages[layer, slot, number]))
                 assert held is not None, f"{turn.turn_id} reads garbage in block {number}"
                 held = (held[0], held[1], held[2][: len(tokens)])
                 assert held == (layer, chain[number], tokens), (

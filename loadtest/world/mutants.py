@@ -195,12 +195,29 @@ MUTANTS = (
     ),
     Mutant(
         "a failed row counts as computed", ENGINE,
-        "            elif index in result.failed:", "            elif False:",
+        "if why_broken is not None or index in result.failed:", "if why_broken is not None:",
     ),
     Mutant(
-        "a cancelled turn is ended while it runs", ENGINE,
-        "if self._in_flight is None or turn not in self._in_flight.turns:",
-        "if True:",
+        "what follows a failed row counts", ENGINE,
+        "            if not turn.is_void:\n", "            if True:\n",
+    ),
+    Mutant(
+        "a turn is ended while it runs", ENGINE,
+        "        if not turn.num_flights:\n            return self._let_go",
+        "        if True:\n            return self._let_go",
+    ),
+    Mutant(
+        "a failed turn starts again while it runs", ENGINE,
+        "            if not turn.num_flights:\n                effects += self._settle",
+        "            if True:\n                effects += self._settle",
+    ),
+    Mutant(
+        "a block is given back while a step in flight reads it", ENGINE,
+        "            self.flights[-1].retired += blocks", "            self.pool.give_back(blocks)",
+    ),
+    Mutant(
+        "a turn that leaves has computed a token that it did not take", ENGINE,
+        "turn.num_computed = min(end, len(turn.tokens))", "turn.num_computed = end",
     ),
     Mutant(
         "a bad load is good enough", STAGING,

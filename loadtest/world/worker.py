@@ -245,18 +245,22 @@ class Worker(Process):
     # The engine.
 
     def feed(self, effects: list[Effect]) -> None:
-        """Perform what an event led to, then start the next step if none is under way."""
+        """Perform what an event led to, then plan the next step if it is time."""
         self.is_touched = True
         self._perform(effects)
-        if self.device.is_busy:
-            return
-        plan, effects = self.core.plan_step(self.now_ns)
-        self._perform(effects)
-        if plan is not None:
+        at_ns = self.core.plan_at_ns()
+        while at_ns is not None and at_ns <= self.now_ns:
+            plan, effects = self.core.plan_step(self.now_ns)
+            self._perform(effects)
+            if plan is None:
+                break
             self.device.start(plan)
-            return
+            at_ns = self.core.plan_at_ns()
         self._flush()
         deadline_ns = self.core.next_deadline_ns()
+        if self.device.is_busy:
+            is_due = at_ns is not None and at_ns <= self.now_ns  # and nothing more can run now
+            deadline_ns = None if is_due else at_ns
         if deadline_ns is not None and (self._wake_at_ns is None or deadline_ns < self._wake_at_ns):
             self._wake_at_ns = deadline_ns
             self.later(max(deadline_ns - self.now_ns, 0) + 1, partial(self._wake, deadline_ns))
@@ -267,7 +271,6 @@ class Worker(Process):
         check = watch_step(self.core, result)
         self._perform(self.core.on_step(result, self.now_ns))
         check()
-        self._flush()
         self.feed([])
 
     def on_loaded(self, page: int, *, is_good: bool) -> None:

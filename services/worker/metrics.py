@@ -19,6 +19,10 @@ LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["mode
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 POISONED = counter("turns_poisoned", "Turns that could not be computed", ["model"])
 REJECTED = counter("worker_rejected", "Messages of peers that could not be used", ["what", "code"])
+DEVICE_SECONDS = counter(
+    "device_seconds", "In steps (busy), and between steps that could follow (idle)",
+    ["model", "state"],
+)  # fmt: skip
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
 
 ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
@@ -28,6 +32,7 @@ ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their s
 ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
 
 _reported: dict[tuple[Counter, str], int] = {}  # the core's totals at the last report
+_device_ns: dict[tuple[str, str], int] = {}
 
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
@@ -79,3 +84,8 @@ def report(model_id: str, core: EngineCore) -> None:
         before = _reported.get((metric, model_id), 0)
         metric.labels(model_id).inc(total - before)
         _reported[metric, model_id] = total
+    device = core.device_time
+    for state, total_ns in (("busy", device.busy_ns), ("idle", device.idle_ns)):
+        counted_ns = _device_ns.get((model_id, state), 0)
+        DEVICE_SECONDS.labels(model_id, state).inc((total_ns - counted_ns) / 1e9)
+        _device_ns[model_id, state] = total_ns

@@ -29,9 +29,9 @@ from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
 from services.worker.device.executor import Executor
-from services.worker.device.isolate import execute_isolated
 from services.worker.device.mover import Loaded, Moved, Stored
 from services.worker.kv_client import KvClient
+from services.worker.step_loop import StepLoop
 from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
@@ -50,7 +50,7 @@ from shared.messages import (
 )
 from shared.owners import OwnerKey
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
-from shared.tasks import Tasks, wait_set
+from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,6 @@ class EngineRunner:
         self._clock = clock
         self._worker_id = worker_id
         self._kv = kv
-        self._thread = thread
-        self._on_stuck = on_stuck
         self._on_progress = on_progress
         info = executor.info
         self._shape = ModelShape(
@@ -96,8 +94,7 @@ class EngineRunner:
             block_tokens=info.block_tokens,
             vocab_size=info.vocab_size,
         )
-        self._wake = asyncio.Event()
-        self._went_idle = asyncio.Event()
+        self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[TurnEnd] = []
         self._tasks = Tasks("performing an effect failed")
@@ -164,35 +161,18 @@ class EngineRunner:
         """A kvstore knows us."""
         self.executor.mover.attach(arena, epoch)
         self.core.writeback.connect(epoch)
-        self._wake.set()
+        self._steps.wake()
 
     def on_kv_disconnected(self) -> None:
         """The kvstore is away: nothing waits for it."""
         self.core.writeback.disconnect()
-        self._wake.set()
+        self._steps.wake()
 
     # The loop.
 
     async def run(self) -> None:
-        """Plan, execute, account, for ever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._wake.clear()
-            plan, effects = self.core.plan_step(self._clock.now_ns())
-            self._perform(effects)
-            if plan is None:
-                await self._flush()
-                self._went_idle.set()
-                await self._sleep()
-                continue
-            work = loop.run_in_executor(self._thread, execute_isolated, self.executor, plan)
-            limit_s = self.core.step_limit_ns(plan) / 1e9
-            if not (await asyncio.wait({work}, timeout=limit_s))[0]:
-                self._on_stuck(f"a step of {plan.num_rows} turns has run for {limit_s:.0f} s")
-            result = await work
-            metrics.count_step(self.executor.info.model_id, plan, result)
-            self._perform(self.core.on_step(result, self._clock.now_ns()))
-            await self._flush()
+        """Step for ever."""
+        await self._steps.run()
 
     async def check_for_ever(self) -> None:
         """Now and then, while there is nothing else to do, see that everything adds up.
@@ -202,22 +182,13 @@ class EngineRunner:
         """
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            if not self.core.turns:
+            if not self.core.is_busy:
                 check_integrity(self.core)
 
     async def drain(self) -> None:
         """Wait until no turn is left and everything written is below."""
-        while self.core.turns or (self._kv.is_connected and self.core.writeback.num_unwritten):
-            self._went_idle.clear()
-            await self._went_idle.wait()
-
-    async def _sleep(self) -> None:
-        deadline_ns = self.core.next_deadline_ns()
-        if deadline_ns is None:
-            await self._wake.wait()
-            return
-        # When it is over, an answer is overdue: plan without it.
-        await wait_set(self._wake, max(deadline_ns - self._clock.now_ns(), 0) / 1e9)
+        while self.core.is_busy or (self._kv.is_connected and self.core.writeback.num_unwritten):
+            await self._steps.wait_idle()
 
     async def _flush(self) -> None:
         """Send what turns have said, one message a frontend, and which of them ended."""
@@ -236,7 +207,7 @@ class EngineRunner:
     def _react(self, effects: list[Effect]) -> None:
         """Perform what an event led to; the loop is to look again."""
         self._perform(effects)
-        self._wake.set()
+        self._steps.wake()
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -293,7 +264,7 @@ class EngineRunner:
                 self.core.on_committed(keys)
             else:
                 self.core.writeback.on_refused(keys)
-        self._wake.set()
+        self._steps.wake()
 
     async def _lease(self, num_pages: int) -> None:
         pages = await self._kv.lease(num_pages)
@@ -301,4 +272,4 @@ class EngineRunner:
             return  # the core has forgotten that it asked
         self.core.on_leased(pages)
         if pages:
-            self._wake.set()
+            self._steps.wake()

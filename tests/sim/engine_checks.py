@@ -17,21 +17,26 @@ def held_turns(core: EngineCore) -> list[Turn]:
     return [*core.running, *core.waiting]
 
 
-def check_turns(core: EngineCore, plan: StepPlan | None) -> None:
+def check_turns(core: EngineCore) -> None:
     """Each turn is in one queue, and only what is in flight outlives its end."""
     turns = held_turns(core)
     assert len({id(turn) for turn in turns}) == len(turns), "a turn is queued twice"
-    ended = {id(turn) for turn in core._ended_in_flight.values()}
+    leaving = {id(turn) for turn in core._leaving}
     live = {id(turn) for turn in core.turns.values()}
-    assert live | ended == {id(turn) for turn in turns} and not live & ended
-    assert plan is not None or not ended, "an ended turn lingers"
+    in_flight = [turn for planned in core.flights for turn in planned.turns]
+    assert live | leaving == {id(turn) for turn in turns} and not live & leaving
+    assert leaving <= {id(turn) for turn in in_flight}, "a turn that ended lingers"
+    for turn in turns:
+        assert turn.num_flights == in_flight.count(turn), "its steps in flight are miscounted"
+        assert turn.num_computed <= turn.num_planned <= turn.length
+        assert turn.num_flights or (not turn.num_sampling and not turn.is_void)
     assert len(core.running) <= core.limits.turns_running_max
 
 
 def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
     """A step's rows are distinct, within their limits, and write only pages of their own."""
-    planned = core._in_flight
-    assert planned is not None
+    planned = core.flights[-1]
+    assert planned.plan is plan
     turns, rows = planned.turns, plan.rows()
     assert len({id(turn) for turn in turns}) == len(turns), "a turn has two rows"
     assert [row.turn_id for row in rows] == [turn.turn_id for turn in turns]
@@ -46,13 +51,17 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
         if page != NO_PAGE
     )
     positions: list[int] = plan.positions().tolist()
-    expected = [turn.tokens[at] for turn, row in zip(turns, rows, strict=True)
+    expected = [turn.tokens[at] if at < len(turn.tokens) else 0
+                for turn, row in zip(turns, rows, strict=True)
                 for at in range(row.start, row.end)]  # fmt: skip
     assert positions == [at for row in rows for at in range(row.start, row.end)]
     assert plan.tokens.tolist() == expected
+    carried = {turn.turn_id for turn, row in zip(turns, rows, strict=True)
+               if row.end == len(turn.tokens) + 1}  # fmt: skip
+    assert carried == {plan.turn_ids[row] for row in plan.carried.tolist()}
     for turn, row in zip(turns, rows, strict=True):
-        assert 0 <= row.start < row.end <= len(turn.tokens)
-        assert row.is_sampled == (row.end == len(turn.tokens))
+        assert 0 <= row.start < row.end == turn.num_planned <= len(turn.tokens) + 1
+        assert row.is_sampled == (row.end == turn.length - row.is_sampled)
         num_blocks = -(-row.end // core.block_tokens)
         held = tables.pages[:, turn.slot, :num_blocks]
         rows_of = [block.row for block in turn.blocks[:num_blocks]]
@@ -79,7 +88,7 @@ def check_forgotten(
 
 def check_empty(core: EngineCore) -> None:
     """All work is done: nothing is held for anybody."""
-    assert not core.turns and not held_turns(core) and not core._ended_in_flight
+    assert not core.turns and not held_turns(core) and not core.flights and not core._leaving
     assert not core.stager._flights and not core.stager._tickets and not core.stager._wishes
     assert core.stager._num_prefetching == 0 and not core.stager._expected
     assert all(block.refs == 0 for block in core.pool.blocks.values())

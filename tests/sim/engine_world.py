@@ -5,7 +5,9 @@ so that every page a pass reads can be compared with what its row should find th
 passes write when their bytes would land, whoever holds the page by then.
 """
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop
 
@@ -50,6 +52,25 @@ BLOCK_TOKENS = 4
 US = 1_000
 ROOT = root_key("model", "tenant")
 EVENTS_MAX = 20_000
+NONSENSE = 5  # what a row gives whose turn's row before it failed
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that runs, or waits for the one before it.
+
+    Attributes:
+        turns: whose rows they are.
+        tokens: of each row's turn, up to its new ones.
+        void: rows whose turn's row failed in the step before: nobody may look at what they give.
+    """
+
+    plan: StepPlan
+    turns: list[Turn]
+    tokens: list[list[int]] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    void: set[int] = field(default_factory=set)
+    started_at_ns: int = 0
 
 
 class EngineWorld(World):
@@ -83,6 +104,7 @@ class EngineWorld(World):
             disk_ns=rng.choice([2 * US, 5 * MS]),
             doomed_share=rng.choice([0.0, 0.1, 0.3]),
         )
+        self.step_ns = rng.choice([300 * US, 300 * US, 8 * MS])
         self.slow_ns = rng.choice([1 * MS, 5 * MS])
         self.bad_load_share = rng.choice([0.0, 0.05, 0.3])
         self.load_ns = rng.choice([40 * US, 1 * MS])
@@ -98,8 +120,10 @@ class EngineWorld(World):
         self.on_client_done: Callable[[ClientTurn], None] = lambda client: None
         self.tickets_open: set[int] = set()
         self.tables = BlockTables(self.num_layers)
-        self.plan: StepPlan | None = None
+        self.tables_ahead = BlockTables(self.num_layers)  # as the step planned last will find them
+        self.steps: deque[Step] = deque()  # the first one runs
         self.num_steps = 0
+        self.num_carried = 0
         self._wake_at_ns: int | None = None
         if rng.random() < 0.9:
             self.core.writeback.connect(1)
@@ -114,7 +138,7 @@ class EngineWorld(World):
             self._check()
         else:
             raise AssertionError("no end of events: a livelock")
-        assert self.plan is None
+        assert not self.steps
         for client in self.clients.values():
             client.check_over()
         check_empty(self.core)
@@ -186,14 +210,19 @@ class EngineWorld(World):
         self.feed([])
 
     def feed(self, effects: list[Effect]) -> None:
-        """The shell: perform an event's effects, then start the next step if none is under way."""
+        """The shell: perform an event's effects, then plan the next step if it is time."""
         self._perform(effects)
-        if self.plan is not None:
-            return
-        plan, effects = self.core.plan_step(self.now_ns)
-        self._perform(effects)
-        if plan is not None:
-            self._start_step(plan)
+        at_ns = self.core.plan_at_ns()
+        while at_ns is not None and at_ns <= self.now_ns:
+            plan, effects = self.core.plan_step(self.now_ns)
+            self._perform(effects)
+            if plan is None:
+                break
+            self._on_plan(plan)
+            at_ns = self.core.plan_at_ns()
+        if self.core.flights:
+            if at_ns is not None and at_ns > self.now_ns:
+                self.after(at_ns - self.now_ns, partial(self.feed, []))
         elif (deadline_ns := self.core.next_deadline_ns()) is not None:
             assert deadline_ns > self.now_ns, "a deadline that planning did not meet"
             if self._wake_at_ns is None or deadline_ns < self._wake_at_ns:
@@ -206,7 +235,7 @@ class EngineWorld(World):
 
     def _check(self) -> None:
         check_integrity(self.core)
-        check_turns(self.core, self.plan)
+        check_turns(self.core)
         below = [block.write for block in self.kvstore.blocks.values()]
         check_forgotten(self.core, below, self.forgotten)
         storing = [each.write for each in self.core.writeback._storing.values()]
@@ -350,56 +379,67 @@ class EngineWorld(World):
 
     def _void_rows(self, page: int) -> None:
         """A load that was late to fail still fails the rows that wait for it."""
-        if self.plan is not None:
-            for index, (row, turn) in enumerate(self._rows(self.plan)):
-                if index in self.plan.awaited and page in self._history(turn, row.start):
-                    self._failed.add(index)
+        if self.steps:
+            step = self.steps[0]
+            for index, row in enumerate(step.plan.rows()):
+                if index in step.plan.awaited and page in self._history(step, index, row.start):
+                    step.failed.add(index)
 
-    def _rows(self, plan: StepPlan) -> list[tuple[PlannedRow, Turn]]:
-        planned = self.core._in_flight
-        assert planned is not None and planned.plan is plan
-        return list(zip(plan.rows(), planned.turns, strict=True))
-
-    def _history(self, turn: Turn, num_tokens: int) -> list[int]:
+    def _history(self, step: Step, index: int, num_tokens: int) -> list[int]:
         """Pages, of all layers, that hold these tokens' KV."""
-        blocks = self.tables.pages[:, turn.slot, : num_tokens // BLOCK_TOKENS]
+        blocks = self.tables.pages[:, step.plan.slots[index], : num_tokens // BLOCK_TOKENS]
         pages: list[int] = blocks.ravel().tolist()
         return pages
 
-    def _start_step(self, plan: StepPlan) -> None:
-        self.tables.enter(plan.entries)
-        check_plan(self.core, plan, self.tables)
-        self.plan = plan
+    def _on_plan(self, plan: StepPlan) -> None:
+        """Run it behind those that were planned before."""
+        self.tables_ahead.enter(plan.entries)
+        check_plan(self.core, plan, self.tables_ahead)
+        self.note(f"plan {[(row.turn_id, row.start, row.end) for row in plan.rows()]}")
         self.num_steps += 1
-        self._failed: set[int] = set()
-        self.note(f"step {[(row.turn_id, row.start, row.end) for row in plan.rows()]}")
-        self._started_at_ns = self.now_ns
-        end_ns = self.now_ns + 300 * US + 10 * US * plan.num_tokens
-        for index, (row, turn) in enumerate(self._rows(plan)):
-            awaited = self._history(turn, row.start) if index in plan.awaited else []
+        self.num_carried += len(plan.carried)
+        self.steps.append(Step(plan, self.core.flights[-1].turns))
+        if len(self.steps) == 1:
+            self._start_step(set())
+
+    def _start_step(self, void_slots: set[int]) -> None:
+        """Run the first step that waits; what it gives for the turns in these slots is void."""
+        step = self.steps[0]
+        plan = step.plan
+        step.started_at_ns = self.now_ns
+        self.tables.enter(plan.entries)
+        new, starts = self.tables.tokens(plan).tolist(), plan.query_starts.tolist()
+        end_ns = self.now_ns + self.step_ns + 10 * US * plan.num_tokens
+        for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
+            step.tokens.append([*turn.tokens[: row.start], *new[starts[index] : starts[index + 1]]])
+            if plan.slots[index] in void_slots:
+                step.void.add(index)
+            awaited = self._history(step, index, row.start) if index in plan.awaited else []
             for load_end_ns, is_good in (
                 self.in_transfer[page] for page in awaited if page in self.in_transfer
             ):
                 end_ns = max(end_ns, min(load_end_ns, self.now_ns + self.load_wait_ns))
                 if not is_good or load_end_ns > self.now_ns + self.load_wait_ns:
-                    self._failed.add(index)
+                    step.failed.add(index)
             if any(
                 page not in self.pool_memory and page not in self.in_transfer for page in awaited
             ):
-                self._failed.add(index)
-            if not awaited:
-                self._verify(turn, row.start)
-            self._write_new(turn, row)
+                step.failed.add(index)
+            if not awaited and index not in step.void:
+                self._verify(step, index, row.start)
+            self._write_new(step, index, row)
         self.after(end_ns - self.now_ns, self._end_step)
 
-    def _write_new(self, turn: Turn, row: PlannedRow) -> None:
+    def _write_new(self, step: Step, index: int, row: PlannedRow) -> None:
         """The KV of the row's new tokens, layer by layer."""
+        known, slot = step.tokens[index], int(step.plan.slots[index])
+        keys = [ROOT, *chain_keys(ROOT, known, BLOCK_TOKENS)]
         for number in range(row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
             for layer in range(self.num_layers):
-                page = int(self.tables.pages[layer, turn.slot, number])
-                tokens = turn.tokens[first : min(row.end, first + BLOCK_TOKENS)]
-                content = content_of(layer, turn.parent_key(number), tokens)
+                page = int(self.tables.pages[layer, slot, number])
+                tokens = known[first : first + BLOCK_TOKENS]
+                content = content_of(layer, keys[number], tokens)
                 if row.start <= first:
                     self.pool_memory[page] = content
                 elif page in self.pool_memory:  # behind what it should hold already
@@ -407,39 +447,57 @@ class EngineWorld(World):
                     new = tuple(tokens[row.start - first :])
                     self.pool_memory[page] = (old_layer, parent, old[: row.start - first] + new)
 
-    def _verify(self, turn: Turn, end: int) -> None:
+    def _spoil(self, step: Step, index: int, row: PlannedRow) -> None:
+        """What was computed from history that is not there is no KV of anything."""
+        first, last = row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)
+        blocks = self.tables.pages[:, step.plan.slots[index], first:last]
+        for page in blocks.ravel().tolist():
+            self.pool_memory.pop(page, None)
+
+    def _verify(self, step: Step, index: int, end: int) -> None:
         """The pages of a row hold, in every layer, the KV of its tokens up to `end`."""
-        keys = [ROOT, *chain_keys(ROOT, turn.tokens[:end], BLOCK_TOKENS)]
+        known, slot = step.tokens[index][:end], int(step.plan.slots[index])
+        turn_id = step.plan.turn_ids[index]
+        keys = [ROOT, *chain_keys(ROOT, known, BLOCK_TOKENS)]
         for number in range(-(-end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
-            tokens = turn.tokens[first : min(end, first + BLOCK_TOKENS)]
+            tokens = known[first : first + BLOCK_TOKENS]
             for layer in range(self.num_layers):
-                page = int(self.tables.pages[layer, turn.slot, number])
+                page = int(self.tables.pages[layer, slot, number])
                 held = self.pool_memory.get(page)
-                assert held is not None, f"{turn.turn_id} reads garbage in block {number}"
+                assert held is not None, f"{turn_id} reads garbage in block {number}"
                 held = (held[0], held[1], held[2][: len(tokens)])
                 assert held == content_of(layer, keys[number], tokens), (
-                    f"{turn.turn_id} reads wrong KV: block {number}, layer {layer}: {held}"
+                    f"{turn_id} reads wrong KV: block {number}, layer {layer}: {held}"
                 )
 
     def _end_step(self) -> None:
-        plan = self.plan
-        assert plan is not None
-        result = StepResult([], self._failed, duration_ns=self.now_ns - self._started_at_ns)
+        step = self.steps[0]
+        plan = step.plan
+        result = StepResult([], step.failed, duration_ns=self.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self.num_layers
-        for index, (row, turn) in enumerate(self._rows(plan)):
-            is_good = index not in self._failed
-            if is_good:
-                self._verify(turn, row.end)
-                if index in plan.scoring:
-                    tokens = turn.tokens[row.start : row.end]
-                    scores = [TokenLogprobs(token=token, logprob=0.0) for token in tokens]
-                    result.prompt_logprobs[index] = scores
-            token = Sampled(next_token(turn.tokens)) if row.is_sampled and is_good else None
-            result.sampled.append(token)
-        effects = self.core.on_step(result, self.now_ns)
-        self.plan = None
-        self.feed(effects)
+        void_slots: set[int] = set()
+        for index, row in enumerate(plan.rows()):
+            if index in step.failed or index in step.void:
+                void_slots.add(int(plan.slots[index]))
+                self._spoil(step, index, row)
+                is_told = row.is_sampled and index not in step.failed
+                result.sampled.append(Sampled(NONSENSE) if is_told else None)
+                continue
+            self._verify(step, index, row.end)
+            known = step.tokens[index]
+            if index in plan.scoring:
+                scores = [TokenLogprobs(token=token, logprob=0.0) for token in known[row.start :]]
+                result.prompt_logprobs[index] = scores
+            result.sampled.append(Sampled(next_token(known)) if row.is_sampled else None)
+        self.tables.keep(plan, result.sampled)
+        self.steps.popleft()
+        if self.steps:
+            self._start_step(void_slots)
+        self.after(self.random.choice([0, 0, 50 * US]), partial(self._tell, result))
+
+    def _tell(self, result: StepResult) -> None:
+        self.feed(self.core.on_step(result, self.now_ns))
 
     def _on_delta(self, effect: Emit) -> None:
         delta = effect.delta

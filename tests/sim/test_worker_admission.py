@@ -31,6 +31,7 @@ class DeferringWorld(EngineWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         target_ns = self.random.choice([2, 10, 50]) * MS
+        self.step_ns = 300 * US
         limits = replace(self.core.limits, prefill_admission="deferred", slo_ttft_ns=target_ns)
         self.core.limits = limits
         for rows in range(1, 21):
@@ -38,7 +39,7 @@ class DeferringWorld(EngineWorld):
             self.core.costs.on_step(64, rows, 300 * US + 10 * US * (64 + rows))
         self.num_kept_waiting = 0
 
-    def _start_step(self, plan: StepPlan) -> None:
+    def _on_plan(self, plan: StepPlan) -> None:
         limits = self.core.limits
         num_planned = plan.num_prefill_tokens
         has_room = num_planned < limits.prefill_tokens_max - 2
@@ -49,7 +50,7 @@ class DeferringWorld(EngineWorld):
                 self.num_kept_waiting += 1
                 assert self.now_ns < turn.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
                 assert not turn.num_generated, "its user has tokens already"
-        super()._start_step(plan)
+        super()._on_plan(plan)
 
 
 def run_seed(seed: int) -> DeferringWorld:

@@ -29,6 +29,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 def test_the_worlds_meet_what_they_are_for() -> None:
     worlds = [run_seed(seed) for seed in range(40)]
+    assert sum(world.num_carried for world in worlds) > 1000
     assert sum(world.core.planner.num_preemptions for world in worlds) > 10
     assert sum(world.core.num_load_failures for world in worlds) > 10
     assert sum(world.core.pool.num_evicted for world in worlds) > 100

@@ -6,8 +6,10 @@ A turn's way, as the methods stand here: `on_turn` looks up its history and lets
 `on_loaded` hears that its history has come, `on_step` gives it a token and perhaps its end,
 `on_stored` and `on_committed` see its KV to the tiers below.
 
-The shell's loop: feed events, `plan_step`, run the plan, `on_step`, again. Between `plan_step` and
-`on_step` events may come in; turns in flight end only afterwards.
+The shell's loop: feed events, `plan_step` when `plan_at_ns` has come, run the plans in their order,
+`on_step` as each lands. While one step runs the next is planned, as late as it can be, so that
+turns that arrive meanwhile are in it. A turn that ends while a step in flight has a row of it keeps
+its pages until that has landed.
 """
 
 from collections import deque
@@ -22,12 +24,13 @@ from services.worker.core.admission import (
     decide,
 )
 from services.worker.core.costs import StepCosts
+from services.worker.core.device_time import DeviceTime
 from services.worker.core.effects import Effect, Emit, ReleaseTicket, ReportSoon, StageSession
 from services.worker.core.forgetting import forget_session
 from services.worker.core.history import History
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.outcome import ended, error, finish_reason, refuse, token_delta
-from services.worker.core.pages import PagePool
+from services.worker.core.pages import Block, PagePool
 from services.worker.core.planner import PlannedStep, Planner
 from services.worker.core.queue import TurnQueue
 from services.worker.core.staged import Staged
@@ -43,6 +46,8 @@ from shared.owners import OwnerKey, owner_key
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
 STEP_UNKNOWN_NS = 600_000_000_000  # while nothing is known of this model's speed
+LEAD_MIN_NS = 3_000_000  # how long before a step is to land the next one is planned
+LEAD_SHARE = 0.1  # of the step, in addition: predictions miss by about that
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class EngineCore:
     Attributes:
         page_bytes: of one pool page, for the fetch-or-recompute decision.
         end_token_ids: tokens that end a turn unless it asked to ignore them.
+        flights: steps that were planned and have not landed, in order.
     """
 
     limits: EngineLimits
@@ -62,6 +68,7 @@ class EngineCore:
     estimates: Estimates = field(default_factory=Estimates)
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
+    device_time: DeviceTime = field(default_factory=DeviceTime)
     stager: Stager = field(init=False)
     writeback: WriteBehind = field(init=False)
     history: History = field(init=False)
@@ -70,8 +77,9 @@ class EngineCore:
     num_load_failures: int = 0
     _num_asked: int = 0
     _asked: dict[int, OwnerKey] = field(default_factory=dict)  # sessions, by `StageSession.number`
-    _in_flight: PlannedStep | None = None
-    _ended_in_flight: dict[TurnId, Turn] = field(default_factory=dict)
+    flights: "deque[PlannedStep]" = field(default_factory=deque)
+    _is_short: bool = False  # turns need pages that can be taken only when nothing is in flight
+    _leaving: dict[Turn, FinishReason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stager = Stager(self.pool)
@@ -86,7 +94,9 @@ class EngineCore:
             self.block_tokens,
         )
         self.queue = TurnQueue(self.limits.turns_running_max)
-        self.planner = Planner(self.queue, self.history, self.limits.prefill_tokens_max)
+        self.planner = Planner(
+            self.queue, self.history, self.limits.prefill_tokens_max, self.tokens_max
+        )
 
     @property
     def turns(self) -> dict[TurnId, Turn]:
@@ -127,7 +137,7 @@ class EngineCore:
         if (old := self.turns.get(turn.turn_id)) is not None:
             if old.attempt >= turn.attempt:
                 return []
-            effects += self._end_or_defer(old)
+            effects += self._end(old, "cancelled")
         if len(turn.tokens) >= self.tokens_max:
             message = (
                 f"the prompt has {len(turn.tokens)} tokens; this worker takes {self.tokens_max - 1}"
@@ -143,7 +153,7 @@ class EngineCore:
         turn = self.turns.get(turn_id)
         if turn is None or (attempt and turn.attempt > attempt):
             return []
-        return self._end_or_defer(turn)
+        return self._end(turn, "cancelled")
 
     def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
         """A session was deleted; `keys` are its record's. How many blocks of it were here, too."""
@@ -192,57 +202,71 @@ class EngineCore:
 
     # Steps.
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether turns are held, or steps in flight."""
+        return bool(self.turns or self.flights)
+
+    def plan_at_ns(self) -> int | None:
+        """When to plan the next step: at any time if nothing is in flight, a little before one in
+        flight is to land; None: one has to land first."""
+        if not self.flights:
+            return 0
+        if self._is_short or len(self.flights) > self.limits.steps_ahead_max:
+            return None
+        first = self.flights[0]
+        return first.ends_at_ns - LEAD_MIN_NS - int(LEAD_SHARE * self._predicted_ns(first.plan))
+
     def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
         """Decide the next step; None when nothing can run now."""
-        assert self._in_flight is None, "the last step has not ended"
+        assert len(self.flights) <= self.limits.steps_ahead_max, "too many steps are in flight"
+        starts_at_ns = max([now_ns, *(planned.ends_at_ns for planned in self.flights)])
         for turn in self.waiting:
             if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
                 turn.state = TurnState.WAITING  # the answer, should it come, is let go
         effects = self.writeback.pump(now_ns)
-        draft = self.planner.begin(now_ns)
-        self.planner.add_prompts(draft, self._decide(len(draft.rows), now_ns))
+        draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
+        self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)
+        self._is_short = draft.is_short
         effects += draft.effects
         effects += self.stager.pump(now_ns)
         if planned is None:
+            if not self.flights:
+                self.device_time.on_nothing_to_run()
             return None, effects
         for turn in planned.turns:
             if turn.first_step_at_ns is None:
                 turn.first_step_at_ns = now_ns
-        self._in_flight = planned
+        planned.ends_at_ns = starts_at_ns + self._predicted_ns(planned.plan)
+        self.flights.append(planned)
         return planned.plan, effects
 
     def on_step(self, result: StepResult, now_ns: int) -> list[Effect]:
-        """The step planned last has run."""
-        planned, self._in_flight = self._in_flight, None
-        assert planned is not None, "no step was planned"
-        self._measure(planned.plan, result)
+        """The first step in flight has run."""
+        planned = self.flights.popleft()
+        plan = planned.plan
+        self._measure(plan, result)
+        for later in self.flights:
+            later.ends_at_ns = now_ns + self._predicted_ns(later.plan)
         effects: list[Effect] = []
-        ends: list[int] = planned.plan.context_lens.tolist()
+        ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
-            if index in result.broken:
-                self.history.lose(turn)
-            elif index in result.failed:
-                effects += self.planner.recompute(turn, now_ns)
-            else:
-                turn.num_computed = end
-                self.history.register(turn)
-                turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
-            if turn.turn_id in self._ended_in_flight:
-                effects += self._finish_ended(turn)
-            elif index in result.broken:
-                effects.append(error(turn, "poisoned", result.broken[index]))
-                effects += self._end(turn, "error")
-            elif index not in result.failed and (sampled := result.sampled[index]) is not None:
-                effects += self._take_token(turn, sampled, now_ns)
+            turn.on_landed(is_sampled=plan.sampling[index] is not None)
+            if not turn.is_void:
+                effects += self._on_row(turn, index, end, result, now_ns)
+            if not turn.num_flights:
+                effects += self._settle(turn, now_ns)
+        self.pool.give_back(planned.retired)
+        if not self.running:
+            self.device_time.on_nothing_to_run()
         return effects
 
     def step_limit_ns(self, plan: StepPlan) -> int:
         """How long a step may run before it counts as stuck: far longer than any that is not."""
         if not self.costs.is_known:
             return STEP_UNKNOWN_NS
-        predicted_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)
-        return max(STEP_MIN_NS, STEP_FACTOR * predicted_ns)
+        return max(STEP_MIN_NS, STEP_FACTOR * self._predicted_ns(plan))
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected
@@ -274,7 +298,7 @@ class EngineCore:
         if self.limits.prefill_admission == "eager":
             return EAGER
         ready = [turn for turn in self.waiting if turn.state is not TurnState.STAGING]
-        under_way = [turn for turn in self.running if not turn.is_decoding]
+        under_way = [turn for turn in self.running if turn.can_run and not turn.is_decoding]
         num_running = len(self.running)
         layers = self.pool.num_layers
         view = AdmissionView(
@@ -299,7 +323,7 @@ class EngineCore:
         staged = turn.staged
         num_blocks = turn.staged_from + staged.num_blocks if staged is not None else 0
         return PromptView(
-            num_tokens=len(turn.tokens) - max(turn.num_computed, num_blocks * self.block_tokens),
+            num_tokens=len(turn.tokens) - max(turn.num_planned, num_blocks * self.block_tokens),
             num_pages=self.history.num_pages_wanted(turn),
             num_staged_blocks=staged.num_blocks if staged is not None else 0,
             arrived_at_ns=turn.arrived_at_ns,
@@ -322,6 +346,42 @@ class EngineCore:
 
     # Tokens and ends.
 
+    def _on_row(
+        self, turn: Turn, index: int, end: int, result: StepResult, now_ns: int
+    ) -> list[Effect]:
+        """What a step gave for a turn, whose rows before this one were good."""
+        why_broken = result.broken.get(index)
+        if why_broken is not None or index in result.failed:
+            turn.is_void = True
+        else:
+            turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
+            self._retire(self.history.register(turn))
+            turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
+        if why_broken is not None:
+            self.history.lose(turn)
+        if turn.state is TurnState.LEAVING:
+            return []
+        if why_broken is not None:
+            return [error(turn, "poisoned", why_broken), *self._end(turn, "error")]
+        sampled = None if turn.is_void else result.sampled[index]
+        return [] if sampled is None else self._take_token(turn, sampled, now_ns)
+
+    def _retire(self, blocks: list[Block]) -> None:
+        """Turns need these blocks no more; steps in flight may still read them."""
+        if self.flights:
+            self.flights[-1].retired += blocks
+        else:
+            self.pool.give_back(blocks)
+
+    def _settle(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """No step in flight has a row of a turn any more: do what waited for that."""
+        if (reason := self._leaving.pop(turn, None)) is not None:
+            return self._let_go(turn, reason)
+        if turn.is_void and turn.state is TurnState.RUNNING:
+            turn.is_void = False
+            return self.planner.recompute(turn, now_ns)
+        return []
+
     def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
         """Append a sampled token, tell the frontend, and end the turn if it was the last."""
         turn.tokens.append(sampled.token)
@@ -337,29 +397,29 @@ class EngineCore:
         return effects if finish is None else effects + self._end(turn, finish)
 
     def _end(self, turn: Turn, reason: FinishReason) -> list[Effect]:
-        """A turn leaves; its blocks stay as clean copies for whoever needs them or their room."""
+        """A turn is over: it leaves now, or when the steps in flight that run it have landed. A
+        later attempt may take its place meanwhile."""
         del self.turns[turn.turn_id]
-        return self._let_go(turn, reason)
-
-    def _end_or_defer(self, turn: Turn) -> list[Effect]:
-        """End a turn now, or after the step that runs it."""
-        if self._in_flight is None or turn not in self._in_flight.turns:
-            return self._end(turn, "cancelled")
-        del self.turns[turn.turn_id]  # a later attempt may take its place meanwhile
-        self._ended_in_flight[turn.turn_id] = turn
+        turn.state = TurnState.LEAVING
+        if not turn.num_flights:
+            return self._let_go(turn, reason)
+        self._leaving[turn] = reason
         return []
 
-    def _finish_ended(self, turn: Turn) -> list[Effect]:
-        del self._ended_in_flight[turn.turn_id]
-        return self._let_go(turn, "cancelled")
-
     def _let_go(self, turn: Turn, reason: FinishReason) -> list[Effect]:
+        """Its blocks stay as clean copies for whoever needs them or their room."""
         self.queue.remove(turn)
         return [*self.history.release(turn), ended(turn, reason)]
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         """Let the speed estimates learn from a step."""
+        self.device_time.on_step(result.started_at_ns, result.duration_ns)
         num_prefill = plan.num_prefill_tokens
         busy_ns = result.duration_ns - sum(result.stall_ns)
         self.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
         self.estimates.on_prefill(num_prefill, busy_ns)
+
+    def _predicted_ns(self, plan: StepPlan) -> int:
+        if not self.costs.is_known:
+            return 0
+        return self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)

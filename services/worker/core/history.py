@@ -116,10 +116,16 @@ class History:
         turn.may_stage = False
         turn.num_cached = 0
 
-    def register(self, turn: Turn) -> None:
-        """Full blocks just computed enter the cache, so that others may run on them."""
+    def register(self, turn: Turn) -> list[Block]:
+        """Full blocks just computed enter the cache, so that others may run on them.
+
+        Returns:
+            Blocks for which twins in the cache stand in: the pool's, once no step in flight reads
+            them any more.
+        """
+        retired: list[Block] = []
         if turn.is_private:
-            return
+            return retired
         pool = self.pool
         for index in range(turn.num_shared, turn.num_computed // turn.block_tokens):
             key, block = turn.key(index), turn.blocks[index]
@@ -132,11 +138,12 @@ class History:
                 turn.share(block)
                 self._write(turn, index)
             elif twin.lost or twin.loading or not pool.is_whole(twin):
-                return  # a block that cannot stand in has the key: this one stays the turn's
+                break  # a block that cannot stand in has the key: this one stays the turn's
             else:
                 pool.acquire(twin)
                 turn.share(twin)
-                pool.give_back([block])
+                retired.append(block)
+        return retired
 
     def lose(self, turn: Turn) -> None:
         """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on

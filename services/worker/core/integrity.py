@@ -19,6 +19,7 @@ def check_integrity(core: EngineCore) -> None:
     """
     pool, turns = core.pool, [*core.running, *core.waiting]
     private = [block for turn in turns for block in turn.blocks[turn.num_shared :]]
+    private += [block for planned in core.flights for block in planned.retired]
     assert all(block.key is NO_KEY for block in private), "a turn's own block can be found"
     blocks = [*pool.blocks.values(), *pool.forgotten.values(), *private]
     _check_rows(core, blocks)

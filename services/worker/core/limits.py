@@ -14,6 +14,7 @@ class EngineLimits:
         prefill_tokens_max: new prompt tokens in one step; longer prompts are cut into chunks.
         turns_running_max: turns in one step.
         turns_waiting_max: turns held beyond those; more are refused.
+        steps_ahead_max: steps that are planned while another one runs, 0 or 1.
         stage_timeout_min_ns, stage_timeout_max_ns: how long a turn waits for the kvstore's answer
             before it recomputes, at least and at most.
         lease_target_blocks: arena room for this many blocks is kept at hand for new KV, and for
@@ -26,6 +27,7 @@ class EngineLimits:
     prefill_tokens_max: int = 512
     turns_running_max: int = 64
     turns_waiting_max: int = 4096
+    steps_ahead_max: int = 1
     stage_timeout_min_ns: int = 100_000_000
     stage_timeout_max_ns: int = 2_000_000_000
     lease_target_blocks: int = 32

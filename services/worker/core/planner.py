@@ -5,6 +5,10 @@ that share one token budget: those under way, then waiting turns in order of pri
 if `admission` lets them in now. A decode that finds no page preempts the turn that came last; a
 waiting turn is admitted only when pages for its whole prompt are there, so that it is not preempted
 at once.
+
+A step may be planned while another is in flight. Its rows begin where those in flight will end, and
+a token that is still to be chosen is carried over on the device. Nothing is taken from a turn that
+a step in flight has a row of: what would take it waits until nothing is in flight.
 """
 
 from dataclasses import dataclass, field
@@ -12,18 +16,26 @@ from dataclasses import dataclass, field
 from services.worker.core.admission import Decision
 from services.worker.core.effects import Effect
 from services.worker.core.history import History
+from services.worker.core.pages import Block
 from services.worker.core.queue import TurnQueue
 from services.worker.core.rows import Row, step_plan
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn, TurnState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedStep:
-    """A plan, and whose turns its rows are."""
+    """A plan, and whose turns its rows are.
+
+    Attributes:
+        retired: blocks that nobody needs any more once the step has landed.
+        ends_at_ns: when that will probably be.
+    """
 
     plan: StepPlan
     turns: list[Turn]
+    retired: list[Block] = field(default_factory=list)
+    ends_at_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -31,12 +43,16 @@ class Draft:
     """A plan as it grows.
 
     Attributes:
+        is_ahead: a step is in flight.
+        is_short: a turn was left out because it needs pages that others have.
         budget: prompt tokens that the step can still take.
         num_kept: tokens that each prompt keeps back.
     """
 
     now_ns: int
     budget: int
+    is_ahead: bool
+    is_short: bool = False
     num_kept: int = 0
     rows: list[Row] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
@@ -49,13 +65,14 @@ class Planner:
     queue: TurnQueue
     history: History
     prefill_tokens_max: int
+    tokens_max: int
     num_preemptions: int = 0
 
-    def begin(self, now_ns: int) -> Draft:
+    def begin(self, now_ns: int, *, is_ahead: bool) -> Draft:
         """A step with every turn that decodes."""
-        draft = Draft(now_ns, self.prefill_tokens_max)
+        draft = Draft(now_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
-            if turn.state is TurnState.RUNNING and turn.is_decoding:
+            if turn.can_run and turn.is_decoding and not turn.awaits_last(self.tokens_max):
                 self._add_row(turn, 1, draft)
         return draft
 
@@ -63,17 +80,20 @@ class Planner:
         """Prompts, as far as the decision and the budget go."""
         draft.num_kept = decision.num_kept
         for turn in list(self.queue.running):
-            if draft.budget > 0 and turn.state is TurnState.RUNNING and not turn.is_decoding:
+            if draft.budget > 0 and turn.can_run and not turn.is_decoding:
                 self._add_chunk(turn, draft)
-        if decision.opens or not draft.rows:  # without rows nobody would ask again
+        is_idle = not (draft.rows or draft.is_ahead)
+        if decision.opens or is_idle:  # where nothing runs nobody would ask again
             self._add_waiting(draft)
 
     def end(self, draft: Draft) -> PlannedStep | None:
         """The plan; None when there is nothing to run."""
         if not draft.rows:
             return None
-        turns = [row.turn for row in draft.rows]
-        return PlannedStep(step_plan(draft.rows, self.history.pool), turns)
+        plan = step_plan(draft.rows, self.history.pool)
+        for row in draft.rows:
+            row.turn.on_planned(row.end)
+        return PlannedStep(plan, [row.turn for row in draft.rows])
 
     def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Take a running turn's pages; it comes back first, with what it generated so far."""
@@ -86,6 +106,7 @@ class Planner:
         return self._restart(turn, now_ns)
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
+        assert not turn.num_flights, "a step in flight reads its pages"
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
         self.queue.put_back(turn)
@@ -105,7 +126,7 @@ class Planner:
         """A chunk of a prompt, within what is left of the budget."""
         if draft.rows and self.history.stager.is_loading(turn.coming, 0):
             return  # let the others run while the first layer's history arrives
-        num_tokens = min(draft.budget, len(turn.tokens) - turn.num_computed - draft.num_kept)
+        num_tokens = min(draft.budget, len(turn.tokens) - turn.num_planned - draft.num_kept)
         if num_tokens <= 0:
             return  # all but what it keeps back is computed
         if self._add_row(turn, num_tokens, draft):
@@ -115,12 +136,16 @@ class Planner:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
         history = self.history
         if turn.coming and not history.settle_coming(turn):
-            draft.effects += self.recompute(turn, draft.now_ns)
+            if not turn.num_flights:
+                draft.effects += self.recompute(turn, draft.now_ns)
             return False
-        end = turn.num_computed + num_tokens
+        end = turn.num_planned + num_tokens
         while len(turn.blocks) * turn.block_tokens < end:
             block = history.pool.allocate()
             if block is None:
+                if draft.is_ahead:
+                    draft.is_short = True
+                    return False
                 victim = self.queue.victim()
                 draft.effects += self.preempt(victim, draft.now_ns)
                 draft.rows = [row for row in draft.rows if row.turn is not victim]
@@ -129,7 +154,7 @@ class Planner:
                 continue
             turn.add_block(block)
         awaited = history.stager.loading_pages(turn.coming) if turn.coming else []
-        draft.rows.append(Row(turn, turn.num_computed, end, awaited))
+        draft.rows.append(Row(turn, turn.num_planned, end, awaited))
         return True
 
     def _admit(self, turn: Turn, effects: list[Effect]) -> bool:

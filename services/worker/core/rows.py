@@ -9,25 +9,36 @@ from services.worker.core.step import RowSampling, RowScoring, StepPlan, TableEn
 from services.worker.core.turn import Turn
 from shared.sampling import has_penalties
 
+NOT_KNOWN = 0  # stands for a carried token
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there."""
+    """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there.
+
+    `end` may be behind the tokens that are known by one: that token is chosen by a step in flight.
+    """
 
     turn: Turn
     start: int
     end: int
     awaited: list[list[int]]
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether its last token is not known yet."""
+        return self.end > len(self.turn.tokens)
+
 
 def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
     """The plan of these rows. What it tells of block tables is not told again."""
     lengths = [row.end - row.start for row in rows]
-    tokens = [token for row in rows for token in row.turn.tokens[row.start : row.end]]
+    tokens = [token for row in rows for token in _tokens(row)]
     return StepPlan(
         turn_ids=[row.turn.turn_id for row in rows],
         slots=np.array([row.turn.slot for row in rows], np.int32),
         tokens=np.array(tokens, np.int32),
+        carried=np.array([n for n, row in enumerate(rows) if row.is_carried], np.int32),
         query_starts=np.cumsum([0, *lengths], dtype=np.int32),
         context_lens=np.array([row.end for row in rows], np.int32),
         sampling=[_sampling(row) for row in rows],
@@ -37,14 +48,20 @@ def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
     )
 
 
+def _tokens(row: Row) -> list[int]:
+    known = row.turn.tokens[row.start : row.end]
+    return [*known, NOT_KNOWN] if row.is_carried else known
+
+
 def _sampling(row: Row) -> RowSampling | None:
     turn = row.turn
-    if row.end < len(turn.tokens):
+    if row.end < turn.length:
         return None
+    num_generated = turn.num_generated + turn.num_sampling
     if not has_penalties(turn.sampling):
-        return RowSampling(turn.sampling, turn.num_generated)
+        return RowSampling(turn.sampling, num_generated)
     prompt, generated = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
-    return RowSampling(turn.sampling, turn.num_generated, prompt, generated)
+    return RowSampling(turn.sampling, num_generated, prompt, generated)
 
 
 def _scoring(row: Row) -> RowScoring | None:

@@ -6,7 +6,7 @@ tokens together. Pages are told once: they stay in the executor's block tables, 
 turn, until another entry takes their place.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shared.ids import TurnId
 from shared.messages import SamplingParams, TokenLogprobs
+from shared.sampling import has_penalties
 
 Ints = npt.NDArray[np.int32]
 
@@ -37,15 +38,22 @@ class RowSampling:
     """How the token behind a row's last one is chosen.
 
     Attributes:
-        num_generated: tokens that the turn has generated so far; with the seed, they decide the
-            draw.
-        prompt, generated: the turn's tokens, where its penalties ask for them.
+        num_generated: tokens that the turn has generated so far, a carried one with them; with the
+            seed, they decide the draw.
+        prompt, generated: the turn's tokens, where its penalties ask for them; a carried one is
+            not among them.
     """
 
     params: SamplingParams
     num_generated: int
     prompt: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
+
+    def after(self, token: int) -> "RowSampling":
+        """The same where the carried token is known: penalties count it."""
+        if not has_penalties(self.params):
+            return self
+        return replace(self, generated=[*self.generated, int(token)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class StepPlan:
         turn_ids: of each row.
         slots: int32 [R]: each row's line in the block tables.
         tokens: int32 [T]: new tokens of all rows.
+        carried: int32 [n]: rows whose last token a step in flight has still to choose: it is the
+            latest that was chosen for their slot, whatever `tokens` has in its place.
         query_starts: int32 [R + 1]: where each row's new tokens begin; ends with T.
         context_lens: int32 [R]: tokens of each row's turn up to and with its new ones.
         sampling: for each row, None where nothing is sampled yet.
@@ -92,6 +102,7 @@ class StepPlan:
     turn_ids: list[TurnId]
     slots: Ints
     tokens: Ints
+    carried: Ints
     query_starts: Ints
     context_lens: Ints
     sampling: list[RowSampling | None]
@@ -144,6 +155,7 @@ class StepPlan:
             turn_ids=self.turn_ids[row : row + 1],
             slots=self.slots[row : row + 1],
             tokens=self.tokens[first:last],
+            carried=np.zeros(int(row in self.carried), np.int32),
             query_starts=np.array([0, last - first], np.int32),
             context_lens=self.context_lens[row : row + 1],
             sampling=self.sampling[row : row + 1],
@@ -171,6 +183,7 @@ class StepResult:
         broken: rows that cannot be computed, and why; their results are void.
         prompt_logprobs: for rows that asked, of this chunk's positions.
         stall_ns: waiting for history, for each layer.
+        started_at_ns: by the monotonic clock; 0 where nobody measured it.
         duration_ns: of the whole step.
     """
 
@@ -179,4 +192,5 @@ class StepResult:
     broken: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stall_ns: list[int] = field(default_factory=list)
+    started_at_ns: int = 0
     duration_ns: int = 0

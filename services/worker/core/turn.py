@@ -19,6 +19,7 @@ class TurnState(Enum):
     STAGING = "staging"  # the kvstore is asked what it has
     WAITING = "waiting"  # for pages and a place in the batch
     RUNNING = "running"
+    LEAVING = "leaving"  # it is over, but a step in flight still runs on its pages
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,10 @@ class Turn:
         was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
         is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
+        num_planned: the same, once the steps in flight have landed.
+        num_flights: steps in flight that have a row of it.
+        num_sampling: tokens that those choose; the turn's next ones, not known yet.
+        is_void: one of those rows failed, so that what the others give is no good.
         blocks: its blocks in sequence order, with the pages of all of them.
         num_shared: leading blocks that others can find and run on as well.
         coming: shared blocks that were on their way up when it got them, as far as that is not
@@ -70,6 +75,10 @@ class Turn:
     num_known: int = field(init=False)
     keys: list[BlockKey] = field(default_factory=list)
     num_computed: int = 0
+    num_planned: int = 0
+    num_flights: int = 0
+    num_sampling: int = 0
+    is_void: bool = False
     num_cached: int = 0
     blocks: list[Block] = field(default_factory=list)
     num_shared: int = 0
@@ -98,9 +107,26 @@ class Turn:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def length(self) -> int:
+        """Its tokens, with those that steps in flight choose."""
+        return len(self.tokens) + self.num_sampling
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the next step may have a row of it."""
+        return self.state is TurnState.RUNNING and not self.is_void
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only the KV of its last token is to be computed."""
-        return self.num_computed == len(self.tokens) - 1
+        return self.num_planned == self.length - 1
+
+    def awaits_last(self, tokens_max: int) -> bool:
+        """Whether a token that a step in flight chooses is its last whatever it is."""
+        if not self.num_sampling:
+            return False
+        num_generated = self.num_generated + self.num_sampling
+        return self.length >= tokens_max or num_generated >= self.sampling.max_tokens
 
     @property
     def num_reusable_blocks(self) -> int:
@@ -142,12 +168,23 @@ class Turn:
             self.blocks[index] = block
         self.num_shared += 1
 
+    def on_planned(self, end: int) -> None:
+        """A step that computes its tokens up to `end` is in flight."""
+        self.num_flights += 1
+        self.num_sampling += end == self.length
+        self.num_planned = end
+
+    def on_landed(self, *, is_sampled: bool) -> None:
+        """The first step in flight that has a row of it is over."""
+        self.num_flights -= 1
+        self.num_sampling -= is_sampled
+
     def adopt(self, block: Block) -> None:
         """A shared block, whose KV is here or coming, is the next of it."""
         assert self.num_shared == len(self.blocks), "its own blocks stand behind shared ones"
         self.add_block(block)
         self.num_shared += 1
-        self.num_computed = self.num_shared * self.block_tokens
+        self.num_computed = self.num_planned = self.num_shared * self.block_tokens
         if block.loading:
             self.coming.append(block)
 
@@ -155,5 +192,5 @@ class Turn:
         """Take all its blocks from it: those that others can find, and its own."""
         shared, own = self.blocks[: self.num_shared], self.blocks[self.num_shared :]
         self.blocks, self.coming, self.untold = [], [], []
-        self.num_shared = self.num_computed = 0
+        self.num_shared = self.num_computed = self.num_planned = 0
         return shared, own

@@ -71,7 +71,9 @@ class EmulatedExecutor:
         for index, sampling in enumerate(plan.sampling):
             if sampling is not None and index not in result.failed:
                 result.sampled[index] = _say(sampling)
+        self._tables.keep(plan, result.sampled)
         self._take_time(plan, started_ns)
+        result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
 
@@ -94,7 +96,7 @@ class EmulatedExecutor:
         positions = plan.positions()
         slots = np.repeat(plan.slots, plan.lengths)
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
-        self._pool[pages, positions % BLOCK_TOKENS] = plan.tokens
+        self._pool[pages, positions % BLOCK_TOKENS] = self._tables.tokens(plan)
 
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         profile = self._profile

@@ -60,8 +60,10 @@ class TorchExecutor:
             step = self._context(plan)
             with running(step):
                 self._forward(plan, step, result)
+        self._tables.keep(plan, result.sampled)
         result.failed = step.failed
         result.stall_ns = step.stall_ns
+        result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns
         return result
 
@@ -110,15 +112,17 @@ class TorchExecutor:
         device = self._model.device
         starts = step.batch.query_starts
         wanted = _wanted_logits(plan, starts)
+        tokens = self._tables.tokens(plan)
         logits = self._model.module(
-            torch.from_numpy(plan.tokens).long()[None].to(device),
+            torch.from_numpy(tokens).long()[None].to(device),
             position_ids=step.positions,
             use_cache=False,
             logits_to_keep=torch.tensor(wanted, device=device),
         ).logits[0]
         place = {token: index for index, token in enumerate(wanted)}
+        carried = frozenset(plan.carried.tolist())
         rows = [
-            (index, sampling)
+            (index, sampling.after(tokens[starts[index + 1] - 1]) if index in carried else sampling)
             for index, sampling in enumerate(plan.sampling)
             if sampling is not None and index not in step.failed
         ]

@@ -1,6 +1,7 @@
 """Runs turns through the production core and a real executor, without a network."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from services.worker.core.effects import Effect, Emit
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
 from services.worker.device.isolate import execute_isolated
 from services.worker.device.torch_executor import TorchExecutor
@@ -34,6 +36,7 @@ class Driver:
     core: EngineCore
     executor: TorchExecutor
     deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
+    num_carried: int = 0
 
     def submit(self, name: str, tokens: list[int], **sampling: object) -> Turn:
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
@@ -59,13 +62,19 @@ class Driver:
                 self.deltas.setdefault(effect.delta.turn_id, []).append(effect.delta)
 
     def run(self, on_step: Callable[[], None] | None = None) -> None:
-        """Step until nothing is left to run."""
+        """Step until nothing is left to run; as many steps are planned ahead as may be."""
+        plans: deque[StepPlan] = deque()
         while True:
-            plan, effects = self.core.plan_step(time.monotonic_ns())
-            self.perform(effects)
-            if plan is None:
+            while self.core.plan_at_ns() is not None:
+                plan, effects = self.core.plan_step(time.monotonic_ns())
+                self.perform(effects)
+                if plan is None:
+                    break
+                self.num_carried += len(plan.carried)
+                plans.append(plan)
+            if not plans:
                 return
-            result = execute_isolated(self.executor, plan)
+            result = execute_isolated(self.executor, plans.popleft())
             self.perform(self.core.on_step(result, time.monotonic_ns()))
             if on_step is not None:
                 on_step()

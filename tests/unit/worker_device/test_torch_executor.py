@@ -135,6 +135,36 @@ def test_sampling_is_reproducible_by_seed_in_any_batch(tmp_path: Path) -> None:
     assert len({tuple(crowd.tokens(str(n))) for n in range(6)}) == 6
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.0, "seed": 3, "min_tokens": 5},
+        {"repetition_penalty": 3.0},
+        {"presence_penalty": 1.5, "frequency_penalty": 1.5},
+        {"prompt_logprobs": 2, "logprobs": 2},
+    ],
+)
+def test_steps_planned_ahead_say_what_steps_in_turn_say(
+    tmp_path: Path, sampling: dict[str, Any]
+) -> None:
+    save_model(tmp_path, "llama")
+    said = []
+    for steps_ahead_max in (0, 1):
+        with executor_of(tmp_path) as executor:
+            driver = Driver(
+                make_core(executor, prefill_tokens_max=64, steps_ahead_max=steps_ahead_max),
+                executor,
+            )
+            for n in range(3):
+                driver.submit(str(n), prompt(n, 50 + 70 * n), max_tokens=5 + 4 * n, **sampling)
+            driver.run()
+        assert bool(driver.num_carried) == bool(steps_ahead_max)
+        deltas = [delta for n in range(3) for delta in driver.deltas[str(n)]]
+        said.append([(delta.tokens, delta.finish, delta.logprobs) for delta in deltas])
+    assert said[0] == said[1]
+
+
 def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
     save_model(tmp_path / "a", "llama")
     model = save_model(tmp_path / "b", "llama")
