@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from loadtest.local_engine import LocalEngine, some_prompt
 from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.recording import RecordedStep, read_steps, write_step
-from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.executor import Executor
+from services.worker.core.step import StepPlan
+from services.worker.device.executor import Executor, Finished
 from services.worker.device.model import LoadedModel, load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
@@ -91,7 +91,7 @@ def replay(model: LoadedModel, path: Path) -> dict[str, Any]:
     num_prefill, prefill_s, num_tokens, num_others = 0, 0.0, 0, 0
     for step in steps:
         started = time.perf_counter()
-        result = executor.execute(step.plan)
+        result = executor.launch(step.plan).result()
         took_s = time.perf_counter() - started
         if step.plan.num_prefill_tokens:
             num_prefill += step.plan.num_prefill_tokens
@@ -218,10 +218,10 @@ class _Recorder:
         self.prefill_tokens_max = executor.prefill_tokens_max
         self.mover = executor.mover
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        result = self._executor.execute(plan)
+    def launch(self, plan: StepPlan) -> Finished:
+        result = self._executor.launch(plan).result()
         write_step(self._file, plan, result)
-        return result
+        return Finished(result)
 
     def check_device(self) -> None:
         self._executor.check_device()

@@ -1,18 +1,24 @@
-"""Keeps a device busy: asks the core for steps, hands them over, and tells it of their ends."""
+"""Keeps a device busy: asks the core for steps, hands them over, and tells it of their ends.
+
+One thread launches steps. Where launching is not computing, another one waits for their ends, so
+that a step is launched while the one before it computes.
+"""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from services.worker import metrics
 from services.worker.core.effects import Effect
 from services.worker.core.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.executor import Executor
-from services.worker.device.isolate import execute_isolated
+from services.worker.device.executor import Executor, Finished, Launched
+from services.worker.device.isolate import launch_isolated
 from shared.clock import Clock
 from shared.tasks import wait_set
 
@@ -53,6 +59,7 @@ class StepLoop:
         self._on_stuck = on_stuck
         self._wake = asyncio.Event()
         self._is_idle = asyncio.Event()
+        self._reader = ThreadPoolExecutor(1, "step-results")  # no thread before it is used
         self._under_way: deque[_UnderWay] = deque()
         self._first_since = 0.0  # when the first of them began, by the monotonic clock
 
@@ -67,14 +74,17 @@ class StepLoop:
 
     async def run(self) -> None:
         """Plan, hand over, account, for ever."""
-        while True:
-            self._wake.clear()
-            self._land()
-            self._plan()
-            await self._send()
-            if not self._under_way:
-                self._is_idle.set()
-            await self._sleep()
+        try:
+            while True:
+                self._wake.clear()
+                self._land()
+                self._plan()
+                await self._send()
+                if not self._under_way:
+                    self._is_idle.set()
+                await self._sleep()
+        finally:
+            self._reader.shutdown(wait=False)
 
     def _land(self) -> None:
         """Every step that is over."""
@@ -96,10 +106,27 @@ class StepLoop:
             return
         if not self._under_way:
             self._first_since = time.monotonic()
-        work = self._thread.submit(execute_isolated, self._executor, plan)
-        loop = asyncio.get_running_loop()
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._wake.set))
+        work: Future[StepResult] = Future()
+        work.add_done_callback(partial(self._on_done, asyncio.get_running_loop()))
         self._under_way.append(_UnderWay(plan, work))
+        self._thread.submit(self._launch, plan, work)
+
+    def _on_done(self, loop: asyncio.AbstractEventLoop, work: "Future[StepResult]") -> None:
+        """In a thread; the worker may have gone meanwhile."""
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def _launch(self, plan: StepPlan, work: "Future[StepResult]") -> None:
+        """In the launching thread."""
+        try:
+            launched = launch_isolated(self._executor, plan)
+        except BaseException as error:
+            work.set_exception(error)
+            return
+        if isinstance(launched, Finished):
+            work.set_result(launched.outcome)
+        else:
+            self._reader.submit(_read, launched, work)
 
     async def _sleep(self) -> None:
         """Until something happens, a step is to be planned, or one does not end."""
@@ -122,3 +149,11 @@ class StepLoop:
         if at_ns is not None and at_ns > now_ns:
             left_s = min(left_s, (at_ns - now_ns) / 1e9)
         await wait_set(self._wake, left_s)
+
+
+def _read(launched: Launched, work: "Future[StepResult]") -> None:
+    """Wait for a step's end, in the reading thread."""
+    try:
+        work.set_result(launched.result())
+    except BaseException as error:
+        work.set_exception(error)

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
-from services.worker.device.executor import ModelInfo
+from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.mover import HostCopier, KvMover, Moved
 from services.worker.device.tables import BlockTables
@@ -60,7 +60,7 @@ class EmulatedExecutor:
         copier = HostCopier(self._pool.view(np.uint8))
         self.mover = KvMover(copier, PageGate(num_pages), on_moved)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
         self._tables.enter(plan.entries)
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
@@ -75,7 +75,7 @@ class EmulatedExecutor:
         self._take_time(plan, started_ns)
         result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns
-        return result
+        return Finished(result)
 
     def check_device(self) -> None:
         self.mover.check()

@@ -34,8 +34,26 @@ class ModelInfo:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
+class Launched(Protocol):
+    """A step that the device has been given."""
+
+    def result(self) -> StepResult:
+        """Wait until it is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that was over when it was launched."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
 class Executor(Protocol):
-    """Runs plans, one at a time, in a thread of its own.
+    """Runs plans in their order. One thread launches them, another one may wait for their ends.
 
     Attributes:
         info: the model it runs.
@@ -47,8 +65,8 @@ class Executor(Protocol):
     prefill_tokens_max: int
     mover: KvMover
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's rows; returns when they are computed."""
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute the plan's rows behind those that were launched before."""
         ...
 
     def check_device(self) -> None:

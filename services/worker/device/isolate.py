@@ -5,22 +5,22 @@ anything.
 import logging
 
 from services.worker.core.step import StepPlan, StepResult
-from services.worker.device.executor import Executor
+from services.worker.device.executor import Executor, Finished, Launched
 from shared.ids import TurnId
 
 log = logging.getLogger(__name__)
 
 
-def execute_isolated(executor: Executor, plan: StepPlan) -> StepResult:
+def launch_isolated(executor: Executor, plan: StepPlan) -> Launched:
     """Run a plan. Rows that break even alone are in `StepResult.broken`; no row is part of more
-    than two failures.
+    than two failures of a step.
 
     Raises:
         Exception: not a row is at fault but the device, which nothing can be computed on any more,
             or an invariant does not hold.
     """
     try:
-        return executor.execute(plan)
+        return executor.launch(plan)
     except AssertionError:
         raise
     except Exception:
@@ -33,7 +33,7 @@ def execute_isolated(executor: Executor, plan: StepPlan) -> StepResult:
     for index in range(plan.num_rows):
         alone = plan.alone(index)
         try:
-            part = executor.execute(alone)
+            part = executor.launch(alone).result()
         except AssertionError:
             raise
         except Exception as error:
@@ -42,7 +42,7 @@ def execute_isolated(executor: Executor, plan: StepPlan) -> StepResult:
             result.broken[index] = f"the turn cannot be computed: {type(error).__name__}"
         else:
             _merge(result, part, index)
-    return result
+    return Finished(result)
 
 
 def _merge(result: StepResult, part: StepResult, index: int) -> None:

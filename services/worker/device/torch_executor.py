@@ -8,7 +8,7 @@ import torch
 
 from kernels.paged_attention import RaggedBatch
 from services.worker.core.step import RowScoring, StepPlan, StepResult
-from services.worker.device.executor import ModelInfo
+from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.gate import PageGate
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import HostCopier, KvMover, Moved, PageCopier
@@ -53,7 +53,7 @@ class TorchExecutor:
         self._keys, self._values = self._pool[:, 0], self._pool[:, 1]
         self.mover = KvMover(self._make_copier(), PageGate(num_pages), on_moved)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
         result = StepResult(sampled=[None] * plan.num_rows)
         with torch.inference_mode():
@@ -65,7 +65,7 @@ class TorchExecutor:
         result.stall_ns = step.stall_ns
         result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns
-        return result
+        return Finished(result)
 
     def check_device(self) -> None:
         self.mover.check()

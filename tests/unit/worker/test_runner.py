@@ -12,7 +12,8 @@ import pytest
 
 from services.worker.core.effects import ReportSoon
 from services.worker.core.engine import EngineCore
-from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.step import StepPlan
+from services.worker.device.executor import Finished
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
 from shared.ids import FrontendId, ModelId, TurnId, WorkerId
@@ -150,7 +151,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         def __init__(self) -> None:
             self.let_go = threading.Event()
 
-        def execute(self, plan: StepPlan) -> StepResult:
+        def launch(self, plan: StepPlan) -> Finished:
             assert self.let_go.wait(20)
             raise AssertionError("let go")
 

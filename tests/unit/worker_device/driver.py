@@ -12,7 +12,7 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
-from services.worker.device.isolate import execute_isolated
+from services.worker.device.isolate import launch_isolated
 from services.worker.device.torch_executor import TorchExecutor
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
@@ -74,7 +74,7 @@ class Driver:
                 plans.append(plan)
             if not plans:
                 return
-            result = execute_isolated(self.executor, plans.popleft())
+            result = launch_isolated(self.executor, plans.popleft()).result()
             self.perform(self.core.on_step(result, time.monotonic_ns()))
             if on_step is not None:
                 on_step()

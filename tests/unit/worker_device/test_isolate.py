@@ -11,7 +11,8 @@ import torch
 
 from services.worker.core.step import StepPlan, StepResult, TableEntries
 from services.worker.demo_model import make_demo_model
-from services.worker.device.isolate import execute_isolated
+from services.worker.device.executor import Finished
+from services.worker.device.isolate import launch_isolated
 from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.ids import TurnId
@@ -121,11 +122,11 @@ class Scripted:
         self._has_died = has_died
         self.num_runs = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Finished:
         self.num_runs += 1
         if self._bad & set(plan.turn_ids):
             raise RuntimeError("no")
-        return StepResult(sampled=[None] * plan.num_rows, stall_ns=[5], duration_ns=1)
+        return Finished(StepResult(sampled=[None] * plan.num_rows, stall_ns=[5], duration_ns=1))
 
     def check_device(self) -> None:
         if self._has_died:
@@ -134,7 +135,7 @@ class Scripted:
 
 def test_a_row_that_breaks_is_the_only_one_that_does() -> None:
     executor: Any = Scripted("t1")
-    result = execute_isolated(executor, plan_of(3))
+    result = launch_isolated(executor, plan_of(3)).result()
     assert list(result.broken) == [1] and "RuntimeError" in result.broken[1]
     assert (result.duration_ns, result.stall_ns) == (2, [10])
 
@@ -142,15 +143,15 @@ def test_a_row_that_breaks_is_the_only_one_that_does() -> None:
 def test_a_device_that_is_gone_blames_no_row() -> None:
     executor: Any = Scripted("t1", has_died=True)
     with pytest.raises(OSError, match="the device is gone"):
-        execute_isolated(executor, plan_of(3))
+        launch_isolated(executor, plan_of(3)).result()
     assert executor.num_runs == 1
 
 
 def test_a_broken_invariant_ends_the_engine() -> None:
     class Wrong(Scripted):
-        def execute(self, plan: StepPlan) -> StepResult:
+        def launch(self, plan: StepPlan) -> Finished:
             raise AssertionError("released more often than acquired")
 
     executor: Any = Wrong()
     with pytest.raises(AssertionError):
-        execute_isolated(executor, plan_of(1))
+        launch_isolated(executor, plan_of(1)).result()

@@ -9,6 +9,7 @@ import pytest
 from services.worker.core.recording import read_steps, write_step
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.demo_model import make_demo_model
+from services.worker.device.executor import Finished
 from services.worker.device.model import LoadedModel, load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
@@ -22,10 +23,10 @@ class Recorder(TorchExecutor):
 
     file: BytesIO
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        result = super().execute(plan)
+    def launch(self, plan: StepPlan) -> Finished:
+        result = super().launch(plan).outcome
         write_step(self.file, plan, result)
-        return result
+        return Finished(result)
 
 
 def recorded(model: LoadedModel) -> bytes:
@@ -50,7 +51,7 @@ def test_a_recording_runs_again_and_gives_the_same_tokens(tmp_path: Path) -> Non
     assert len(steps) > 15 and any(step.plan.scoring for step in steps)
     executor = TorchExecutor(model, "m", NUM_PAGES, lambda _: None)
     for step in steps:
-        sampled = executor.execute(step.plan).sampled
+        sampled = executor.launch(step.plan).outcome.sampled
         assert [None if each is None else each.token for each in sampled] == step.tokens
     executor.close()
 
