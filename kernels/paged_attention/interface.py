@@ -21,6 +21,35 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """Which packed rows belong to which sequence, told in the device's own memory.
+
+    Decodes come first, one row each, then prompt chunks. A sequence whose context is 0 is padding:
+    it reads no page, and its rows become zeros. The three numbers choose how much is launched, and
+    nothing else: as long as they are not too small, the tensors may change under a recorded launch.
+
+    Attributes:
+        query_starts: int32 ``[num_seqs + 1]``: row of each sequence's first query, then the total.
+        context_lens: int32 ``[num_seqs]``: tokens each sequence has with its new ones.
+        slots: int32 ``[num_seqs]``: each sequence's line in the tables.
+        num_decodes: this many sequences have one row each and come first, padding included.
+        query_len_max: no prompt chunk has more new tokens.
+        context_len_max: no sequence has more tokens.
+    """
+
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    slots: torch.Tensor
+    num_decodes: int
+    query_len_max: int
+    context_len_max: int
+
+    @property
+    def num_seqs(self) -> int:
+        return self.context_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Which packed rows belong to which sequence.
 
@@ -29,12 +58,14 @@ class RaggedBatch:
         context_lens: tokens each sequence has with its new ones, ``[num_seqs]``.
         slots: each sequence's line in the tables, ``[num_seqs]``.
         page_tables: int32 ``[num_layers, num_slots, max_blocks]``: pool page of each block.
+        on_device: the same for kernels that read it on the device; those need no lists.
     """
 
     query_starts: list[int]
     context_lens: list[int]
     slots: list[int]
     page_tables: torch.Tensor
+    on_device: DeviceBatch | None = None
 
     @property
     def num_seqs(self) -> int:

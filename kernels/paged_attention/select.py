@@ -1,9 +1,12 @@
 """Which implementation serves which sequences of a batch."""
 
+from functools import cache
+from types import ModuleType
+
 import torch
 
 from kernels.paged_attention.gather import paged_attention_gather
-from kernels.paged_attention.interface import AttentionShape, RaggedBatch
+from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
 
 try:
     from kernels.paged_attention import cpu
@@ -30,10 +33,22 @@ def paged_attention(
             rows' keys and values already.
         layer: which of the batch's page tables to use.
 
+    On a CUDA device, a batch that is `on_device` is attended without a look at its lists.
+
     Returns:
         ``[num_rows, num_heads, head_dim]`` in the query's dtype.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if (
+        batch.on_device is not None
+        and query.device.type == "cuda"
+        and (fused := _fused()) is not None
+        and fused.supports(query, pool)
+    ):
+        fused.paged_attention_triton(
+            query, pool, batch.page_tables, layer, batch.on_device, shape, out
+        )
+        return out
     if cpu is None or not cpu.supports(query):
         paged_attention_gather(query, pool, layer, batch, shape, out, range(batch.num_seqs))
         return out
@@ -59,9 +74,35 @@ def _runs(starts: list[int]) -> list[tuple[range, bool]]:
     return runs
 
 
-def warm_up(pool: torch.Tensor) -> None:
-    """Compile what serves tensors like `pool`, so that the first request does not wait for it."""
-    num_heads, head_dim = pool.shape[2], pool.shape[4]
-    query = torch.zeros((1, num_heads, head_dim), dtype=pool.dtype, device=pool.device)
+@cache
+def _fused() -> ModuleType | None:
+    """The Triton kernels; None where Triton is not installed. Only a GPU pays for the import."""
+    try:
+        from kernels.paged_attention import triton
+    except ImportError:
+        return None
+    return triton
+
+
+def warm_up(pool: torch.Tensor, num_heads: int | None = None) -> None:
+    """Compile what serves tensors like `pool`, so that the first request does not wait for it.
+
+    Args:
+        num_heads: of the queries; by default one a KV head. Kernels for a GPU are made for it.
+    """
+    num_heads, head_dim = num_heads or pool.shape[2], pool.shape[4]
+    query = torch.zeros((2, num_heads, head_dim), dtype=pool.dtype, device=pool.device)
     table = torch.zeros((1, 1, 1), dtype=torch.int32, device=pool.device)
-    paged_attention(query, pool, 0, RaggedBatch([0, 1], [1], [0], table), AttentionShape(1.0))
+    shape = AttentionShape(1.0)
+    # A decode, and a chunk of one token.
+    batch = RaggedBatch([0, 1, 2], [1, 1], [0, 0], table)
+    paged_attention(query, pool, 0, batch, shape)
+    if pool.device.type == "cuda":
+        starts, contexts, slots = (
+            torch.tensor(numbers, dtype=torch.int32, device=pool.device)
+            for numbers in (batch.query_starts, batch.context_lens, batch.slots)
+        )
+        # As if contexts could be long, so that what combines splits is made too.
+        on_device = DeviceBatch(starts, contexts, slots, 1, 1, context_len_max=4096)
+        batch = RaggedBatch([0, 1, 2], [1, 1], [0, 0], table, on_device)
+        paged_attention(query, pool, 0, batch, shape)

@@ -6,7 +6,7 @@ import torch
 from kernels.paged_attention import AttentionShape, RaggedBatch, cpu
 from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.reference import paged_attention_reference
-from kernels.paged_attention.select import paged_attention
+from kernels.paged_attention.select import paged_attention, warm_up
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 RAGGED = [
@@ -84,3 +84,11 @@ def test_only_the_rows_of_the_named_sequences_are_written() -> None:
     assert written.nonzero().ravel().tolist() == list(
         range(batch.query_starts[2], batch.query_starts[4])
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_warming_up_leaves_the_pool_as_it_is(dtype: torch.dtype) -> None:
+    pool = torch.ones((2, 2, 3, 16, 32), dtype=dtype)
+    warm_up(pool)
+    warm_up(pool, num_heads=6)
+    assert (pool == 1).all()

@@ -1,0 +1,112 @@
+"""How the Triton kernels cut their work: sizes of tiles, and how many programs share a context.
+
+Everything here comes from numbers that the host has anyway, so a launch can be recorded in a CUDA
+graph and replayed for other lengths.
+"""
+
+from dataclasses import dataclass
+
+SPLITS_MAX = 128
+DECODE_SHARE_MIN_TOKENS = 128  # below, writing partial results costs more than the company brings
+DECODE_SHARE_MAX_TOKENS = 2048  # above, one long context outlasts all the others of its batch
+PREFILL_SHARE_MIN_TOKENS = 512  # a tile has many rows, so its partial results are many bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """One tile of work.
+
+    Attributes:
+        rows: queries times the heads of a group, at most.
+        keys: keys that are multiplied at once; a page is cut if it has more.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# By (decode, bytes of an element, head_dim padded to a power of two). Not tuned: chosen on paper
+# for Hopper, and never timed on one. What was held to, and seen in the code that Triton 3.9 makes
+# for it (no register is spilled, the copies of keys and values are asynchronous):
+# - Keys and values of `num_stages - 1` tiles are on their way or being multiplied. A decode needs
+#   about 36 KB on its way a multiprocessor (4.8 TB/s over 132 of them, 1 us of latency); a tile of
+#   bf16 at head_dim 128 is 32 KB.
+# - A decode's stages fit in 227 KB at least twice, so that one program's beginning is hidden
+#   behind another's middle: 52 KB, 70 KB and 105 KB at head_dim 64, 128 and 256.
+# - A chunk has 128 rows: with fewer, keys would be read more often than the L2 can give them (a
+#   byte of bf16 pays for 128 operations), and wgmma takes 64 a warp group. 8 warps, because 4
+#   spill at head_dim 128; 32 keys at 256, because 64 leave no register.
+# - float32 has no matrix unit that keeps its precision: small tiles, plain multiplications.
+_TABLE = {
+    (True, 2, 64): Tiles(16, 64, 4, 4),
+    (True, 2, 128): Tiles(16, 64, 4, 3),
+    (True, 2, 256): Tiles(16, 32, 4, 4),
+    (True, 4, 64): Tiles(16, 32, 4, 4),
+    (True, 4, 128): Tiles(16, 32, 8, 3),
+    (True, 4, 256): Tiles(16, 16, 4, 4),
+    (False, 2, 64): Tiles(128, 64, 8, 3),
+    (False, 2, 128): Tiles(128, 64, 8, 3),
+    (False, 2, 256): Tiles(128, 32, 8, 3),
+    (False, 4, 64): Tiles(32, 32, 8, 3),
+    (False, 4, 128): Tiles(32, 16, 8, 3),
+    (False, 4, 256): Tiles(32, 16, 8, 3),
+}
+
+
+def choose_tiles(
+    *, decode: bool, element_bytes: int, head_dim: int, group: int, block_tokens: int
+) -> Tiles:
+    """The tile for `group` query heads a KV head; never more keys than a page has."""
+    tiles = _TABLE[decode, element_bytes, max(64, power_of_two(head_dim))]
+    rows = max(tiles.rows, power_of_two(group))
+    return Tiles(rows, min(tiles.keys, block_tokens), tiles.num_warps, tiles.num_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Among how many programs the keys of one tile of queries are shared.
+
+    A context of n tiles of keys is cut into equal shares for `wanted` programs, but into none
+    smaller than `share_min` or larger than `share_max`, nor into more than `count` (all in tiles of
+    keys). The kernels work this out from the true length; `count` programs are launched for all.
+    """
+
+    count: int
+    wanted: int
+    share_min: int
+    share_max: int
+
+
+def choose_splits(
+    *, decode: bool, num_programs: int, context_len_max: int, keys: int, multiprocessors: int
+) -> Splits:
+    """Enough shares to keep every multiprocessor busy.
+
+    Args:
+        num_programs: tiles of queries times KV heads times sequences, at most.
+        context_len_max: no context is longer. (If one is, its shares are larger, nothing else.)
+        keys: in a tile.
+
+    >>> choose_splits(
+    ...     decode=True, num_programs=8, context_len_max=2000, keys=64, multiprocessors=132
+    ... )
+    Splits(count=16, wanted=33, share_min=2, share_max=32)
+    """
+    num_tiles = max(1, -(-context_len_max // keys))
+    # Decodes wait for memory: two programs a multiprocessor hide each other's waits.
+    wanted = max(1, (2 if decode else 1) * multiprocessors // max(1, num_programs))
+    share_min = max(1, (DECODE_SHARE_MIN_TOKENS if decode else PREFILL_SHARE_MIN_TOKENS) // keys)
+    share_max = DECODE_SHARE_MAX_TOKENS // keys if decode else max(share_min, num_tiles)
+    count = max(min(wanted, -(-num_tiles // share_min)), -(-num_tiles // share_max))
+    return Splits(min(count, SPLITS_MAX), wanted, share_min, share_max)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`.
+
+    >>> [power_of_two(number) for number in (1, 2, 3, 80, 128)]
+    [1, 2, 4, 128, 128]
+    """
+    return 1 << (number - 1).bit_length()

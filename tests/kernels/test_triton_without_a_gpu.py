@@ -1,0 +1,126 @@
+"""What can be known of the Triton kernels on a machine without a GPU: that they compute the right
+thing in Triton's interpreter, and that Triton's compiler makes code for Hopper of them."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.paged_attention import AttentionShape, DeviceBatch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+CASES = Path(__file__).with_name("test_paged_attention_triton.py")
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="this process interprets kernels itself")
+SHARED_MEMORY_BYTES = 227 * 1024
+
+
+def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
+    """In a process of its own: Triton asks for TRITON_INTERPRET when it is imported, and nothing
+    else here may find its kernels interpreted."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "TRITON_"))
+    }
+    environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)]
+    run = subprocess.run(
+        command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True,
+        timeout=280, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed and int(passed[1]) > 50
+
+
+class Recorder:
+    """Stands in for a kernel: notes its launches and runs none."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def note(*args: Any, **kwargs: Any) -> None:
+            assert all(isinstance(size, int) and size > 0 for size in grid)
+            self.launches.append(dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs)
+
+        return note
+
+
+def compile_for_hopper(kernel: Any, launch: dict[str, Any]) -> Any:
+    """What Triton's compiler makes of a launch, for compute capability 9.0; needs no device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kinds: dict[Any, str] = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+    kinds |= {torch.float32: "*fp32", torch.int32: "*i32", float: "fp32", int: "i32"}
+    signature, constants, aligned = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = launch.pop(parameter.name)
+        of_tensor = isinstance(value, torch.Tensor)
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        signature[parameter.name] = kinds[value.dtype if of_tensor else type(value)]
+        # What a real launch finds out: tensors begin at 16 bytes, strides are multiples of 16.
+        if of_tensor or parameter.name.endswith("stride"):
+            aligned[index,] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    # What is left in the launch is the compiler's: warps, stages.
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "shape"),
+    [
+        (torch.bfloat16, 128, AttentionShape(0.1)),
+        (torch.float16, 80, AttentionShape(0.1, window=100, softcap=30.0)),
+        (torch.bfloat16, 256, AttentionShape(0.1, softcap=30.0)),
+        (torch.float32, 64, AttentionShape(0.1)),
+    ],
+    ids=["bf16", "fp16-window-cap", "bf16-256-cap", "fp32"],
+)
+def test_kernels_compile_for_hopper(
+    dtype: torch.dtype,
+    head_dim: int,
+    shape: AttentionShape,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    from kernels.paged_attention import triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = ("_attend_kernel", "_combine_kernel", "_store_kernel")
+    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(kernels, name, recorder)
+    monkeypatch.setattr(kernels, "_is_interpreted", lambda: False)
+    numbers = torch.zeros(4, dtype=torch.int32)
+    batch = DeviceBatch(numbers, numbers[:3], numbers[:3], 2, 40, 8000)
+    query = torch.zeros((42, 8, head_dim), dtype=dtype)
+    pool = torch.zeros((1, 2, 2, 64, head_dim), dtype=dtype)
+    tables = torch.zeros((1, 1, 1), dtype=torch.int32)
+    kernels.paged_attention_triton(query, pool, tables, 0, batch, shape, query.clone(), 132)
+    kernels.store_kv(query[:4, :2], query[:4, :2], pool, numbers, numbers)
+
+    made = {
+        name: [compile_for_hopper(recorder.kernel, launch) for launch in recorder.launches]
+        for name, recorder in recorders.items()
+    }
+    assert [len(made[name]) for name in names] == [2, 2, 1], "decodes and chunks, both split"
+    for compiled in (each for several in made.values() for each in several):
+        assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
+        assert "tf32" not in compiled.asm["ptx"], "float32 keeps its precision"
+    for_decodes, for_chunks = (compiled.asm["ptx"] for compiled in made["_attend_kernel"])
+    assert "cp.async" in for_decodes and "cp.async" in for_chunks, "copies run ahead"
+    if dtype != torch.float32:
+        assert "mma.sync" in for_decodes and "wgmma" in for_chunks, "the matrix units work"
