@@ -15,8 +15,8 @@ Bounds, with n new tokens, a context c, H query and G KV heads, head_dim D, s by
   byte. At bf16 and groups of 8 that is 8, where an H200 could do 200: bound by bandwidth.
 - A chunk computes ``4 n H D (c - n / 2)`` on the same bytes (and ``2 n H D s`` of queries and
   results), so from about n = 200 G / H on it is bound by the matrix units.
-- Combining reads ``4 (D + 2)`` bytes a row, head and used split. A decode's share is at least 128
-  tokens, so with bf16 that is at most ``H / 64 G`` of what its pages have, and as much is written.
+- Combining reads ``4 (D + 2)`` bytes a row, head and used split, which were written before. A
+  decode's share is at least 128 tokens: at bf16, each of the two is ``H / (128 G)`` of its pages.
 - `store_kv` reads and writes ``2 T G D s`` bytes and computes nothing: bound by bandwidth.
 """
 
