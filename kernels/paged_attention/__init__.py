@@ -8,6 +8,14 @@ CUDA device, for batches whose tables and lengths are there).
 """
 
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
-from kernels.paged_attention.select import paged_attention, warm_up
+from kernels.paged_attention.select import is_fused, paged_attention, store_kv, warm_up
 
-__all__ = ["AttentionShape", "DeviceBatch", "RaggedBatch", "paged_attention", "warm_up"]
+__all__ = [
+    "AttentionShape",
+    "DeviceBatch",
+    "RaggedBatch",
+    "is_fused",
+    "paged_attention",
+    "store_kv",
+    "warm_up",
+]

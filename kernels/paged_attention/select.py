@@ -39,16 +39,14 @@ def paged_attention(
         ``[num_rows, num_heads, head_dim]`` in the query's dtype.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if (
-        batch.on_device is not None
-        and query.device.type == "cuda"
-        and (fused := _fused()) is not None
-        and fused.supports(query, pool)
-    ):
-        fused.paged_attention_triton(
-            query, pool, batch.page_tables, layer, batch.on_device, shape, out
-        )
-        return out
+    if batch.on_device is not None:
+        if (fused := _fused(query.device)) is not None and fused.supports(query, pool):
+            fused.paged_attention_triton(
+                query, pool, batch.page_tables, layer, batch.on_device, shape, out
+            )
+            return out
+        batch = _on_host(batch.on_device, batch.page_tables)
+        out.zero_()
     if cpu is None or not cpu.supports(query):
         paged_attention_gather(query, pool, layer, batch, shape, out, range(batch.num_seqs))
         return out
@@ -74,14 +72,58 @@ def _runs(starts: list[int]) -> list[tuple[range, bool]]:
     return runs
 
 
+def store_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pool: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_offsets: torch.Tensor,
+) -> None:
+    """``pool[slot_pages[t], 0 and 1, :, slot_offsets[t]] = key[t] and value[t]`` for every token t.
+
+    Args:
+        key, value: ``[num_tokens, num_kv_heads, head_dim]``, last dimension contiguous.
+        pool: ``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``, same dtype, contiguous.
+        slot_pages: int32 ``[num_tokens]``. A token whose page is -1 is padding: it is not written,
+            or to the pool's last page. No two others have the same place.
+        slot_offsets: int32 ``[num_tokens]``.
+    """
+    if (fused := _fused(pool.device)) is not None and key.dtype == pool.dtype:
+        fused.store_kv(key, value, pool, slot_pages, slot_offsets)
+        return
+    pool[slot_pages, 0, :, slot_offsets] = key
+    pool[slot_pages, 1, :, slot_offsets] = value
+
+
+def is_fused(device: torch.device) -> bool:
+    """Whether batches that are on this device are attended there, without a look from the host."""
+    return _fused(device) is not None
+
+
+def _fused(device: torch.device) -> ModuleType | None:
+    """The Triton kernels, for a GPU; None where Triton is not installed."""
+    return _imported() if device.type == "cuda" else None
+
+
 @cache
-def _fused() -> ModuleType | None:
-    """The Triton kernels; None where Triton is not installed. Only a GPU pays for the import."""
+def _imported() -> ModuleType | None:
+    """Only a GPU pays for the import."""
     try:
         from kernels.paged_attention import triton
     except ImportError:
         return None
     return triton
+
+
+def _on_host(batch: DeviceBatch, page_tables: torch.Tensor) -> RaggedBatch:
+    """A batch read back, without its padding: what a device without kernels of ours has to do."""
+    starts, contexts, slots = (
+        each.tolist() for each in (batch.query_starts, batch.context_lens, batch.slots)
+    )
+    num_seqs = len(contexts)
+    while num_seqs and not contexts[num_seqs - 1]:
+        num_seqs -= 1
+    return RaggedBatch(starts[: num_seqs + 1], contexts[:num_seqs], slots[:num_seqs], page_tables)
 
 
 def warm_up(pool: torch.Tensor, num_heads: int | None = None) -> None:

@@ -16,7 +16,8 @@ class WorkerConfig(ServiceConfig):
     tasks: what models are for where their own files leave it open or say otherwise, as a JSON
         object of ids.
     emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
-    kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, most of what a GPU has left.
+    kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
+    gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
     num_threads: cores to compute on; 0: all.
     oneshot_variants: input lengths, tokens, that text models are batched at; longer ones than a
         model can take are left out, and its own limit is added.
@@ -37,6 +38,7 @@ class WorkerConfig(ServiceConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_bytes: int = Field(0, ge=0)
+    gpu_memory_share: float = Field(0.9, gt=0, le=1)
     num_threads: int = Field(0, ge=0)
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)

@@ -39,6 +39,7 @@ class KvClient:
         on_disconnected: called when it stops answering or has forgotten us.
         before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
             every lease of ours: nothing may be written to their pages any more when it returns.
+        before_use: called, in a thread, with an arena that is to be used next.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class KvClient:
         on_connected: Callable[[Arena, int], None],
         on_disconnected: Callable[[], None],
         before_open: Callable[[], None] = lambda: None,
+        before_use: Callable[[Arena], None] = lambda arena: None,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
@@ -57,6 +59,7 @@ class KvClient:
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._before_open = before_open
+        self._before_use = before_use
         self._lease_lock: int | None = None
         self._lost = asyncio.Event()
         self._lost.set()
@@ -150,6 +153,7 @@ class KvClient:
         lock = os.open(opened.lease_path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._lease_lock = lock
+        await asyncio.to_thread(self._before_use, arena)
         self._link.on_opened(incarnation, arena.num_pages)
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})

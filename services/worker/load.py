@@ -21,7 +21,6 @@ from shared.zoo import ZooModel
 OnMoved = Callable[[Moved], None]
 
 CPU_KV_BYTES = 1 << 30
-GPU_KV_SHARE = 0.85  # of what is free after the weights are there
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:
@@ -76,8 +75,7 @@ def make_emulated_oneshots(
 
 def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
-    import torch
-
+    from services.worker.device.cuda import cuda_executor, free_bytes
     from services.worker.device.model import load_model
     from services.worker.device.torch_executor import TorchExecutor
 
@@ -87,13 +85,17 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     model = load_model(source, device, config.dtype)
     kv_bytes = config.kv_bytes or CPU_KV_BYTES
     if device == "cuda" and not config.kv_bytes:
-        kv_bytes = int(torch.cuda.mem_get_info()[0] * GPU_KV_SHARE)
+        kv_bytes = int(free_bytes(model, config.turns_running_max) * config.gpu_memory_share)
     num_pages = kv_bytes // model.page_bytes
     if num_pages < 2 * model.num_layers:
         raise ConfigError(
             f"SYMPHONY_KV_BYTES={kv_bytes} holds not even two blocks of {model_id}: "
             f"one takes {model.page_bytes * model.num_layers} bytes"
         )
+    if device == "cuda":
+        gpu = cuda_executor(model, model_id, num_pages, config.turns_running_max, on_moved)
+        gpu.warm_up()
+        return gpu
     executor = TorchExecutor(model, model_id, num_pages, on_moved)
     executor.warm_up()
     return executor

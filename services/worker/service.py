@@ -192,6 +192,7 @@ class Worker:
             on_connected=partial(self._on_kv_connected, info.model_id),
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
             before_open=executor.mover.detach,
+            before_use=executor.mover.prepare,
         )
         runner = EngineRunner(
             runtime.bus,

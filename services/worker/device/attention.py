@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from kernels.paged_attention import AttentionShape, paged_attention
+from kernels.paged_attention import AttentionShape, paged_attention, store_kv
 from services.worker.device.step import LayerProbe, running_step
 from shared.errors import SymphonyError
 
@@ -43,13 +43,12 @@ def _attend(
     step = running_step()
     if isinstance(step, LayerProbe):
         step.layers[layer] = (key.shape[1], key.shape[3])
+        step.num_heads = max(step.num_heads, query.shape[1])
         if value.shape != key.shape:
             raise UnsupportedModelError("keys and values of different sizes are not supported")
         return query.transpose(1, 2).contiguous(), None
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    pages = step.slot_pages[layer]
-    step.keys[pages, :, step.slot_offsets] = new_keys
-    step.values[pages, :, step.slot_offsets] = new_values
+    store_kv(new_keys, new_values, step.pool, step.slot_pages[layer], step.slot_offsets)
     step.await_history(layer)
     shape = AttentionShape(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,

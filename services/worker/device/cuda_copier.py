@@ -1,12 +1,34 @@
-"""Page copies between a CUDA pool and the host arena, on streams of their own.
+"""Page copies between a CUDA pool and the host's arena, on streams of their own.
 
-The arena's memory is registered with CUDA, so copies are asynchronous and at the link's full speed.
+The arena's memory is registered with CUDA, so that the GPU reads and writes it itself, at the
+link's speed and beside the host.
 """
+
+import weakref
+from dataclasses import dataclass
 
 import torch
 
-from shared.arena import Arena, Bytes
+from kernels.page_copy import copy_pages
+from services.worker.device.copies import Copy, CopyFailed
+from shared.arena import Arena
 from shared.errors import SymphonyError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaCopy:
+    """Pages under way; `event` is behind them on their stream."""
+
+    event: torch.cuda.Event
+
+    def is_over(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        try:
+            self.event.synchronize()
+        except RuntimeError as error:
+            raise CopyFailed(str(error)) from error
 
 
 class CudaCopier:
@@ -14,40 +36,57 @@ class CudaCopier:
 
     Args:
         pool: ``[num_pages, ...]``, contiguous, on a CUDA device.
+        compute: the stream that steps are launched on.
     """
 
-    def __init__(self, pool: torch.Tensor) -> None:
+    def __init__(self, pool: torch.Tensor, compute: torch.cuda.Stream) -> None:
         self._pool = pool.view(torch.uint8).flatten(1)
+        self._compute = compute
         self._loads = torch.cuda.Stream(pool.device)
         self._stores = torch.cuda.Stream(pool.device)
-        self._registered: dict[int, torch.Tensor] = {}
+        self._registered: weakref.WeakKeyDictionary[Arena, torch.Tensor] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
-        pages = self._pages(arena)
+    def attach(self, arena: Arena) -> None:
+        pages = torch.from_numpy(arena.pages)
+        with torch.cuda.device(self._pool.device):
+            status = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.nbytes, 0))
+        if status:
+            raise SymphonyError(f"CUDA did not register the arena: error {status}")
+        self._registered[arena] = pages
+        weakref.finalize(arena, _unregister, pages.data_ptr())
+
+    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
         with torch.cuda.stream(self._loads):
-            for source, target in zip(arena_pages, pool_pages, strict=True):
-                self._pool[target].copy_(pages[source], non_blocking=True)
-        self._loads.synchronize()
+            copy_pages(self._pool, pool_pages, self._registered[arena], arena_pages)
+        return self._copy(self._loads)
 
-    def mark(self) -> torch.cuda.Event:
+    def hold(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            assert isinstance(copy, CudaCopy)
+            self._compute.wait_event(copy.event)
+
+    def mark(self) -> object:
         event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._pool.device))
+        event.record(self._compute)
         return event
 
-    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+    def store(
+        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+    ) -> Copy:
         assert isinstance(mark, torch.cuda.Event)
+        self._stores.wait_event(mark)
         with torch.cuda.stream(self._stores):
-            self._stores.wait_event(mark)
-            torch.from_numpy(target).copy_(self._pool[pool_page], non_blocking=True)
-        self._stores.synchronize()
+            copy_pages(self._registered[arena], arena_pages, self._pool, pool_pages)
+        return self._copy(self._stores)
 
-    def _pages(self, arena: Arena) -> torch.Tensor:
-        """The arena as a tensor, registered with CUDA on first sight."""
-        key = id(arena)
-        if key not in self._registered:
-            tensor = torch.from_numpy(arena.pages)
-            status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
-            if int(status):
-                raise SymphonyError(f"CUDA did not register the arena: error {int(status)}")
-            self._registered[key] = tensor
-        return self._registered[key]
+    def _copy(self, stream: torch.cuda.Stream) -> Copy:
+        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
+        event.record(stream)
+        return CudaCopy(event)
+
+
+def _unregister(address: int) -> None:
+    """Nobody holds the arena any more; its memory is unmapped next."""
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -11,9 +11,10 @@ import numpy as np
 
 from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
+from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
-from services.worker.device.mover import HostCopier, KvMover, Moved
+from services.worker.device.mover import KvMover, Moved
 from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import TokenLogprobs

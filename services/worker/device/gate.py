@@ -1,42 +1,81 @@
-"""Whether a pool page's bytes are there: set by the mover, awaited inside the forward pass."""
+"""Whether a pool page's bytes are there: set by the mover, awaited by the step that reads them."""
 
 import threading
 import time
 
 import numpy as np
 
-READY, LOADING, FAILED = 0, 1, 2
+from services.worker.device.copies import Copy
+
+READY, LOADING, COPYING, FAILED = range(4)
 STALL_TIMEOUT_NS = 1_000_000_000  # of one layer in one pass; then the row is recomputed
 
 
 class PageGate:
-    """One state for every pool page. Thread-safe; waiting costs nothing while all is ready."""
+    """One state for every pool page. Thread-safe; waiting costs nothing while all is ready.
+
+    A page is loading from its order on, copying once its copy was started, and ready when the bytes
+    have been found to be the promised ones.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self._state = np.zeros(num_pages, np.uint8)
+        self._copies: dict[int, Copy] = {}  # by page
         self._changed = threading.Condition()
 
     def set_loading(self, pages: list[int]) -> None:
         """Bytes are on their way into these pages."""
         self._state[pages] = LOADING
 
+    def set_copying(self, pages: list[int], copy: Copy) -> None:
+        """Their copy was started."""
+        with self._changed:
+            self._state[pages] = COPYING
+            self._copies.update(dict.fromkeys(pages, copy))
+            self._changed.notify_all()
+
     def settle(self, good: list[int], bad: list[int]) -> None:
         """Loads ended; wakes whoever waits."""
         with self._changed:
             self._state[good] = READY
             self._state[bad] = FAILED
+            for page in (*good, *bad):
+                self._copies.pop(page, None)
             self._changed.notify_all()
 
     def wait(self, pages: list[int], timeout_ns: int) -> bool:
         """Wait until every page is ready; False if a load failed or `timeout_ns` passed."""
-        states = self._state[pages]
-        if not states.any():
+        if not self._state[pages].any():
             return True
-        deadline = time.monotonic_ns() + timeout_ns
         with self._changed:
-            while (states := self._state[pages]).any():
-                left_ns = deadline - time.monotonic_ns()
-                if FAILED in states or left_ns <= 0:
-                    return False
-                self._changed.wait(left_ns / 1e9)
-        return True
+            return self._wait(pages, COPYING, timeout_ns)
+
+    def wait_started(self, pages: list[int], timeout_ns: int) -> list[Copy] | None:
+        """Wait until every page is ready or its copy was started; None if a load failed or
+        `timeout_ns` passed.
+
+        Returns:
+            The copies to run behind. Whether their bytes are the promised ones turns out later:
+            `wait` tells.
+        """
+        if not self._state[pages].any():
+            return []
+        with self._changed:
+            if not self._wait(pages, LOADING, timeout_ns):
+                return None
+            under_way = (self._copies[page] for page in pages if page in self._copies)
+            return list(dict.fromkeys(under_way))
+
+    def _wait(self, pages: list[int], latest: int, timeout_ns: int) -> bool:
+        """Until no page is in the states from loading to `latest`; called with the lock."""
+        deadline = time.monotonic_ns() + timeout_ns
+        while True:
+            states = self._state[pages]
+            if (states == FAILED).any():
+                return False
+            if not ((states != READY) & (states <= latest)).any():
+                return True
+            left_ns = deadline - time.monotonic_ns()
+            if left_ns <= 0:
+                return False
+            self._changed.wait(left_ns / 1e9)

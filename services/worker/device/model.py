@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
+from services.worker.device.executor import ModelInfo
 from services.worker.device.step import LayerProbe, running
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
@@ -32,6 +33,7 @@ class LoadedModel:
 
     Attributes:
         module: the transformers model, in eval mode on its device.
+        num_heads: of the queries, at most.
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout; root of all its block keys.
     """
@@ -41,6 +43,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     max_model_len: int
@@ -54,6 +57,27 @@ class LoadedModel:
         """KV of one block in one layer."""
         return 2 * self.num_kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
 
+    def info(self, model_id: str, num_pages: int) -> ModelInfo:
+        """What is served of it, with room for so many pages."""
+        return ModelInfo(
+            model_id=model_id,
+            source=self.source,
+            fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+            num_layers=self.num_layers,
+            page_bytes=self.page_bytes,
+            num_pages=num_pages,
+            vocab_size=self.vocab_size,
+            end_token_ids=self.end_token_ids,
+            block_tokens=BLOCK_TOKENS,
+            sampling=self.sampling,
+        )
+
+    def make_pool(self, num_pages: int) -> torch.Tensor:
+        """``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``: keys and values."""
+        shape = (num_pages, 2, self.num_kv_heads, BLOCK_TOKENS, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
 
 def load_model(source: str, device: str, dtype: str) -> LoadedModel:
     """Load from a folder or a hub id.
@@ -66,35 +90,48 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
         UnsupportedModelError: its attention is of a kind this engine does not compute.
     """
     try:
-        config = AutoConfig.from_pretrained(source)
         module = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION,
+            # Straight to a GPU; on a CPU, files are mapped anyway.
+            device_map=None if device == "cpu" else {"": device},
         )
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+    loaded = prepare_model(module, source, _generation_config(source))
+    loaded.fingerprint = _fingerprint(loaded)
+    return loaded
+
+
+def prepare_model(
+    module: Any, source: str, generation: GenerationConfig | None = None
+) -> LoadedModel:
+    """A transformers model, built with our attention, made ready to run where it is. It has no
+    fingerprint yet.
+
+    Raises:
+        UnsupportedModelError: its attention is of a kind this engine does not compute.
+    """
     module.requires_grad_(False).train(False)
-    module.to(torch.device(device))  # type: ignore[arg-type]  # its decorator loses the overload
-    generation = _generation_config(source)
-    probed = _probe(module, config.get_text_config().num_hidden_layers)
-    loaded = LoadedModel(
+    config = module.config.get_text_config()
+    probed = _probe(module, config.num_hidden_layers)
+    return LoadedModel(
         module=module,
         source=source,
         dtype=module.dtype,
-        device=torch.device(device),
-        num_layers=config.get_text_config().num_hidden_layers,
+        device=module.device,
+        num_layers=config.num_hidden_layers,
+        num_heads=probed.num_heads,
         num_kv_heads=probed.num_kv_heads,
         head_dim=probed.head_dim,
-        max_model_len=_max_model_len(config.get_text_config()),
+        max_model_len=_max_model_len(config),
         vocab_size=probed.vocab_size,
-        end_token_ids=_end_token_ids(generation, config.get_text_config()),
+        end_token_ids=_end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
         fingerprint="",
     )
-    loaded.fingerprint = _fingerprint(loaded)
-    return loaded
 
 
 class _Probed(NamedTuple):
@@ -104,6 +141,7 @@ class _Probed(NamedTuple):
         vocab_size: token ids that it can both read and say.
     """
 
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
@@ -125,7 +163,7 @@ def _probe(module: Any, num_layers: int) -> _Probed:
         raise UnsupportedModelError(f"layers of different KV sizes are not supported: {layouts}")
     num_kv_heads, head_dim = layouts.pop()
     num_read = module.get_input_embeddings().weight.shape[0]
-    return _Probed(num_kv_heads, head_dim, min(logits.shape[-1], num_read))
+    return _Probed(probe.num_heads, num_kv_heads, head_dim, min(logits.shape[-1], num_read))
 
 
 def _max_model_len(config: Any) -> int:

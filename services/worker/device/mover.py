@@ -1,70 +1,39 @@
 """Moves KV between the host's arena and the pool, beside the forward pass.
 
 One thread loads, in the order of `shared.urgency`; one stores what earlier steps have computed.
-Readiness of an arena page is a word in the arena, looked at before a copy and again after it: if it
-changed, the bytes are not the promised ones and the load failed.
+Readiness of an arena page is a word in the arena, looked at before a copy is started and again when
+it is over: if it changed, the bytes are not the promised ones and the load failed.
 """
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Full, Queue
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from services.worker.core.effects import BlockWrite, PageLoads
+from services.worker.device.copies import Copy, CopyFailed, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import LoadQueue, LoadRun
-from shared.arena import Arena, Bytes, checksum
+from shared.arena import Arena, checksum
 from shared.urgency import load_order
+
+log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
 POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
 STORES_MAX = 1_024  # orders to store that wait
+COPIES_MAX = 4  # loads that a device has under way: enough to keep its link busy
 CLOSE_POLL_S = 1.0
 
 
 class MoverGone(Exception):
     """A thread that moves pages died: the worker is to end, and says so by itself."""
-
-
-class PageCopier(Protocol):
-    """Copies pages between the pool's device and the arena."""
-
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
-        """Arena to pool; returns when the bytes are there."""
-        ...
-
-    def mark(self) -> object:
-        """A point in the computation, after which a `store` may read what was computed."""
-        ...
-
-    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
-        """Pool to arena, after `mark`; returns when the bytes are there."""
-        ...
-
-
-class HostCopier:
-    """The pool is in host memory: a page is copied at once.
-
-    Args:
-        pool: uint8 [num_pages, page_bytes].
-    """
-
-    def __init__(self, pool: Bytes) -> None:
-        self._pool = pool
-
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> None:
-        for source, target in zip(arena_pages, pool_pages, strict=True):
-            self._pool[target] = arena.pages[source]
-
-    def mark(self) -> object:
-        return None
-
-    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
-        target[:] = self._pool[pool_page]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +55,15 @@ class Stored:
 
 
 Moved: TypeAlias = Loaded | Stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """A run whose copy was started."""
+
+    run: LoadRun
+    copy: Copy
+    started_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +98,10 @@ class KvMover:
         self._on_moved = on_moved
         self._arena: Arena | None = None
         self._epoch = 0
-        self._storing = threading.Lock()  # held while a page is stored
+        self._storing = threading.Lock()  # held while a block is stored
         self._loads = LoadQueue(loads_max)  # guarded by the condition
         self._has_loads = threading.Condition()
+        self._copying: deque[_Copying] = deque()  # of the loading thread
         self._is_closed = False
         self._orders: Queue[_Order | None] = Queue(stores_max)
         self._num_submitted = 0
@@ -132,6 +111,10 @@ class KvMover:
         ]
         for thread in self._threads:
             thread.start()
+
+    def prepare(self, arena: Arena) -> None:
+        """Get ready for copies from and to this arena: seconds, so not for an event loop."""
+        self._copier.attach(arena)
 
     def attach(self, arena: Arena, epoch: int) -> None:
         """Use this arena, of connection `epoch`, from now on; loads under way keep the old."""
@@ -143,7 +126,7 @@ class KvMover:
         """Store nothing any more: the leases of this connection are about to end, and with the next
         one the kvstore gives their pages to others, who trust what they write there.
 
-        Returns when the page that is being stored is there, so not for an event loop.
+        Returns when the block that is being stored is there, so not for an event loop.
         """
         with self._storing:
             self._arena = None
@@ -206,7 +189,7 @@ class KvMover:
         looked_at_ns = 0
         while True:
             with self._has_loads:
-                while not (self._is_closed or len(self._loads)):
+                while not (self._is_closed or len(self._loads) or self._copying):
                     self._has_loads.wait()
                 if self._is_closed:
                     return
@@ -216,33 +199,46 @@ class KvMover:
                     failed = self._loads.look(now_ns)
                     looked_at_ns = now_ns
                 run = run or self._loads.pop()
-                if run is None and not failed:
+                if run is None and not failed and not self._copying:
                     self._has_loads.wait(POLL_S)
             if failed:
                 self._settle(Loaded([], failed))
             if run is not None:
-                self._load(run)
+                self._start(run)
+            must_wait = run is None or len(self._copying) >= COPIES_MAX
+            while self._copying and (must_wait or self._copying[0].copy.is_over()):
+                self._finish(self._copying.popleft())
+                must_wait = False
 
-    def _load(self, run: LoadRun) -> None:
+    def _start(self, run: LoadRun) -> None:
         """Copy what is ready of a run; what is to come is put off."""
         started_ns = time.monotonic_ns()
         ready, filling, bad = run.states()
         if filling:
             with self._has_loads:
                 self._loads.put_off(run.part(filling))
-        failed = [run.loads.pool_pages[at] for at in bad]
-        good: list[int] = []
+        if bad:
+            self._settle(Loaded([], [run.loads.pool_pages[at] for at in bad]))
         if ready:
-            copied = run.part(ready)
-            pool_pages = copied.loads.pool_pages
-            self._copier.load(run.arena, copied.loads.arena_pages, pool_pages)
-            still_ready = copied.states()[0]  # or else the bytes are not the promised ones
-            good = [pool_pages[at] for at in still_ready]
-            failed += sorted({*pool_pages} - {*good})
-        if good or failed:
-            num_bytes = len(ready) * run.arena.page_bytes
-            duration_ns = time.monotonic_ns() - started_ns
-            self._settle(Loaded(good, failed, num_bytes, duration_ns))
+            part = run.part(ready)
+            loads = part.loads
+            copy = self._copier.load(part.arena, loads.arena_pages, loads.pool_pages)
+            self.gate.set_copying(loads.pool_pages, copy)
+            self._copying.append(_Copying(part, copy, started_ns))
+
+    def _finish(self, copying: _Copying) -> None:
+        """See that the bytes are there, and that they are the promised ones."""
+        run, pool_pages = copying.run, copying.run.loads.pool_pages
+        try:
+            copying.copy.wait()
+        except CopyFailed:
+            log.exception("pages could not be copied to the device")
+            self._settle(Loaded([], pool_pages))
+            return
+        good = [pool_pages[at] for at in run.states()[0]]
+        bad = sorted({*pool_pages} - {*good})
+        duration_ns = time.monotonic_ns() - copying.started_ns
+        self._settle(Loaded(good, bad, len(run) * run.arena.page_bytes, duration_ns))
 
     def _settle(self, loaded: Loaded) -> None:
         self.gate.settle(loaded.good, loaded.bad)
@@ -254,13 +250,15 @@ class KvMover:
             self._on_moved(Stored(stored))
 
     def _store(self, write: BlockWrite, order: _Order) -> list[int]:
-        """Copy a block; returns its pages' checksums, or nothing if its lease ended meanwhile."""
-        sums: list[int] = []
-        for pool_page, arena_page in zip(write.pool_pages, write.arena_pages, strict=True):
-            with self._storing:
-                if self._arena is not order.arena or self._epoch != order.epoch:
-                    return []
-                target = order.arena.pages[arena_page]
-                self._copier.store(order.mark, pool_page, target)
-                sums.append(checksum(target))
-        return sums
+        """Copy a block; returns its pages' checksums, or nothing if its lease ended meanwhile or
+        its bytes could not be copied."""
+        arena, pages = order.arena, write.arena_pages
+        with self._storing:
+            if self._arena is not arena or self._epoch != order.epoch:
+                return []
+            try:
+                self._copier.store(order.mark, write.pool_pages, arena, pages).wait()
+            except CopyFailed:
+                log.exception("a block could not be copied from the device")
+                return []
+        return [checksum(arena.pages[page]) for page in pages]

@@ -5,16 +5,34 @@ that is preempted, or goes on after its worker died, draws the same tokens in an
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from services.worker.core.step import RowSampling, Sampled
+from services.worker.device.upload import ReadBack
 from shared.messages import SamplingParams, TokenLogprobs
 from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
 
 _MASK = (1 << 64) - 1
 FIRST_CANDIDATES = 1024
 LOGPROB_MIN = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """Log-probabilities of some tokens and of the likeliest beside each."""
+
+    back: ReadBack
+
+    def told(self) -> list[TokenLogprobs]:
+        """What they are, once they are here."""
+        return [
+            TokenLogprobs(token=token, logprob=logprob, top=list(zip(top, at, strict=True)))
+            for token, logprob, top, at in zip(
+                *(each.tolist() for each in self.back.wait()), strict=True
+            )
+        ]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -73,16 +91,16 @@ def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> lis
     Args:
         logits: ``[len(tokens), vocab]``.
     """
+    return top_logprobs(logits, torch.tensor(tokens, device=logits.device), num_top).told()
+
+
+def top_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TopLogprobs:
+    """The same, on its way from the device; `tokens` ``[num_rows]`` is there."""
     # What cannot be is very unlikely: JSON has no word for minus infinity.
     logprobs = logits.float().log_softmax(-1).clamp_(min=LOGPROB_MIN)
-    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    own = logprobs.gather(1, tokens.long()[:, None])[:, 0]
     values, indices = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    return [
-        TokenLogprobs(token=token, logprob=logprob, top=list(zip(top, at, strict=True)))
-        for token, logprob, top, at in zip(
-            tokens, own, indices.tolist(), values.tolist(), strict=True
-        )
-    ]
+    return TopLogprobs(ReadBack([tokens, own, indices, values]))
 
 
 def _choose(logits: torch.Tensor, row: RowSampling, end_token_ids: frozenset[int]) -> int:

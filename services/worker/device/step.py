@@ -1,7 +1,7 @@
 """The running step, as the layers of a model see it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -9,14 +9,24 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 
 
 @dataclass(slots=True)
 class LayerProbe:
-    """Stands in for a step to learn a model's KV layout: (KV heads, head dim) of each layer."""
+    """Stands in for a step to learn a model's KV layout.
+
+    Attributes:
+        layers: (KV heads, head dim) of each layer.
+        num_heads: of the queries, at most.
+    """
 
     layers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    num_heads: int = 0
+
+
+def _has_come(pages: list[int]) -> bool:
+    """For steps that await nothing."""
+    return True
 
 
 @dataclass(slots=True)
@@ -24,33 +34,32 @@ class StepContext:
     """One step.
 
     Attributes:
-        keys, values: the pool's halves, ``[num_pages, num_kv_heads, block_tokens, head_dim]``.
-        positions: ``[1, num_tokens]`` of each new token in its turn.
-        slot_pages: ``[num_layers, num_tokens]`` page that takes each new token.
-        slot_offsets: ``[num_tokens]`` place in that page.
+        pool: ``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``.
+        slot_pages: int32 ``[num_layers, num_tokens]``: page that takes each new token; negative:
+            none.
+        slot_offsets: int32 ``[num_tokens]``: place in that page.
         awaited: by row, for each layer, pages that may still be loading.
+        wait: for pages, so that what is computed next finds them there; whether they come.
         failed: rows whose history did not come.
     """
 
     pool: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
     batch: RaggedBatch
-    positions: torch.Tensor
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
-    awaited: dict[int, list[list[int]]]
-    gate: PageGate
-    stall_ns: list[int]
+    awaited: dict[int, list[list[int]]] = field(default_factory=dict)
+    wait: Callable[[list[int]], bool] = _has_come
+    stall_ns: list[int] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
 
     def await_history(self, layer: int) -> None:
-        """Wait until this layer's history is in the pool, for every row that brings some up."""
+        """See that this layer's history is there for what is computed next, for every row that
+        brings some up."""
         if not self.awaited:
             return
         started_ns = time.monotonic_ns()
         for row, pages in self.awaited.items():
-            if row not in self.failed and not self.gate.wait(pages[layer], STALL_TIMEOUT_NS):
+            if row not in self.failed and not self.wait(pages[layer]):
                 self.failed.add(row)
         self.stall_ns[layer] += time.monotonic_ns() - started_ns
 

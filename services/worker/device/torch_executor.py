@@ -1,24 +1,27 @@
-"""Runs step plans on a transformers model, on the CPU or on a GPU by the same code."""
+"""Runs step plans on a transformers model on the CPU."""
 
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.core.step import RowScoring, StepPlan, StepResult
-from services.worker.device.executor import Finished, ModelInfo
-from services.worker.device.gate import PageGate
+from services.worker.core.step import StepPlan, StepResult
+from services.worker.device.copies import HostCopier
+from services.worker.device.executor import Finished
+from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.model import LoadedModel
-from services.worker.device.mover import HostCopier, KvMover, Moved, PageCopier
+from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import sample, token_logprobs
+from services.worker.device.scoring import NOT_FINITE, prompt_logprobs, wanted_logits
 from services.worker.device.step import StepContext, running
 from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
-from shared.messages import TokenLogprobs
 
-NOT_FINITE = "the model's numbers for this turn are not finite"
+PREFILL_TOKENS = 512
 
 
 class TorchExecutor:
@@ -33,25 +36,12 @@ class TorchExecutor:
         self, model: LoadedModel, model_id: str, num_pages: int, on_moved: Callable[[Moved], None]
     ) -> None:
         self._model = model
-        self.prefill_tokens_max = 512 if model.device.type == "cpu" else 4096
-        self.info = ModelInfo(
-            model_id=model_id,
-            source=model.source,
-            fingerprint=model.fingerprint,
-            max_model_len=model.max_model_len,
-            num_layers=model.num_layers,
-            page_bytes=model.page_bytes,
-            num_pages=num_pages,
-            vocab_size=model.vocab_size,
-            end_token_ids=model.end_token_ids,
-            block_tokens=BLOCK_TOKENS,
-            sampling=model.sampling,
-        )
-        shape = (num_pages, 2, model.num_kv_heads, BLOCK_TOKENS, model.head_dim)
-        self._pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.prefill_tokens_max = PREFILL_TOKENS
+        self.info = model.info(model_id, num_pages)
+        self._pool = model.make_pool(num_pages)
         self._tables = BlockTables(model.num_layers)
-        self._keys, self._values = self._pool[:, 0], self._pool[:, 1]
-        self.mover = KvMover(self._make_copier(), PageGate(num_pages), on_moved)
+        raw = self._pool.view(torch.uint8).numpy().reshape(num_pages, -1)
+        self.mover = KvMover(HostCopier(raw), PageGate(num_pages), on_moved)
 
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
@@ -69,55 +59,41 @@ class TorchExecutor:
 
     def check_device(self) -> None:
         self.mover.check()
-        one = torch.ones(1, device=self._model.device)
+        one = torch.ones(1)
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
         self.mover.close()
 
-    def _make_copier(self) -> PageCopier:
-        if self._model.device.type == "cpu":
-            raw = self._pool.view(torch.uint8).numpy().reshape(self.info.num_pages, -1)
-            return HostCopier(raw)
-        from services.worker.device.cuda_copier import CudaCopier
-
-        return CudaCopier(self._pool)
-
     def _context(self, plan: StepPlan) -> StepContext:
-        device = self._model.device
         self._tables.enter(plan.entries)
-        positions = torch.from_numpy(plan.positions()).long()
-        lengths = torch.from_numpy(plan.lengths).long()
-        slots = torch.from_numpy(plan.slots).long().repeat_interleave(lengths).to(device)
-        tables = torch.from_numpy(self._tables.pages).to(device)
+        positions = plan.positions()
+        slots = np.repeat(plan.slots, plan.lengths)
+        pages = self._tables.pages
         return StepContext(
             pool=self._pool,
-            keys=self._keys,
-            values=self._values,
             batch=RaggedBatch(
                 plan.query_starts.tolist(),
                 plan.context_lens.tolist(),
                 plan.slots.tolist(),
-                tables,
+                torch.from_numpy(pages),
             ),
-            positions=positions[None].to(device),
-            slot_pages=tables[:, slots, (positions // BLOCK_TOKENS).to(device)].long(),
-            slot_offsets=(positions % BLOCK_TOKENS).to(device),
+            slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
+            slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),
             awaited=plan.awaited,
-            gate=self.mover.gate,
+            wait=partial(self.mover.gate.wait, timeout_ns=STALL_TIMEOUT_NS),
             stall_ns=[0] * self.info.num_layers,
         )
 
     def _forward(self, plan: StepPlan, step: StepContext, result: StepResult) -> None:
-        device = self._model.device
         starts = step.batch.query_starts
-        wanted = _wanted_logits(plan, starts)
+        wanted = wanted_logits(plan)
         tokens = self._tables.tokens(plan)
         logits = self._model.module(
-            torch.from_numpy(tokens).long()[None].to(device),
-            position_ids=step.positions,
+            torch.from_numpy(tokens).long()[None],
+            position_ids=torch.from_numpy(plan.positions()).long()[None],
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, device=device),
+            logits_to_keep=torch.tensor(wanted),
         ).logits[0]
         place = {token: index for index, token in enumerate(wanted)}
         carried = frozenset(plan.carried.tolist())
@@ -137,7 +113,10 @@ class TorchExecutor:
         for index, scoring in plan.scoring.items():
             if index not in step.failed:
                 first = starts[index]
-                made = _prompt_logprobs(scoring, int(plan.tokens[first]), logits[place[first] :])
+                targets = scoring.targets
+                of = logits[place[first] :][: len(targets)]
+                scores = token_logprobs(of, targets, scoring.num_top) if targets else []
+                made = prompt_logprobs(scoring, int(plan.tokens[first]), scores)
                 if any(not math.isfinite(each.logprob or 0.0) for each in made):
                     result.broken[index] = NOT_FINITE
                 result.prompt_logprobs[index] = made
@@ -147,30 +126,3 @@ class TorchExecutor:
         from kernels.paged_attention import warm_up
 
         warm_up(self._pool)
-
-
-def _wanted_logits(plan: StepPlan, starts: list[int]) -> list[int]:
-    """Packed positions whose logits are needed; never empty."""
-    wanted: list[int] = []
-    for index, sampling in enumerate(plan.sampling):
-        if index in plan.scoring:
-            wanted += range(starts[index], starts[index + 1])
-        elif sampling is not None:
-            wanted.append(starts[index + 1] - 1)
-    return wanted or [starts[-1] - 1]
-
-
-def _prompt_logprobs(
-    scoring: RowScoring, first_token: int, logits: torch.Tensor
-) -> list[TokenLogprobs]:
-    """Log-probabilities of the prompt's tokens that this chunk's logits predict.
-
-    Args:
-        first_token: of the chunk.
-        logits: of the chunk's positions first; position p predicts token p + 1.
-    """
-    first = [TokenLogprobs(token=first_token, logprob=None)] if scoring.is_first else []
-    targets = scoring.targets
-    if not targets:
-        return first
-    return first + token_logprobs(logits[: len(targets)], targets, scoring.num_top)

@@ -12,14 +12,14 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
+from services.worker.device.executor import Executor
 from services.worker.device.isolate import launch_isolated
-from services.worker.device.torch_executor import TorchExecutor
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams, TurnDelta
 
 
-def make_core(executor: TorchExecutor, **limits: Any) -> EngineCore:
+def make_core(executor: Executor, **limits: Any) -> EngineCore:
     info = executor.info
     limits.setdefault("prefill_tokens_max", 512)
     return EngineCore(
@@ -34,7 +34,7 @@ def make_core(executor: TorchExecutor, **limits: Any) -> EngineCore:
 @dataclass
 class Driver:
     core: EngineCore
-    executor: TorchExecutor
+    executor: Executor
     deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
     num_carried: int = 0
 

@@ -4,18 +4,20 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from services.worker.core.effects import BlockWrite, PageLoads
+from services.worker.device.copies import Copy, HostCopier, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import RUN_PAGES
-from services.worker.device.mover import HostCopier, KvMover, Loaded, Moved, MoverGone, Stored
+from services.worker.device.mover import KvMover, Loaded, Moved, MoverGone, Stored
 from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BlockKey
 from shared.urgency import DEMAND_PRIORITY
+from tests.unit.worker_device.copiers import KINDS, LateCopier, make_copier
 
 EPOCH = 3
 PAGES = 8
@@ -24,8 +26,9 @@ PAGE_BYTES = 4096
 
 class Setup(NamedTuple):
     mover: KvMover
+    copier: PageCopier
     arena: Arena
-    pool: Bytes
+    pool: Any
     ended: list[tuple[list[int], list[int]]]
     has_ended: threading.Event
     stored: "Queue[dict[int, list[int]]]"
@@ -35,10 +38,10 @@ class Setup(NamedTuple):
         self.mover.submit_stores([block_write(9, [3, 4], [0, 1])], epoch)
 
 
-@pytest.fixture
-def setup(tmp_path: Path) -> Iterator[Setup]:
+@pytest.fixture(params=KINDS)
+def setup(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Setup]:
     arena = Arena.create(tmp_path / "arena", PAGES, PAGE_BYTES)
-    pool = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    copier, pool = make_copier(request.param, PAGES, PAGE_BYTES)
     ended: list[tuple[list[int], list[int]]] = []
     has_ended = threading.Event()
 
@@ -51,10 +54,15 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
         ended.append((moved.good, moved.bad))
         has_ended.set()
 
-    mover = KvMover(HostCopier(pool), PageGate(PAGES), on_moved)
+    mover = KvMover(copier, PageGate(PAGES), on_moved)
+    mover.prepare(arena)
     mover.attach(arena, EPOCH)
-    yield Setup(mover, arena, pool, ended, has_ended, stored)
+    yield Setup(mover, copier, arena, pool, ended, has_ended, stored)
     mover.close()
+
+
+def host_pool() -> Bytes:
+    return np.zeros((PAGES, PAGE_BYTES), np.uint8)
 
 
 def block_write(number: int, pool_pages: list[int], arena_pages: list[int]) -> BlockWrite:
@@ -113,14 +121,16 @@ class _Held(HostCopier):
         self.has_begun = threading.Event()
         self.may_go = threading.Event()
 
-    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+    def store(
+        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+    ) -> Copy:
         self.has_begun.set()
         assert self.may_go.wait(30)
-        super().store(mark, pool_page, target)
+        return super().store(mark, pool_pages, arena, arena_pages)
 
 
 def test_writes_that_find_no_room_are_not_done_and_cost_no_other(setup: Setup) -> None:
-    copier = _Held(setup.pool)
+    copier = _Held(host_pool())
     ended: Queue[Moved] = Queue()
     mover = KvMover(copier, PageGate(PAGES), ended.put, stores_max=1)
     mover.attach(setup.arena, EPOCH)
@@ -143,7 +153,7 @@ def test_of_too_many_loads_prefetches_fail_first_and_then_high_layers(setup: Set
         assert isinstance(moved, Loaded)
         ended.extend(moved.bad)
 
-    mover = KvMover(HostCopier(setup.pool), PageGate(PAGES), on_moved, loads_max=2)
+    mover = KvMover(HostCopier(host_pool()), PageGate(PAGES), on_moved, loads_max=2)
     mover.attach(setup.arena, EPOCH)
     with mover._has_loads:  # the thread takes nothing meanwhile
         mover.submit_loads([PageLoads(1, 0, [0], [1], [0], EPOCH)])
@@ -170,6 +180,7 @@ def test_a_page_that_becomes_ready_between_two_looks_is_no_failure(
     setup: Setup, tmp_path: Path
 ) -> None:
     arena = FlippingArena.create(tmp_path / "flipping", PAGES, PAGE_BYTES)
+    setup.mover.prepare(arena)
     setup.mover.attach(arena, EPOCH)
     arena.set_word(2, 7, PageState.FILLING)
     setup.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH)])
@@ -204,13 +215,15 @@ def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup
 
 
 class _Broken(HostCopier):
-    def store(self, mark: object, pool_page: int, target: Bytes) -> None:
+    def store(
+        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+    ) -> Copy:
         raise OSError("the arena is gone")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_died_is_found_missing(setup: Setup) -> None:
-    mover = KvMover(_Broken(setup.pool), PageGate(PAGES), lambda _: None)
+    mover = KvMover(_Broken(host_pool()), PageGate(PAGES), lambda _: None)
     mover.attach(setup.arena, EPOCH)
     mover.check()
     mover.submit_stores([block_write(1, [1], [2])], EPOCH)
@@ -232,7 +245,7 @@ def test_no_page_is_stored_once_its_lease_is_about_to_end(setup: Setup) -> None:
 
 def test_who_ends_a_lease_waits_for_the_page_under_way(setup: Setup) -> None:
     setup.pool[3:5] = 7
-    copier = _Held(setup.pool)
+    copier = _Held(host_pool())
     ended: Queue[Moved] = Queue()
     mover = KvMover(copier, PageGate(PAGES), ended.put)
     mover.attach(setup.arena, EPOCH)
@@ -249,4 +262,54 @@ def test_who_ends_a_lease_waits_for_the_page_under_way(setup: Setup) -> None:
     copier.may_go.set()
     ending.join(30)
     assert stored_first == [True]
+    mover.close()
+
+
+def test_bytes_that_change_under_a_copy_are_not_the_promised_ones(setup: Setup) -> None:
+    """The word changes between the start of the copy and its end."""
+    arena = setup.arena
+    arena.set_word(2, 7, PageState.READY)
+    load, copier = setup.copier.load, setup.copier
+
+    def load_and_lose(arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+        copy = load(arena, arena_pages, pool_pages)
+        arena.set_word(2, 8, PageState.READY)
+        return copy
+
+    copier.load = load_and_lose  # type: ignore[method-assign]
+    setup.mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH)])
+    assert setup.has_ended.wait(30)
+    assert setup.ended == [([], [5])]
+
+
+def test_many_runs_land_whole_and_each_once(setup: Setup, tmp_path: Path) -> None:
+    for page in range(PAGES):
+        setup.arena.pages[page] = page + 1
+        setup.arena.set_word(page, 1, PageState.READY)
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    for layer, page in enumerate(order):
+        loads = PageLoads(DEMAND_PRIORITY, layer, [page], [1], [PAGES - 1 - page], EPOCH)
+        setup.mover.submit_loads([loads])
+    assert setup.mover.gate.wait(list(range(PAGES)), 30_000_000_000)
+    assert [int(setup.pool[PAGES - 1 - page][0]) for page in order] == [n + 1 for n in order]
+    assert sorted(page for good, _ in setup.ended for page in good) == list(range(PAGES))
+
+
+def test_a_copy_that_fails_fails_its_pages_alone(setup: Setup) -> None:
+    pool = host_pool()
+    ended: Queue[Moved] = Queue()
+    mover = KvMover(LateCopier(pool, fails=frozenset({3})), PageGate(PAGES), ended.put)
+    mover.attach(setup.arena, EPOCH)
+    for page in range(PAGES):
+        setup.arena.set_word(page, 1, PageState.READY)
+    mover.submit_loads([PageLoads(DEMAND_PRIORITY, 0, [0, 1], [1, 1], [3, 4], EPOCH)])
+    mover.submit_loads([PageLoads(DEMAND_PRIORITY, 1, [2], [1], [5], EPOCH)])
+    moved = [ended.get(timeout=30) for _ in range(2)]
+    assert [(each.good, each.bad) for each in moved if isinstance(each, Loaded)] == [
+        ([], [3, 4]),
+        ([5], []),
+    ]
+    mover.submit_stores([block_write(1, [3], [6]), block_write(2, [4], [7])], EPOCH)
+    assert ended.get(timeout=30) == Stored({1: [], 2: [checksum(pool[4])]})
+    mover.check()
     mover.close()

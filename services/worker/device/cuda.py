@@ -1,0 +1,57 @@
+"""What a CUDA device brings to the executor for GPUs: streams, graphs, copies and its memory."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.paged_attention import is_fused, warm_up
+from services.worker.device.cuda_copier import CudaCopier
+from services.worker.device.decode_graphs import cuda_recorder
+from services.worker.device.gpu_executor import PREFILL_TOKENS, GpuExecutor
+from services.worker.device.model import LoadedModel
+from services.worker.device.mover import Moved
+from services.worker.device.step import LayerProbe, running
+
+
+def cuda_executor(
+    model: LoadedModel,
+    model_id: str,
+    num_pages: int,
+    turns_max: int,
+    on_moved: Callable[[Moved], None],
+) -> GpuExecutor:
+    """An executor on this process's GPU. Steps run on the device's default stream, whichever
+    thread launches them; decodes are recorded where our own kernels attend, which read nothing back
+    on their way.
+    """
+    device = model.device
+    executor = GpuExecutor(
+        model,
+        model_id,
+        num_pages,
+        turns_max,
+        partial(CudaCopier, compute=torch.cuda.default_stream(device)),
+        cuda_recorder() if is_fused(device) else None,
+        on_moved,
+    )
+    warm_up(model.make_pool(1), model.num_heads)
+    return executor
+
+
+def free_bytes(model: LoadedModel, turns_max: int) -> int:
+    """Device memory that is left beside the weights and what the largest step takes."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    tokens = torch.zeros((1, PREFILL_TOKENS), dtype=torch.long, device=model.device)
+    positions = torch.arange(PREFILL_TOKENS, device=model.device)[None]
+    with torch.inference_mode(), running(LayerProbe()):
+        logits = model.module(
+            tokens, position_ids=positions, use_cache=False, logits_to_keep=turns_max
+        ).logits
+        logits.float().softmax(-1).double().cumsum(-1)  # as choosing tokens does
+    del logits
+    taken = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    return max(torch.cuda.mem_get_info()[0] - taken, 0)

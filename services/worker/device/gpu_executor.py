@@ -1,0 +1,342 @@
+"""Runs step plans on a GPU, so that the host is ahead of it: nothing is read back before a step is
+over, and nothing is done row by row or layer by layer that the device can do at once.
+
+A launch uploads what is new in one copy, fills in carried tokens from what the step before chose,
+runs the model (decodes alone as a recorded launch), chooses tokens and starts reading them back.
+The parts that are CUDA's come from outside, so that all the rest runs on any torch device.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kernels.paged_attention import DeviceBatch, RaggedBatch
+from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
+from services.worker.device.batch_sampler import NO_CARRIED, Chosen, choose
+from services.worker.device.copies import PageCopier
+from services.worker.device.decode_graphs import DecodeGraphs, DecodeInputs, Forward
+from services.worker.device.device_tables import DeviceTables
+from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.model import LoadedModel
+from services.worker.device.mover import KvMover, Moved
+from services.worker.device.sampler import TopLogprobs, top_logprobs
+from services.worker.device.scoring import NOT_FINITE, prompt_logprobs, wanted_logits
+from services.worker.device.step import StepContext, running
+from services.worker.device.upload import ReadBack, upload
+from shared.blocks import BLOCK_TOKENS
+
+PREFILL_TOKENS = 4096
+SPARE_PAGE = -1  # the pool's last page, which is nobody's: what padding writes
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A plan's numbers on the device, with the carried tokens filled in.
+
+    Attributes:
+        sampled_at: places, in the logits, of the rows that choose a token.
+        before: of each of those, its carried token or `NO_CARRIED`.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    token_slots: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    slots: torch.Tensor
+    wanted: torch.Tensor
+    sampled_at: torch.Tensor
+    sampled_slots: torch.Tensor
+    before: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What a step gives, while it is on its way back.
+
+    Attributes:
+        rows: that chose a token; `back` has their tokens, and whether those are any.
+        logprobs, scores: by row, where they were asked for.
+    """
+
+    rows: list[int]
+    back: ReadBack
+    logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
+    scores: dict[int, TopLogprobs] = field(default_factory=dict)
+
+
+class GpuExecutor:
+    """A loaded model with its page pool and its mover.
+
+    Args:
+        num_pages: pool size; ``num_pages * page_bytes`` bytes of device memory.
+        turns_max: turns in one step.
+        make_copier: for the pool.
+        record: makes of a launch one that is repeated by a call; None: launch every time anew.
+        on_moved: see `KvMover`.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        model_id: str,
+        num_pages: int,
+        turns_max: int,
+        make_copier: Callable[[torch.Tensor], PageCopier],
+        record: Callable[[Forward], Forward] | None,
+        on_moved: Callable[[Moved], None],
+    ) -> None:
+        self._model = model
+        self._device = model.device
+        self.prefill_tokens_max = PREFILL_TOKENS
+        self.info = model.info(model_id, num_pages)
+        self._pool = model.make_pool(num_pages + 1)
+        num_blocks = -(-model.max_model_len // BLOCK_TOKENS)
+        self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
+        self._copier = make_copier(self._pool)
+        self.mover = KvMover(self._copier, PageGate(num_pages), on_moved)
+        self._ended_at_ns = 0
+        self._graphs = None
+        if record is not None:
+            self._graphs = DecodeGraphs(turns_max, self._device, self._decode, record)
+
+    def launch(self, plan: StepPlan) -> "GpuLaunched":
+        launched_at_ns = time.monotonic_ns()
+        stall_ns = [0] * self.info.num_layers
+        failed: set[int] = set()
+        with torch.inference_mode():
+            told = self._tell(plan)
+            if self._graphs is not None and _is_plain(plan):
+                logits = self._graphs.run(
+                    told.tokens, told.positions, told.slots, told.context_lens
+                )
+            else:
+                logits = self._forward(plan, told, failed, stall_ns)
+            chosen = self._choose(plan, told, logits)
+        return GpuLaunched(self, plan, chosen, failed, stall_ns, launched_at_ns)
+
+    def check_device(self) -> None:
+        self.mover.check()
+        one = torch.ones(1, device=self._device)
+        assert (one + one).item() == 2.0, "the device miscounts"
+
+    def close(self) -> None:
+        self.mover.close()
+
+    def warm_up(self) -> None:
+        """Record what is launched again and again."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.record_all()
+
+    def started_at_ns(self, launched_at_ns: int, ended_at_ns: int) -> int:
+        """When a step that has just ended began: when it was launched, or when the device was done
+        with the one before. Called in the order of launches."""
+        started_at_ns = max(launched_at_ns, self._ended_at_ns)
+        self._ended_at_ns = ended_at_ns
+        return started_at_ns
+
+    # Before the pass.
+
+    def _tell(self, plan: StepPlan) -> _Told:
+        entries = plan.entries
+        self._tables.check(entries)
+        rows = [index for index, each in enumerate(plan.sampling) if each is not None]
+        wanted = wanted_logits(plan)
+        place = {token: index for index, token in enumerate(wanted)}
+        last = plan.query_starts[1:] - 1
+        is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
+        (
+            tokens, token_slots, positions, starts, lens, slots, at, sampled, sampled_slots,
+            sampled_last, are_carried, carried_at, carried_slots, to_slots, to_blocks, pages,
+        ) = upload(
+            [
+                plan.tokens,
+                np.repeat(plan.slots, plan.lengths),
+                plan.positions(),
+                plan.query_starts,
+                plan.context_lens,
+                plan.slots,
+                np.array(wanted, np.int32),
+                np.array([place[int(last[row])] for row in rows], np.int32),
+                plan.slots[rows],
+                last[rows],
+                is_carried[rows].astype(np.int32),
+                last[plan.carried],
+                plan.slots[plan.carried],
+                entries.slots,
+                entries.blocks,
+                entries.pages,
+            ],
+            self._device,
+        )  # fmt: skip
+        if len(entries.slots):
+            self._tables.enter(to_slots, to_blocks, pages)
+        if len(plan.carried):
+            tokens[carried_at] = self._tables.latest[carried_slots]
+        before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
+        return _Told(
+            tokens, positions, token_slots, starts, lens, slots, at, sampled, sampled_slots, before
+        )
+
+    # The pass.
+
+    def _forward(
+        self, plan: StepPlan, told: _Told, failed: set[int], stall_ns: list[int]
+    ) -> torch.Tensor:
+        """Any step, launched kernel by kernel; logits of what is wanted."""
+        lengths = plan.lengths
+        is_chunk = lengths != 1
+        num_decodes = int(is_chunk.argmax()) if is_chunk.any() else plan.num_rows
+        on_device = DeviceBatch(
+            told.query_starts,
+            told.context_lens,
+            told.slots,
+            num_decodes,
+            int(lengths.max()),
+            int(plan.context_lens.max()),
+        )
+        batch = RaggedBatch(
+            plan.query_starts.tolist(),
+            plan.context_lens.tolist(),
+            plan.slots.tolist(),
+            self._tables.pages,
+            on_device,
+        )
+        blocks = told.positions // BLOCK_TOKENS
+        step = StepContext(
+            pool=self._pool,
+            batch=batch,
+            slot_pages=self._tables.pages[:, told.token_slots, blocks],
+            slot_offsets=told.positions % BLOCK_TOKENS,
+            awaited=plan.awaited,
+            wait=self._run_behind,
+            stall_ns=stall_ns,
+            failed=failed,
+        )
+        return self._run(step, told.tokens.long(), told.positions.long(), told.wanted)
+
+    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
+        """A step of decodes whose history is there, to be recorded; logits of every row."""
+        positions, slots = inputs.positions, inputs.slots
+        on_device = DeviceBatch(
+            inputs.query_starts,
+            inputs.context_lens,
+            slots,
+            len(slots),
+            1,
+            self.info.max_model_len,
+        )
+        pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
+        step = StepContext(
+            pool=self._pool,
+            batch=RaggedBatch([], [], [], self._tables.pages, on_device),
+            slot_pages=torch.where(inputs.context_lens > 0, pages, SPARE_PAGE),
+            slot_offsets=(positions % BLOCK_TOKENS).int(),
+        )
+        return self._run(step, inputs.tokens, positions, 0)
+
+    def _run(
+        self, step: StepContext, tokens: torch.Tensor, positions: torch.Tensor, wanted: object
+    ) -> torch.Tensor:
+        with running(step):
+            logits: torch.Tensor = self._model.module(
+                tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=wanted,
+            ).logits[0]
+        return logits
+
+    def _run_behind(self, pages: list[int]) -> bool:
+        """Let what is launched next run behind the copies into these pages."""
+        copies = self.mover.gate.wait_started(pages, STALL_TIMEOUT_NS)
+        if copies is None:
+            return False
+        self._copier.hold(copies)
+        return True
+
+    # Behind the pass.
+
+    def _choose(self, plan: StepPlan, told: _Told, logits: torch.Tensor) -> _Chosen:
+        rows = [index for index, each in enumerate(plan.sampling) if each is not None]
+        asked: list[RowSampling] = [each for each in plan.sampling if each is not None]
+        own = logits[told.sampled_at]
+        chosen = Chosen(told.before, told.before)
+        if rows:
+            chosen = choose(own, asked, told.before, self.info.end_token_ids)
+            self._tables.latest[told.sampled_slots] = chosen.tokens
+        made = _Chosen(rows, ReadBack([chosen.tokens, chosen.is_finite.int()]))
+        for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
+            if (num_top := sampling.params.logprobs) is not None:
+                token = chosen.tokens[index : index + 1]
+                made.logprobs[row] = top_logprobs(own[index : index + 1], token, num_top)
+        first = 0
+        lengths: list[int] = plan.lengths.tolist()
+        for row in range(plan.num_rows):
+            if (scoring := plan.scoring.get(row)) is not None:
+                count = len(scoring.targets)
+                (targets,) = upload([np.array(scoring.targets, np.int32)], self._device)
+                of = logits[first : first + count]
+                made.scores[row] = top_logprobs(of, targets, scoring.num_top)
+            first += lengths[row] if row in plan.scoring else plan.sampling[row] is not None
+        return made
+
+    def has_come(self, pages: list[int]) -> bool:
+        """Whether the copies that a step ran behind brought the promised bytes."""
+        return self.mover.gate.wait(pages, STALL_TIMEOUT_NS)
+
+
+def _is_plain(plan: StepPlan) -> bool:
+    """Whether it is one token a row, each followed by a choice, on history that is there."""
+    is_short = plan.num_tokens == plan.num_rows
+    return is_short and None not in plan.sampling and not plan.awaited and not plan.scoring
+
+
+@dataclass(slots=True)
+class GpuLaunched:
+    """A step on its way through the device."""
+
+    executor: GpuExecutor
+    plan: StepPlan
+    chosen: _Chosen
+    failed: set[int]
+    stall_ns: list[int]
+    launched_at_ns: int
+
+    def result(self) -> StepResult:
+        """Wait until it is over."""
+        plan, chosen = self.plan, self.chosen
+        tokens, is_finite = chosen.back.wait()
+        ended_at_ns = time.monotonic_ns()
+        result = StepResult([None] * plan.num_rows, self.failed, stall_ns=self.stall_ns)
+        result.started_at_ns = self.executor.started_at_ns(self.launched_at_ns, ended_at_ns)
+        result.duration_ns = ended_at_ns - result.started_at_ns
+        for row, awaited in plan.awaited.items():
+            pages = [page for layer in awaited for page in layer]
+            if row not in result.failed and not self.executor.has_come(pages):
+                result.failed.add(row)
+        self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
+        for row, scores in chosen.scores.items():
+            if row not in result.failed:
+                first = int(plan.tokens[plan.query_starts[row]])
+                made = prompt_logprobs(plan.scoring[row], first, scores.told())
+                result.prompt_logprobs[row] = made
+                if any(not math.isfinite(each.logprob or 0.0) for each in made):
+                    result.broken[row] = NOT_FINITE
+        return result
+
+    def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:
+        for row, token, is_finite in zip(self.chosen.rows, tokens, are_finite, strict=True):
+            if row in result.failed:
+                continue
+            if not is_finite:
+                result.broken[row] = NOT_FINITE
+                continue
+            scores = self.chosen.logprobs.get(row)
+            logprobs = None if scores is None else scores.told()[0]
+            result.sampled[row] = Sampled(token, logprobs)
