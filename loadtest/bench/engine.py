@@ -42,6 +42,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--layers", choices=("fast", "plain"), default="fast", help="on a CPU")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     add_model_options(parser)
@@ -49,7 +50,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     source = model_source(args, args.dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.replay is not None:
-        return replay(load_model(source, device, "auto"), args.replay)
+        return replay(load_model(source, device, "auto", args.layers), args.replay)
     ours = _Ours(source, device, args)
     theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
     figures: dict[str, Any] = {
@@ -157,7 +158,7 @@ class _Ours:
     """
 
     def __init__(self, source: str, device: str, args: argparse.Namespace) -> None:
-        model = load_model(source, device, "auto")
+        model = load_model(source, device, "auto", args.layers)
         self._vocab_size = shape_of(source).vocab_size
         tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
         num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers

@@ -19,6 +19,8 @@ class WorkerConfig(ServiceConfig):
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
     gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
     num_threads: cores to compute on; 0: all.
+    cpu_layers: on a CPU, `fast` layers in place of transformers' own where they compute the same,
+        or `plain`.
     oneshot_variants: input lengths, tokens, that text models are batched at; longer ones than a
         model can take are left out, and its own limit is added.
     oneshot_batch_max: largest batch of a one-shot model; 0: 16 on a CPU, 64 on a GPU, and as many
@@ -40,6 +42,7 @@ class WorkerConfig(ServiceConfig):
     kv_bytes: int = Field(0, ge=0)
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
     num_threads: int = Field(0, ge=0)
+    cpu_layers: Literal["fast", "plain"] = "fast"
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)
     prefill_admission: AdmissionName = "eager"

@@ -82,7 +82,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
     device = _prepare_device(config)
-    model = load_model(source, device, config.dtype)
+    model = load_model(source, device, config.dtype, config.cpu_layers)
     kv_bytes = config.kv_bytes or CPU_KV_BYTES
     if device == "cuda" and not config.kv_bytes:
         kv_bytes = int(free_bytes(model, config.turns_running_max) * config.gpu_memory_share)

@@ -1,5 +1,6 @@
 """Loading a transformers decoder: weights, KV layout, limits, fingerprint."""
 
+import logging
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -11,10 +12,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.executor import ModelInfo
+from services.worker.device.layers import Mode, speed_up
 from services.worker.device.step import LayerProbe, running
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import SamplingDefaults
+
+log = logging.getLogger(__name__)
 
 KV_LAYOUT_VERSION = 1
 READ_BYTES = 16 * 1024 * 1024
@@ -79,11 +83,13 @@ class LoadedModel:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
-def load_model(source: str, device: str, dtype: str) -> LoadedModel:
+def load_model(source: str, device: str, dtype: str, layers: Mode = "fast") -> LoadedModel:
     """Load from a folder or a hub id.
 
     Args:
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+        layers: ``fast`` replaces on a CPU what can be computed faster; ``plain`` leaves every layer
+            as transformers makes it.
 
     Raises:
         ConfigError: no such model, or it is not readable.
@@ -101,6 +107,12 @@ def load_model(source: str, device: str, dtype: str) -> LoadedModel:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
     loaded = prepare_model(module, source, _generation_config(source))
+    if device == "cpu" and layers == "fast":
+        if (made := speed_up(module)) is None:
+            log.warning("fast layers disagree with plain ones: none used", extra={"model": source})
+            del module, loaded  # before it is loaded again
+            return load_model(source, device, dtype, "plain")
+        log.info("fast layers", extra={"model": source, **made.as_fields()})
     loaded.fingerprint = _fingerprint(loaded)
     return loaded
 

@@ -1,0 +1,229 @@
+"""Making a loaded model fast: what is replaced, in which order, and how it is checked."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from services.worker.device.layers.memory import free_bytes
+from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling
+from services.worker.device.layers.packed import PackedLinear, can_pack, is_plain
+from services.worker.device.step import LayerProbe, running
+
+try:
+    from kernels.pointwise import cpu as pointwise
+    from services.worker.device.layers.gated import fast_mlp
+    from services.worker.device.layers.norms import fast_norm
+    from services.worker.device.layers.rotary import (
+        RotaryProbe,
+        fast_rotary,
+        rotary_users,
+        use_rotary,
+    )
+except ImportError:  # numba is optional: weights are packed all the same
+    pointwise = None  # type: ignore[assignment]
+
+Mode = Literal["fast", "plain"]
+
+PROBE_TOKENS = 5
+
+# How far logits may move, as a share of their norm. Each part was tried by itself; this is for what
+# no part shows.
+AGREES = {torch.float32: 1e-3}
+AGREES_ROUNDED = 0.2
+
+# Of free memory that copies of weights may take which stay in use in their plain form as well.
+COPIES_SHARE = 0.25
+
+
+@dataclass(slots=True)
+class FastLayers:
+    """What was replaced in a model.
+
+    Attributes:
+        packed, merged: linear layers whose weights were packed, and those of them that share a
+            product with their siblings.
+        packed_bytes: of all packed weights.
+        copied_bytes: of those of them that the model holds in their plain form as well.
+    """
+
+    packed: int = 0
+    merged: int = 0
+    norms: int = 0
+    mlps: int = 0
+    rotaries: int = 0
+    packed_bytes: int = 0
+    copied_bytes: int = 0
+
+    def as_fields(self) -> dict[str, int]:
+        """For a log line."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Which tensors each linear layer was called with, while a model ran."""
+
+    inputs: dict[nn.Module, list[Any]] = field(default_factory=dict)
+
+    def note(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        is_known = len(args) == 1 and not named
+        self.inputs.setdefault(module, []).append(args[0] if is_known else None)
+
+
+def speed_up(model: Any) -> FastLayers | None:
+    """Replace layers of a decoder on a CPU, in place, and see that it still says the same.
+
+    Returns:
+        None: it does not, and is to be thrown away.
+    """
+    before = probe(model)
+    made = make_fast(model)
+    try:
+        after = probe(model)
+    except Exception:  # a stranger's model, of which something is gone that it needs
+        return None
+    if not before.isfinite().all():
+        return made  # broken as it came
+    away = (after.float() - before.float()).norm() / before.float().norm()
+    return made if away <= AGREES.get(before.dtype, AGREES_ROUNDED) else None
+
+
+def make_fast(
+    model: Any, pack: bool | None = None, copies_bytes_max: int | None = None
+) -> FastLayers:
+    """Replace layers of a decoder on a CPU, in place.
+
+    Args:
+        model: loaded with our attention; its logits change by rounding alone.
+        pack: whether to pack linear layers; None: where it pays.
+        copies_bytes_max: limit for packed copies of weights that are needed in their plain form
+            too, such as those of an embedding; None: a share of free memory.
+    """
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    made = FastLayers()
+    if len(dtypes) != 1 or any(each.device.type != "cpu" for each in model.parameters()):
+        return made
+    calls = _watch(model)
+    if pointwise is not None and pointwise.supports(next(model.parameters())):
+        pointwise.warm_up(next(model.parameters()).dtype)
+        _replace_rotaries(model, made)
+        _replace_norms_and_mlps(model, made)
+    if pack if pack is not None else can_pack(dtypes.pop()):
+        limit = int(COPIES_SHARE * free_bytes()) if copies_bytes_max is None else copies_bytes_max
+        _pack(model, calls, limit, made)
+    return made
+
+
+def probe(model: Any) -> torch.Tensor:
+    """Logits of a few tokens, without attention: each token sees only its own query."""
+    positions = torch.arange(PROBE_TOKENS)[None]
+    tokens = positions % model.get_input_embeddings().weight.shape[0]
+    with torch.inference_mode(), running(LayerProbe()):
+        logits: torch.Tensor = model(tokens, position_ids=positions, use_cache=False).logits
+    return logits
+
+
+def _watch(model: nn.Module) -> _Calls:
+    calls = _Calls()
+    hooks = [
+        module.register_forward_pre_hook(calls.note, with_kwargs=True)
+        for module in model.modules()
+        if is_plain(module)
+    ]
+    probe(model)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _replace_rotaries(model: nn.Module, made: FastLayers) -> None:
+    users = rotary_users(model)
+    probes = {original: RotaryProbe(original) for original in users}
+    for original, modules in users.items():
+        for module in modules:
+            use_rotary(module, probes[original])
+    if users:
+        probe(model)
+    for original, modules in users.items():
+        agrees = probes[original].agrees()
+        rotate = fast_rotary(original)
+        for module in modules:
+            if agrees:
+                use_rotary(module, rotate)
+                made.rotaries += 1
+            else:
+                del module.forward
+
+
+def _replace_norms_and_mlps(model: nn.Module, made: FastLayers) -> None:
+    done: dict[nn.Module, nn.Module] = {}  # a module may stand at several places
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child not in done:
+                if (norm := fast_norm(child)) is not None:
+                    done[child] = norm
+                    made.norms += 1
+                elif (mlp := fast_mlp(child)) is not None:
+                    done[child] = mlp
+                    made.mlps += 1
+            if child in done:
+                setattr(parent, name, done[child])
+
+
+def _pack(model: nn.Module, calls: _Calls, copies_bytes_max: int, made: FastLayers) -> None:
+    uses = _uses(model)
+    for parent in list(model.modules()):
+        linears = {
+            name: child
+            for name, child in parent.named_children()
+            if isinstance(child, nn.Linear) and is_plain(child)
+            if uses[id(child)] == 1 and child in calls.inputs
+        }
+        for names in SIBLINGS:
+            if all(name in linears for name in names):
+                parts = [linears[name] for name in names]
+                if _share_input(parts, calls) and all(uses[id(part.weight)] == 1 for part in parts):
+                    _merge(parent, names, parts, made)
+                    for name in names:
+                        del linears[name]
+        for name, linear in linears.items():
+            size = linear.weight.numel() * linear.weight.element_size()
+            is_copy = uses[id(linear.weight)] > 1
+            if is_copy and made.copied_bytes + size > copies_bytes_max:
+                continue
+            packed = PackedLinear(linear)
+            setattr(parent, name, packed)
+            made.packed += 1
+            made.packed_bytes += packed.packed_bytes
+            made.copied_bytes += size if is_copy else 0
+
+
+def _uses(model: nn.Module) -> Counter[int]:
+    """At how many places of the model each module, and each weight, stands."""
+    uses: Counter[int] = Counter()
+    for parent in model.modules():
+        uses.update(id(child) for child in parent._modules.values() if child is not None)
+        uses.update(id(each) for each in parent._parameters.values() if each is not None)
+    return uses
+
+
+def _share_input(parts: list[nn.Linear], calls: _Calls) -> bool:
+    """Whether siblings were each called once, with the very same tensor."""
+    inputs = [calls.inputs[part] for part in parts]
+    first = inputs[0][0]
+    return first is not None and all(len(each) == 1 and each[0] is first for each in inputs)
+
+
+def _merge(
+    parent: nn.Module, names: tuple[str, ...], parts: list[nn.Linear], made: FastLayers
+) -> None:
+    product = PackedLinear(*parts)
+    merged = Merged(product, [part.out_features for part in parts])
+    for index, (name, part) in enumerate(zip(names, parts, strict=True)):
+        setattr(parent, name, Sibling(merged, index, name, part))
+    made.packed += len(parts)
+    made.merged += len(parts)
+    made.packed_bytes += product.packed_bytes

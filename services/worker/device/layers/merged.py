@@ -1,0 +1,67 @@
+"""Sibling linear layers as one product: q, k and v, or gate and up."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("wq", "wk", "wv"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+)
+
+
+class Merged:
+    """The product of all siblings, made when the first of them is called, and handed out piece by
+    piece to those that are called with the very same tensor.
+
+    Not a module: the model's tree keeps its names, and each sibling stands where it stood.
+    """
+
+    def __init__(self, product: Callable[[torch.Tensor], torch.Tensor], sizes: list[int]) -> None:
+        self._product = product
+        self._sizes = sizes
+        self._input: torch.Tensor | None = None
+        self._pieces: list[torch.Tensor | None] = []
+        self._num_left = 0
+
+    def piece(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """What sibling `index` makes of `x`."""
+        piece = self._pieces[index] if x is self._input else None
+        if piece is None:
+            self._pieces = list(self._product(x).split(self._sizes, -1))
+            self._num_left = len(self._sizes)
+            self._input = x  # held, so that no other tensor can be taken for it
+            piece = self._pieces[index]
+            assert piece is not None, "just made"
+        self._pieces[index] = None
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._input = None
+        return piece
+
+
+class Sibling(nn.Module):
+    """One of the linear layers of a `Merged`. A module of its own under its old name: hooks on it
+    are called, and what wraps it may ask for the running step and add to its output.
+
+    Attributes:
+        name: its name in its parent, such as ``q_proj``.
+    """
+
+    def __init__(self, merged: Merged, index: int, name: str, plain: nn.Linear) -> None:
+        super().__init__()
+        self._merged = merged
+        self._index = index
+        self.name = name
+        self.in_features = plain.in_features
+        self.out_features = plain.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._merged.piece(self._index, x)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, merged"
