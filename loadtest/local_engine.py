@@ -5,17 +5,30 @@ What turns say is put into messages as a worker does; they go nowhere.
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from services.worker.core.effects import Effect, Emit
+from loadtest.local_store import EPOCH, LocalStore
+from services.worker.core.effects import (
+    CommitBlocks,
+    Effect,
+    Emit,
+    LeasePages,
+    LoadPages,
+    ReturnPages,
+    StageTurn,
+    StoreBlocks,
+)
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
 from services.worker.device.executor import Executor
+from services.worker.device.mover import Loaded, Moved, Stored
 from services.worker.step_loop import StepLoop
 from shared.blocks import root_key
 from shared.clock import SystemClock
@@ -26,22 +39,40 @@ from shared.messages import SamplingParams, StepOutput, TurnDelta, encode
 FRONTEND = FrontendId("local")
 
 
+class Moves:
+    """Takes a mover's reports to the engine that runs now."""
+
+    def __init__(self) -> None:
+        self.engine: LocalEngine | None = None
+
+    def __call__(self, moved: Moved) -> None:
+        if self.engine is not None:
+            self.engine.on_moved(moved)
+
+
 @dataclass(slots=True)
 class LocalEngine:
     """Runs turns to their ends.
 
     Attributes:
+        store: KV goes there and comes from there; `moves` is what the executor reports to.
         said: when tokens were given, ns, and how many at once.
     """
 
     executor: Executor
     prefill_tokens_max: int
     steps_ahead_max: int = 1
+    turns_running_max: int = 64
+    store: LocalStore | None = None
+    moves: Moves | None = None
     core: EngineCore = field(init=False)
     said: list[tuple[int, int]] = field(default_factory=list)
     _deltas: list[TurnDelta] = field(default_factory=list)
     _names: Iterator[int] = field(default_factory=count)
     _is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    _moved: deque[Moved] = field(default_factory=deque)
+    _steps: StepLoop | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __post_init__(self) -> None:
         info = self.executor.info
@@ -49,11 +80,17 @@ class LocalEngine:
             max_model_len=info.max_model_len,
             prefill_tokens_max=self.prefill_tokens_max,
             steps_ahead_max=self.steps_ahead_max,
+            turns_running_max=self.turns_running_max,
         )
         pool = PagePool(info.num_pages, info.num_layers)
         self.core = EngineCore(limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens)
+        if self.store is not None:
+            assert self.moves is not None, "nobody would hear what moved"
+            self.moves.engine = self
+            self.executor.mover.attach(self.store.arena, EPOCH)
+            self.core.writeback.connect(EPOCH)
 
-    def submit(self, tokens: list[int], max_tokens: int) -> None:
+    def submit(self, tokens: list[int], max_tokens: int) -> Turn:
         """A greedy turn that says `max_tokens` tokens."""
         info, now_ns = self.executor.info, SystemClock().now_ns()
         turn = Turn(
@@ -63,39 +100,89 @@ class LocalEngine:
             tenant=DEFAULT_TENANT,
             session_id=None,
             root=root_key(info.fingerprint, "local"),
-            tokens=tokens,
+            tokens=list(tokens),
             num_generated_before=0,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             arrived_at_ns=now_ns,
             block_tokens=info.block_tokens,
         )
         self._perform(self.core.on_turn(turn, now_ns))
+        return turn
 
     def run(self) -> None:
-        """Until no turn is left."""
+        """Until no turn is left, and what was computed is in the store, or that is full."""
+        self._is_over = asyncio.Event()
         with ThreadPoolExecutor(1) as thread:
             asyncio.run(self._run(thread))
 
+    def on_moved(self, moved: Moved) -> None:
+        """The mover's report, from one of its threads."""
+        self._moved.append(moved)
+        with suppress(RuntimeError):  # the loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._hear)
+
     async def _run(self, thread: ThreadPoolExecutor) -> None:
-        loop = StepLoop(
+        self._loop = asyncio.get_running_loop()
+        self._steps = StepLoop(
             self.core, SystemClock(), self.executor, thread, self._perform, self._send, die
         )
+        self._hear()  # what moved before the loop was there
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(loop.run())
+            running = group.create_task(self._steps.run())
             await self._is_over.wait()
             running.cancel()
+
+    def _hear(self) -> None:
+        while self._moved:
+            self._on_moved(self._moved.popleft())
+
+    def _on_moved(self, moved: Moved) -> None:
+        match moved:
+            case Loaded():
+                self.core.estimates.on_load(moved.num_bytes, moved.duration_ns)
+                now_ns = SystemClock().now_ns()
+                self._perform(self.core.on_loaded(moved.good, moved.bad, now_ns))
+            case Stored():
+                self._perform(self.core.on_stored(moved.checksums))
+        assert self._steps is not None
+        self._steps.wake()
 
     def _perform(self, effects: list[Effect]) -> None:
         deltas = [effect.delta for effect in effects if isinstance(effect, Emit)]
         if deltas:
             self.said.append((SystemClock().now_ns(), len(deltas)))
             self._deltas += deltas
+        for effect in effects:
+            match effect:
+                case LoadPages():
+                    self.executor.mover.submit_loads(effect.loads)
+                case StoreBlocks():
+                    self.executor.mover.submit_stores(effect.writes, effect.epoch)
+                case StageTurn() | CommitBlocks() | LeasePages() | ReturnPages():
+                    self._ask_store(effect)
+
+    def _ask_store(self, effect: StageTurn | CommitBlocks | LeasePages | ReturnPages) -> None:
+        store = self.store
+        assert store is not None, "asked a kvstore that is not there"
+        match effect:
+            case StageTurn():
+                now_ns, staged = SystemClock().now_ns(), store.stage(effect.keys)
+                self._perform(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
+            case CommitBlocks():
+                store.commit(effect.writes)
+                self.core.on_committed([write.key for write in effect.writes])
+            case LeasePages():
+                self.core.on_leased(store.lease(effect.num_pages))
+            case ReturnPages():
+                store.give_back(effect.arena_pages)
 
     async def _send(self) -> None:
         if self._deltas:
             encode(StepOutput(worker_id=WorkerId("local"), deltas=self._deltas))
             self._deltas = []
-        if not self.core.is_busy:
+        has_room = self.store is not None and self.store.has_room
+        if not self.core.is_busy and not (has_room and self.core.writeback.num_unwritten):
             self._is_over.set()
 
 

@@ -20,6 +20,8 @@ def cuda_executor(
     num_pages: int,
     turns_max: int,
     on_moved: Callable[[Moved], None],
+    *,
+    is_recorded: bool = True,
 ) -> GpuExecutor:
     """An executor on this process's GPU. Steps run on the device's default stream, whichever
     thread launches them; decodes are recorded where our own kernels attend, which read nothing back
@@ -32,7 +34,7 @@ def cuda_executor(
         num_pages,
         turns_max,
         partial(CudaCopier, compute=torch.cuda.default_stream(device)),
-        cuda_recorder() if is_fused(device) else None,
+        cuda_recorder() if is_recorded and is_fused(device) else None,
         on_moved,
     )
     warm_up(model.make_pool(1), model.num_heads)

@@ -97,8 +97,8 @@ class GpuExecutor:
         self._pool = model.make_pool(num_pages + 1)
         num_blocks = -(-model.max_model_len // BLOCK_TOKENS)
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
-        self._copier = make_copier(self._pool)
-        self.mover = KvMover(self._copier, PageGate(num_pages), on_moved)
+        self.copier = make_copier(self._pool)
+        self.mover = KvMover(self.copier, PageGate(num_pages), on_moved)
         self._ended_at_ns = 0
         self._graphs = None
         if record is not None:
@@ -257,7 +257,7 @@ class GpuExecutor:
         copies = self.mover.gate.wait_started(pages, STALL_TIMEOUT_NS)
         if copies is None:
             return False
-        self._copier.hold(copies)
+        self.copier.hold(copies)
         return True
 
     # Behind the pass.

@@ -1,0 +1,140 @@
+"""Attention and page copies alone, beside the hardware's ceilings."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.paged_attention import AttentionShape, DeviceBatch, RaggedBatch, paged_attention
+from loadtest.bench.gpu.ceilings import rounded
+from loadtest.bench.gpu.models import GpuShape, host_copier
+from loadtest.bench.gpu.timing import median_s, per_call_s
+from services.worker.device.copies import PageCopier
+from shared.arena import Arena
+from shared.blocks import BLOCK_TOKENS
+
+LAYERS = 4  # that calls take turns on, so that no cache holds what the next one reads
+
+
+def make_batch(
+    device: torch.device, shape: GpuShape, lengths: list[int], contexts: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
+    """Queries, a pool whose pages lie in random order, and the batch of these sequences."""
+    blocks = [-(-context // BLOCK_TOKENS) for context in contexts]
+    num_pages = LAYERS * sum(blocks)
+    order = torch.randperm(num_pages, dtype=torch.int32).view(LAYERS, -1)
+    tables = torch.zeros((LAYERS, len(contexts), max(blocks)), dtype=torch.int32)
+    for seq, count in enumerate(blocks):
+        first = sum(blocks[:seq])
+        tables[:, seq, :count] = order[:, first : first + count]
+    dims = (num_pages, 2, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
+    pool = torch.randn(dims, device=device, dtype=shape.dtype)
+    query = torch.randn(
+        (sum(lengths), shape.num_heads, shape.head_dim), device=device, dtype=shape.dtype
+    )
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    slots = torch.arange(len(contexts), dtype=torch.int32)
+    num_decodes = len(lengths) if max(lengths) == 1 else 0
+    on_device = DeviceBatch(
+        starts.to(device),
+        torch.tensor(contexts, dtype=torch.int32, device=device),
+        slots.to(device),
+        num_decodes,
+        max(lengths),
+        max(contexts),
+    )
+    batch = RaggedBatch(starts.tolist(), contexts, slots.tolist(), tables.to(device), on_device)
+    return query, pool, batch
+
+
+def measure_attention(
+    device: torch.device, shape: GpuShape, ceilings: dict[str, float], rounds: int
+) -> dict[str, Any]:
+    """Decodes beside the memory's rate, a whole prompt beside the matrix rate."""
+    scores = AttentionShape(shape.head_dim**-0.5)
+    figures: dict[str, Any] = {}
+    kv_bytes = shape.token_bytes // shape.num_layers
+    for rows in shape.batches:
+        query, pool, batch = make_batch(device, shape, [1] * rows, [shape.context] * rows)
+        took_s = _attention_s(device, query, pool, batch, scores, rounds)
+        rate = rows * shape.context * kv_bytes / took_s / 1e9
+        figures[f"decode_us_batch_{rows}"] = took_s * 1e6
+        figures[f"decode_share_of_memory_batch_{rows}"] = rate / ceilings["memory_gb_per_s"]
+        del pool
+    length = shape.prefill
+    query, pool, batch = make_batch(device, shape, [length], [length])
+    took_s = _attention_s(device, query, pool, batch, scores, rounds)
+    flops = 4 * shape.num_heads * shape.head_dim * length * (length + 1) / 2
+    figures["prefill_us"] = took_s * 1e6
+    figures["prefill_share_of_matrix"] = flops / took_s / 1e12 / ceilings["matrix_tflops"]
+    return rounded(figures)
+
+
+def _attention_s(
+    device: torch.device,
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    batch: RaggedBatch,
+    scores: AttentionShape,
+    rounds: int,
+) -> float:
+    return per_call_s(
+        device,
+        lambda number: paged_attention(query, pool, number % LAYERS, batch, scores),
+        rounds,
+    )
+
+
+def measure_copies(
+    device: torch.device,
+    shape: GpuShape,
+    ceilings: dict[str, float],
+    folder: Path,
+    rounds: int,
+) -> dict[str, Any]:
+    """Pages of all layers, scattered on both sides, beside the link with one large copy."""
+    page_bytes = shape.token_bytes // shape.num_layers * BLOCK_TOKENS
+    num_pages = max(shape.large_bytes // page_bytes, 4)
+    dims = (num_pages, 2, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
+    pool = torch.zeros(dims, dtype=shape.dtype, device=device)
+    arena = Arena.create(folder / "bench-copies", num_pages, page_bytes)
+    arena.pages[:] = 1
+    copier = _copier(device, pool)
+    copier.attach(arena)
+    here, there = (torch.randperm(num_pages).tolist() for _ in range(2))
+    per_layer = max(num_pages // shape.num_layers, 1)
+    runs = [
+        (here[at : at + per_layer], there[at : at + per_layer])
+        for at in range(0, num_pages, per_layer)
+    ]
+
+    def load_all() -> None:
+        for copy in [copier.load(arena, here, there) for here, there in runs]:
+            copy.wait()
+
+    def store_all() -> None:
+        mark = copier.mark()
+        for copy in [copier.store(mark, there, arena, here) for here, there in runs]:
+            copy.wait()
+
+    num_bytes = num_pages * page_bytes
+    up = num_bytes / median_s(device, load_all, rounds) / 1e9
+    assert bool((pool.view(torch.uint8) == 1).all()), "a page did not come"
+    down = num_bytes / median_s(device, store_all, rounds) / 1e9
+    arena.path.unlink()
+    return rounded(
+        {
+            "to_device_gb_per_s": up,
+            "to_device_share_of_link": up / ceilings["link_to_device_gb_per_s"],
+            "to_host_gb_per_s": down,
+            "to_host_share_of_link": down / ceilings["link_to_host_gb_per_s"],
+        }
+    )
+
+
+def _copier(device: torch.device, pool: torch.Tensor) -> PageCopier:
+    if device.type != "cuda":
+        return host_copier(pool)
+    from services.worker.device.cuda_copier import CudaCopier
+
+    return CudaCopier(pool, torch.cuda.default_stream(device))

@@ -1,0 +1,119 @@
+"""The shapes that are measured, and a model of such a shape made on the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from services.worker.device.attention import ATTENTION
+from services.worker.device.copies import HostCopier, PageCopier
+from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.model import LoadedModel, prepare_model
+from services.worker.device.mover import Moved
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShape:
+    """A model's shape, and how much is asked of it.
+
+    Attributes:
+        batches: rows of the decode steps that are measured.
+        context: tokens of each of those rows.
+        prefill: tokens of a prompt.
+        history: tokens that a returning turn brings.
+        large_bytes: of the one copy and matrix that ceilings are measured with.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    dtype: torch.dtype
+    batches: tuple[int, ...]
+    context: int
+    prefill: int
+    history: int
+    large_bytes: int
+    matrix: int
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def matmul_flops(self) -> int:
+        """Of one token through all linear layers but the head."""
+        attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return 2 * self.num_layers * (attention + 3 * self.hidden * self.intermediate)
+
+
+EIGHT_B = GpuShape(
+    name="8B", num_layers=32, hidden=4096, intermediate=14336, num_heads=32, num_kv_heads=8,
+    head_dim=128, vocab=128256, dtype=torch.bfloat16, batches=(1, 16, 64), context=2000,
+    prefill=4096, history=8000, large_bytes=1 << 30, matrix=8192,
+)  # fmt: skip
+TINY = GpuShape(
+    name="tiny", num_layers=2, hidden=64, intermediate=128, num_heads=4, num_kv_heads=2,
+    head_dim=16, vocab=512, dtype=torch.float32, batches=(1, 4), context=130,
+    prefill=192, history=320, large_bytes=1 << 20, matrix=128,
+)  # fmt: skip
+
+
+def bench_device() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_model(device: torch.device, shape: GpuShape, attention: str = ATTENTION) -> LoadedModel:
+    """Random weights from a seed, made where they are used."""
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        max_position_embeddings=16384,
+    )
+    torch.manual_seed(SEED)
+    with device:
+        module = AutoModelForCausalLM.from_config(
+            config, dtype=shape.dtype, attn_implementation=attention
+        )
+    model = prepare_model(module, shape.name)
+    model.fingerprint = f"bench {shape.name}"
+    return model
+
+
+def make_executor(
+    model: LoadedModel,
+    num_pages: int,
+    turns_max: int,
+    on_moved: Callable[[Moved], None],
+    *,
+    is_recorded: bool = True,
+) -> GpuExecutor:
+    """The executor for GPUs; on a CPU without what is CUDA's."""
+    if model.device.type == "cuda":
+        from services.worker.device.cuda import cuda_executor
+
+        executor = cuda_executor(
+            model, "bench", num_pages, turns_max, on_moved, is_recorded=is_recorded
+        )
+    else:
+        executor = GpuExecutor(model, "bench", num_pages, turns_max, host_copier, None, on_moved)
+    executor.warm_up()
+    return executor
+
+
+def host_copier(pool: torch.Tensor) -> PageCopier:
+    return HostCopier(pool.view(torch.uint8).numpy().reshape(len(pool), -1))
