@@ -19,14 +19,15 @@ import uvloop
 from loadtest.bench.goodput import copies_of_all, count
 from loadtest.jobs.cluster import Cluster, open_cluster
 from loadtest.jobs.order import ANSWERED, DROPPED, Model, Order, Outcome
+from loadtest.policies import POLICY_HELP, make_batcher
 from loadtest.simulator import Delay, Network, Result, Scenario, SimModel, find_goodput
 from loadtest.simulator.arrivals import Arrivals, popularity
 from loadtest.simulator.models import copies, linear_model, zoo_models
 from loadtest.simulator.scenario import BAD_RATE_MAX
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, make_batcher
 from services.scheduler.core.jobs import JobLimits
+from services.scheduler.policies import DEFAULT_POLICY
 from services.worker.oneshot.emulated import BATCH_MAX
 from shared.config import load_config
 from shared.errors import InvalidRequest
@@ -292,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--zoo", choices=get_args(Device), help="instead: the paper's models on this device")
     add("--subset", choices=get_args(Subset), default="mixed", help="of the zoo")
     add("--models", type=count, default=1, help="copies of the model (of each, with --zoo)")
-    add("--policy", default=DEFAULT_POLICY)
+    add("--policy", default=DEFAULT_POLICY, help=POLICY_HELP)
     add("--popularity", default="equal", help="equal or zipf:S")
     add("--gamma", type=_above, default=1.0, help="shape of the gaps; 1 is Poisson, less bursts")
     add("--seed", type=int, default=1)

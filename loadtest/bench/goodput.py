@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from loadtest.policies import POLICY_HELP, make_batcher
 from loadtest.simulator.arrivals import popularity
 from loadtest.simulator.bounds import staggered_rps
 from loadtest.simulator.faults import GpuFault
@@ -21,7 +22,7 @@ from loadtest.simulator.scenario import Scenario
 from loadtest.simulator.search import find_goodput
 from loadtest.simulator.trace import write_trace
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, make_batcher
+from services.scheduler.policies import DEFAULT_POLICY
 from shared.errors import InvalidRequest
 from shared.zoo import Device, Subset
 
@@ -203,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", type=count, default=1, help="copies of the model (of each, with --zoo)")
     add("--zoo", choices=get_args(Device), help="the paper's models on this device")
     add("--subset", choices=get_args(Subset), default="mixed", help="by batching effect")
-    add("--policy", default=DEFAULT_POLICY)
+    add("--policy", default=DEFAULT_POLICY, help=POLICY_HELP)
     add("--popularity", default="equal", help="equal or zipf:S")
     add("--gamma", type=above, default=1.0, help="shape of the gaps; 1 is Poisson, less bursts")
     add("--seconds", type=above, default=20.0, help="of arrivals, virtual")

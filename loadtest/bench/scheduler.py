@@ -17,12 +17,14 @@ from multiprocessing import get_context
 from typing import Any
 
 from loadtest.bench.goodput import count
+from loadtest.policies import POLICY_HELP, make_batcher
 from loadtest.simulator.arrivals import renewal
 from loadtest.simulator.bounds import staggered_rps
 from loadtest.simulator.models import SimModel, copies, linear_model
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Effect, Preempt
 from services.scheduler.core.batching.job import NEVER_NS, Job
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, Batcher, make_batcher
+from services.scheduler.policies import DEFAULT_POLICY
 from shared.errors import InvalidRequest
 
 # "ResNet-like models with 100 ms SLO" (section 5.5), the profile of Table 2.
@@ -239,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", type=count, default=32)
     parser.add_argument("--gpus", type=count, default=256)
     parser.add_argument("--threads", type=count, default=1, help="processes")
-    parser.add_argument("--policy", default=DEFAULT_POLICY)
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help=POLICY_HELP)
     parser.add_argument("--jobs", type=count, default=1_000_000, help="requests for each process")
     parser.add_argument("--load", type=float, default=0.9, help="of the staggered bound")
     parser.add_argument("--rounds", type=count, default=3, help="the best one counts")

@@ -8,20 +8,20 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from loadtest.policies import BASELINES
 from loadtest.simulator.bounds import staggered_rps
 from loadtest.simulator.results import Result
 from loadtest.simulator.scenario import Scenario
 from loadtest.simulator.search import find_goodput
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, POLICIES
+from services.scheduler.policies import DEFAULT_POLICY
 
 Results = dict[str, Any]
 Level = Literal["tiny", "quick", "full"]
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-BASELINES = tuple(name for name in ("clockwork", "nexus", "shepherd") if name in POLICIES)
 OURS = (DEFAULT_POLICY, "deferred")
-COMPARED = OURS + BASELINES
+COMPARED = OURS + tuple(BASELINES)
 
 COLOURS = {
     "steady": "#c0392b",

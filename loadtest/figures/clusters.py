@@ -5,7 +5,6 @@ from typing import NamedTuple, get_args
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import (
-    BASELINES,
     COMPARED,
     OURS,
     Effort,
@@ -19,6 +18,7 @@ from loadtest.figures.base import (
     ratio,
     searches,
 )
+from loadtest.policies import BASELINES
 from loadtest.simulator.arrivals import popularity
 from loadtest.simulator.bounds import staggered_rps
 from loadtest.simulator.models import copies, linear_model, zoo_models

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cli.children import free_port, start_child, start_nats, stop_child, wait_for_port
 from loadtest.jobs.order import Order, Outcome, read_outcome
+from loadtest.policies import path_of
 from loadtest.simulator.models import SimModel
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
@@ -174,7 +175,7 @@ def _start_schedulers(cluster: Cluster, policy: str, num_shards: int, profile: P
     command = ["-m", "services.scheduler"]
     profiled = ["-m", "cProfile", "-o", str(profile), *command] if profile else command
     if num_shards == 1:
-        cluster.start("scheduler", profiled, batch_policy=policy, instance="scheduler")
+        cluster.start("scheduler", profiled, batch_policy=path_of(policy), instance="scheduler")
         return
     cluster.start("rank", command, scheduler_role="rank")
     for shard in range(num_shards):
@@ -183,7 +184,7 @@ def _start_schedulers(cluster: Cluster, policy: str, num_shards: int, profile: P
             profiled if shard == 0 else command,
             scheduler_role="shard",
             scheduler_shard=str(shard),
-            batch_policy=policy,
+            batch_policy=path_of(policy),
             instance=str(shard),
         )
 

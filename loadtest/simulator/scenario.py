@@ -1,12 +1,13 @@
 """What is simulated: models, load, cluster and policy in one value, which can go to a process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from loadtest.policies import make_batcher
 from loadtest.simulator.arrivals import (
     Arrivals,
     read_instants,
@@ -21,8 +22,9 @@ from loadtest.simulator.models import SimModel, Truth
 from loadtest.simulator.network import Network
 from loadtest.simulator.results import Result, summarise
 from loadtest.simulator.simulation import Simulation
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, Make, make_batcher
+from services.scheduler.policies import DEFAULT_POLICY
 
 BAD_RATE_MAX = 0.01
 
@@ -58,7 +60,7 @@ class Scenario:
     faults: tuple[GpuFault, ...] = ()
     slo_spread: float = 0.0
     recorded: Path | None = None
-    make: Make | None = None
+    make: Callable[[Delays], Batcher] | None = None
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -18,10 +18,10 @@ from loadtest.simulator.gpus import EmulatedGpu
 from loadtest.simulator.log import DONE, LOST, PREEMPTED, Batch, Log, Reason
 from loadtest.simulator.models import MS_NS, SimModel, Truth
 from loadtest.simulator.network import Network
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
 from services.scheduler.core.batching.latency import BatchLatency
-from services.scheduler.core.batching.policies import Batcher
 
 Act = Callable[[Any], None]
 

@@ -12,7 +12,7 @@ from services.frontend.core.jobs import INPUT_MISSING, Jobs
 from services.scheduler.core import ProbeWorker, WakeAt
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import make_batcher
+from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.ids import BatchId, FrontendId, JobId, ModelId

@@ -5,9 +5,10 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from services.scheduler.core import POLICIES, Limits
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, make_batcher
+from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.jobs import JobLimits
 from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.policies import DEFAULT_POLICY, make_batcher
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
 
@@ -45,9 +46,10 @@ class SchedulerConfig(ServiceConfig):
 
     @field_validator("batch_policy")
     @classmethod
-    def _known_batch_policy(cls, value: str) -> str:
+    def _known_batch_policy(cls, value: str, info: ValidationInfo) -> str:
+        make = make_rules if info.data.get("scheduler_role") == "shard" else make_batcher
         try:
-            make_batcher(value)
+            make(value)
         except ConfigError as error:
             raise ValueError(error.message) from None
         return value

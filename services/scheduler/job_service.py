@@ -7,7 +7,6 @@ from typing import TypeVar
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import make_batcher
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.effects import ProbeWorker, WakeAt
 from services.scheduler.core.jobs import (
@@ -27,6 +26,7 @@ from services.scheduler.core.jobs import (
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from services.scheduler.office import Office
+from services.scheduler.policies import make_batcher
 from shared.events import EventQueue
 from shared.ids import WorkerId
 from shared.metrics import counter, gauge

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from loadtest.policies import make_batcher
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import make_batcher
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.effects import ProbeWorker, WakeAt
 from services.scheduler.core.jobs import (

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from services.scheduler.core.batching.policies import POLICIES
+from loadtest.policies import POLICIES
 from services.scheduler.core.jobs import JobsCore
 from tests.sim.heap import MS, SECOND
 from tests.sim.jobs_peers import Setup, SimModel

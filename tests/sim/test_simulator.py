@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.policies import POLICIES
 from loadtest.simulator import (
     Delay,
     GpuFault,
@@ -25,7 +26,7 @@ from loadtest.simulator.gpus import EmulatedGpu
 from loadtest.simulator.log import LOST, PREEMPTED, Batch, Record
 from loadtest.simulator.models import MS_NS, Truth
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, POLICIES
+from services.scheduler.policies import DEFAULT_POLICY
 
 RESNET = linear_model("resnet", 1.053, 5.072, 25.0)
 MODELS = (

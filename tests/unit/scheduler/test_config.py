@@ -18,6 +18,25 @@ def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.Monk
         load_config(SchedulerConfig)
 
 
+NEXUS = "loadtest.policies.nexus:NexusBatcher"
+
+
+def test_a_batch_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in ("timeout:5", NEXUS):
+        monkeypatch.setenv("SYMPHONY_BATCH_POLICY", policy)
+        assert load_config(SchedulerConfig).batch_policy == policy
+    monkeypatch.setenv("SYMPHONY_BATCH_POLICY", "nexus")
+    with pytest.raises(ConfigError, match=r"SYMPHONY_BATCH_POLICY='nexus'.*steady, deferred"):
+        load_config(SchedulerConfig)
+
+
+def test_a_shard_s_batch_policy_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYMPHONY_SCHEDULER_ROLE", "shard")
+    monkeypatch.setenv("SYMPHONY_BATCH_POLICY", NEXUS)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_BATCH_POLICY='loadtest.*steady, deferred"):
+        load_config(SchedulerConfig)
+
+
 def test_a_lease_shorter_than_three_beats_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYMPHONY_SCHEDULER_LEASE_BEAT_MS", "700")
     with pytest.raises(ConfigError, match=r"SYMPHONY_SCHEDULER_LEASE_TTL_MS='2000'.*three times"):

@@ -1,1 +1,1 @@
-"""Deferred batch scheduling of one-shot models (see `policies.py` for where to begin)."""
+"""Deferred batch scheduling of one-shot models (see `batcher.py` for where to begin)."""

@@ -1,12 +1,62 @@
-"""Central batching in one process: the shard's decisions and the rank table's, put together."""
+"""Central batching in one process: what a policy is, and the one that puts a shard's decisions and
+the rank table's together.
+"""
 
 from collections.abc import Collection, Hashable, Sequence
+from typing import Protocol, runtime_checkable
 
 from services.scheduler.core.batching.effects import Effect
-from services.scheduler.core.batching.job import Delays
+from services.scheduler.core.batching.job import Delays, Job, ModelSpec
 from services.scheduler.core.batching.rank import RankTable
 from services.scheduler.core.batching.rules import MakeRules
 from services.scheduler.core.batching.shard import ModelShard
+
+
+@runtime_checkable
+class Batcher(Protocol):
+    """Central batching: every event returns what is to be done, in order.
+
+    GPUs are numbers, models any hashable keys. `wake_at_ns` is the instant at which `on_wake` is
+    due; it may be earlier than anything happens.
+    """
+
+    wake_at_ns: int
+
+    def add_model(self, spec: ModelSpec) -> None:
+        """A model has come, or its times are known better."""
+        ...
+
+    def remove_model(self, key: Hashable) -> Sequence[Effect]:
+        """A model has gone; what waits for it is dropped."""
+        ...
+
+    def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
+        """A GPU has come, free, or serves other models than before."""
+        ...
+
+    def remove_gpu(self, gpu: int, now_ns: int) -> Sequence[Effect]:
+        """A GPU has gone. What it ran is the caller's to submit again."""
+        ...
+
+    def on_job(self, job: Job, now_ns: int) -> Sequence[Effect]:
+        """A job has come. Its model must be known."""
+        ...
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        ...
+
+    def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
+        """A job is not wanted any more."""
+        ...
+
+    def on_batch_done(self, gpu: int, now_ns: int) -> Sequence[Effect]:
+        """A GPU's oldest batch is over."""
+        ...
+
+    def on_wake(self, now_ns: int) -> Sequence[Effect]:
+        """The instant `wake_at_ns` has come."""
+        ...
 
 
 class WindowBatcher(ModelShard):

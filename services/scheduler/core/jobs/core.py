@@ -8,7 +8,7 @@ again by the frontends, who hold every input.
 from collections.abc import Iterable, Sequence
 
 from services.scheduler.core.batching import effects as batching
-from services.scheduler.core.batching.policies import Batcher
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.answers import DropCode
 from services.scheduler.core.jobs.batches import Batches

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect, Preempt
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
-from services.scheduler.core.batching.policies import Batcher
 
 WAKES_MAX = 200  # that a batcher may want at one instant
 

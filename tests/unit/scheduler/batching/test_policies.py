@@ -1,16 +1,20 @@
 """Policies by name, and what each of them makes of the same jobs."""
 
+from collections.abc import Hashable
+
 import pytest
 
+from services.scheduler.core.batching.batcher import WindowBatcher
 from services.scheduler.core.batching.effects import Dispatch
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import DEFAULT_POLICY, POLICIES, make_batcher
 from services.scheduler.core.batching.rules import (
+    RULES,
     make_rules,
     smallest_as_fast,
     staggered_size,
 )
 from services.scheduler.core.batching.windows import TimeoutWindow
+from services.scheduler.policies import DEFAULT_POLICY, make_batcher
 from shared.errors import ConfigError
 from tests.unit.scheduler.batching.driver import Player, linear
 
@@ -19,11 +23,26 @@ SPEC = linear("m", 1 * MS, 5 * MS, slo_ns=12 * MS)
 CENTRAL = ["steady", "deferred", "deferred-prefix", "eager", "timeout:4"]
 
 
+class EagerBatcher(WindowBatcher):
+    """Somebody's own. Counts nothing, but tells the delays that it was made with."""
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__(make_rules("eager"), delays)
+        self._ctrl_ns = delays.ctrl_ns
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        return self._ctrl_ns
+
+
+def make_lines(delays: Delays) -> None:
+    raise ValueError("two\nlines")
+
+
 def test_the_default_has_a_name_that_is_known() -> None:
-    assert DEFAULT_POLICY in POLICIES
+    assert DEFAULT_POLICY in RULES
 
 
-@pytest.mark.parametrize("name", ["", "lazy", "timeouts:5"])
+@pytest.mark.parametrize("name", ["", "lazy", "nexus"])
 def test_an_unknown_policy_is_refused_with_the_names(name: str) -> None:
     for make in (make_batcher, make_rules):
         with pytest.raises(ConfigError, match=r"deferred, .*timeout:MS"):
@@ -34,6 +53,33 @@ def test_an_unknown_policy_is_refused_with_the_names(name: str) -> None:
 def test_a_timeout_that_is_no_duration_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="write timeout:MS"):
         make_batcher(f"timeout:{argument}")
+
+
+def test_any_other_policy_is_taken_by_its_import_path() -> None:
+    path = f"{EagerBatcher.__module__}:{EagerBatcher.__name__}"
+    batcher = make_batcher(path, Delays(ctrl_ns=3))
+    assert isinstance(batcher, EagerBatcher)
+    assert batcher.num_ahead("m", 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nowhere.to_be:Found", "No module named 'nowhere'"),
+        (":Found", "Empty module name"),
+        (".policies:Found", "package"),
+        ("shared.errors:Found", "no attribute 'Found'"),
+        ("shared.errors:CLOSED", "no attribute 'CLOSED'"),
+        ("shared.errors:__doc__", "not callable"),
+        ("fractions:Fraction", "argument"),
+        ("builtins:repr", "is none: it makes a str"),
+        (f"{__name__}:make_lines", "two lines$"),
+    ],
+)
+def test_a_path_that_leads_to_no_policy_is_refused_in_a_line(path: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_batcher(path)
+    assert path in refused.value.message and "\n" not in refused.value.message
 
 
 def test_timeouts_are_milliseconds() -> None:

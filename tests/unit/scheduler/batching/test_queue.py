@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.batching.gathering import PrefixGathering
 from services.scheduler.core.batching.job import Delays, Job
-from services.scheduler.core.batching.policies import make_batcher
 from services.scheduler.core.batching.queue import (
     HORIZON_NS,
     LOSS_SHARE,
@@ -15,6 +14,7 @@ from services.scheduler.core.batching.queue import (
     ModelQueue,
 )
 from services.scheduler.core.batching.windows import DeferredWindow
+from services.scheduler.policies import make_batcher
 from tests.unit.scheduler.batching.driver import Player, linear
 
 MS = 1_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.batching.batcher import WindowBatcher
 from services.scheduler.core.batching.effects import Drop
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec
-from services.scheduler.core.batching.policies import make_batcher
+from services.scheduler.policies import make_batcher
 from tests.unit.scheduler.batching.driver import Player, linear
 
 MS = 1_000_000

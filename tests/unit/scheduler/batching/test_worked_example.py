@@ -9,7 +9,7 @@ take it. Figure 4 and the pseudo-code of appendix D (``free_at <= c.exec_at``) t
 
 import pytest
 
-from services.scheduler.core.batching.policies import make_batcher
+from services.scheduler.policies import make_batcher
 from tests.unit.scheduler.batching.driver import Player, linear
 
 UNIT_NS = 1_000_000

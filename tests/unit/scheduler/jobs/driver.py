@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
+from loadtest.policies import make_batcher
 from services.scheduler.core.batching.job import Delays
-from services.scheduler.core.batching.policies import make_batcher
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.effects import WakeAt
 from services.scheduler.core.jobs import (

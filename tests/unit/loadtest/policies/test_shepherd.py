@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.policies import make_batcher
+from loadtest.policies.shepherd import ShepherdBatcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, Preempt
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
-from services.scheduler.core.batching.policies import make_batcher
-from services.scheduler.core.batching.shepherd import ShepherdBatcher
-from tests.unit.scheduler.batching.baseline_world import World, jobs_at, offer, sizes, table
+from tests.unit.loadtest.policies.baseline_world import World, jobs_at, offer, sizes, table
 
 
 def shepherd(

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
+from loadtest.policies.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
-from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 
 PREEMPT_FACTOR = 3.0

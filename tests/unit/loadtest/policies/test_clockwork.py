@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.batching.clockwork import ClockworkBatcher
+from loadtest.policies import make_batcher
+from loadtest.policies.clockwork import ClockworkBatcher
 from services.scheduler.core.batching.effects import Dispatch, Drop
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
-from services.scheduler.core.batching.policies import make_batcher
-from tests.unit.scheduler.batching.baseline_world import World, jobs_at, offer, sizes, table
+from tests.unit.loadtest.policies.baseline_world import World, jobs_at, offer, sizes, table
 
 
 def clockwork(

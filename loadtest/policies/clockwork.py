@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from loadtest.policies.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
-from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 
 AHEAD_NS = 10_000_000

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.policies import make_batcher
+from loadtest.policies.nexus import NexusBatcher
+from loadtest.policies.nexus_plan import Share, full_batch, make_plan
 from services.scheduler.core.batching.effects import Dispatch, Drop
 from services.scheduler.core.batching.job import Delays, Job, ModelSpec
-from services.scheduler.core.batching.nexus import NexusBatcher
-from services.scheduler.core.batching.nexus_plan import Share, full_batch, make_plan
-from services.scheduler.core.batching.policies import make_batcher
-from tests.unit.scheduler.batching.baseline_world import World, jobs_at, offer, sizes, table
+from tests.unit.loadtest.policies.baseline_world import World, jobs_at, offer, sizes, table
 
 RESNET = table(1053, 5072, 20, 25_000)
 

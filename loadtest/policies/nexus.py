@@ -15,10 +15,10 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
+from loadtest.policies.fifo import DeadlineQueue, DropTimers
+from loadtest.policies.nexus_plan import make_plan
 from services.scheduler.core.batching.effects import Dispatch, Drop, DropReason, Effect
-from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
-from services.scheduler.core.batching.nexus_plan import make_plan
 
 EPOCH_NS = 10_000_000_000
 FIRST_EPOCH_NS = 1_000_000_000

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.batching.fifo import DeadlineQueue, DropTimers
+from loadtest.policies.fifo import DeadlineQueue, DropTimers
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job
-from tests.unit.scheduler.batching.baseline_world import table
+from tests.unit.loadtest.policies.baseline_world import table
 
 DEADLINES = st.lists(st.integers(0, 40), max_size=20)
 

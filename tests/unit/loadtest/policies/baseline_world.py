@@ -8,9 +8,9 @@ import random
 from collections.abc import Hashable
 from heapq import heappop, heappush
 
+from services.scheduler.core.batching.batcher import Batcher
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
 from services.scheduler.core.batching.job import NEVER_NS, Job, ModelSpec
-from services.scheduler.core.batching.policies import Batcher
 
 MODELS = [
     ModelSpec("small", [0, 3, 4, 5, 6, 7, 8, 9, 10], slo_ns=24),
