@@ -1,8 +1,9 @@
 """Typed values in the key-value store of NATS (JetStream), written by compare and set.
 
-The stream and its subjects are laid out as NATS' own key-value clients do it, so `nats kv` reads
-them. Watching is left out: its consumers do not outlive a restart of the server. Whoever needs to
-hear of changes publishes them.
+nats-py's own client reads and writes them. What it cannot is here: to make a bucket whose revisions
+begin above those of an earlier one, to make it again when it is lost, and to tell our errors apart.
+Watching is left out: its consumers do not outlive a restart of the server. Whoever needs to hear of
+changes publishes them.
 """
 
 import logging
@@ -13,7 +14,13 @@ from typing import Generic, TypeVar
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import api
-from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import (
+    APIError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    ServiceUnavailableError,
+)
+from nats.js.kv import KeyValue
 
 from shared.errors import MalformedMessage, PeerUnavailable, SymphonyError
 from shared.messages import decode, encode
@@ -25,13 +32,10 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 
 # Error codes of the server, from its list of errors.
-NO_SUCH_STREAM = 10059
 STREAM_EXISTS = 10058
-WRONG_REVISION = (10071, 10164)
 NO_JETSTREAM = (None, 10039, 10076)  # None: nobody serves the API
 
 OPEN_TIMEOUT_S = 2.0  # making a stream takes longer than a value
-DELETED_HEADER = "KV-Operation"
 
 
 class NoStore(PeerUnavailable):
@@ -62,10 +66,11 @@ class KvBucket(Generic[V]):
     """
 
     def __init__(self, client: Client, bucket: Bucket[V], timeout_s: float) -> None:
-        self._js = client.jetstream(timeout=timeout_s)
         self._manager = client.jetstream(timeout=OPEN_TIMEOUT_S)
         self._bucket = bucket
-        self._stream = f"KV_{bucket.name}"
+        self._stream, self._subjects = f"KV_{bucket.name}", f"$KV.{bucket.name}."
+        store = client.jetstream(timeout=timeout_s)
+        self._values = KeyValue(bucket.name, self._stream, self._subjects, store, direct=False)
 
     async def open(self) -> None:
         """Create the bucket if it is not there.
@@ -79,7 +84,7 @@ class KvBucket(Generic[V]):
         """
         config = api.StreamConfig(
             name=self._stream,
-            subjects=[f"$KV.{self._bucket.name}.>"],
+            subjects=[f"{self._subjects}>"],
             max_msgs_per_subject=1,
             discard=api.DiscardPolicy.NEW,
             allow_rollup_hdrs=True,
@@ -105,24 +110,22 @@ class KvBucket(Generic[V]):
             PeerUnavailable: no answer in time.
         """
         try:
-            message = await self._js.get_msg(self._stream, subject=self._subject(key))
-        except NotFoundError as error:
-            if error.err_code == NO_SUCH_STREAM:
-                await self.open()
+            found = await self._values.get(key)
+        except KeyNotFoundError as error:
+            if error.entry is not None:
+                return Entry(None, error.entry.revision)  # deleted
+            await self.open()  # if it is the bucket that is gone: the client does not say
             return Entry(None, 0)
         except (TimeoutError, OSError, NatsError) as error:
             raise self._unavailable(error) from None
         finally:
             end_if_cancelled()
-        revision = message.seq
-        assert revision is not None
-        if DELETED_HEADER in (message.headers or {}):
-            return Entry(None, revision)
+        assert found.revision is not None
         try:
-            return Entry(decode(self._bucket.value, message.data or b""), revision)
+            return Entry(decode(self._bucket.value, found.value or b""), found.revision)
         except MalformedMessage as error:
             log.warning("malformed value", extra={"key": key, "error": error.message})
-            return Entry(None, revision)
+            return Entry(None, found.revision)
 
     async def create(self, key: str, value: V) -> int:
         """Write a key that was never written; otherwise like `update`."""
@@ -135,21 +138,14 @@ class KvBucket(Generic[V]):
             RevisionConflict: it is another one; nothing was written.
             PeerUnavailable: no answer in time; it may have been written, or be written later.
         """
-        headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
         try:
-            ack = await self._js.publish(self._subject(key), encode(value), headers=headers)
-        except APIError as error:
-            if error.err_code in WRONG_REVISION:
-                raise RevisionConflict(f"{self._bucket.name}/{key} is not at {revision}") from None
-            raise self._unavailable(error) from None
+            return await self._values.update(key, encode(value), revision)
+        except KeyWrongLastSequenceError:
+            raise RevisionConflict(f"{self._bucket.name}/{key} is not at {revision}") from None
         except (TimeoutError, OSError, NatsError) as error:
             raise self._unavailable(error) from None
         finally:
             end_if_cancelled()
-        return ack.seq
-
-    def _subject(self, key: str) -> str:
-        return f"$KV.{self._bucket.name}.{key}"
 
     def _unavailable(self, error: Exception) -> PeerUnavailable:
         if isinstance(error, ServiceUnavailableError) and error.err_code in NO_JETSTREAM:
