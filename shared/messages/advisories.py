@@ -18,8 +18,8 @@ class Advisory:
     """The public body of ``POST /v1/advisories`` and of ``symphony.advisory.submit``.
 
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
-    advisories of this sender arrive in the order of their turns. Higher `priority` goes first.
-    `request_id` is what the sender calls it in logs.
+    advisories of this sender arrive in the order of their turns: senders may say so, and nobody
+    reads it yet. Higher `priority` goes first. `request_id` is what the sender calls it in logs.
     """
 
     session_id: SessionId
@@ -62,7 +62,6 @@ class ExpectSession:
     model_id: ModelId | None = None
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 1
-    expected_in_ns: int | None = None
     expires_in_ns: int = 60_000_000_000
 
 

@@ -71,7 +71,6 @@ class JobsSubmit:
 class JobsCancel:
     """Frontend to scheduler: the clients hung up; what is not dispatched yet need not run."""
 
-    frontend_id: FrontendId
     job_ids: list[JobId]
 
 
@@ -270,7 +269,6 @@ class RankBooked:
     """
 
     grant_id: int
-    worker_id: WorkerId
     end_in_ns: int | None = None
     is_refused: bool = False
     num_good: int = 0  # jobs done in time since this shard's last such message

@@ -285,7 +285,7 @@ class Jobs:
         job_ids = [job_id for job_id in group.open if job_id not in spare]
         if not job_ids or not group.was_submitted:
             return []
-        return [Cancel(new.shard, JobsCancel(frontend_id=self._frontend_id, job_ids=job_ids))]
+        return [Cancel(new.shard, JobsCancel(job_ids=job_ids))]
 
 
 def _submits(group: _Group, now_ns: int) -> list[JobSubmit]:

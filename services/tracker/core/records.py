@@ -13,7 +13,6 @@ class Record:
     """One life of a session's advisory: expected, then placed, then over for one of four reasons.
 
     Attributes:
-        arrival_at_ns: the earliest arrival any of its advisories told, None if none did.
         over_at_ns: when it was used, late, expired or invalidated; None while it lives.
         is_asking: the scheduler has been asked for a place and not answered yet.
         ask_at_ns: when to ask for a place again, unless asking.
@@ -26,7 +25,6 @@ class Record:
     expires_at_ns: int
     model_id: ModelId | None
     priority: int
-    arrival_at_ns: int | None
     state: AdvisoryLife = "expected"
     worker_id: WorkerId | None = None
     num_merged: int = 0

@@ -63,23 +63,21 @@ class TrackerCore:
         """
         check_advisory(advisory)
         key = (advisory.tenant, advisory.session_id)
-        arrival_at_ns = _arrival_at_ns(advisory, now_ns)
-        if arrival_at_ns is None:
+        if advisory.expected_arrival is None:
             expires_at_ns = now_ns + self._limits.ttl_ns
         else:
-            expires_at_ns = arrival_at_ns + self._limits.slack_ns
+            in_ns = int(advisory.expected_arrival * SECOND_NS)
+            expires_at_ns = now_ns + in_ns + self._limits.slack_ns
         record = self._live.get(key)
         if record is None:
             self._check_room(advisory.tenant)
-            record = Record(
-                key, now_ns, expires_at_ns, advisory.model_id, advisory.priority, arrival_at_ns
-            )
+            record = Record(key, now_ns, expires_at_ns, advisory.model_id, advisory.priority)
             self._live[key] = record
             self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
             self._out.append(Count("submitted"))
         else:
-            self._merge(record, advisory, arrival_at_ns, expires_at_ns)
+            self._merge(record, advisory, expires_at_ns)
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -142,27 +140,20 @@ class TrackerCore:
                 self._look_at(record, now_ns)
         return self._take_effects()
 
-    def _merge(
-        self, record: Record, advisory: Advisory, arrival_at_ns: int | None, expires_at_ns: int
-    ) -> None:
+    def _merge(self, record: Record, advisory: Advisory, expires_at_ns: int) -> None:
         record.num_merged += 1
         record.priority = max(record.priority, advisory.priority)
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
         record.model_id = advisory.model_id or record.model_id
-        if arrival_at_ns is not None:
-            earlier = record.arrival_at_ns
-            record.arrival_at_ns = arrival_at_ns if earlier is None else min(arrival_at_ns, earlier)
         self._out.append(Count("merged"))
 
     def _ask(self, record: Record, now_ns: int) -> None:
         tenant, session_id = record.key
-        arrival_at_ns = record.arrival_at_ns
         message = ExpectSession(
             session_id=session_id,
             tenant=tenant,
             model_id=record.model_id,
             priority=record.priority,
-            expected_in_ns=None if arrival_at_ns is None else max(arrival_at_ns - now_ns, 0),
             expires_in_ns=record.expires_at_ns - now_ns,
         )
         record.is_asking = True
@@ -251,9 +242,3 @@ class TrackerCore:
         effects = self._out.copy()
         self._out.clear()
         return effects
-
-
-def _arrival_at_ns(advisory: Advisory, now_ns: int) -> int | None:
-    if advisory.expected_arrival is None:
-        return None
-    return now_ns + int(advisory.expected_arrival * SECOND_NS)

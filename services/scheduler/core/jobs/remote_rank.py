@@ -10,7 +10,6 @@ from services.scheduler.core.batching.rules import MakeRules
 from services.scheduler.core.batching.shard import ModelShard
 from services.scheduler.core.jobs.effects import JobsEffect, SendBooked, SendOffer
 from services.scheduler.core.jobs.records import ModelKey
-from shared.ids import WorkerId
 from shared.messages import RankBooked, RankOffer
 
 
@@ -28,12 +27,12 @@ class RemoteRank:
         self.now_ns = 0  # of the event at hand
         self._shard = shard
         self._seq = first_seq
-        self._granted: dict[int, tuple[int, WorkerId]] = {}  # gpu -> grant
+        self._granted: dict[int, int] = {}  # grant by GPU
 
-    def expect(self, gpu: int, grant_id: int, worker_id: WorkerId, now_ns: int) -> None:
+    def expect(self, gpu: int, grant_id: int, now_ns: int) -> None:
         """This grant is about to be given to the shard."""
         self.now_ns = now_ns
-        self._granted[gpu] = (grant_id, worker_id)
+        self._granted[gpu] = grant_id
 
     def offer(self, offer: Offer, now_ns: int) -> Grant | None:
         latest_in_ns = max(offer.latest_at_ns - now_ns, 0)
@@ -44,13 +43,11 @@ class RemoteRank:
         self._send_offer(model, None, 0)
 
     def give_back(self, grant: Grant) -> None:
-        grant_id, worker_id = self._granted.pop(grant.gpu)
-        self.out.append(SendBooked(RankBooked(grant_id=grant_id, worker_id=worker_id)))
+        self.out.append(SendBooked(RankBooked(grant_id=self._granted.pop(grant.gpu))))
 
     def book(self, gpu: int, end_at_ns: int) -> None:
-        grant_id, worker_id = self._granted.pop(gpu)
         end_in_ns = max(end_at_ns - self.now_ns, 0)
-        booked = RankBooked(grant_id=grant_id, worker_id=worker_id, end_in_ns=end_in_ns)
+        booked = RankBooked(grant_id=self._granted.pop(gpu), end_in_ns=end_in_ns)
         self.out.append(SendBooked(booked))
 
     def on_batch_done(self, gpu: int, now_ns: int) -> None:

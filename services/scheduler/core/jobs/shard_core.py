@@ -31,16 +31,12 @@ class ShardJobsCore(JobsCore):
         key = ModelKey(message.model_id, message.fingerprint, message.variant)
         device = self.devices.get(message.worker_id)
         if device is None or not device.is_added:
-            booked = RankBooked(
-                grant_id=message.grant_id, worker_id=message.worker_id, is_refused=True
-            )
+            booked = RankBooked(grant_id=message.grant_id, is_refused=True)
             self._out.append(SendBooked(booked))
             self._perform(self._remote_batcher.on_refused(key, now_ns), now_ns)
             return self._take_effects(now_ns)
         grant = Grant(key, device.number, now_ns + message.free_in_ns)
-        self._remote_batcher.remote.expect(
-            device.number, message.grant_id, message.worker_id, now_ns
-        )
+        self._remote_batcher.remote.expect(device.number, message.grant_id, now_ns)
         self._perform(self._remote_batcher.on_grant(grant, now_ns), now_ns)
         return self._take_effects(now_ns)
 
@@ -56,10 +52,7 @@ class ShardJobsCore(JobsCore):
         self._last_grant = known
         num_good, num_bad = self._meter.take_counts()
         if num_good or num_bad:
-            nobody = WorkerId("")
-            counts = RankBooked(
-                grant_id=NO_GRANT, worker_id=nobody, num_good=num_good, num_bad=num_bad
-            )
+            counts = RankBooked(grant_id=NO_GRANT, num_good=num_good, num_bad=num_bad)
             self._out.append(SendBooked(counts))
 
     def _take_effects(self, now_ns: int) -> list[JobsEffect]:

@@ -168,7 +168,7 @@ class Driver:
 
     def cancel(self, *jobs: str) -> None:
         ids = [JobId(job) for job in jobs]
-        message = JobsCancel(frontend_id=FrontendId("f"), job_ids=ids)
+        message = JobsCancel(job_ids=ids)
         self.take(self.core.on_cancel(message, self.now_ns))
 
     def report(self, worker: str, *batches: BatchRef, **more: object) -> None:

@@ -67,7 +67,6 @@ class RankDriver:
     ) -> None:
         booked = RankBooked(
             grant_id=grant.grant_id,
-            worker_id=grant.worker_id,
             end_in_ns=None if end_in_ms is None else int(end_in_ms * MS),
             is_refused=is_refused,
         )
