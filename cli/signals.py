@@ -8,7 +8,7 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,12 +58,7 @@ class StopSignals:
         self._old = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_file)

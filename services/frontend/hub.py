@@ -1,6 +1,7 @@
 """The shell around `core.turns`: bus messages in, effects out, each turn's news to its mailbox."""
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 from services.frontend.core.turns import (
@@ -116,7 +117,7 @@ class Hub:
         self._frontend_id = frontend_id
         self._turns = turns
         self._boxes: dict[TurnId, tuple[Mailbox, int]] = {}
-        self._outbox: Outbox[Submit | Cancel] = Outbox(SUBMITS_MAX, self._publish)
+        self._outbox = Outbox(SUBMITS_MAX)
         self._asked = asyncio.Event()
 
     async def start(self, runtime: Runtime) -> None:
@@ -167,10 +168,10 @@ class Hub:
             match effect:
                 case Deliver() | Fail():
                     self._hand_over(effect)
-                case Submit():
-                    self._outbox.put(effect, "submit")
-                case Cancel():
-                    self._outbox.put(effect, "cancel")
+                case Submit(message):
+                    self._outbox.put("submit", partial(self._bus.publish, TURN_SUBMIT, message))
+                case Cancel(message):
+                    self._outbox.put("cancel", partial(self._bus.publish, TURN_CANCEL, message))
                 case AskScheduler():
                     self._asked.set()
 
@@ -181,12 +182,6 @@ class Hub:
         assert found is not None, f"news of {event.turn_id}, which nobody opened"
         mailbox, index = found
         mailbox.put(index, event)
-
-    async def _publish(self, effect: Submit | Cancel) -> None:
-        if isinstance(effect, Submit):
-            await self._bus.publish(TURN_SUBMIT, effect.message)
-        else:
-            await self._bus.publish(TURN_CANCEL, effect.message)
 
     async def _watch(self) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from types import TracebackType
+from functools import partial
 
 from services.frontend import telemetry
 from services.frontend.core.job_events import (
@@ -55,7 +55,7 @@ class JobHub:
         self._jobs = jobs
         self.room = room
         self._waiters: dict[str, asyncio.Future[Done]] = {}
-        self._outbox: Outbox[Submit | Cancel] = Outbox(SUBMITS_MAX, self._publish)
+        self._outbox = Outbox(SUBMITS_MAX)
         self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self, runtime: Runtime) -> None:
@@ -112,14 +112,15 @@ class JobHub:
         self._perform(self._jobs.on_wake(self._clock.now_ns()))
 
     def _perform(self, effects: list[Effect]) -> None:
+        publish = self._bus.publish
         for effect in effects:
             match effect:
                 case Done() | Fail():
                     self._end(effect)
-                case Submit():
-                    self._outbox.put(effect, "submit")
-                case Cancel():
-                    self._outbox.put(effect, "cancel")
+                case Submit(shard, jobs):
+                    self._outbox.put("submit", partial(publish, JOBS_SUBMIT, jobs, str(shard)))
+                case Cancel(shard, jobs):
+                    self._outbox.put("cancel", partial(publish, JOBS_CANCEL, jobs, str(shard)))
                 case WakeAt():
                     self._wake_at(effect.at_ns)
 
@@ -138,12 +139,6 @@ class JobHub:
             waiter.set_result(event)
         else:
             waiter.set_exception(JobError(event.why))
-
-    async def _publish(self, effect: Submit | Cancel) -> None:
-        if isinstance(effect, Submit):
-            await self._bus.publish(JOBS_SUBMIT, effect.message, str(effect.shard))
-        else:
-            await self._bus.publish(JOBS_CANCEL, effect.message, str(effect.shard))
 
 
 class Inquiry:
@@ -171,12 +166,7 @@ class Inquiry:
     def __enter__(self) -> "Inquiry":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._room.give(self._num, self._num_bytes)
         if self._waiter is not None and not _has_ended(self._waiter):
             telemetry.JOBS.labels("cancelled").inc(self._num)

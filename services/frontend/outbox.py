@@ -3,18 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from services.frontend import telemetry
 from shared.errors import PeerUnavailable
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+Send = Callable[[], Awaitable[None]]
 Kind = Literal["submit", "cancel"]
 
 
-class Outbox(Generic[T]):
+class Outbox:
     """Messages in the order they came, so that a cancel never overtakes its submit and no handler
     waits for the bus.
 
@@ -24,28 +24,26 @@ class Outbox(Generic[T]):
 
     Args:
         submits_max: messages waiting at which no more submits are taken.
-        publish: sends one.
     """
 
-    def __init__(self, submits_max: int, publish: Callable[[T], Awaitable[None]]) -> None:
+    def __init__(self, submits_max: int) -> None:
         assert submits_max > 0
         self._max: dict[Kind, int] = {"submit": submits_max, "cancel": 2 * submits_max}
-        self._publish = publish
-        self._queue: asyncio.Queue[T] = asyncio.Queue(2 * submits_max)
+        self._queue: asyncio.Queue[Send] = asyncio.Queue(2 * submits_max)
 
-    def put(self, message: T, kind: Kind) -> None:
-        """Add a message, or drop it if there is no place."""
+    def put(self, kind: Kind, send: Send) -> None:
+        """Add a message, told by what sends it, or drop it if there is no place."""
         if self._queue.qsize() >= self._max[kind]:
             telemetry.UNSENT.labels(kind).inc()
             return
-        self._queue.put_nowait(message)
+        self._queue.put_nowait(send)
 
     async def run(self) -> None:
         """Publish for ever."""
         while True:
-            message = await self._queue.get()
+            send = await self._queue.get()
             try:
-                await self._publish(message)
+                await send()
             except PeerUnavailable as error:  # silence leads to another submit
                 log.warning("not published", extra={"error": error.message})
             finally:

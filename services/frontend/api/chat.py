@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.api.bodies import ChatBody, check_options, parse
+from services.frontend.api.bodies import ChatBody, check_options
 from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.generation import Generation
@@ -15,11 +15,10 @@ from services.frontend.api.messages import chat_messages, template_options
 from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.prompts import tokenize_text
 from services.frontend.api.schemas import CHAT
-from services.frontend.api.writing import Frame
-from services.frontend.app import App, app_of
+from services.frontend.api.writing import Writer
+from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
-from services.frontend.request import Origin, caller_of, origin_of, read_body
+from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])
 
@@ -31,12 +30,7 @@ router = APIRouter(tags=["text"])
 )
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
-    app = app_of(request)
-    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
-        body = parse(ChatBody, await read_body(request, hold.grow_to))
-        writer = await prepare_chat(app, body, origin_of(request))
-        writer.generation.keep(hold)
-        return await respond(request, writer, stream=bool(body.stream))
+    return await respond(request, ChatBody, prepare_chat)
 
 
 async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter":
@@ -63,26 +57,20 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
         asked=asked,
         default=app.config.max_tokens_default,
     )  # fmt: skip
-    return ChatWriter(generation, body, int(app.clock.wall_ns() // 1_000_000_000))
+    return ChatWriter(generation, body)
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """A chat's pieces as OpenAI writes them."""
 
-    def __init__(self, generation: Generation, body: ChatBody, created: int) -> None:
-        self.generation = generation
-        self._frame = Frame(generation, body, created, prefix="chatcmpl", kind="chat.completion")
+    def __init__(self, generation: Generation, body: ChatBody) -> None:
+        super().__init__(generation, body, prefix="chatcmpl", kind="chat.completion")
         self._wants_logprobs = bool(body.logprobs)
         self._entry = partial(
-            chat_entry,
-            generation.plan.model.tokenizer,
-            self._frame.name,
-            num_top=body.top_logprobs or 0,
+            chat_entry, generation.plan.model.tokenizer, self._name, num_top=body.top_logprobs or 0
         )
-        num = len(generation.choices)
-        self._texts: list[list[str]] = [[] for _ in range(num)]
-        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(num)]
-        self._has_role = [False] * num
+        self._entries: list[list[dict[str, Any]]] = [[] for _ in generation.choices]
+        self._has_role = [False] * len(generation.choices)
 
     def num_entries(self, piece: Piece | None) -> int:
         return 0 if piece is None else len(piece.logprobs)  # the whole's are written as they come
@@ -95,49 +83,38 @@ class ChatWriter:
         logprobs = b"null"
         if self._wants_logprobs and piece.logprobs:
             logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
-        tokens = list(piece.tokens) if self._frame.wants_token_ids else []
+        tokens = list(piece.tokens) if self._wants_token_ids else []
         if piece.text or tokens or logprobs != b"null":
             delta = b'{"content":%b}' % orjson.dumps(piece.text)
             more = b',"token_ids":%b' % orjson.dumps(tokens) if tokens else b""
-            chunks.append(self._frame.chunk(_choice(piece.index, delta, logprobs, more=more)))
+            chunks.append(self._chunk(_choice(piece.index, delta, logprobs, more=more)))
         if piece.finish is not None:
             finish = b'"%b"' % piece.finish.encode()
-            chunks.append(self._frame.chunk(_choice(piece.index, b"{}", finish=finish)))
+            chunks.append(self._chunk(_choice(piece.index, b"{}", finish=finish)))
         return chunks
 
-    def usage_chunk(self) -> bytes | None:
-        return self._frame.usage_chunk()
-
     def add(self, piece: Piece) -> None:
-        self._frame.add(piece)
+        super().add(piece)
         self._texts[piece.index].append(piece.text)
         if self._wants_logprobs:
             self._entries[piece.index] += [self._entry(entry) for entry, _ in piece.logprobs]
 
     def whole(self) -> bytes:
-        choices = [self._whole_choice(index) for index in range(len(self._texts))]
-        if not self._frame.wants_token_ids:
-            return self._frame.whole(choices)
-        return self._frame.whole(choices, prompt_token_ids=self.generation.prompt_of(0).tokens)
-
-    def _whole_choice(self, index: int) -> dict[str, Any]:
-        content = "".join(self._texts[index])
-        choice = {
-            "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
-            "logprobs": {"content": self._entries[index]} if self._wants_logprobs else None,
-            "finish_reason": self.generation.choices[index].finish,
-        }
-        if self._frame.wants_token_ids:
-            choice["token_ids"] = self._frame.tokens[index]
-        return choice
+        choices = []
+        for index, texts in enumerate(self._texts):
+            message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+            logprobs = {"content": self._entries[index]} if self._wants_logprobs else None
+            choices.append(self._whole_choice(index, logprobs, message=message))
+        if not self._wants_token_ids:
+            return self._whole(choices)
+        return self._whole(choices, prompt_token_ids=self.generation.prompt_of(0).tokens)
 
     def _role_chunk(self, index: int) -> bytes:
         more = b""
-        if self._frame.wants_token_ids:
+        if self._wants_token_ids:
             tokens = self.generation.prompt_of(index).tokens
             more = b'"prompt_token_ids":%b,' % orjson.dumps(tokens)
-        return self._frame.chunk(_choice(index, b'{"role":"assistant","content":""}'), more)
+        return self._chunk(_choice(index, b'{"role":"assistant","content":""}'), more)
 
 
 def _choice(

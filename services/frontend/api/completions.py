@@ -10,7 +10,6 @@ from services.frontend.api.bodies import (
     PROMPTS_MAX,
     CompletionBody,
     check_options,
-    parse,
     token_list,
 )
 from services.frontend.api.delivery import respond
@@ -20,12 +19,11 @@ from services.frontend.api.logprobs import completion_block
 from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.api.schemas import COMPLETION
-from services.frontend.api.writing import Frame
-from services.frontend.app import App, app_of
+from services.frontend.api.writing import Writer
+from services.frontend.app import App
 from services.frontend.core.choice import Piece
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel
-from services.frontend.request import Origin, caller_of, origin_of, read_body
+from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.messages import TokenLogprobs
 
@@ -42,12 +40,7 @@ router = APIRouter(tags=["text"])
 )
 async def completions(request: Request) -> Response:
     """What follows a prompt."""
-    app = app_of(request)
-    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
-        body = parse(CompletionBody, await read_body(request, hold.grow_to))
-        writer = await prepare_completion(app, body, origin_of(request))
-        writer.generation.keep(hold)
-        return await respond(request, writer, stream=bool(body.stream))
+    return await respond(request, CompletionBody, prepare_completion)
 
 
 async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> "CompletionWriter":
@@ -73,7 +66,7 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
         for prompt in generation.plan.prompts:
             echoes.append(await app.texts.echo(model.tokenizer, prompt.tokens))
             await asyncio.sleep(0)  # a request may have a thousand short ones
-    return CompletionWriter(generation, body, int(app.clock.wall_ns() // 1_000_000_000), echoes)
+    return CompletionWriter(generation, body, echoes)
 
 
 async def _prompts(
@@ -109,7 +102,7 @@ async def _prompts(
     return prompts
 
 
-class CompletionWriter:
+class CompletionWriter(Writer):
     """A completion's pieces as OpenAI writes them.
 
     Args:
@@ -117,18 +110,12 @@ class CompletionWriter:
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        body: CompletionBody,
-        created: int,
-        echoes: list[tuple[str, list[int]]],
+        self, generation: Generation, body: CompletionBody, echoes: list[tuple[str, list[int]]]
     ) -> None:
-        self.generation = generation
+        super().__init__(generation, body, prefix="cmpl", kind="text_completion")
         self._echoes = echoes
-        self._frame = Frame(generation, body, created, prefix="cmpl", kind="text_completion")
         self._num_top = body.logprobs
         num = len(generation.choices)
-        self._texts: list[list[str]] = [[] for _ in range(num)]
         self._entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(num)]
         self._has_begun = [False] * num
         self._prompt_chars = [0] * num
@@ -140,9 +127,9 @@ class CompletionWriter:
         return num_echoed + len(piece.logprobs)
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        shows_prompt = self._frame.wants_token_ids and not self._has_begun[piece.index]
+        shows_prompt = self._wants_token_ids and not self._has_begun[piece.index]
         text, entries = self._with_echo(piece)
-        tokens = piece.tokens if self._frame.wants_token_ids else ()
+        tokens = piece.tokens if self._wants_token_ids else ()
         if not (text or entries or tokens or shows_prompt or piece.finish is not None):
             return []
         choice: dict[str, Any] = {
@@ -151,40 +138,32 @@ class CompletionWriter:
             "logprobs": self._logprobs(entries),
             "finish_reason": piece.finish,
         }
-        if self._frame.wants_token_ids:
+        if self._wants_token_ids:
             choice["token_ids"] = list(tokens)
             if shows_prompt:
                 choice["prompt_token_ids"] = self.generation.prompt_of(piece.index).tokens
-        return [self._frame.chunk(orjson.dumps(choice))]
-
-    def usage_chunk(self) -> bytes | None:
-        return self._frame.usage_chunk()
+        return [self._chunk(orjson.dumps(choice))]
 
     def add(self, piece: Piece) -> None:
-        self._frame.add(piece)
+        super().add(piece)
         text, entries = self._with_echo(piece)
         self._texts[piece.index].append(text)
         self._entries[piece.index] += entries
 
     def whole(self) -> bytes:
-        return self._frame.whole([self._choice(index) for index in range(len(self._texts))])
-
-    def _choice(self, index: int) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "text": "".join(self._texts[index]),
-            "logprobs": self._logprobs(self._entries[index]),
-            "finish_reason": self.generation.choices[index].finish,
-        }
-        if self._frame.wants_token_ids:
-            choice["token_ids"] = self._frame.tokens[index]
-            choice["prompt_token_ids"] = self.generation.prompt_of(index).tokens
-        return choice
+        choices = []
+        for index, texts in enumerate(self._texts):
+            logprobs = self._logprobs(self._entries[index])
+            choice = self._whole_choice(index, logprobs, text="".join(texts))
+            if self._wants_token_ids:
+                choice["prompt_token_ids"] = self.generation.prompt_of(index).tokens
+            choices.append(choice)
+        return self._whole(choices)
 
     def _logprobs(self, entries: list[tuple[TokenLogprobs, int]]) -> dict[str, Any] | None:
         if self._num_top is None:
             return None
-        return completion_block(self._frame.name, entries, self._num_top)
+        return completion_block(self._name, entries, self._num_top)
 
     def _with_echo(self, piece: Piece) -> tuple[str, list[tuple[TokenLogprobs, int]]]:
         """The piece's text and log-probabilities, behind the prompt's if this is the first."""

@@ -1,53 +1,30 @@
 """Sending a generation: whole, as server-sent events, or as messages."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fastapi import Request, Response
 
 from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.api.answers import EventStream, Json
-from services.frontend.api.generation import Generation
+from services.frontend.api.bodies import Generate, parse
+from services.frontend.api.writing import Writer
+from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
+from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import error_body
-from services.frontend.request import watched
+from services.frontend.request import Origin, caller_of, origin_of, read_body, watched
 from shared.errors import SymphonyError
 
+Body = TypeVar("Body", bound=Generate)
 Made = TypeVar("Made")
 
 DONE = b"[DONE]"
 ENTRIES_AT_ONCE = 64  # with 20 log-probabilities each they take about a millisecond
-
-
-class Writer(Protocol):
-    """Turns a generation's pieces into an endpoint's JSON."""
-
-    @property
-    def generation(self) -> Generation: ...
-
-    def num_entries(self, piece: Piece | None) -> int:
-        """Tokens whose log-probabilities a piece, or (None) the whole answer, has to write."""
-        ...
-
-    def chunks(self, piece: Piece) -> list[bytes]:
-        """The streamed chunks that a piece makes, maybe none."""
-        ...
-
-    def usage_chunk(self) -> bytes | None:
-        """The chunk after the last, if the client asked for it."""
-        ...
-
-    def add(self, piece: Piece) -> None:
-        """Keep a piece for `whole`."""
-        ...
-
-    def whole(self) -> bytes:
-        """The answer that is not streamed."""
-        ...
 
 
 async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]) -> Made:
@@ -96,16 +73,23 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
     yield [DONE] if last is None else [last, DONE]
 
 
-async def respond(request: Request, writer: Writer, *, stream: bool) -> Response:
+async def respond(
+    request: Request, kind: type[Body], prepare: Callable[[App, Body, Origin], Awaitable[Writer]]
+) -> Response:
     """Answer over HTTP; the client's hanging up ends the generation.
 
     A stream's first chunks are awaited here: until then an error is a status.
     """
-    mailbox = writer.generation.mailbox
-    mailbox.reader = request.scope["state"].get("connection") if stream else None
-    abandon = mailbox.abandon
-    with watched(request.receive, abandon):
-        if not stream:
-            return Json(await answer_whole(writer))
-        chunks = stream_chunks(writer)
-        return EventStream(await anext(chunks), chunks, abandon)
+    app = app_of(request)
+    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
+        body = parse(kind, await read_body(request, hold.grow_to))
+        writer = await prepare(app, body, origin_of(request))
+        writer.generation.keep(hold)
+        mailbox = writer.generation.mailbox
+        mailbox.reader = request.scope["state"].get("connection") if body.stream else None
+        abandon = mailbox.abandon
+        with watched(request.receive, abandon):
+            if not body.stream:
+                return Json(await answer_whole(writer))
+            chunks = stream_chunks(writer)
+            return EventStream(await anext(chunks), chunks, abandon)

@@ -7,7 +7,6 @@ between is here.
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from services.frontend import telemetry
 from services.frontend.access import note
@@ -60,6 +59,7 @@ class Generation:
     """The turns of one request. A context: leaving it cancels whatever still runs.
 
     Attributes:
+        created_s: wall-clock seconds.
         mailbox: tell it when the client hangs up.
     """
 
@@ -77,6 +77,7 @@ class Generation:
         self._turn_ids: list[TurnId] = []
         self._num_running = len(self.choices)
         self._started_at_ns = app.clock.now_ns()
+        self.created_s = app.clock.wall_ns() // 1_000_000_000
         prompts = [len(self.prompt_of(index).tokens) for index in range(len(self.choices))]
         self._admission = Admission(app.quotas, plan.owner.tenant, prompts)
         self._taken = ExitStack()
@@ -114,12 +115,7 @@ class Generation:
             self._app.hub.open(new, self.mailbox, index)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._taken.close()
         if self._hold is not None:
             self._hold.give_back()

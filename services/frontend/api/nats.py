@@ -22,11 +22,12 @@ from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, par
 from services.frontend.api.chat import prepare_chat
 from services.frontend.api.classify import label
 from services.frontend.api.completions import prepare_completion
-from services.frontend.api.delivery import Writer, answer_whole, stream_chunks
+from services.frontend.api.delivery import answer_whole, stream_chunks
 from services.frontend.api.embeddings import embed
 from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot_inputs import Ask
 from services.frontend.api.rerank import rank
+from services.frontend.api.writing import Writer
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
@@ -172,13 +173,12 @@ async def _prepare(
     request_id: str,
     tenant: TenantId | None,
 ) -> tuple[Generate, Writer]:
-    if "prompt" in fields:
-        completion = parse(CompletionBody, payload)
-        origin = Origin(tenant=_tenant(completion, keyring, tenant), request_id=request_id)
-        return completion, await prepare_completion(app, completion, origin)
-    chat = parse(ChatBody, payload)
-    origin = Origin(tenant=_tenant(chat, keyring, tenant), request_id=request_id)
-    return chat, await prepare_chat(app, chat, origin)
+    kind: type[ChatBody | CompletionBody] = CompletionBody if "prompt" in fields else ChatBody
+    body = parse(kind, payload)
+    origin = Origin(tenant=_tenant(body, keyring, tenant), request_id=request_id)
+    if isinstance(body, CompletionBody):
+        return body, await prepare_completion(app, body, origin)
+    return body, await prepare_chat(app, body, origin)
 
 
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:

@@ -1,5 +1,8 @@
 """What the writers of chat and completions share: an answer's frame, usage and token ids."""
 
+from abc import ABC, abstractmethod
+from typing import Any
+
 import orjson
 
 from services.frontend.api.bodies import Generate
@@ -11,46 +14,74 @@ from shared.ids import new_id
 CHUNKS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
 
 
-class Frame:
-    """All of an answer but its choices. Chunks are put together from prepared parts: only what is
-    new is serialized for each.
+class Writer(ABC):
+    """Turns a generation's pieces into an endpoint's JSON. Chunks are put together from prepared
+    parts: only what is new is serialized for each.
 
-    Attributes:
-        name: how log-probabilities name tokens.
-        tokens: generated, one list a choice; kept only if the client wants to see them.
+    Args:
+        prefix: of the answer's id.
+        kind: of the answer, one of `CHUNKS`.
     """
 
-    def __init__(
-        self, generation: Generation, body: Generate, created: int, *, prefix: str, kind: str
-    ) -> None:
+    def __init__(self, generation: Generation, body: Generate, *, prefix: str, kind: str) -> None:
         self.generation = generation
         self._head: dict[str, object] = {
             "id": new_id(prefix),
             "object": kind,
-            "created": created,
+            "created": generation.created_s,
             "model": body.model,
         }
         self._chunk_head = orjson.dumps(self._head | {"object": CHUNKS[kind]})[:-1] + b","
         options = body.stream_options
         self._wants_usage = bool(options and options.include_usage)
         self._wants_usage_always = bool(options and options.continuous_usage_stats)
-        self.wants_token_ids = bool(body.return_token_ids)
-        self.name = name_of(
+        self._wants_token_ids = bool(body.return_token_ids)
+        self._name = name_of(
             generation.plan.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
-        self.tokens: list[list[int]] = [[] for _ in generation.choices]
+        self._texts: list[list[str]] = [[] for _ in generation.choices]
+        self._tokens: list[list[int]] = [[] for _ in generation.choices]
+
+    @abstractmethod
+    def num_entries(self, piece: Piece | None) -> int:
+        """Tokens whose log-probabilities a piece, or (None) the whole answer, has to write."""
+
+    @abstractmethod
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """The streamed chunks that a piece makes, maybe none."""
+
+    @abstractmethod
+    def whole(self) -> bytes:
+        """The answer that is not streamed."""
 
     def add(self, piece: Piece) -> None:
-        """Keep a piece's tokens."""
-        if self.wants_token_ids:
-            self.tokens[piece.index] += piece.tokens
+        """Keep a piece for `whole`."""
+        if self._wants_token_ids:
+            self._tokens[piece.index] += piece.tokens
 
-    def whole(self, choices: list[dict[str, object]], **more: object) -> bytes:
-        """The answer that is not streamed."""
+    def usage_chunk(self) -> bytes | None:
+        """The chunk after the last, if the client asked for it."""
+        if not self._wants_usage:
+            return None
+        usage = orjson.dumps(self.generation.usage())
+        return b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage)
+
+    def _whole(self, choices: list[dict[str, Any]], **more: object) -> bytes:
         usage = self.generation.usage()
         return orjson.dumps({**self._head, "choices": choices, "usage": usage, **more})
 
-    def chunk(self, choice: bytes, more: bytes = b"") -> bytes:
+    def _whole_choice(self, index: int, logprobs: object, **content: object) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": self.generation.choices[index].finish,
+        }
+        if self._wants_token_ids:
+            choice["token_ids"] = self._tokens[index]
+        return choice
+
+    def _chunk(self, choice: bytes, more: bytes = b"") -> bytes:
         """A streamed chunk with one choice.
 
         Args:
@@ -62,10 +93,3 @@ class Frame:
         elif self._wants_usage:
             usage = b',"usage":null'
         return b'%b%b"choices":[%b]%b}' % (self._chunk_head, more, choice, usage)
-
-    def usage_chunk(self) -> bytes | None:
-        """The chunk after the last, if the client asked for it."""
-        if not self._wants_usage:
-            return None
-        usage = orjson.dumps(self.generation.usage())
-        return b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage)
