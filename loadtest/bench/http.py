@@ -20,7 +20,7 @@ import orjson
 import uvloop
 
 from cli.children import free_port, start_child, stop_child
-from loadtest.http_load import LoadResult, closed_loop, open_loop
+from loadtest.http_load import Answers, closed_loop, open_loop
 from shared.errors import PeerUnavailable
 
 PATH = "/v1/chat/completions"
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> dict[str, Any]:
 def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[str, Any]:
     message = {"role": "user", "content": "How are you today?"}
     body = orjson.dumps({"model": "zero", "messages": [message], "max_tokens": 1, "stream": True})
-    rounds: dict[str, list[LoadResult]] = {"bare": [], "house": []}
+    rounds: dict[str, list[Answers]] = {"bare": [], "house": []}
     for number in range(ROUNDS + 1):
         for side, port in (("bare", bare_port), ("house", house_port)):
             load = closed_loop(port, PATH, body, concurrency=args.concurrency, seconds=args.seconds)
@@ -105,7 +105,7 @@ def _unloaded(bare_port: int, house_port: int, body: bytes) -> dict[str, float]:
     return found
 
 
-def _best(results: list[LoadResult]) -> LoadResult:
+def _best(results: list[Answers]) -> Answers:
     """The median round by throughput."""
     return sorted(results, key=lambda r: r.requests_per_s)[len(results) // 2]
 

@@ -28,8 +28,9 @@ import uvloop
 
 from cli.children import free_port
 from cli.runfile import running_house
+from loadtest.fuzz.plain_http import request_bytes
+from loadtest.http_load import Answers, send_all
 from loadtest.jobs.encoder import NUM_TOKENS_ADDED, WORDS, make_encoder
-from loadtest.jobs.http import Answers, post, send_all
 from loadtest.jobs.processes import cpu_s
 from loadtest.simulator.arrivals import renewal
 from services.scheduler.core.batching.latency import BatchLatency
@@ -269,7 +270,8 @@ async def _send(
     for _ in due_s:
         num_words = rng.choice(lengths) - NUM_TOKENS_ADDED
         body = {"model": card.model_id, "input": " ".join(rng.choices(WORDS, k=num_words))}
-        requests.append(post(house.port, PATH, orjson.dumps(body), X_SLO_Ms=f"{args.slo_ms:g}"))
+        target = f"X-SLO-Ms: {args.slo_ms:g}".encode()
+        requests.append(request_bytes("POST", PATH, house.port, orjson.dumps(body), target))
     return await send_all(house.port, requests, due_s, CONNECTIONS_MAX)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from loadtest.bench import oneshot
 from loadtest.bench.emulated import Run, _parser, make_scenario, summarise
-from loadtest.jobs.http import Answers, post
+from loadtest.fuzz.plain_http import request_bytes
+from loadtest.http_load import Answers
 from loadtest.jobs.order import (
     ANSWERED,
     DROPPED,
@@ -174,6 +175,6 @@ def test_refusals_are_no_misses_and_missing_answers_are() -> None:
 
 
 def test_a_request_carries_its_target_and_length() -> None:
-    text = post(8080, "/v1/embeddings", b"{}", X_SLO_Ms="150").decode()
-    assert "\r\nX-SLO-Ms: 150\r\n" in text
-    assert text.endswith("Content-Length: 2\r\n\r\n{}")
+    text = request_bytes("POST", "/v1/embeddings", 8080, b"{}", b"X-SLO-Ms: 150").decode()
+    assert "\r\nContent-Length: 2\r\n" in text
+    assert text.endswith("\r\nX-SLO-Ms: 150\r\n\r\n{}")
