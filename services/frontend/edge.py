@@ -7,21 +7,11 @@ third party's servers in the origin whose page holds its users' chats and keys.
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from services.frontend.api import (
-    advisories,
-    chat,
-    classify,
-    completions,
-    embeddings,
-    models,
-    operations,
-    page,
-    pooling,
-    rerank,
-    score,
-    sessions,
-    tokenize,
-)
+from services.frontend.api import models, operations, page
+from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
+from services.frontend.api.sessions import advisories
+from services.frontend.api.sessions import records as sessions
+from services.frontend.api.text import chat, completions, tokenize
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.core.door import Door

@@ -12,7 +12,8 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from services.frontend.api import advisories, nats
+from services.frontend.api import nats
+from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig

@@ -1,1 +1,1 @@
-"""The endpoints, one file a group."""
+"""The endpoints, one folder a subject, one file a group."""

@@ -19,15 +19,15 @@ import orjson
 from services.frontend import telemetry
 from services.frontend.access import Fields, access_line, note
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
-from services.frontend.api.chat import prepare_chat
-from services.frontend.api.classify import label
-from services.frontend.api.completions import prepare_completion
-from services.frontend.api.delivery import answer_whole, stream_chunks
-from services.frontend.api.embeddings import embed
-from services.frontend.api.oneshot_bodies import ClassifyBody, EmbeddingBody, RerankBody
-from services.frontend.api.oneshot_inputs import Ask
-from services.frontend.api.rerank import rank
-from services.frontend.api.writing import Writer
+from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
+from services.frontend.api.oneshot.classify import label
+from services.frontend.api.oneshot.embeddings import embed
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.rerank import rank
+from services.frontend.api.text.chat import prepare_chat
+from services.frontend.api.text.completions import prepare_completion
+from services.frontend.api.text.delivery import answer_whole, stream_chunks
+from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.core.room import FREE_BODY_BYTES, Hold

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.frontend.api import deletion
+from services.frontend.api.sessions import deletion
 from shared import messages as m
 from shared.blocks import unpack_keys
 from shared.ids import HostId

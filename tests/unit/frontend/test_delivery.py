@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from services.frontend.api.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
-from services.frontend.api.writing import Writer
+from services.frontend.api.text.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
+from services.frontend.api.text.writing import Writer
 from services.frontend.core.choice import Piece
 
 

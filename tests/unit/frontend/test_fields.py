@@ -18,7 +18,7 @@ from services.frontend.api.bodies import (
     parse,
 )
 from services.frontend.api.fields import FIELDS, TABLE, Endpoint, Field
-from services.frontend.api.oneshot_bodies import (
+from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     CohereEmbedBody,
     EmbeddingBody,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from services.frontend.api.bodies import parse
-from services.frontend.api.oneshot import unpack_values
-from services.frontend.api.oneshot_bodies import (
+from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     EmbeddingBody,
     RerankBody,
@@ -17,7 +16,8 @@ from services.frontend.api.oneshot_bodies import (
     texts_of,
     urls_of,
 )
-from services.frontend.api.vectors import shortened
+from services.frontend.api.oneshot.requests import unpack_values
+from services.frontend.api.oneshot.vectors import shortened
 from services.frontend.core.fleet import Fleet, LoadProcessor
 from services.frontend.request import slo_ms, slo_ttft_ms
 from shared.errors import InvalidRequest, SymphonyError

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.frontend.api.oneshot import run_images, run_texts
-from services.frontend.api.oneshot_bodies import EncodedBody, OneshotBody, inputs_of
-from services.frontend.api.oneshot_inputs import Ask
-from services.frontend.api.oneshot_texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
+from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, inputs_of
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.requests import run_images, run_texts
+from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.room import Room
 from services.frontend.errors import JobError
 from services.frontend.hub import ClientGone

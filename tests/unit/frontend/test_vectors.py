@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.api.oneshot_bodies import EmbeddingBody
-from services.frontend.api.score import cosine
-from services.frontend.api.vectors import packed, scaled, written
+from services.frontend.api.oneshot.bodies import EmbeddingBody
+from services.frontend.api.oneshot.score import cosine
+from services.frontend.api.oneshot.vectors import packed, scaled, written
 from shared.errors import InvalidRequest
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -9,7 +9,7 @@ import pytest
 from cli.config import LauncherConfig
 from cli.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
-from services.frontend.api.oneshot_bodies import (
+from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     CohereEmbedBody,
     EmbeddingBody,

@@ -6,17 +6,17 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import SLO_HEADERS, listed, respond, run_texts, usage
-from services.frontend.api.oneshot_bodies import (
+from services.frontend.api.oneshot.bodies import (
     SCORE_PAIRS,
     ScoreBody,
     inputs_of,
     names_of,
     strings_of,
 )
-from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, run_texts, usage
+from services.frontend.api.oneshot.vectors import Values
 from services.frontend.api.schemas import SCORES, answers
-from services.frontend.api.vectors import Values
 from shared.errors import InvalidRequest
 
 router = APIRouter(tags=["one-shot models"])

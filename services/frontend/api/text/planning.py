@@ -1,9 +1,9 @@
 """From a body and its prompts to what is to be generated: what chat and completions share."""
 
 from services.frontend.api.bodies import Generate, session_of, stop_strings
-from services.frontend.api.generation import Generation, Plan
-from services.frontend.api.prompts import Owner, TokenizedPrompt, fitting, given_tokens
-from services.frontend.api.sampling import max_new_tokens, sampling_params
+from services.frontend.api.text.generation import Generation, Plan
+from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, given_tokens
+from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
 from services.frontend.core.quotas import priority_within

@@ -16,10 +16,10 @@ from services.frontend.access import note
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
 from services.frontend.api.documents import target_header
-from services.frontend.api.oneshot_bodies import Inputs, OneshotBody
-from services.frontend.api.oneshot_inputs import Ask, Preparation, image_jobs
-from services.frontend.api.oneshot_texts import text_jobs
-from services.frontend.api.vectors import Values
+from services.frontend.api.oneshot.bodies import Inputs, OneshotBody
+from services.frontend.api.oneshot.inputs import Ask, Preparation, image_jobs
+from services.frontend.api.oneshot.texts import text_jobs
+from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
 from services.frontend.core.job_events import NewJob, NewRequest
 from services.frontend.core.room import FREE_BODY_BYTES, Hold

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from services.frontend.api.bodies import Generate
-from services.frontend.api.generation import Generation
-from services.frontend.api.logprobs import name_of
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.logprobs import name_of
 from services.frontend.core.choice import Piece
 from shared.ids import new_id
 

@@ -12,14 +12,14 @@ from services.frontend.api.bodies import (
     check_options,
     token_list,
 )
-from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.generation import Generation
-from services.frontend.api.logprobs import completion_block
-from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
 from services.frontend.api.schemas import COMPLETION
-from services.frontend.api.writing import Writer
+from services.frontend.api.text.delivery import respond
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.logprobs import completion_block
+from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
+from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
+from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
 from services.frontend.models import ServedModel

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TypeVar
 
-from services.frontend.api.oneshot_bodies import Inputs, Text
-from services.frontend.api.oneshot_inputs import (
+from services.frontend.api.oneshot.bodies import Inputs, Text
+from services.frontend.api.oneshot.inputs import (
     ENTRY_BYTES,
     Ask,
     Preparation,

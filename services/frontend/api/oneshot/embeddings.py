@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
 from services.frontend.api.fields import unsupported
-from services.frontend.api.oneshot import SLO_HEADERS, dumps, listed, respond, run_texts, usage
-from services.frontend.api.oneshot_bodies import (
+from services.frontend.api.oneshot.bodies import (
     CohereEmbedBody,
     EmbeddingBody,
     Inputs,
@@ -16,9 +15,17 @@ from services.frontend.api.oneshot_bodies import (
     strings_of,
     texts_of,
 )
-from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.requests import (
+    SLO_HEADERS,
+    dumps,
+    listed,
+    respond,
+    run_texts,
+    usage,
+)
+from services.frontend.api.oneshot.vectors import packed, scaled, shortened, written
 from services.frontend.api.schemas import COHERE_EMBEDDINGS, EMBEDDINGS, answers
-from services.frontend.api.vectors import packed, scaled, shortened, written
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
 from shared.ids import new_id

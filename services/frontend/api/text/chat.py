@@ -7,15 +7,15 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.bodies import ChatBody, check_options
-from services.frontend.api.delivery import respond
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.generation import Generation
-from services.frontend.api.logprobs import chat_entry
-from services.frontend.api.messages import chat_messages, template_options
-from services.frontend.api.planning import fitting_text, generation_of, owner_of, text_rules
-from services.frontend.api.prompts import tokenize_text
 from services.frontend.api.schemas import CHAT
-from services.frontend.api.writing import Writer
+from services.frontend.api.text.delivery import respond
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.logprobs import chat_entry
+from services.frontend.api.text.messages import chat_messages, template_options
+from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
+from services.frontend.api.text.prompts import tokenize_text
+from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
 from services.frontend.request import Origin

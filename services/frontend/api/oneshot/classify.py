@@ -6,7 +6,15 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import (
+from services.frontend.api.oneshot.bodies import (
+    ClassifyBody,
+    EncodedBody,
+    inputs_of,
+    texts_of,
+    urls_of,
+)
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.requests import (
     SLO_HEADERS,
     Results,
     listed,
@@ -15,16 +23,8 @@ from services.frontend.api.oneshot import (
     run_texts,
     usage,
 )
-from services.frontend.api.oneshot_bodies import (
-    ClassifyBody,
-    EncodedBody,
-    inputs_of,
-    texts_of,
-    urls_of,
-)
-from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.oneshot.vectors import Values
 from services.frontend.api.schemas import CLASSES, answers
-from services.frontend.api.vectors import Values
 from services.frontend.models import OneshotModel
 
 router = APIRouter(tags=["one-shot models"])

@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
-from services.frontend.api.oneshot import SLO_HEADERS, dumps, respond, run_texts, usage
-from services.frontend.api.oneshot_bodies import RerankBody, Text, documents_of, inputs_of
-from services.frontend.api.oneshot_inputs import Ask
+from services.frontend.api.oneshot.bodies import RerankBody, Text, documents_of, inputs_of
+from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.requests import SLO_HEADERS, dumps, respond, run_texts, usage
 from services.frontend.api.schemas import RANKING, answers
 from shared.ids import new_id
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse, token_list
 from services.frontend.api.documents import takes
-from services.frontend.api.messages import chat_messages, template_options
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
+from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.app import App, app_of
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.models import ServedModel

@@ -12,7 +12,7 @@ from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.bodies import Generate, parse
-from services.frontend.api.writing import Writer
+from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
 from services.frontend.core.choice import Piece
 from services.frontend.core.room import FREE_BODY_BYTES, Hold

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.frontend import telemetry
 from services.frontend.access import note
-from services.frontend.api.prompts import Owner, TokenizedPrompt, remember
+from services.frontend.api.text.prompts import Owner, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.choice import Choice, Piece, TextRules
 from services.frontend.core.quotas import Admission

@@ -1,0 +1,1 @@
+"""One-shot models: embeddings, classification, reranking, scores."""

@@ -1,0 +1,1 @@
+"""Sessions: advisories, records, deletion."""

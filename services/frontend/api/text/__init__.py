@@ -1,0 +1,1 @@
+"""Generated text: chats, completions, and what they share."""
