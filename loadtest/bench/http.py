@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from cli.children import free_port, start_child, stop_child
+from cli.supervisor.children import free_port, start_child, stop_child
 from loadtest.http_load import Answers, closed_loop, open_loop
 from shared.errors import PeerUnavailable
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.children import (
+from cli.supervisor.children import (
     free_port,
     start_child,
     start_nats,

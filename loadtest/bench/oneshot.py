@@ -26,8 +26,8 @@ import numpy as np
 import orjson
 import uvloop
 
-from cli.children import free_port
 from cli.runfile import running_house
+from cli.supervisor.children import free_port
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.http_load import Answers, send_all
 from loadtest.jobs.encoder import NUM_TOKENS_ADDED, WORDS, make_encoder

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from cli.children import free_port, start_nats, stop_child, wait_for_port
+from cli.supervisor.children import free_port, start_nats, stop_child, wait_for_port
 from loadtest.chaos.scene import SETTLE_S, Setting, in_words, open_scene, open_stage, say, wait_well
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report

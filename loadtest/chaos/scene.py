@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from cli.description import describe
+from cli.inspection.description import describe
+from cli.inspection.snapshot import look
 from cli.runfile import running_house
-from cli.snapshot import look
 from loadtest.chaos.crowd import Crowd, make_bodies
 from loadtest.chaos.judge import Toll
 from loadtest.fuzz.house import House, open_house

@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
+from cli.inspection.snapshot import look
 from cli.runfile import running_house
-from cli.snapshot import look
 from loadtest.fuzz.damage import damage
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes

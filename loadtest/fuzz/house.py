@@ -12,9 +12,9 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client
 
-from cli.children import free_port
-from cli.credentials import nkey_file
 from cli.runfile import running_house
+from cli.start.credentials import nkey_file
+from cli.supervisor.children import free_port
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, TenantId
 

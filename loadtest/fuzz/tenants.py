@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import orjson
 
-from cli.credentials import services_nkey_file
+from cli.start.credentials import services_nkey_file
 from loadtest.fuzz.attempts import KINDS, OWN_JOB, PRIORITY_MAX, Raid
 from loadtest.fuzz.eavesdropping import Eavesdropper, watch
 from loadtest.fuzz.house import House, open_house

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from cli.children import free_port, start_child, start_nats, stop_child, wait_for_port
+from cli.supervisor.children import free_port, start_child, start_nats, stop_child, wait_for_port
 from loadtest.jobs.order import Order, Outcome, read_outcome
 from loadtest.policies import path_of
 from loadtest.simulator.models import SimModel

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from cli.children import free_port, start_child, stop_child
+from cli.supervisor.children import free_port, start_child, stop_child
 from loadtest.models import make_llama_125m
 from shared.errors import PeerUnavailable
 

@@ -15,11 +15,11 @@ import httpx
 from openai import OpenAI
 from redis import Redis
 
-from cli.children import free_port
-from cli.description import describe
-from cli.plan import ROOT
+from cli.inspection.description import describe
+from cli.inspection.snapshot import look
 from cli.runfile import RunState, read_run_state
-from cli.snapshot import look
+from cli.start.plan import ROOT
+from cli.supervisor.children import free_port
 from shared.ids import DEFAULT_TENANT
 
 START_TIMEOUT_S = 90.0

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from cli.bootstrap import STAMP, project_digest
-from cli.children import free_port
-from cli.plan import ROOT
 from cli.runfile import read_run_state
+from cli.start.plan import ROOT
+from cli.supervisor.children import free_port
 from tests.e2e.house import House, command, environment, processes_of, symphony, wait_until
 
 CHILDREN = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]

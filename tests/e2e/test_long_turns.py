@@ -8,7 +8,7 @@ from threading import Event
 import httpx
 import pytest
 
-from cli.snapshot import look
+from cli.inspection.snapshot import look
 from tests.e2e.house import House, wait_until
 from tests.e2e.replies import Reply, busy_workers, say
 

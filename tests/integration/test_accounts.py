@@ -16,10 +16,10 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from cli.children import free_port, start_nats_by, stop_child, wait_for_port
-from cli.credentials import nkey_file
-from cli.plan import HouseOptions
-from cli.servers import prepare_servers
+from cli.start.credentials import nkey_file
+from cli.start.plan import HouseOptions
+from cli.start.servers import prepare_servers
+from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.access import NatsAccess
 from shared.bus import Bus
 from shared.errors import PeerUnavailable, SymphonyError

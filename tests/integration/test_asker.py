@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.asker import Asker, answers_at
-from cli.children import free_port
 from cli.config import LauncherConfig
-from cli.liveness import Heard, Round
+from cli.supervisor.asker import Asker, answers_at
+from cli.supervisor.children import free_port
+from cli.supervisor.liveness import Heard, Round
 from shared.service import Runtime
 from tests.conftest import Server
 from tests.integration.harness import running

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cli.children import free_port
+from cli.supervisor.children import free_port
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import (

@@ -14,8 +14,11 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
 from cli import setup_servers
-from cli.asker import answers_at
-from cli.children import (
+from cli.start.plan import HouseOptions, plan_house
+from cli.start.preflight import check_nats, open_servers
+from cli.start.servers import prepare_servers
+from cli.supervisor.asker import answers_at
+from cli.supervisor.children import (
     find_nats_server,
     free_port,
     is_listening,
@@ -24,9 +27,6 @@ from cli.children import (
     stop_child,
     wait_for_port,
 )
-from cli.plan import HouseOptions, plan_house
-from cli.preflight import check_nats, open_servers
-from cli.servers import prepare_servers
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.children import free_port, start_nats_by, stop_child, wait_for_port
-from cli.snapshot import redis_trouble
+from cli.inspection.snapshot import redis_trouble
+from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
 from shared.access import NatsAccess, RedisAccess, trusting, trusting_only

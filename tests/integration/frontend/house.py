@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from cli.children import free_port
+from cli.supervisor.children import free_port
 from services.frontend.config import FrontendConfig
 from services.frontend.service import main
 from services.worker.demo_model import make_demo_model

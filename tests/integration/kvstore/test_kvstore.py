@@ -13,7 +13,7 @@ import lmdb
 import pytest
 from redis.asyncio import Redis
 
-from cli.children import start_child, stop_child
+from cli.supervisor.children import start_child, stop_child
 from services.kvstore import service
 from services.kvstore.core import LoadOutcome, PageLoad
 from services.kvstore.disk import ASIDE_NAME, Reader

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import find_nats_server, free_port, start_child, stop_child, wait_for_port
+from cli.supervisor.children import (
+    find_nats_server,
+    free_port,
+    start_child,
+    stop_child,
+    wait_for_port,
+)
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.lease import Lease
 from shared.bus import Bus

@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import bench, checks
-from cli.description import describe
-from cli.doctor import examine
+from cli.inspection.description import describe
+from cli.inspection.doctor import examine
+from cli.inspection.snapshot import Snapshot, is_alive
+from cli.inspection.status import render
 from cli.main import app
 from cli.runfile import RunningService, RunState
-from cli.snapshot import Snapshot, is_alive
-from cli.status import render
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
 from tests.e2e.house import symphony

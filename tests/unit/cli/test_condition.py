@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from cli.children import free_port
-from cli.condition import assess
+from cli.inspection.snapshot import Snapshot, redis_trouble
 from cli.runfile import RunState
-from cli.snapshot import Snapshot, redis_trouble
+from cli.supervisor.children import free_port
+from cli.supervisor.condition import assess
 from shared.access import RedisAccess
 
 NAMES = ["nats", "redis", "kvstore", "scheduler", "tracker", "worker-0", "frontend"]

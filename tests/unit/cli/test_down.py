@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli.down import down
-from cli.plan import HouseOptions
 from cli.runfile import take_lock, write_run_state
+from cli.start.plan import HouseOptions
 from shared.errors import NotFound, SymphonyError
 from tests.unit.cli.test_runfile import STATE
 
@@ -27,7 +27,7 @@ time.sleep(1000)
 @pytest.fixture
 def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     memory = tmp_path / "shm"
-    monkeypatch.setattr("cli.plan.SHARED_MEMORY", memory)
+    monkeypatch.setattr("cli.start.plan.SHARED_MEMORY", memory)
     monkeypatch.setattr("cli.down.SHARED_MEMORY", memory)
     arena = HouseOptions(data_dir=tmp_path).arena_dir
     arena.mkdir(parents=True, mode=0o700)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import start_child
 from cli.config import LauncherConfig
-from cli.description import process_states
-from cli.house import House, HouseFailed, check_start, last_line
-from cli.plan import ChildPlan, HouseOptions, HousePlan
-from cli.rotation import LogKeeper, put_aside
+from cli.inspection.description import process_states
+from cli.inspection.snapshot import is_alive
 from cli.runfile import read_run_state
-from cli.signals import StopRequested, StopSignals
-from cli.snapshot import is_alive
+from cli.start.plan import ChildPlan, HouseOptions, HousePlan
+from cli.supervisor.children import start_child
+from cli.supervisor.house import House, HouseFailed, check_start, last_line
+from cli.supervisor.rotation import LogKeeper, put_aside
+from cli.supervisor.signals import StopRequested, StopSignals
 from shared.errors import ConfigError
 
 
@@ -224,7 +224,7 @@ def test_a_signal_in_the_middle_of_starting_children_is_heard(tmp_path: Path) ->
 def test_the_supervisor_wakes_by_itself_to_put_large_logs_aside(
     tmp_path: Path, signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.rotation.CHECK_EVERY_NS", 1_000_000)
+    monkeypatch.setattr("cli.supervisor.rotation.CHECK_EVERY_NS", 1_000_000)
     flag = tmp_path / "write"
     code = (
         f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.001)\n"
@@ -348,7 +348,7 @@ def test_last_line_of_no_log(tmp_path: Path) -> None:
 def test_a_strange_folder_in_place_of_the_shared_memory_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.plan.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("cli.start.plan.SHARED_MEMORY", tmp_path)
     options = HouseOptions(data_dir=tmp_path / "data", port=0)
     check_start(options)
     options.arena_dir.symlink_to(tmp_path)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.liveness import STANDSTILL_NS, Liveness, Round, Stuck
+from cli.supervisor.liveness import STANDSTILL_NS, Liveness, Round, Stuck
 
 INTERVAL_NS = 2_000_000_000
 STUCK_AFTER_NS = 15_000_000_000

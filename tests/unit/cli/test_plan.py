@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.plan import HouseOptions, check_data_dir, check_port, plan_house
-from cli.servers import prepare_servers
+from cli.start.plan import HouseOptions, check_data_dir, check_port, plan_house
+from cli.start.servers import prepare_servers
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT
 from shared.private import make_private
@@ -43,7 +43,7 @@ def test_services_learn_everything_from_their_environment(
     def record(command: list[str], *, log_path: Path, env: dict[str, str]) -> None:
         started.append((command, env))
 
-    monkeypatch.setattr("cli.plan.start_child", record)
+    monkeypatch.setattr("cli.start.plan.start_child", record)
     options = HouseOptions(
         data_dir=tmp_path, models=("/m/a", "b/c"), num_workers=2, emulate="zero", port=99
     )
@@ -82,7 +82,7 @@ def test_a_data_folder_without_room_or_rights_is_refused(
 ) -> None:
     check_data_dir(tmp_path / "new")
     assert not any((tmp_path / "new").iterdir())
-    monkeypatch.setattr("cli.plan.FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr("cli.start.plan.FREE_BYTES_MIN", 1 << 62)
     with pytest.raises(ConfigError, match="disk is full"):
         check_data_dir(tmp_path / "new")
     with pytest.raises(ConfigError, match="/proc/none"):

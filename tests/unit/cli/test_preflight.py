@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import free_port
-from cli.plan import HouseOptions, HousePlan, plan_house
-from cli.preflight import CONFIGS, check_addresses, check_nats, check_settings
+from cli.start.plan import HouseOptions, HousePlan, plan_house
+from cli.start.preflight import CONFIGS, check_addresses, check_nats, check_settings
+from cli.supervisor.children import free_port
 from shared.access import NatsAccess
 from shared.errors import ConfigError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import rotation
-from cli.rotation import CHECK_EVERY_NS, LogKeeper, put_aside
+from cli.supervisor import rotation
+from cli.supervisor.rotation import CHECK_EVERY_NS, LogKeeper, put_aside
 
 
 def contents(folder: Path) -> dict[str, str]:

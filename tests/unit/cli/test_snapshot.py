@@ -1,6 +1,6 @@
 """What a look at a house tells."""
 
-from cli.snapshot import Snapshot
+from cli.inspection.snapshot import Snapshot
 from shared.ids import HostId, WorkerId
 from shared.messages import SchedulerStatus, WorkerStatus
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.supervision import GiveUp, RestartLimits, StartAt, Supervision
+from cli.supervisor.supervision import GiveUp, RestartLimits, StartAt, Supervision
 
 LIMITS = RestartLimits(pause_ns=100, pause_max_ns=500, stable_ns=10_000, quick_deaths_max=5)
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import orjson
 import pytest
 
-from cli.plan import ROOT
+from cli.start.plan import ROOT
 from services.frontend.api.bodies import (
     AdvisoryBody,
     Body,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.config import LauncherConfig
-from cli.plan import ROOT
+from cli.start.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
 from services.frontend.api.oneshot.bodies import (
     ClassifyBody,

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from cli.plan import ROOT
+from cli.start.plan import ROOT
 
 FOLDERS = ("cli", "kernels", "services", "shared")
 

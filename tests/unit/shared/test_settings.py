@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.config import LauncherConfig
-from cli.plan import ROOT
+from cli.start.plan import ROOT
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig
 from services.scheduler.config import SchedulerConfig

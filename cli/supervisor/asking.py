@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from cli.asker import ROUND
-from cli.liveness import Round
+from cli.supervisor.asker import ROUND
+from cli.supervisor.liveness import Round
 
 LINE_BYTES_MAX = 1 << 20
 READ_BYTES = 1 << 16

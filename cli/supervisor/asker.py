@@ -1,4 +1,5 @@
-"""``python -m cli.asker SERVER ...``: asks every process of a house how it is, for its supervisor.
+"""``python -m cli.supervisor.asker SERVER ...``: asks every process of a house how it is, for its
+supervisor.
 
 A process of its own, which the supervisor reads: that is single-threaded, because it forks, and
 must not wait for anybody. Each round is one JSON object a line; while the supervisor does not read,
@@ -16,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import TypeAdapter
 
 from cli.config import LauncherConfig
-from cli.liveness import Heard, Round
 from cli.reporting import quiet_libraries
+from cli.supervisor.liveness import Heard, Round
 from shared.bus import Bus
 from shared.config import load_config_or_exit
 from shared.errors import PeerUnavailable

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from cli.condition import assess
+from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.runfile import RunState
-from cli.snapshot import SERVERS, Snapshot, is_alive
+from cli.supervisor.condition import assess
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:

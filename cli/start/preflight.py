@@ -5,8 +5,8 @@ from dataclasses import replace
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cli.config import LauncherConfig
-from cli.plan import ChildPlan, HouseOptions, HousePlan
-from cli.snapshot import redis_trouble
+from cli.inspection.snapshot import redis_trouble
+from cli.start.plan import ChildPlan, HouseOptions, HousePlan
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig

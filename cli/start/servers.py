@@ -4,15 +4,15 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from cli.children import NATS_MAX_PAYLOAD_BYTES
-from cli.credentials import (
+from cli.start.credentials import (
     make_credentials,
     nkey_file,
     public_nkey,
     redis_password_file,
     services_nkey_file,
 )
-from cli.plan import HouseOptions
+from cli.start.plan import HouseOptions
+from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
 from shared.access import read_secret
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cli.inspection.snapshot import Snapshot
 from cli.runfile import RunState
-from cli.snapshot import Snapshot
 from shared.urls import hide_password
 
 WITHOUT = {

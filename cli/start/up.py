@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cli.house import check_start, run_house
 from cli.models.prepare import prepare_default, prepare_models
-from cli.plan import HouseOptions, python_path
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
-from cli.signals import StopRequested, StopSignals
+from cli.start.plan import HouseOptions, python_path
+from cli.supervisor.house import check_start, run_house
+from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig
 from shared.config import load_config
 from shared.errors import ConfigError, SymphonyError
@@ -46,7 +46,7 @@ def up_detached(options: HouseOptions) -> None:
     options = _with_models(options, terminal)
     reading, writing = os.pipe()
     supervisor = subprocess.Popen(  # it opens its log once it is sure that it may start
-        [sys.executable, "-P", "-m", "cli.up", str(writing)],
+        [sys.executable, "-P", "-m", "cli.start.up", str(writing)],
         env={**os.environ, "PYTHONPATH": python_path(os.environ)},
         stdin=subprocess.PIPE,
         pass_fds=[writing],
@@ -122,7 +122,7 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
 
 
 def _main() -> int:
-    """``python -m cli.up FILE_NUMBER``: the detached supervisor; options on stdin."""
+    """``python -m cli.start.up FILE_NUMBER``: the detached supervisor; options on stdin."""
     quiet_libraries()
     reporter = PipeReporter(int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)

@@ -13,15 +13,15 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
-from cli.children import start_child, start_nats_by, start_redis_by
-from cli.credentials import redis_password_file, services_nkey_file
+from cli.start.credentials import redis_password_file, services_nkey_file
+from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from shared.access import NatsAccess, RedisAccess
 from shared.config import default_host_id
 from shared.errors import ConfigError
 from shared.ids import HostId
 from shared.private import remove_private
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FREE_BYTES_MIN = 64 * 1024**2
 PROBE_BYTES = 4096
 SHARED_MEMORY = Path("/dev/shm")
@@ -221,7 +221,8 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         "PYTHONPATH": python_path(environment),
         "PYTHONUNBUFFERED": "1",
     }
-    asker = [sys.executable, "-P", "-m", "cli.asker", *(server.name for server in servers)]
+    names = (server.name for server in servers)
+    asker = [sys.executable, "-P", "-m", "cli.supervisor.asker", *names]
 
     def start_asker() -> "Popen[bytes]":
         return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)

@@ -11,10 +11,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from cli.children import find_nats_server, find_redis_server
-from cli.plan import SHARED_MEMORY, check_data_dir, check_port
 from cli.reporting import out
 from cli.runfile import is_locked, read_run_state
+from cli.start.plan import SHARED_MEMORY, check_data_dir, check_port
+from cli.supervisor.children import find_nats_server, find_redis_server
 from shared.errors import ConfigError
 
 GIB = 1024**3

@@ -13,14 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
-from cli.asking import Asking
-from cli.children import free_port, is_listening
-from cli.condition import assess
 from cli.config import LauncherConfig
-from cli.description import process_states
-from cli.liveness import Liveness, Round
-from cli.plan import ChildPlan, HouseOptions, HousePlan, check_data_dir, check_port, plan_house
-from cli.preflight import (
+from cli.inspection.description import process_states
+from cli.inspection.snapshot import look
+from cli.reporting import Reporter
+from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
+from cli.start.plan import (
+    ChildPlan,
+    HouseOptions,
+    HousePlan,
+    check_data_dir,
+    check_port,
+    plan_house,
+)
+from cli.start.preflight import (
     check_addresses,
     check_nats,
     check_settings,
@@ -28,13 +34,14 @@ from cli.preflight import (
     open_servers,
     tenants_of,
 )
-from cli.reporting import Reporter
-from cli.rotation import LogKeeper, kept
-from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
-from cli.servers import prepare_servers
-from cli.signals import StopRequested, StopSignals
-from cli.snapshot import look
-from cli.supervision import Effect, GiveUp, StartAt, Supervision
+from cli.start.servers import prepare_servers
+from cli.supervisor.asking import Asking
+from cli.supervisor.children import free_port, is_listening
+from cli.supervisor.condition import assess
+from cli.supervisor.liveness import Liveness, Round
+from cli.supervisor.rotation import LogKeeper, kept
+from cli.supervisor.signals import StopRequested, StopSignals
+from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.access import trusting_only
 from shared.errors import SymphonyError
 from shared.private import check_private, remove_private

@@ -1,0 +1,1 @@
+"""`symphony status` and `symphony doctor`: how a house is, and what would keep it from starting."""
