@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Never, TypeVar
 
-from services.scheduler.office import Office
+from services.scheduler.leadership import Leadership
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.events import EventQueue
@@ -32,7 +32,7 @@ PROBES = counter(
 
 
 async def consume(
-    events: EventQueue[E], office: Office, perform: Callable[[E], Awaitable[None]]
+    events: EventQueue[E], leadership: Leadership, perform: Callable[[E], Awaitable[None]]
 ) -> Never:
     """Tell the core its events and perform what it wants, while this process leads.
 
@@ -42,7 +42,7 @@ async def consume(
     num_handled = 0
     while True:
         effects = await events.next_effects()
-        await office.may_act()
+        await leadership.may_act()
         for effect in effects:
             try:
                 await perform(effect)

@@ -25,7 +25,7 @@ from services.scheduler.core.jobs import (
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
-from services.scheduler.office import Office
+from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_batcher
 from shared.events import EventQueue
 from shared.ids import WorkerId
@@ -68,13 +68,13 @@ class JobShell:
     def __init__(
         self,
         runtime: Runtime,
-        office: Office,
+        leadership: Leadership,
         queue_max: int,
         on_wake: Callable[[int], list[JobsEffect]],
         on_gone: Callable[[WorkerId, int], list[JobsEffect]],
     ) -> None:
         self._runtime = runtime
-        self._office = office
+        self._leadership = leadership
         self._bus = runtime.bus
         self._on_gone = on_gone
         self._events: EventQueue[JobsEffect] = EventQueue(
@@ -93,7 +93,7 @@ class JobShell:
     def start(self) -> None:
         """Begin to consume."""
         self._runtime.stack.callback(self._events.stop)
-        self._runtime.spawn(consume(self._events, self._office, self._perform), "job events")
+        self._runtime.spawn(consume(self._events, self._leadership, self._perform), "job events")
 
     async def _perform(self, effect: JobsEffect) -> None:
         bus = self._bus
@@ -124,14 +124,14 @@ class JobShell:
                 IDLE_SHARE.set(advice.idle_share)
                 await bus.publish(AUTOSCALE_ADVICE, advice)
             case Deposed(fence):
-                self._office.raise_fence(fence)  # or find out that another leads
+                self._leadership.raise_fence(fence)  # or find out that another leads
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
 
 
-async def start_jobs(runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
+async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
     """Batch jobs in this process: all of them, or one shard's."""
-    fence = office.fence
+    fence = leadership.fence
     limits = config.job_limits()
     delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
     name = f"{config.shard_name}-{fence}-{runtime.clock.wall_ns() // 1_000_000:x}"
@@ -151,8 +151,10 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, office: Office) 
     else:
         policy = make_batcher(config.batch_policy, delays)
         core = JobsCore(policy, limits, fence=fence, started_at_ns=started_at_ns, name=name)
-    office.on_fence(core.set_fence)
-    shell = JobShell(runtime, office, config.scheduler_queue_max, core.on_wake, core.on_worker_gone)
+    leadership.on_fence(core.set_fence)
+    shell = JobShell(
+        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone
+    )
     shell.start()
     bus, shard = runtime.bus, str(config.scheduler_shard)
     await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))
@@ -162,10 +164,10 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, office: Office) 
     if isinstance(core, ShardJobsCore):
         await bus.subscribe(RANK_GRANT, shell.feed(core.on_grant), shard)
     await bus.flush()
-    await office.announce()
+    await leadership.announce()
 
 
-async def start_rank(runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
+async def start_rank(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
     """Match the offers of scheduler shards to workers in this process."""
     clock = runtime.clock
     core = RankCore(
@@ -173,7 +175,9 @@ async def start_rank(runtime: Runtime, config: SchedulerConfig, office: Office) 
         started_at_ns=clock.now_ns(),
         first_grant=clock.wall_ns(),
     )
-    shell = JobShell(runtime, office, config.scheduler_queue_max, core.on_wake, core.on_worker_gone)
+    shell = JobShell(
+        runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone
+    )
     shell.start()
     bus = runtime.bus
     await bus.subscribe(WORKER_REPORT, shell.feed(core.on_report))

@@ -52,13 +52,13 @@ def _nothing() -> None:
 
 
 class Lease:
-    """One instance's candidacy for an office that one instance of a house holds at a time.
+    """One instance's candidacy for a leadership that one instance of a house has at a time.
 
     Await `lead` once. From then on ask `is_leading` before anything is dispatched, and send `fence`
     with it; both may change at any time. Await `release` at the end.
 
     Args:
-        key: names the office.
+        key: names the leadership.
         on_fence: called with the new fence when it was raised (see `raise_fence`).
         on_suspend: the lease cannot be renewed; `is_leading` is False until `on_resume`.
         on_lost: another instance leads. Final; this one can only begin anew as a spare.

@@ -23,7 +23,7 @@ from services.scheduler.core import (
 )
 from services.scheduler.core.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
-from services.scheduler.office import Office
+from services.scheduler.leadership import Leadership
 from shared.errors import NoCapacity
 from shared.events import EventQueue
 from shared.ids import WorkerId
@@ -72,9 +72,9 @@ class SchedulerService:
     repeat, frontends submit again, lost turns are found missing.
     """
 
-    def __init__(self, runtime: Runtime, config: SchedulerConfig, office: Office) -> None:
+    def __init__(self, runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
         self._runtime = runtime
-        self._office = office
+        self._leadership = leadership
         self._bus = runtime.bus
         self._clock = runtime.clock
         limits = config.limits()
@@ -82,9 +82,9 @@ class SchedulerService:
             POLICIES[config.scheduler_policy](limits),
             limits,
             started_at_ns=self._clock.now_ns(),
-            attempt_floor=first_attempt(office.fence),
+            attempt_floor=first_attempt(leadership.fence),
         )
-        office.on_fence(self._core.set_fence)
+        leadership.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
             config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
@@ -93,7 +93,9 @@ class SchedulerService:
         """Subscribe to everything and begin to consume."""
         core = self._core
         self._events.put(core.on_wake)
-        self._runtime.spawn(consume(self._events, self._office, self._perform), "scheduler events")
+        self._runtime.spawn(
+            consume(self._events, self._leadership, self._perform), "scheduler events"
+        )
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
@@ -175,16 +177,16 @@ def _log_placed(worker_id: WorkerId, start: TurnStart, reason: str) -> None:
 
 async def main(runtime: Runtime, config: SchedulerConfig) -> None:
     """Run the scheduler until told to stop; as a spare until it leads."""
-    office = Office(runtime, config)
-    if await office.take():
+    leadership = Leadership(runtime, config)
+    if await leadership.take():
         if config.scheduler_role != "shard":
-            service = SchedulerService(runtime, config, office)
+            service = SchedulerService(runtime, config, leadership)
             runtime.stack.callback(service.stop)
             await service.start()
         if config.scheduler_role == "rank":
-            await start_rank(runtime, config, office)
+            await start_rank(runtime, config, leadership)
         else:
-            await start_jobs(runtime, config, office)
+            await start_jobs(runtime, config, leadership)
         await runtime.ready()
         await runtime.stopping.wait()
-    await office.leave()
+    await leadership.leave()

@@ -1,7 +1,7 @@
 """Making the inputs of one request to a one-shot model ready, as long as somebody waits for them.
 
 The work is done in threads. They ask `Preparation` before each piece of it whether to go on; room
-and errors are the event loop's business. Texts are in `oneshot_texts`.
+and errors are the event loop's business. Texts are in `texts.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The office that a scheduler process holds, or is a spare for: its lease, and what follows."""
+"""Whether this scheduler process leads or is a spare: its lease, and what follows from it."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ SPARE_AFTER_S = 0.5
 LOOK_AGAIN_S = 0.01
 
 
-class Office:
-    """Wraps the lease: takes the office, says when this process may act, tells everyone of a new
-    term. Losing the office ends the process; started again, it is a spare.
+class Leadership:
+    """Wraps the lease: waits for it, says when this process may act, tells everyone of a new term.
+    Losing it ends the process; started again, it is a spare.
     """
 
     def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
@@ -86,7 +86,7 @@ class Office:
             log.warning("term not announced", extra={"error": error.message})
 
     async def leave(self) -> None:
-        """Give the office to a spare."""
+        """Let a spare lead."""
         await self._lease.release()
 
     def _on_fence(self, fence: int) -> None:
