@@ -141,7 +141,7 @@ class JobHub:
             waiter.set_exception(JobError(event.why))
 
 
-class Inquiry:
+class PendingJobs:
     """One client's wait for its jobs. A context: leaving it gives back the room that its inputs
     took, and cancels what still runs.
 
@@ -163,7 +163,7 @@ class Inquiry:
         self._waiter: asyncio.Future[Done] | None = None
         self._is_abandoned = False
 
-    def __enter__(self) -> "Inquiry":
+    def __enter__(self) -> "PendingJobs":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, par
 from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot.classify import label
 from services.frontend.api.oneshot.embeddings import embed
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.rerank import rank
 from services.frontend.api.text.chat import prepare_chat
 from services.frontend.api.text.completions import prepare_completion
@@ -32,7 +32,7 @@ from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import PayloadTooLarge, error_body
-from services.frontend.job_hub import Inquiry
+from services.frontend.job_hub import PendingJobs
 from services.frontend.request import Origin, check_shape
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
@@ -156,13 +156,13 @@ async def _answer_job(
     app: App, payload: bytes, fields: dict[str, Any], request_id: str, tenant: TenantId
 ) -> bytes:
     room = app.room_of(tenant)
-    with Inquiry(app.jobs, room, app.clock.now_ns(), request_id) as inquiry:
-        ask = Ask(app, inquiry)
+    with PendingJobs(app.jobs, room, app.clock.now_ns(), request_id) as pending:
+        context = Context(app, pending)
         if "query" in fields:
-            return await rank(parse(RerankBody, payload), ask)
+            return await rank(parse(RerankBody, payload), context)
         if app.models.task(str(fields.get("model"))) == "classify":
-            return await label(parse(ClassifyBody, payload), ask)
-        return await embed(parse(EmbeddingBody, payload), ask)
+            return await label(parse(ClassifyBody, payload), context)
+        return await embed(parse(EmbeddingBody, payload), context)
 
 
 async def _prepare(

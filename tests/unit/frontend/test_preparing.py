@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, inputs_of
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import run_images, run_texts
 from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.room import Room
 from services.frontend.errors import JobError
 from services.frontend.hub import ClientGone
 from services.frontend.images import NUM_THREADS, THREADS, ImageProcessor, Pixels
-from services.frontend.job_hub import Inquiry
+from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
 from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from shared.clock import ManualClock
@@ -57,7 +57,7 @@ class Words(ModelTokenizer):
 
 
 class House:
-    """An `Ask` without a house behind it: what reaches the scheduler ends with `Reached`."""
+    """A `Context` without a house behind it: what reaches the scheduler ends with `Reached`."""
 
     class Reached(Exception):
         """The inputs were ready."""
@@ -66,25 +66,25 @@ class House:
         self.clock = ManualClock()
         self.room = Room(1000, 10**9)
         hub: Any = SimpleNamespace(open=self._open)
-        self.inquiry = Inquiry(hub, self.room, 0, "r")
+        self.pending = PendingJobs(hub, self.room, 0, "r")
         config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
         app: Any = SimpleNamespace(clock=self.clock, config=config)
-        self.ask = Ask(app, self.inquiry)
+        self.context = Context(app, self.pending)
 
     def texts(self, tokenizer: Words, texts: Sequence[str], query: str | None = None) -> None:
         model = OneshotModel(CARD, tokenizer)
-        with self.inquiry:
+        with self.pending:
             body = EncodedBody(model="m")
             inputs = inputs_of(body, list(texts), "input", None if query is None else [query])
-            asyncio.run(self._run(run_texts(self.ask, model, body, inputs)))
+            asyncio.run(self._run(run_texts(self.context, model, body, inputs)))
 
     def images(self, processor: ImageProcessor, num: int) -> None:
         model = OneshotModel(CARD, processor)
         urls = [
             f"data:image/png;base64,{base64.b64encode(bytes([at])).decode()}" for at in range(num)
         ]
-        with self.inquiry:
-            asyncio.run(self._run(run_images(self.ask, model, OneshotBody(model="m"), urls)))
+        with self.pending:
+            asyncio.run(self._run(run_images(self.context, model, OneshotBody(model="m"), urls)))
 
     @staticmethod
     async def _run(work: Any) -> None:
@@ -140,7 +140,7 @@ def test_chunks_are_short() -> None:
 @pytest.mark.parametrize("num", [5, 500])
 def test_nothing_is_tokenized_for_who_hung_up(num: int) -> None:
     house, tokenizer = House(), Words()
-    house.ask.abandon()
+    house.context.abandon()
     with pytest.raises(ClientGone):
         house.texts(tokenizer, many(num))
     assert not tokenizer.threads
@@ -148,7 +148,7 @@ def test_nothing_is_tokenized_for_who_hung_up(num: int) -> None:
 
 def test_tokenizing_stops_when_the_client_hangs_up() -> None:
     house = House()
-    tokenizer = Words(house.ask.abandon)
+    tokenizer = Words(house.context.abandon)
     with pytest.raises(ClientGone):
         house.texts(tokenizer, many(500))
     assert len(tokenizer.threads) == 1 and house.room.num == 0
@@ -166,7 +166,7 @@ def test_tokenizing_stops_when_it_is_too_late() -> None:
 def test_a_target_that_cannot_be_met_is_told_before_work_begins() -> None:
     tokenizer = Words()
     house = House()
-    house.ask.header_slo_ms = 1.5
+    house.context.header_slo_ms = 1.5
     with pytest.raises(InvalidRequest) as caught:
         house.texts(tokenizer, many(500))
     assert caught.value.code == "slo_too_short" and not tokenizer.threads
@@ -220,7 +220,7 @@ def test_images_that_nobody_waits_for_are_not_decoded(is_gone: bool) -> None:
     house = House()
 
     def on_begin(_: int) -> None:
-        house.ask.abandon() if is_gone else house.clock.advance(60 * MS)
+        house.context.abandon() if is_gone else house.clock.advance(60 * MS)
 
     processor: Any = Slow(on_begin)
     with pytest.raises(ClientGone if is_gone else JobError):

@@ -13,7 +13,7 @@ from services.frontend.api.oneshot.bodies import (
     texts_of,
     urls_of,
 )
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import (
     SLO_HEADERS,
     Results,
@@ -39,30 +39,32 @@ async def classify(request: Request) -> Response:
     return await respond(request, ClassifyBody, label)
 
 
-async def label(body: ClassifyBody, ask: Ask) -> bytes:
+async def label(body: ClassifyBody, context: Context) -> bytes:
     """The answer to a body.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    model = ask.app.models.oneshot(body.model, "classify")
-    results = await run_inputs(ask, model, body, body.input)
+    model = context.app.models.oneshot(body.model, "classify")
+    results = await run_inputs(context, model, body, body.input)
     labels = model.card.labels
     data = [_entry(index, probs, labels) for index, probs in enumerate(results.values(model))]
     tokens = usage(results.num_tokens) | {"completion_tokens": 0}
-    return listed(ask, body, "classify", data, tokens)
+    return listed(context, body, "classify", data, tokens)
 
 
-async def run_inputs(ask: Ask, model: OneshotModel, body: EncodedBody, given: Any) -> Results:
+async def run_inputs(
+    context: Context, model: OneshotModel, body: EncodedBody, given: Any
+) -> Results:
     """What the model makes of the field `input`: texts, or images.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    num_max = ask.app.config.inputs_max
+    num_max = context.app.config.inputs_max
     if model.card.modality == "image":
-        return await run_images(ask, model, body, urls_of(given, num_max))
-    return await run_texts(ask, model, body, inputs_of(body, texts_of(given, num_max), "input"))
+        return await run_images(context, model, body, urls_of(given, num_max))
+    return await run_texts(context, model, body, inputs_of(body, texts_of(given, num_max), "input"))
 
 
 def _entry(index: int, probs: Values, labels: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from services.frontend.api.oneshot.bodies import (
     strings_of,
     texts_of,
 )
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import (
     SLO_HEADERS,
     dumps,
@@ -56,24 +56,24 @@ async def cohere_embed(request: Request) -> Response:
     return await respond(request, CohereEmbedBody, embed_as_cohere)
 
 
-async def embed(body: EmbeddingBody, ask: Ask) -> bytes:
+async def embed(body: EmbeddingBody, context: Context) -> bytes:
     """The answer to a body.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    model = ask.app.models.oneshot(body.model, "embed")
+    model = context.app.models.oneshot(body.model, "embed")
     check_dimensions(model, body.dimensions, "dimensions")
-    texts = texts_of(body.input, ask.app.config.inputs_max)
-    results = await run_texts(ask, model, body, inputs_of(body, texts, "input"))
+    texts = texts_of(body.input, context.app.config.inputs_max)
+    results = await run_texts(context, model, body, inputs_of(body, texts, "input"))
     data = [
         {"object": "embedding", "index": index, "embedding": written(scaled(values, body), body)}
         for index, values in enumerate(results.values(model))
     ]
-    return listed(ask, body, "embd", data, usage(results.num_tokens))
+    return listed(context, body, "embd", data, usage(results.num_tokens))
 
 
-async def embed_as_cohere(body: CohereEmbedBody, ask: Ask) -> bytes:
+async def embed_as_cohere(body: CohereEmbedBody, context: Context) -> bytes:
     """The answer to a body of Cohere's.
 
     Raises:
@@ -82,9 +82,9 @@ async def embed_as_cohere(body: CohereEmbedBody, ask: Ask) -> bytes:
     types = body.embedding_types or ["float"]
     if any(kind not in COHERE_TYPES for kind in types):
         raise unsupported("embedding_types", f"give {' or '.join(COHERE_TYPES)}")
-    model = ask.app.models.oneshot(body.model, "embed")
+    model = context.app.models.oneshot(body.model, "embed")
     check_dimensions(model, body.output_dimension, "output_dimension")
-    texts = strings_of(body.texts, "texts", ask.app.config.inputs_max)
+    texts = strings_of(body.texts, "texts", context.app.config.inputs_max)
     inputs = Inputs(
         texts=list(texts),
         names=names_of("texts", texts),
@@ -93,7 +93,7 @@ async def embed_as_cohere(body: CohereEmbedBody, ask: Ask) -> bytes:
         cut_to=None if body.truncate == "NONE" else -1,
         keep_end=body.truncate == "START",
     )
-    results = await run_texts(ask, model, body, inputs)
+    results = await run_texts(context, model, body, inputs)
     vectors = results.values(model)
     if body.output_dimension is not None:
         vectors = [shortened(values, body.output_dimension) for values in vectors]

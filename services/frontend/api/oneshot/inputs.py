@@ -15,7 +15,7 @@ from services.frontend.core.job_events import Fail, NewJob
 from services.frontend.errors import JobError
 from services.frontend.hub import ClientGone
 from services.frontend.images import THREADS, ImageProcessor, data_url_bytes
-from services.frontend.job_hub import Inquiry, count
+from services.frontend.job_hub import PendingJobs, count
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
 from shared.ids import JobId
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
-class Ask:
+class Context:
     """What an endpoint works with beside its body.
 
     Attributes:
@@ -35,14 +35,14 @@ class Ask:
     """
 
     app: App
-    inquiry: Inquiry
+    pending: PendingJobs
     header_slo_ms: float | None = None
     is_abandoned: bool = False
 
     def abandon(self) -> None:
         """The client hung up."""
         self.is_abandoned = True
-        self.inquiry.abandon()
+        self.pending.abandon()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Preparation:
         latest_at_ns: the last instant at which they are.
     """
 
-    ask: Ask
+    context: Context
     num_jobs: int
     latest_at_ns: int
 
     def is_wanted(self) -> bool:
         """Whether to go on. Any thread may ask."""
-        return not self.ask.is_abandoned and self._left_ns() >= 0
+        return not self.context.is_abandoned and self._left_ns() >= 0
 
     def left_s(self) -> float:
         """Time until it is too late, seconds, never negative."""
@@ -68,9 +68,9 @@ class Preparation:
 
     def ended(self) -> ClientGone | JobError:
         """Why it is over; a missed target is counted."""
-        if self.ask.is_abandoned:
+        if self.context.is_abandoned:
             return ClientGone()
-        request_id = self.ask.inquiry.request_id
+        request_id = self.context.pending.request_id
         why = JobDropped(
             job_id=JobId(request_id),
             code="deadline_exceeded",
@@ -80,7 +80,7 @@ class Preparation:
         return JobError(why)
 
     def _left_ns(self) -> int:
-        return self.latest_at_ns - self.ask.app.clock.now_ns()
+        return self.latest_at_ns - self.context.app.clock.now_ns()
 
 
 async def image_jobs(
@@ -93,10 +93,10 @@ async def image_jobs(
         NoCapacity: too many inputs are held already, or it is too late for these.
         ClientGone: the client hung up.
     """
-    ask, processor = preparation.ask, model.processor
-    config = ask.app.config
+    context, processor = preparation.context, model.processor
+    config = context.app.config
     assert isinstance(processor, ImageProcessor)
-    ask.inquiry.take(len(urls), len(urls) * (processor.num_bytes + ENTRY_BYTES))
+    context.pending.take(len(urls), len(urls) * (processor.num_bytes + ENTRY_BYTES))
     variant = variant_of(model, 0)
 
     def decode(at: int) -> NewJob | None:
@@ -108,7 +108,10 @@ async def image_jobs(
         except InvalidRequest as error:
             raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
         made = JobInput(
-            job_id=job_id_of(ask, at), pixels=pixels.data, height=pixels.height, width=pixels.width
+            job_id=job_id_of(context, at),
+            pixels=pixels.data,
+            height=pixels.height,
+            width=pixels.width,
         )
         return NewJob(variant=variant, input=made)
 
@@ -126,9 +129,9 @@ def variant_of(model: OneshotModel, num_tokens: int) -> int:
     return min((size for size in sizes if size >= num_tokens), default=0)
 
 
-def job_id_of(ask: Ask, at: int) -> JobId:
+def job_id_of(context: Context, at: int) -> JobId:
     """The id of a request's job."""
-    return JobId(f"{ask.inquiry.request_id}-{at}")
+    return JobId(f"{context.pending.request_id}-{at}")
 
 
 async def _all_or_first_error(

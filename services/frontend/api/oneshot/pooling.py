@@ -7,7 +7,7 @@ from services.frontend.api.fields import unsupported
 from services.frontend.api.oneshot.bodies import PoolingBody
 from services.frontend.api.oneshot.classify import run_inputs
 from services.frontend.api.oneshot.embeddings import check_dimensions
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, usage
 from services.frontend.api.oneshot.vectors import scaled, written
 from services.frontend.api.schemas import POOLING, answers
@@ -22,22 +22,22 @@ async def pooling(request: Request) -> Response:
     return await respond(request, PoolingBody, pool)
 
 
-async def pool(body: PoolingBody, ask: Ask) -> bytes:
+async def pool(body: PoolingBody, context: Context) -> bytes:
     """The answer to a body.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    is_classifier = ask.app.models.task(body.model) == "classify"
+    is_classifier = context.app.models.task(body.model) == "classify"
     task: Task = "classify" if is_classifier else "embed"
-    model = ask.app.models.oneshot(body.model, task)
+    model = context.app.models.oneshot(body.model, task)
     if body.task is not None and body.task != task:
         raise unsupported("task", f"this model's is {task}")
     for name in ("dimensions", "normalize"):
         if is_classifier and getattr(body, name) is not None:
             raise unsupported(name, "this model gives probabilities")
     check_dimensions(model, body.dimensions, "dimensions")
-    results = await run_inputs(ask, model, body, body.input)
+    results = await run_inputs(context, model, body, body.input)
     values = results.values(model)
     if not is_classifier:
         values = [scaled(vector, body) for vector in values]
@@ -45,4 +45,4 @@ async def pool(body: PoolingBody, ask: Ask) -> bytes:
         {"index": index, "object": "pooling", "data": written(vector, body)}
         for index, vector in enumerate(values)
     ]
-    return listed(ask, body, "pool", data, usage(results.num_tokens))
+    return listed(context, body, "pool", data, usage(results.num_tokens))

@@ -17,13 +17,13 @@ from services.frontend.api.answers import Json
 from services.frontend.api.bodies import parse
 from services.frontend.api.documents import target_header
 from services.frontend.api.oneshot.bodies import Inputs, OneshotBody
-from services.frontend.api.oneshot.inputs import Ask, Preparation, image_jobs
+from services.frontend.api.oneshot.inputs import Context, Preparation, image_jobs
 from services.frontend.api.oneshot.texts import text_jobs
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
 from services.frontend.core.job_events import NewJob, NewRequest
 from services.frontend.core.room import FREE_BODY_BYTES, Hold
-from services.frontend.job_hub import Inquiry
+from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
 from services.frontend.request import (
     SLO_HEADER,
@@ -61,7 +61,7 @@ class Results:
 
 
 async def respond(
-    request: Request, kind: type[Body], work: Callable[[Body, Ask], Awaitable[bytes]]
+    request: Request, kind: type[Body], work: Callable[[Body, Context], Awaitable[bytes]]
 ) -> Response:
     """Answer over HTTP; the client's hanging up ends the work. The target counts from when the
     body is there.
@@ -71,13 +71,15 @@ async def respond(
     with Hold(room, FREE_BODY_BYTES) as hold:
         body = parse(kind, await read_body(request, hold.grow_to))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
-        with Inquiry(app.jobs, room, app.clock.now_ns(), request_id_of(request)) as inquiry:
-            ask = Ask(app, inquiry, target_ms)
-            with watched(request.receive, ask.abandon):
-                return Json(await work(body, ask))
+        with PendingJobs(app.jobs, room, app.clock.now_ns(), request_id_of(request)) as pending:
+            context = Context(app, pending, target_ms)
+            with watched(request.receive, context.abandon):
+                return Json(await work(body, context))
 
 
-async def run_texts(ask: Ask, model: OneshotModel, body: OneshotBody, inputs: Inputs) -> Results:
+async def run_texts(
+    context: Context, model: OneshotModel, body: OneshotBody, inputs: Inputs
+) -> Results:
     """What the model makes of texts, or of pairs of a query and a text.
 
     Raises:
@@ -85,23 +87,23 @@ async def run_texts(ask: Ask, model: OneshotModel, body: OneshotBody, inputs: In
         ClientGone: the client hung up.
     """
     note(model=model.card.model_id, inputs=len(inputs.texts))
-    preparation = _preparation(ask, model, body, len(inputs.texts))
+    preparation = _preparation(context, model, body, len(inputs.texts))
     jobs, num_tokens = await text_jobs(preparation, model, inputs)
     note(prompt_tokens=num_tokens)
-    return Results(await _run(ask, model, body, jobs), num_tokens)
+    return Results(await _run(context, model, body, jobs), num_tokens)
 
 
 async def run_images(
-    ask: Ask, model: OneshotModel, body: OneshotBody, urls: Sequence[str]
+    context: Context, model: OneshotModel, body: OneshotBody, urls: Sequence[str]
 ) -> Results:
     """What the model makes of images.
 
     Raises: as `run_texts`.
     """
     note(model=model.card.model_id, inputs=len(urls))
-    preparation = _preparation(ask, model, body, len(urls))
+    preparation = _preparation(context, model, body, len(urls))
     jobs = await image_jobs(preparation, model, urls)
-    return Results(await _run(ask, model, body, jobs), 0)
+    return Results(await _run(context, model, body, jobs), 0)
 
 
 def unpack_values(packed: str, num_values: int) -> Values:
@@ -120,7 +122,11 @@ def unpack_values(packed: str, num_values: int) -> Values:
 
 
 def listed(
-    ask: Ask, body: OneshotBody, prefix: str, data: Sequence[dict[str, Any]], usage: dict[str, int]
+    context: Context,
+    body: OneshotBody,
+    prefix: str,
+    data: Sequence[dict[str, Any]],
+    usage: dict[str, int],
 ) -> bytes:
     """The answer of an endpoint that gives one entry an input.
 
@@ -131,7 +137,7 @@ def listed(
         {
             "id": new_id(prefix),
             "object": "list",
-            "created": int(ask.app.clock.wall_ns() // 1_000_000_000),
+            "created": int(context.app.clock.wall_ns() // 1_000_000_000),
             "model": body.model,
             "data": data,
             "usage": usage,
@@ -149,45 +155,47 @@ def usage(num_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def _preparation(ask: Ask, model: OneshotModel, body: OneshotBody, num_jobs: int) -> Preparation:
+def _preparation(
+    context: Context, model: OneshotModel, body: OneshotBody, num_jobs: int
+) -> Preparation:
     """How long inputs may take. How long they are is not known yet, so the fastest batch counts.
 
     Raises:
         InvalidRequest: not even that one could meet the target.
     """
     fastest_ns = min(variant.batch_ns[0] for variant in model.card.variants)
-    target_ns = _target_ns(ask, model, body, fastest_ns)
-    return Preparation(ask, num_jobs, ask.inquiry.arrived_at_ns + target_ns - fastest_ns)
+    target_ns = _target_ns(context, model, body, fastest_ns)
+    return Preparation(context, num_jobs, context.pending.arrived_at_ns + target_ns - fastest_ns)
 
 
 async def _run(
-    ask: Ask, model: OneshotModel, body: OneshotBody, jobs: Sequence[NewJob]
+    context: Context, model: OneshotModel, body: OneshotBody, jobs: Sequence[NewJob]
 ) -> list[str]:
     card = model.card
     fastest_ns = max(_fastest_ns(model, job.variant) for job in jobs)
-    target_ns = _target_ns(ask, model, body, fastest_ns)
+    target_ns = _target_ns(context, model, body, fastest_ns)
     new = NewRequest(
-        request_id=ask.inquiry.request_id,
+        request_id=context.pending.request_id,
         model_id=card.model_id,
         fingerprint=card.fingerprint,
-        shard=shard_of(card.model_id, ask.app.config.scheduler_shards),
+        shard=shard_of(card.model_id, context.app.config.scheduler_shards),
         jobs=jobs,
-        arrived_at_ns=ask.inquiry.arrived_at_ns,
-        deadline_at_ns=ask.inquiry.arrived_at_ns + target_ns,
+        arrived_at_ns=context.pending.arrived_at_ns,
+        deadline_at_ns=context.pending.arrived_at_ns + target_ns,
         fastest_ns=fastest_ns,
     )
-    return (await ask.inquiry.run(new)).values
+    return (await context.pending.run(new)).values
 
 
-def _target_ns(ask: Ask, model: OneshotModel, body: OneshotBody, fastest_ns: int) -> int:
+def _target_ns(context: Context, model: OneshotModel, body: OneshotBody, fastest_ns: int) -> int:
     """The header's target, else the body's, else the model's own.
 
     Raises:
         InvalidRequest: not even a batch of one could meet it.
     """
     name, whose = SLO_HEADER, ""
-    if ask.header_slo_ms is not None:
-        target_ms = ask.header_slo_ms
+    if context.header_slo_ms is not None:
+        target_ms = context.header_slo_ms
     elif body.slo_ms is not None:
         target_ms, name = body.slo_ms, "slo_ms"
     else:

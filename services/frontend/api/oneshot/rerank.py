@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.documents import takes
 from services.frontend.api.oneshot.bodies import RerankBody, Text, documents_of, inputs_of
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, dumps, respond, run_texts, usage
 from services.frontend.api.schemas import RANKING, answers
 from shared.ids import new_id
@@ -24,16 +24,16 @@ async def rerank(request: Request) -> Response:
     return await respond(request, RerankBody, rank)
 
 
-async def rank(body: RerankBody, ask: Ask) -> bytes:
+async def rank(body: RerankBody, context: Context) -> bytes:
     """The answer to a body.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    model = ask.app.models.oneshot(body.model, "rerank")
-    texts = documents_of(body, ask.app.config.inputs_max)
+    model = context.app.models.oneshot(body.model, "rerank")
+    texts = documents_of(body, context.app.config.inputs_max)
     inputs = inputs_of(body, texts, "documents", [body.query])
-    results = await run_texts(ask, model, body, inputs)
+    results = await run_texts(context, model, body, inputs)
     scores = [float(values[0]) for values in results.values(model)]
     order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
     shown = body.return_documents is not False

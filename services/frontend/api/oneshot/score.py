@@ -13,7 +13,7 @@ from services.frontend.api.oneshot.bodies import (
     names_of,
     strings_of,
 )
-from services.frontend.api.oneshot.inputs import Ask
+from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import SLO_HEADERS, listed, respond, run_texts, usage
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.api.schemas import SCORES, answers
@@ -29,23 +29,23 @@ async def score(request: Request) -> Response:
     return await respond(request, ScoreBody, rate)
 
 
-async def rate(body: ScoreBody, ask: Ask) -> bytes:
+async def rate(body: ScoreBody, context: Context) -> bytes:
     """The answer to a body: a reranker's scores, or the cosines of embeddings.
 
     Raises:
         SymphonyError: it cannot be served.
     """
-    names, firsts, seconds = pairs_of(body, ask.app.config.inputs_max)
-    if ask.app.models.task(body.model) == "embed":
-        scores, num_tokens = await _cosines(body, ask, names, firsts, seconds)
+    names, firsts, seconds = pairs_of(body, context.app.config.inputs_max)
+    if context.app.models.task(body.model) == "embed":
+        scores, num_tokens = await _cosines(body, context, names, firsts, seconds)
     else:
-        model = ask.app.models.oneshot(body.model, "rerank")
+        model = context.app.models.oneshot(body.model, "rerank")
         inputs = inputs_of(body, list(seconds), names[1], firsts, names[0])
-        results = await run_texts(ask, model, body, inputs)
+        results = await run_texts(context, model, body, inputs)
         scores = [float(values[0]) for values in results.values(model)]
         num_tokens = results.num_tokens
     data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(scores)]
-    return listed(ask, body, "score", data, usage(num_tokens))
+    return listed(context, body, "score", data, usage(num_tokens))
 
 
 def pairs_of(body: ScoreBody, num_max: int) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -67,12 +67,12 @@ def pairs_of(body: ScoreBody, num_max: int) -> tuple[tuple[str, str], list[str],
 
 
 async def _cosines(
-    body: ScoreBody, ask: Ask, names: tuple[str, str], firsts: list[str], seconds: list[str]
+    body: ScoreBody, context: Context, names: tuple[str, str], firsts: list[str], seconds: list[str]
 ) -> tuple[list[float], int]:
-    model = ask.app.models.oneshot(body.model, "embed")
+    model = context.app.models.oneshot(body.model, "embed")
     both = inputs_of(body, [*firsts, *seconds], names[1])
     inputs = replace(both, names=names_of(names[0], firsts) + names_of(names[1], seconds))
-    results = await run_texts(ask, model, body, inputs)
+    results = await run_texts(context, model, body, inputs)
     vectors = results.values(model)
     left, right = vectors[: len(firsts)], vectors[len(firsts) :]
     if len(left) == 1:

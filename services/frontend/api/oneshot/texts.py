@@ -10,7 +10,7 @@ from typing import TypeVar
 from services.frontend.api.oneshot.bodies import Inputs, Text
 from services.frontend.api.oneshot.inputs import (
     ENTRY_BYTES,
-    Ask,
+    Context,
     Preparation,
     job_id_of,
     variant_of,
@@ -58,7 +58,7 @@ async def text_jobs(
     for some in chunks(costs):
         made = await step(partial(work.encode, some, first))
         num_bytes = sum(len(i.input.tokens) + len(i.input.segments) + ENTRY_BYTES for i, _ in made)
-        preparation.ask.inquiry.take(len(made), num_bytes)
+        preparation.context.pending.take(len(made), num_bytes)
         jobs += [job for job, _ in made]
         num_tokens += sum(num for _, num in made)
     return jobs, num_tokens
@@ -87,7 +87,7 @@ class _Texts:
         cut: what longer texts are cut to.
     """
 
-    ask: Ask
+    context: Context
     model: OneshotModel
     tokenizer: ModelTokenizer
     given: Inputs
@@ -133,7 +133,7 @@ class _Texts:
             _check_tokens(given.tokens, self.given.names[at], self.limit, self.tokenizer)
             num_tokens = len(given.tokens)
             made = JobInput(
-                job_id=job_id_of(self.ask, at),
+                job_id=job_id_of(self.context, at),
                 tokens=pack_ints(given.tokens),
                 segments=pack_ints(given.segments) if given.segments else "",
             )
@@ -161,7 +161,7 @@ def _texts(preparation: Preparation, model: OneshotModel, inputs: Inputs) -> _Te
     for text, name in zip(texts, inputs.names, strict=True):
         _check_chars(text, name, limit, chars_per_token)
     return _Texts(
-        ask=preparation.ask, model=model, tokenizer=tokenizer, given=inputs, texts=texts,
+        context=preparation.context, model=model, tokenizer=tokenizer, given=inputs, texts=texts,
         limit=limit, cut=cut,
     )  # fmt: skip
 
