@@ -6,7 +6,7 @@ from fastapi import Request
 
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
-from services.frontend.core.quotas import Quotas, TenantRoom
+from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -32,9 +32,9 @@ class App:
     claims: Claims
     quotas: Quotas
 
-    def room_of(self, tenant: TenantId) -> TenantRoom:
+    def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""
-        return TenantRoom(self.jobs.room, self.quotas, tenant)
+        return TenantCapacity(self.jobs.capacity, self.quotas, tenant)
 
 
 def app_of(request: Request) -> App:

@@ -5,6 +5,7 @@ import logging
 from functools import partial
 
 from services.frontend import telemetry
+from services.frontend.core.capacity import Capacity, Taking
 from services.frontend.core.job_events import (
     AnswerPull,
     Cancel,
@@ -16,7 +17,6 @@ from services.frontend.core.job_events import (
     WakeAt,
 )
 from services.frontend.core.jobs import Jobs
-from services.frontend.core.room import Room, Taking
 from services.frontend.errors import JobError, TooManyRequests
 from services.frontend.hub import STOP_S, ClientGone
 from services.frontend.outbox import Outbox
@@ -43,17 +43,17 @@ class JobHub:
     """Every job in flight, on the bus.
 
     Args:
-        room: how many inputs may be held.
+        capacity: how many inputs may be held.
     """
 
     def __init__(
-        self, bus: Bus, clock: Clock, frontend_id: FrontendId, jobs: Jobs, room: Room
+        self, bus: Bus, clock: Clock, frontend_id: FrontendId, jobs: Jobs, capacity: Capacity
     ) -> None:
         self._bus = bus
         self._clock = clock
         self._frontend_id = frontend_id
         self._jobs = jobs
-        self.room = room
+        self.capacity = capacity
         self._waiters: dict[str, asyncio.Future[Done]] = {}
         self._outbox = Outbox(SUBMITS_MAX)
         self._alarm: asyncio.TimerHandle | None = None
@@ -142,22 +142,22 @@ class JobHub:
 
 
 class PendingJobs:
-    """One client's wait for its jobs. A context: leaving it gives back the room that its inputs
-    took, and cancels what still runs.
+    """One client's wait for its jobs. A context: leaving it gives back what its inputs took of
+    the capacity, and cancels what still runs.
 
     Args:
-        room: for its inputs.
+        capacity: for its inputs.
 
     Attributes:
         request_id: its jobs' ids begin with it. It is unique, and holds what the client calls it.
         arrived_at_ns: when its target began to count.
     """
 
-    def __init__(self, hub: JobHub, room: Taking, now_ns: int, request_id: str) -> None:
+    def __init__(self, hub: JobHub, capacity: Taking, now_ns: int, request_id: str) -> None:
         self.request_id = job_group(request_id)
         self.arrived_at_ns = now_ns
         self._hub = hub
-        self._room = room
+        self._capacity = capacity
         self._num = 0
         self._num_bytes = 0
         self._waiter: asyncio.Future[Done] | None = None
@@ -167,7 +167,7 @@ class PendingJobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.give(self._num, self._num_bytes)
+        self._capacity.give(self._num, self._num_bytes)
         if self._waiter is not None and not _has_ended(self._waiter):
             telemetry.JOBS.labels("cancelled").inc(self._num)
             self._hub.cancel(self.request_id)
@@ -185,7 +185,7 @@ class PendingJobs:
             TooManyRequests: there is none.
             TenantQuota, InvalidRequest: there is none for this tenant.
         """
-        if not self._room.take(num, num_bytes):
+        if not self._capacity.take(num, num_bytes):
             raise TooManyRequests("too many inputs at once")
         self._num += num
         self._num_bytes += num_bytes

@@ -18,12 +18,12 @@ from services.frontend.app import App
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
+from services.frontend.core.capacity import Capacity
 from services.frontend.core.claims import Claims
 from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
 from services.frontend.core.quotas import Quotas
-from services.frontend.core.room import Room
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
@@ -76,7 +76,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         runtime.clock,
         frontend_id,
         Jobs(frontend_id, JobLimits()),
-        Room(config.jobs_max, config.job_bytes_max),
+        Capacity(config.jobs_max, config.job_bytes_max),
     )
     slots, claims = Slots(config.requests_max), Claims()
     pool = Pool(runtime.clock, _crew_limits(config))

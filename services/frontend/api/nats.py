@@ -30,7 +30,7 @@ from services.frontend.api.text.delivery import answer_whole, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.auth import Keyring
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
+from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.job_hub import PendingJobs
 from services.frontend.request import Origin, check_shape
@@ -88,10 +88,10 @@ async def _answer(
     if not reply:
         log.warning("a request without reply subject")
         return
-    room = app.jobs.room if tenant is None else app.room_of(tenant)
-    with Hold(room, FREE_BODY_BYTES) as hold:
+    capacity = app.jobs.capacity if tenant is None else app.capacity_of(tenant)
+    with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
         try:
-            await _answer_body(app, keyring, payload, reply, request_id, tenant, hold)
+            await _answer_body(app, keyring, payload, reply, request_id, tenant, held)
         except SymphonyError as error:
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
             note(error=error.code)
@@ -105,9 +105,9 @@ async def _answer_body(
     reply: str,
     request_id: str,
     tenant: TenantId | None,
-    hold: Hold,
+    held: HeldCapacity,
 ) -> None:
-    hold.grow_to(len(payload))
+    held.grow_to(len(payload))
     await check_shape(payload, app.config.body_values_max)
     fields = _fields(app, payload)
     if tenant is not None and fields.get("tenant") not in (None, tenant):
@@ -118,7 +118,7 @@ async def _answer_body(
         await _send(app, reply, await _answer_job(app, payload, fields, request_id, whose))
         return
     body, writer = await _prepare(app, keyring, payload, fields, request_id, tenant)
-    writer.generation.keep(hold)
+    writer.generation.keep(held)
     if not body.stream:
         await _send(app, reply, await answer_whole(writer))
         return
@@ -155,8 +155,8 @@ def _fields(app: App, payload: bytes) -> dict[str, Any]:
 async def _answer_job(
     app: App, payload: bytes, fields: dict[str, Any], request_id: str, tenant: TenantId
 ) -> bytes:
-    room = app.room_of(tenant)
-    with PendingJobs(app.jobs, room, app.clock.now_ns(), request_id) as pending:
+    capacity = app.capacity_of(tenant)
+    with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id) as pending:
         context = Context(app, pending)
         if "query" in fields:
             return await rank(parse(RerankBody, payload), context)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.frontend.core.room import Room
+from services.frontend.core.capacity import Capacity
 from shared.errors import InvalidRequest, TenantQuota
 from shared.ids import TenantId
 
@@ -163,11 +163,11 @@ class Admission:
         return {"turns": len(self._waiting), "waiting_tokens": sum(self._waiting)}
 
 
-class TenantRoom:
-    """A frontend's `Room` as one request of a tenant finds it."""
+class TenantCapacity:
+    """A frontend's `Capacity` as one request of a tenant finds it."""
 
-    def __init__(self, room: Room, quotas: Quotas, tenant: TenantId) -> None:
-        self._room = room
+    def __init__(self, capacity: Capacity, quotas: Quotas, tenant: TenantId) -> None:
+        self._capacity = capacity
         self._quotas = quotas
         self._tenant = tenant
         self._held: Counter[Kind] = Counter()
@@ -181,7 +181,7 @@ class TenantRoom:
         """
         amounts: Amounts = {"jobs": num, "job_bytes": num_bytes}
         self._quotas.take_or_raise(self._tenant, amounts, self._held)
-        if not self._room.take(num, num_bytes):
+        if not self._capacity.take(num, num_bytes):
             self._quotas.give(self._tenant, amounts)
             return False
         self._held.update(amounts)
@@ -190,7 +190,7 @@ class TenantRoom:
     def give(self, num: int, num_bytes: int) -> None:
         """Give back what was taken."""
         amounts: Amounts = {"jobs": num, "job_bytes": num_bytes}
-        self._room.give(num, num_bytes)
+        self._capacity.give(num, num_bytes)
         self._quotas.give(self._tenant, amounts)
         self._held.subtract(amounts)
 

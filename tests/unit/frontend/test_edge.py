@@ -10,8 +10,8 @@ import pytest
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.config import FrontendConfig
+from services.frontend.core.capacity import Capacity
 from services.frontend.core.quotas import Quotas, TenantLimits
-from services.frontend.core.room import Room
 from services.frontend.edge import make_api
 
 
@@ -23,7 +23,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an application whose models cannot be listed."""
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
-    jobs = cast(Any, SimpleNamespace(room=Room(0, 0)))
+    jobs = cast(Any, SimpleNamespace(capacity=Capacity(0, 0)))
     rest = [nothing, nothing, jobs, nothing, nothing, nothing, Quotas(TenantLimits(), {})]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.frontend.core.capacity import Capacity
 from services.frontend.core.job_events import (
     AnswerPull,
     Cancel,
@@ -19,7 +20,6 @@ from services.frontend.core.job_events import (
     WakeAt,
 )
 from services.frontend.core.jobs import JOBS_PER_MESSAGE_MAX, Jobs
-from services.frontend.core.room import Room
 from shared import messages as m
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 
@@ -292,12 +292,12 @@ def test_timers_of_ended_requests_do_not_pile_up() -> None:
 
 
 def test_room_is_taken_and_given_back() -> None:
-    room = Room(num_max=3, bytes_max=100)
-    assert room.take(2, 60) and not room.take(2, 0) and not room.take(1, 41)
-    assert room.take(1, 40)
-    room.give(3, 100)
+    capacity = Capacity(num_max=3, bytes_max=100)
+    assert capacity.take(2, 60) and not capacity.take(2, 0) and not capacity.take(1, 41)
+    assert capacity.take(1, 40)
+    capacity.give(3, 100)
     with pytest.raises(AssertionError):
-        room.give(0, 1)
+        capacity.give(0, 1)
 
 
 names = st.integers(0, 3)

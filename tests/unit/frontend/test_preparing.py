@@ -13,7 +13,7 @@ from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, input
 from services.frontend.api.oneshot.inputs import Context
 from services.frontend.api.oneshot.requests import run_images, run_texts
 from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
-from services.frontend.core.room import Room
+from services.frontend.core.capacity import Capacity
 from services.frontend.errors import JobError
 from services.frontend.hub import ClientGone
 from services.frontend.images import NUM_THREADS, THREADS, ImageProcessor, Pixels
@@ -64,9 +64,9 @@ class House:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.room = Room(1000, 10**9)
+        self.capacity = Capacity(1000, 10**9)
         hub: Any = SimpleNamespace(open=self._open)
-        self.pending = PendingJobs(hub, self.room, 0, "r")
+        self.pending = PendingJobs(hub, self.capacity, 0, "r")
         config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
         app: Any = SimpleNamespace(clock=self.clock, config=config)
         self.context = Context(app, self.pending)
@@ -103,7 +103,7 @@ def test_short_requests_are_tokenized_at_once() -> None:
     with pytest.raises(House.Reached):
         house.texts(tokenizer, many(5), "query")
     assert set(tokenizer.threads) == {threading.main_thread()}
-    assert house.room.num == 0
+    assert house.capacity.num == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_tokenizing_stops_when_the_client_hangs_up() -> None:
     tokenizer = Words(house.context.abandon)
     with pytest.raises(ClientGone):
         house.texts(tokenizer, many(500))
-    assert len(tokenizer.threads) == 1 and house.room.num == 0
+    assert len(tokenizer.threads) == 1 and house.capacity.num == 0
 
 
 def test_tokenizing_stops_when_it_is_too_late() -> None:
@@ -196,7 +196,7 @@ def test_a_bad_image_ends_the_request_when_the_others_rest() -> None:
     held: list[int] = []
 
     def let_go() -> None:
-        held.append(house.room.num)
+        held.append(house.capacity.num)
         release.set()
 
     def on_begin(at: int) -> None:
@@ -212,7 +212,7 @@ def test_a_bad_image_ends_the_request_when_the_others_rest() -> None:
     assert held == [40], "the room is taken while others decode"
     assert sorted(processor.begun) == sorted(processor.ended)
     assert len(processor.begun) <= NUM_THREADS + 1
-    assert house.room.num == 0
+    assert house.capacity.num == 0
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -226,7 +226,7 @@ def test_images_that_nobody_waits_for_are_not_decoded(is_gone: bool) -> None:
     with pytest.raises(ClientGone if is_gone else JobError):
         house.images(processor, 40)
     assert 1 <= len(processor.begun) <= NUM_THREADS
-    assert house.room.num == 0
+    assert house.capacity.num == 0
 
 
 def test_a_deadline_ends_the_wait_for_a_busy_pool() -> None:

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.frontend.core.capacity import Capacity
 from services.frontend.core.quotas import (
     Admission,
     Kind,
     Quotas,
+    TenantCapacity,
     TenantLimits,
-    TenantRoom,
     priority_within,
 )
-from services.frontend.core.room import Room
 from shared.errors import InvalidRequest, TenantQuota
 from shared.ids import TenantId
 
@@ -120,9 +120,9 @@ def test_a_tenant_at_its_limit_is_known_before_its_prompt_is_looked_at() -> None
 
 
 def test_a_tenant_fills_its_part_of_the_room_only() -> None:
-    room, quotas = Room(6, 100), Quotas(LIMITS, {})
-    a, b = TenantRoom(room, quotas, A), TenantRoom(room, quotas, B)
-    other = TenantRoom(room, quotas, A)
+    capacity, quotas = Capacity(6, 100), Quotas(LIMITS, {})
+    a, b = TenantCapacity(capacity, quotas, A), TenantCapacity(capacity, quotas, B)
+    other = TenantCapacity(capacity, quotas, A)
     assert a.take(4, 60)
     with pytest.raises(TenantQuota, match="jobs"):
         other.take(1, 0)
@@ -135,12 +135,12 @@ def test_a_tenant_fills_its_part_of_the_room_only() -> None:
     assert b.take(2, 40)
     a.give(4, 60)
     b.give(2, 40)
-    assert quotas.is_unused and (room.num, room.num_bytes) == (0, 0)
+    assert quotas.is_unused and (capacity.num, capacity.num_bytes) == (0, 0)
     with pytest.raises(InvalidRequest):
         a.take(5, 0)
     with pytest.raises(InvalidRequest):
         a.take(0, 61)
-    assert quotas.is_unused and (room.num, room.num_bytes) == (0, 0)
+    assert quotas.is_unused and (capacity.num, capacity.num_bytes) == (0, 0)
 
 
 def test_priorities_outside_of_the_range_are_refused_and_defaults_moved_into_it() -> None:

@@ -21,8 +21,8 @@ from services.frontend.api.oneshot.inputs import Context, Preparation, image_job
 from services.frontend.api.oneshot.texts import text_jobs
 from services.frontend.api.oneshot.vectors import Values
 from services.frontend.app import app_of
+from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.job_events import NewJob, NewRequest
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
 from services.frontend.request import (
@@ -67,11 +67,11 @@ async def respond(
     body is there.
     """
     app = app_of(request)
-    room = app.room_of(caller_of(request).tenant)
-    with Hold(room, FREE_BODY_BYTES) as hold:
-        body = parse(kind, await read_body(request, hold.grow_to))
+    capacity = app.capacity_of(caller_of(request).tenant)
+    with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
+        body = parse(kind, await read_body(request, held.grow_to))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
-        with PendingJobs(app.jobs, room, app.clock.now_ns(), request_id_of(request)) as pending:
+        with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id_of(request)) as pending:
             context = Context(app, pending, target_ms)
             with watched(request.receive, context.abandon):
                 return Json(await work(body, context))

@@ -14,8 +14,8 @@ from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.bodies import Generate, parse
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
+from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.choice import Piece
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
 from services.frontend.errors import error_body
 from services.frontend.request import Origin, caller_of, origin_of, read_body, watched
 from shared.errors import SymphonyError
@@ -81,10 +81,10 @@ async def respond(
     A stream's first chunks are awaited here: until then an error is a status.
     """
     app = app_of(request)
-    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
-        body = parse(kind, await read_body(request, hold.grow_to))
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+        body = parse(kind, await read_body(request, held.grow_to))
         writer = await prepare(app, body, origin_of(request))
-        writer.generation.keep(hold)
+        writer.generation.keep(held)
         mailbox = writer.generation.mailbox
         mailbox.reader = request.scope["state"].get("connection") if body.stream else None
         abandon = mailbox.abandon

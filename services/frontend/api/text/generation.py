@@ -12,9 +12,9 @@ from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, remember
 from services.frontend.app import App
+from services.frontend.core.capacity import HeldCapacity
 from services.frontend.core.choice import Choice, Piece, TextRules
 from services.frontend.core.quotas import Admission
-from services.frontend.core.room import Hold
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
@@ -81,17 +81,17 @@ class Generation:
         prompts = [len(self.prompt_of(index).tokens) for index in range(len(self.choices))]
         self._admission = Admission(app.quotas, plan.owner.tenant, prompts)
         self._taken = ExitStack()
-        self._offered: Hold | None = None
-        self._hold: Hold | None = None
+        self._offered: HeldCapacity | None = None
+        self._held: HeldCapacity | None = None
 
-    def keep(self, hold: Hold) -> None:
+    def keep(self, held: HeldCapacity) -> None:
         """The prompt is built: the body's room is given back now, or at the end of the generation
         if a session's record is to keep the text.
         """
         if self.plan.owner.session_id is None:
-            hold.give_back()
+            held.give_back()
         else:
-            self._offered = hold
+            self._offered = held
 
     def __enter__(self) -> "Generation":
         slots, num_choices = self._app.slots, len(self.choices)
@@ -106,7 +106,7 @@ class Generation:
             taken.callback(slots.give, num_choices)
             self._taken = taken.pop_all()
         if self._offered is not None:
-            self._hold = self._offered.move()
+            self._held = self._offered.move()
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
         for index in range(len(self.choices)):
@@ -117,8 +117,8 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self._taken.close()
-        if self._hold is not None:
-            self._hold.give_back()
+        if self._held is not None:
+            self._held.give_back()
         telemetry.RUNNING.dec()
         self._note()
         for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):

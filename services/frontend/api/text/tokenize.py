@@ -10,7 +10,7 @@ from services.frontend.api.documents import takes
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.app import App, app_of
-from services.frontend.core.room import FREE_BODY_BYTES, Hold
+from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.models import ServedModel
 from services.frontend.request import caller_of, read_body
 from shared.errors import InvalidRequest, NoCapacity
@@ -24,8 +24,8 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
     app = app_of(request)
-    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
-        body = parse(TokenizeBody, await read_body(request, hold.grow_to))
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+        body = parse(TokenizeBody, await read_body(request, held.grow_to))
         return await _tokenized(app, body)
 
 
@@ -62,8 +62,8 @@ async def _tokenized(app: App, body: TokenizeBody) -> Response:
 async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
     app = app_of(request)
-    with Hold(app.room_of(caller_of(request).tenant), FREE_BODY_BYTES) as hold:
-        body = parse(DetokenizeBody, await read_body(request, hold.grow_to))
+    with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
+        body = parse(DetokenizeBody, await read_body(request, held.grow_to))
         model = _model(app, body.model)
         vocab_size = model.tokenizer.vocab_size
         tokens = token_list(body.tokens)

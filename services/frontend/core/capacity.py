@@ -9,7 +9,7 @@ FREE_BODY_BYTES = 64 * 1024  # a body with more takes room
 
 
 @dataclass(slots=True)
-class Room:
+class Capacity:
     """Inputs and their bytes, each with a limit. What is taken is given back by who took it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Room:
 
 
 class Taking(Protocol):
-    """A `Room`, or a tenant's part of it."""
+    """A `Capacity`, or a tenant's part of it."""
 
     def take(self, num: int, num_bytes: int) -> bool:
         """Whether there is room; if so it is taken."""
@@ -49,20 +49,20 @@ class Taking(Protocol):
         ...
 
 
-class Hold:
-    """What a body takes of a room while it comes in and is worked on. A context: leaving it gives
-    everything back.
+class HeldCapacity:
+    """What a body takes of the capacity while it comes in and is worked on. A context: leaving it
+    gives everything back.
 
     Args:
         free_bytes: bodies up to this length take nothing.
     """
 
-    def __init__(self, room: Taking, free_bytes: int) -> None:
-        self._room = room
+    def __init__(self, capacity: Taking, free_bytes: int) -> None:
+        self._capacity = capacity
         self._free_bytes = free_bytes
         self._num_bytes = 0
 
-    def __enter__(self) -> "Hold":
+    def __enter__(self) -> "HeldCapacity":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,12 +70,12 @@ class Hold:
 
     def give_back(self) -> None:
         """Nothing of the body is kept any more."""
-        self._room.give(0, self._num_bytes)
+        self._capacity.give(0, self._num_bytes)
         self._num_bytes = 0
 
-    def move(self) -> "Hold":
+    def move(self) -> "HeldCapacity":
         """What is taken, from now on held by another, which somebody has to end."""
-        other = Hold(self._room, self._free_bytes)
+        other = HeldCapacity(self._capacity, self._free_bytes)
         other._num_bytes, self._num_bytes = self._num_bytes, 0
         return other
 
@@ -87,6 +87,6 @@ class Hold:
         """
         if num_bytes <= self._free_bytes:
             return
-        if not self._room.take(0, num_bytes - self._num_bytes):
+        if not self._capacity.take(0, num_bytes - self._num_bytes):
             raise NoCapacity("too many large bodies at once")
         self._num_bytes = num_bytes
