@@ -94,7 +94,7 @@ class Board:
         self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
     ) -> None:
         """Send a turn that is on no worker to this one, under its next attempt."""
-        self._put(turn, worker, now_ns)
+        self._assign(turn, worker, now_ns)
         turn.attempt = max(turn.attempt + 1, self._attempt_floor)
         turn.seen_seq = worker.report.seq
         worker.num_tokens_dispatched += submit.num_prompt_tokens
@@ -122,10 +122,10 @@ class Board:
         """A worker runs this turn under the highest attempt known: that is where it is placed."""
         if turn.worker is not None:
             self.cancel_attempt(turn.worker, turn.ref, "superseded")
-            self.take_off(turn)
-        self._put(turn, worker, now_ns)
+            self.unassign(turn)
+        self._assign(turn, worker, now_ns)
 
-    def take_off(self, turn: Turn) -> None:
+    def unassign(self, turn: Turn) -> None:
         """Take a turn from its worker; it is to be placed again, or closed, at once."""
         worker = turn.worker
         assert worker is not None
@@ -169,7 +169,7 @@ class Board:
         self._turns.pop(turn.turn_id, None)
         self._stop_waiting(turn)
         if turn.worker is not None:
-            self.take_off(turn)
+            self.unassign(turn)
         self.remember(turn.turn_id, Ended(turn.attempt, cancelled, failed))
 
     def remember(self, turn_id: TurnId, ended: Ended) -> None:
@@ -184,7 +184,7 @@ class Board:
         cancel = TurnCancel(turn_id=ref.turn_id, reason=reason, attempt=ref.attempt)
         self._out.append(CancelTurn(worker.worker_id, cancel))
 
-    def _put(self, turn: Turn, worker: Worker, now_ns: int) -> None:
+    def _assign(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         assert turn.worker is None
         self._stop_waiting(turn)
         turn.worker = worker

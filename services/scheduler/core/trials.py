@@ -90,7 +90,7 @@ class Trials:
         for turn in moved:
             self._board.cancel_attempt(worker, turn.ref, "moved")
             turn.attempt += 1  # so that the end of what was cancelled is not the turn's
-            self._board.take_off(turn)
+            self._board.unassign(turn)
         self._start(suspect, submit, worker, now_ns)
         return moved
 

@@ -217,7 +217,7 @@ class Turns:
         suspects first, who need a worker without turns.
         """
         for turn in turns:
-            self._board.take_off(turn)
+            self._board.unassign(turn)
         for turn in sorted(turns, key=self._urgency):
             turn.num_lost += 1
             if turn.submit is None:  # only its worker knew it: the frontend will submit again
