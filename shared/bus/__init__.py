@@ -1,0 +1,17 @@
+"""The one way onto NATS: typed publish, subscribe, serve, request; readiness, reconnect, drain.
+
+The bus knows nothing of any service. Everything pending is bounded: a subscription that falls
+behind drops and counts, a serving subject runs at most `concurrency_max` handlers at once.
+"""
+
+from shared.bus.asking import Asking
+from shared.bus.serving import Serving
+
+__all__ = ["Bus"]
+
+
+class Bus(Asking, Serving):
+    """A connection to NATS that reconnects for ever.
+
+    Make one with `Bus.connect`; end it with `drain`, after which nothing is delivered any more.
+    """
