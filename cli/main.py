@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cli import options
 from cli.reporting import complain, out, quiet_libraries
 from cli.runfile import DEFAULT_DATA_DIR
 from shared.errors import SymphonyError
@@ -27,17 +28,6 @@ app = typer.Typer(
 )
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-DataDir = Annotated[
-    Path,
-    typer.Option(
-        "--data-dir",
-        metavar="PATH",
-        envvar="SYMPHONY_DATA_DIR",
-        help="Where everything that lasts is kept.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
 @contextmanager
@@ -63,71 +53,21 @@ def _start() -> None:
 
 @app.command()
 def up(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL",
-            help="smollm2-135m (the default), minilm, demo, a folder, a GGUF file or a hub id; may "
-            "be given several times.",
-        ),
-    ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=0, max=64, help="How many workers.")] = 1,
-    no_worker: Annotated[
-        bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
-    ] = False,
-    emulate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROFILE", help="Emulate workers by this latency profile; needs no torch."
-        ),
-    ] = None,
-    spares: Annotated[
-        int, typer.Option(metavar="N", min=0, max=8, help="Hot spares of each scheduler process.")
-    ] = 0,
-    shards: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, max=64, help="Processes that batch jobs of one-shot models."
-        ),
-    ] = 1,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=65535,
-            envvar="SYMPHONY_HTTP_PORT",
-            help="Port to listen on; 0: a free one.",
-        ),
-    ] = 8080,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="One more name by which clients and web pages reach it; may be given several "
-            "times.",
-        ),
-    ] = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")] = False,
-    nats_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", envvar="SYMPHONY_NATS_URL", help="A NATS that runs already."),
-    ] = None,
-    redis_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
-    ] = None,
-    no_restart: Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")] = False,
-    ready_timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
-    ] = 900.0,
+    model: options.Models = None,
+    workers: options.NumWorkers = 1,
+    no_worker: options.NoWorker = False,
+    emulate: options.Emulate = None,
+    spares: options.NumSpares = 0,
+    shards: options.NumShards = 1,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8080,
+    allow_host: options.AllowedHosts = None,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+    detach: options.Detach = False,
+    nats_url: options.NatsUrl = None,
+    redis_url: options.RedisUrl = None,
+    no_restart: options.NoRestart = False,
+    ready_timeout_s: options.ReadyTimeout = 900.0,
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
     from cli.models.prepare import check_model
@@ -142,7 +82,7 @@ def up(
             parse_emulation(emulate)
         for source in model or ():
             check_model(source)
-        options = HouseOptions(
+        house = HouseOptions(
             data_dir=_folder(data_dir),
             models=tuple(model or ()),
             num_workers=0 if no_worker else workers,
@@ -157,11 +97,11 @@ def up(
             restart=not no_restart,
             ready_timeout_s=ready_timeout_s,
         )
-        (up_detached if detach else run_here)(options)
+        (up_detached if detach else run_here)(house)
 
 
 @app.command()
-def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
     """Stop the house."""
     from cli.down import down as stop
 
@@ -171,7 +111,7 @@ def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 
 
 @app.command()
-def status(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+def status(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
     """Say what runs, and how it is."""
     from cli.inspection.description import describe
     from cli.inspection.snapshot import look
@@ -199,7 +139,7 @@ def chat(
     api_key: Annotated[
         str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")
     ] = "",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat in the terminal."""
     from cli.chat.app import chat as talk
@@ -215,7 +155,7 @@ def chat(
 
 
 @app.command()
-def doctor(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -> None:
+def doctor(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
     """Say what is installed, and what would keep the house from starting."""
     from cli.inspection.doctor import examine, show
 
@@ -242,7 +182,7 @@ def bench(
         str,
         typer.Argument(metavar="NAME", help="Which one; `list` lists them.", show_default=False),
     ] = "",
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     wants_help: Annotated[
         bool, typer.Option("--help", "-h", help="Show this message, or NAME's options, and exit.")
     ] = False,

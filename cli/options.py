@@ -1,0 +1,76 @@
+"""The options of the commands: what each is called, what it takes, and what the help says of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        metavar="PATH",
+        envvar="SYMPHONY_DATA_DIR",
+        help="Where everything that lasts is kept.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODEL",
+        help="smollm2-135m (the default), minilm, demo, a folder, a GGUF file or a hub id; may "
+        "be given several times.",
+    ),
+]
+NumWorkers = Annotated[int, typer.Option(metavar="N", min=0, max=64, help="How many workers.")]
+NoWorker = Annotated[
+    bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
+]
+Emulate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROFILE", help="Emulate workers by this latency profile; needs no torch."
+    ),
+]
+NumSpares = Annotated[
+    int, typer.Option(metavar="N", min=0, max=8, help="Hot spares of each scheduler process.")
+]
+NumShards = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=64, help="Processes that batch jobs of one-shot models."),
+]
+Host = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS", envvar="SYMPHONY_HTTP_ADDRESS", help="Address to listen on."),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=65535,
+        envvar="SYMPHONY_HTTP_PORT",
+        help="Port to listen on; 0: a free one.",
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="One more name by which clients and web pages reach it; may be given several times.",
+    ),
+]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return once ready.")]
+NatsUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", envvar="SYMPHONY_NATS_URL", help="A NATS that runs already."),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", envvar="SYMPHONY_REDIS_URL", help="A Redis that runs already."),
+]
+NoRestart = Annotated[bool, typer.Option("--no-restart", help="Leave dead what dies.")]
+ReadyTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
+]
