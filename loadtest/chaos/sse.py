@@ -8,8 +8,10 @@ from typing import Any
 import httptools
 import orjson
 
+from loadtest.fuzz.plain_http import request_bytes
 from shared.errors import reason
 
+PATH = "/v1/chat/completions"
 SILENCE_MAX_S = 180.0  # a stream that says nothing for so long is given up
 READ_BYTES = 65_536
 EVENT = b"data: "
@@ -57,7 +59,7 @@ async def stream_chat(port: int, content: bytes, stream: Stream) -> None:
         return
     reply = _Reply(stream)
     try:
-        writer.write(_head(port, len(content)) + content)
+        writer.write(request_bytes("POST", PATH, port, content, b"Connection: close"))
         while not reply.is_over:
             async with asyncio.timeout(SILENCE_MAX_S):
                 data = await reader.read(READ_BYTES)
@@ -70,13 +72,6 @@ async def stream_chat(port: int, content: bytes, stream: Stream) -> None:
         writer.close()
     stream.ended_at = time.monotonic()
     reply.conclude()
-
-
-def _head(port: int, num_bytes: int) -> bytes:
-    return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {num_bytes}\r\n\r\n"
-    ).encode()
 
 
 class _Reply:

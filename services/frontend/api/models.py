@@ -8,6 +8,7 @@ from services.frontend.api.answers import Json
 from services.frontend.api.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
 from services.frontend.models import OneshotModel, ServedModel
+from shared.messages import ModelCard, OneshotCard
 
 router = APIRouter(tags=["models"])
 
@@ -31,22 +32,17 @@ async def get_model(request: Request, model_id: str) -> Response:
 
 
 def _model(model: ServedModel) -> dict[str, Any]:
-    card = model.card
-    return {
-        "id": card.model_id,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "symphony",
-        "root": card.source,
-        "parent": None,
-        "max_model_len": card.max_model_len,
-        "task": "generate",
-    }
+    return _entry(model.card, model.card.max_model_len, "generate")
 
 
 def _oneshot(model: OneshotModel) -> dict[str, Any]:
     card = model.card
     sizes = [variant.variant for variant in card.variants]
+    entry = _entry(card, max(sizes) if all(sizes) else None, card.task)
+    return entry | {"modality": card.modality, "slo_ms": card.slo_ms}
+
+
+def _entry(card: ModelCard | OneshotCard, max_model_len: int | None, task: str) -> dict[str, Any]:
     return {
         "id": card.model_id,
         "object": "model",
@@ -54,8 +50,6 @@ def _oneshot(model: OneshotModel) -> dict[str, Any]:
         "owned_by": "symphony",
         "root": card.source,
         "parent": None,
-        "max_model_len": max(sizes) if all(sizes) else None,
-        "task": card.task,
-        "modality": card.modality,
-        "slo_ms": card.slo_ms,
+        "max_model_len": max_model_len,
+        "task": task,
     }
