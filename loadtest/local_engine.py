@@ -55,11 +55,14 @@ class LocalEngine:
     """Runs turns to their ends.
 
     Attributes:
+        thread: launches steps. The model is to be loaded in it as well: OpenMP keeps a team of
+            threads for each thread that computes, and two teams are in each other's way.
         store: KV goes there and comes from there; `moves` is what the executor reports to.
         said: when tokens were given, ns, and how many at once.
     """
 
     executor: Executor
+    thread: ThreadPoolExecutor
     prefill_tokens_max: int
     steps_ahead_max: int = 1
     turns_running_max: int = 64
@@ -112,8 +115,7 @@ class LocalEngine:
     def run(self) -> None:
         """Until no turn is left, and what was computed is in the store, or that is full."""
         self._is_over = asyncio.Event()
-        with ThreadPoolExecutor(1) as thread:
-            asyncio.run(self._run(thread))
+        asyncio.run(self._run())
 
     def on_moved(self, moved: Moved) -> None:
         """The mover's report, from one of its threads."""
@@ -122,10 +124,10 @@ class LocalEngine:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._hear)
 
-    async def _run(self, thread: ThreadPoolExecutor) -> None:
+    async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._steps = StepLoop(
-            self.core, SystemClock(), self.executor, thread, self._perform, self._send, die
+            self.core, SystemClock(), self.executor, self.thread, self._perform, self._send, die
         )
         self._hear()  # what moved before the loop was there
         async with asyncio.TaskGroup() as group:

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,8 +52,18 @@ def run(argv: list[str]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.replay is not None:
         return replay(load_model(source, device, "auto", args.layers), args.replay)
-    ours = _Ours(source, device, args)
-    theirs = {name: _Transformers(source, device, name) for name in ("eager", "sdpa")}
+    with ThreadPoolExecutor(1) as thread:  # both sides compute in it, and nowhere else
+        return _compare(source, device, args, thread)
+
+
+def _compare(
+    source: str, device: str, args: argparse.Namespace, thread: ThreadPoolExecutor
+) -> dict[str, Any]:
+    ours = _Ours(source, device, args, thread)
+    theirs = {
+        name: _Transformers(thread, thread.submit(_plain_model, source, device, name).result())
+        for name in ("eager", "sdpa")
+    }
     figures: dict[str, Any] = {
         "ours": {}, "transformers": {}, "ratio": {}, "in_turn": {}, "device_idle_share": {},
     }  # fmt: skip
@@ -157,20 +168,27 @@ class _Ours:
         idle_shares: of the latest decodes' time, in which the device waited between steps.
     """
 
-    def __init__(self, source: str, device: str, args: argparse.Namespace) -> None:
-        model = load_model(source, device, "auto", args.layers)
+    def __init__(
+        self, source: str, device: str, args: argparse.Namespace, thread: ThreadPoolExecutor
+    ) -> None:
+        self._thread = thread
         self._vocab_size = shape_of(source).vocab_size
-        tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
-        num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
-        executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
-        executor.warm_up()
         self._record = None if args.record is None else _open_new(args.record)
+        executor = thread.submit(self._load, source, device, args).result()
         self._executor = executor if self._record is None else _Recorder(executor, self._record)
         self._num_prompts = 0
         self.idle_shares: dict[str, float] = {}
 
+    def _load(self, source: str, device: str, args: argparse.Namespace) -> TorchExecutor:
+        model = load_model(source, device, "auto", args.layers)
+        tokens = max(int(b) for b in args.batch.split(",")) * (args.context + 2 * args.steps + 64)
+        num_pages = (max(tokens, args.prompt) // 64 + 64) * model.num_layers
+        executor = TorchExecutor(model, "bench", num_pages, lambda _: None)
+        executor.warm_up()
+        return executor
+
     def decode_ms(self, batch: int, context: int, steps: int, steps_ahead_max: int = 1) -> float:
-        engine = LocalEngine(self._executor, 64 * 1024, steps_ahead_max)
+        engine = LocalEngine(self._executor, self._thread, 64 * 1024, steps_ahead_max)
         for _ in range(batch):
             engine.submit(self._prompt(context), steps + 2)
         engine.run()
@@ -183,7 +201,7 @@ class _Ours:
         return (at_ns[-1] - at_ns[0]) / steps / 1e6
 
     def prefill_tokens_per_s(self, length: int) -> float:
-        engine = LocalEngine(self._executor, self._executor.prefill_tokens_max)
+        engine = LocalEngine(self._executor, self._thread, self._executor.prefill_tokens_max)
         started = time.perf_counter()
         engine.submit(self._prompt(length), 1)
         engine.run()
@@ -238,20 +256,33 @@ def _open_new(path: Path) -> BinaryIO:
         raise InvalidRequest(f"cannot write the recording {path}: {error}") from None
 
 
+def _plain_model(source: str, device: str, attention: str) -> Any:
+    """transformers' own, with its own attention."""
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype="auto", attn_implementation=attention
+    )
+    return model.to(device)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
 class _Transformers:
     """transformers' own forward pass with its own cache."""
 
-    def __init__(self, source: str, device: str, attention: str) -> None:
-        self._vocab_size = shape_of(source).vocab_size
-        self._model = AutoModelForCausalLM.from_pretrained(
-            source, dtype="auto", attn_implementation=attention
-        ).to(device)  # type: ignore[arg-type]
+    thread: ThreadPoolExecutor
+    model: Any
+
+    def decode_ms(self, batch: int, context: int, steps: int) -> float:
+        return self.thread.submit(self._decode_ms, batch, context, steps).result()
+
+    def prefill_tokens_per_s(self, length: int) -> float:
+        return self.thread.submit(self._prefill_tokens_per_s, length).result()
 
     @torch.inference_mode()
-    def decode_ms(self, batch: int, context: int, steps: int) -> float:
+    def _decode_ms(self, batch: int, context: int, steps: int) -> float:
         cache = DynamicCache()
-        ids = torch.tensor([some_prompt(n, context, self._vocab_size) for n in range(batch)])
-        ids = ids.to(self._model.device)
+        vocab = self.model.config.vocab_size
+        ids = torch.tensor([some_prompt(n, context, vocab) for n in range(batch)])
+        ids = ids.to(self.model.device)
         chunk = 128  # a whole batched prefill at once would need gigabytes for its scores
         for start in range(0, context, chunk):
             self._forward(ids[:, start : start + chunk], cache)
@@ -264,13 +295,14 @@ class _Transformers:
         return (time.perf_counter() - started) / steps * 1e3
 
     @torch.inference_mode()
-    def prefill_tokens_per_s(self, length: int) -> float:
-        ids = torch.tensor([some_prompt(1, length, self._vocab_size)]).to(self._model.device)
+    def _prefill_tokens_per_s(self, length: int) -> float:
+        vocab = self.model.config.vocab_size
+        ids = torch.tensor([some_prompt(1, length, vocab)]).to(self.model.device)
         started = time.perf_counter()
         self._forward(ids, DynamicCache()).tolist()
         return length / (time.perf_counter() - started)
 
     def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         token: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return token

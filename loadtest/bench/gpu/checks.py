@@ -1,5 +1,6 @@
 """Right first: kernels, recorded launches, copies and the whole executor against plain torch."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -72,10 +73,10 @@ def _check_tokens(device: torch.device) -> int:
         moves = Moves()
         pages = 64 * SMALL.num_layers
         executor = make_executor(model, pages, 6, moves, is_recorded=is_recorded)
-        tokens = []
-        engine = LocalEngine(executor, 128, turns_running_max=6)
-        turns = [engine.submit(prompt, 12) for prompt in prompts]
-        engine.run()
+        with ThreadPoolExecutor(1) as thread:
+            engine = LocalEngine(executor, thread, 128, turns_running_max=6)
+            turns = [engine.submit(prompt, 12) for prompt in prompts]
+            engine.run()
         tokens = [turn.tokens[turn.num_known :] for turn in turns]
         executor.close()
         assert tokens == wanted, f"recorded={is_recorded}: {tokens} instead of {wanted}"

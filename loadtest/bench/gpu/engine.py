@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,23 @@ def measure_engine(
     num_pages = math.ceil(tokens / BLOCK_TOKENS) * shape.num_layers
     moves = Moves()
     executor = make_executor(model, num_pages, rows_max, moves)
-    bench = _Engine(device, shape, executor, moves)
-    figures: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as thread:
+        figures = _measure(
+            _Engine(device, shape, executor, moves, thread), weight_bytes, ceilings, folder, rounds
+        )
+    executor.close()
+    return rounded(figures)
+
+
+def _measure(
+    bench: "_Engine",
+    weight_bytes: int,
+    ceilings: dict[str, float],
+    folder: Path,
+    rounds: int,
+) -> dict[str, float]:
+    shape = bench.shape
+    figures: dict[str, float] = {}
     for rows in shape.batches:
         step_s, host_share, idle_share = bench.decode(rows)
         kv_bytes = rows * shape.context * shape.token_bytes
@@ -57,16 +73,21 @@ def measure_engine(
     figures["prefill_share_of_matrix"] = flops / prefill_s / 1e12 / ceilings["matrix_tflops"]
     figures |= bench.returning(folder, rounds)
     figures |= bench.write_behind(folder)
-    executor.close()
-    return rounded(figures)
+    return figures
 
 
 class _Engine:
     def __init__(
-        self, device: torch.device, shape: GpuShape, executor: GpuExecutor, moves: Moves
+        self,
+        device: torch.device,
+        shape: GpuShape,
+        executor: GpuExecutor,
+        moves: Moves,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._device = device
-        self._shape = shape
+        self.shape = shape
+        self._thread = thread
         self._executor = executor
         self._moves = moves
         self._num_prompts = 0
@@ -75,7 +96,7 @@ class _Engine:
         """Seconds of a step; shares of it in which the host launched, and the device was idle."""
         engine = self._new_engine(64 * 1024, store)
         for _ in range(rows):
-            engine.submit(self._prompt(self._shape.context), STEPS + 2)
+            engine.submit(self._prompt(self.shape.context), STEPS + 2)
         launching_s: list[float] = []
         launch = self._executor.launch
 
@@ -103,7 +124,7 @@ class _Engine:
     def returning(self, folder: Path, rounds: int) -> dict[str, float]:
         """A turn whose history is in the arena, and what it is made of: loading alone, computing
         alone, and computing the history again."""
-        shape = self._shape
+        shape = self.shape
         num_blocks = shape.history // BLOCK_TOKENS
         store = self._new_store(folder, 2 * num_blocks)
         history = self._prompt(shape.history)
@@ -125,8 +146,8 @@ class _Engine:
 
     def write_behind(self, folder: Path) -> dict[str, float]:
         """Decoding while all that was computed is copied to the arena, beside decoding alone."""
-        rows = max(self._shape.batches)
-        blocks = rows * (self._shape.context // BLOCK_TOKENS + 2)
+        rows = max(self.shape.batches)
+        blocks = rows * (self.shape.context // BLOCK_TOKENS + 2)
         store = self._new_store(folder, blocks)
         alone_s, _, _ = self.decode(rows)
         written_s, _, _ = self.decode(rows, store)
@@ -156,7 +177,7 @@ class _Engine:
 
     def _load_s(self, store: LocalStore, num_blocks: int, rounds: int) -> float:
         """Pages of all layers, a layer at a time, as the mover starts them."""
-        layers = self._shape.num_layers
+        layers = self.shape.num_layers
         copier = self._executor.copier
         arena_pages = torch.randperm(num_blocks * layers).tolist()
         pool_pages = torch.randperm(num_blocks * layers).tolist()
@@ -179,8 +200,9 @@ class _Engine:
         self._moves.engine = None
         return LocalEngine(
             self._executor,
+            self._thread,
             budget,
-            turns_running_max=max(self._shape.batches),
+            turns_running_max=max(self.shape.batches),
             store=store,
             moves=self._moves,
         )
@@ -193,4 +215,4 @@ class _Engine:
 
     def _prompt(self, length: int) -> list[int]:
         self._num_prompts += 1
-        return some_prompt(self._num_prompts, length, self._shape.vocab)
+        return some_prompt(self._num_prompts, length, self.shape.vocab)

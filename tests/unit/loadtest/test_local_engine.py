@@ -1,5 +1,6 @@
 """The engine in one process: what it stored comes back, and says the same."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,9 +26,12 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
     pools: list[torch.Tensor] = []
     for _ in range(2):
         executor._pool.zero_()
-        engine = LocalEngine(executor, 512, turns_running_max=4, store=store, moves=moves)
-        engine.submit(prompt, 1)
-        engine.run()
+        with ThreadPoolExecutor(1) as thread:
+            engine = LocalEngine(
+                executor, thread, 512, turns_running_max=4, store=store, moves=moves
+            )
+            engine.submit(prompt, 1)
+            engine.run()
         num_hits = engine.core.history.num_prefix_hits
         assert engine.said[-1][1] == 1
         pages = executor._tables.pages[:, 3, :4].long()  # of the only turn
