@@ -14,6 +14,7 @@ from subprocess import Popen
 from urllib.parse import quote
 
 from cli.start.credentials import redis_password_file, services_nkey_file
+from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from shared.access import NatsAccess, RedisAccess
 from shared.config import default_host_id
@@ -242,12 +243,16 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     if options.allow_hosts:
         frontend["SYMPHONY_ALLOW_HOSTS"] = json.dumps(options.allow_hosts)
+    sees: list[dict[str, str]] = [{} for _ in range(options.num_workers)]
+    if options.emulate is None:
+        for seen, gpu in zip(sees, gpus_of_workers(options.num_workers, common), strict=False):
+            seen[VISIBLE] = gpu
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         ("kvstore", "kvstore", 4, {}),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
         ("tracker", "tracker", 1, {}),
         *(
-            (f"worker-{i}", "worker", 3, {**worker, "SYMPHONY_INSTANCE": str(i)})
+            (f"worker-{i}", "worker", 3, {**worker, **sees[i], "SYMPHONY_INSTANCE": str(i)})
             for i in range(options.num_workers)
         ),
         ("frontend", "frontend", 0, frontend),
