@@ -234,6 +234,7 @@ class Kvstore(Process):
         event = Renew(
             message.worker_id, message.incarnation, unpack_ints(message.tickets, "Q"),
             message.page_bytes, unpack_ints(message.leased), message.heard,
+            unpack_keys(message.used),
         )  # fmt: skip
         self._perform(self.core.on_renew(event, self.now_ns))
         return m.Empty()

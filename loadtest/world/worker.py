@@ -362,7 +362,9 @@ class Worker(Process):
     def _renew(self, epoch: int) -> None:
         if self.link.is_open and epoch == self.link.epoch:
             self.later(RENEW_EVERY_NS, partial(self._renew, epoch))
-            self._call(KV_RENEW, self.link.renew(), lambda _: self.feed([]))
+            self._call(
+                KV_RENEW, self.link.renew(self.core.history.take_used()), lambda _: self.feed([])
+            )
 
     def _stage_turn(self, effect: StageTurn) -> None:
         def then(staged: Staged | None) -> None:

@@ -257,7 +257,7 @@ class KvService:
         tickets = unpack_ints(message.tickets, "Q")
         event = Renew(
             message.worker_id, message.incarnation, tickets, message.page_bytes,
-            unpack_ints(message.leased), message.heard,
+            unpack_ints(message.leased), message.heard, _unpack_keys(message.used, "used"),
         )  # fmt: skip
         self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
         return m.Empty()

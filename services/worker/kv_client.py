@@ -39,6 +39,7 @@ class KvClient:
         on_disconnected: called when it stops answering or has forgotten us.
         before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
             every lease of ours: nothing may be written to their pages any more when it returns.
+        take_used: gives what was used of blocks below since it was called last.
         before_use: called, in a thread, with an arena that is to be used next.
     """
 
@@ -52,6 +53,7 @@ class KvClient:
         on_disconnected: Callable[[], None],
         before_open: Callable[[], None] = lambda: None,
         before_use: Callable[[Arena], None] = lambda arena: None,
+        take_used: Callable[[], list[BlockKey]] = list,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
@@ -60,6 +62,7 @@ class KvClient:
         self._on_disconnected = on_disconnected
         self._before_open = before_open
         self._before_use = before_use
+        self._take_used = take_used
         self._lease_lock: int | None = None
         self._lost = asyncio.Event()
         self._lost.set()
@@ -88,7 +91,9 @@ class KvClient:
         has_warned = False
         while True:
             if not await wait_set(self._lost, PROBE_S):
-                await self._call(self._bus.request(KV_RENEW, self._link.renew(), self._host_id))
+                await self._call(
+                    self._bus.request(KV_RENEW, self._link.renew(self._take_used()), self._host_id)
+                )
                 continue
             try:
                 await self._open()

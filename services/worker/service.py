@@ -193,6 +193,7 @@ class Worker:
             on_disconnected=partial(self._on_kv_disconnected, info.model_id),
             before_open=executor.mover.detach,
             before_use=executor.mover.prepare,
+            take_used=core.history.take_used,
         )
         runner = EngineRunner(
             runtime.bus,

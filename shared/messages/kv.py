@@ -102,6 +102,9 @@ class KvRenew:
     """Worker is alive and holds these tickets (packed uint64) and leased pages. Any that it does
     not name for some time, which it lost track of, are unpinned and taken back; pages only of
     leases up to number `heard`: those after it may still be on their way.
+
+    `used` names the last block of each sequence that turns ran on in the worker's pool since it
+    renewed last: those blocks and all before them count as used just now.
     """
 
     worker_id: WorkerId
@@ -110,6 +113,7 @@ class KvRenew:
     page_bytes: int = 0
     leased: str = ""  # packed int32
     heard: int = 0
+    used: str = ""  # packed keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

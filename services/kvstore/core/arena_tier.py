@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from services.kvstore.core.effects import Effect, SetWords
 from shared.arena import PageState
-from shared.blocks import BlockKey
+from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 NO_PAGE = -1
@@ -21,6 +21,7 @@ class Block:
         generations: under which each page was given to this block.
         depth: how many blocks precede it in its sequence, as far as known.
         owner: the session that made it.
+        parent: key of the block before it.
         queued: layers waiting for the loader.
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
@@ -36,6 +37,7 @@ class Block:
     depth: int
     used_at_ns: int
     owner: OwnerKey = NOBODY
+    parent: BlockKey = NO_PARENT
     queued: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
     num_pins: int = 0
@@ -143,6 +145,11 @@ class ArenaTier:
             layers = sorted(block.queued)
             block.queued.clear()
             self._strip(block, layers, effects)
+        self.settle(block, effects)
+
+    def use(self, block: Block, now_ns: int, effects: list[Effect]) -> None:
+        """It was used just now: others go before it."""
+        block.used_at_ns = now_ns
         self.settle(block, effects)
 
     def drop_page(self, block: Block, layer: int, effects: list[Effect]) -> None:

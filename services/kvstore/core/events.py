@@ -86,6 +86,7 @@ class Renew:
 
     Attributes:
         heard: number of the last lease whose answer it has.
+        used: last blocks of sequences that turns ran on without asking for them.
     """
 
     worker_id: WorkerId
@@ -94,6 +95,7 @@ class Renew:
     page_bytes: int = 0
     leased: list[int] = field(default_factory=list)
     heard: int = 0
+    used: list[BlockKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

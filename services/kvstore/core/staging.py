@@ -35,6 +35,7 @@ def pin_prefix(
                 depth=depth,
                 used_at_ns=stored.used_at_ns,
                 owner=stored.owner,
+                parent=stored.parent,
             )
             arena.insert(block)
         elif block.num_layers != event.num_layers:

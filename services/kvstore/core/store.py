@@ -36,6 +36,8 @@ from shared.errors import InvalidRequest, NotFound
 from shared.ids import WorkerId
 from shared.owners import OwnerKey
 
+USED_MAX = 256  # sequences that one renewal may name
+
 
 class KvCore:
     """See the module. Events return effects; those that answer a caller return the answer first.
@@ -135,6 +137,10 @@ class KvCore:
         effects: list[Effect] = []
         if pages := worker.take_forgotten(event, now_ns - self._limits.ticket_ns):
             self.arenas[event.page_bytes].give(pages, effects)
+        if event.used and event.page_bytes in self.arenas:
+            used = event.used[:USED_MAX]
+            stored = self._tiers.use(used, event.page_bytes, now_ns, effects)
+            effects += self._use(stored, now_ns)
         return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
@@ -206,10 +212,7 @@ class KvCore:
         ticket = self.workers.add_ticket(worker, event.page_bytes, blocks, now_ns)
         num_from_disk = queue_loads(self._loads, blocks, missing, event.priority)
         # The first block last: a prefix is worth more than what follows it.
-        if stale := self.disk.use(
-            [block.key for block in reversed(blocks)], now_ns, self._limits.noted_ns
-        ):
-            effects += [TouchBlocks(stale), IndexAdd(stale)]
+        effects += self._use([block.key for block in reversed(blocks)], now_ns)
         self._send_loads(effects)
         layers = range(event.num_layers)
         staged = Staged(
@@ -220,6 +223,11 @@ class KvCore:
             num_from_disk=num_from_disk,
         )
         return staged, effects
+
+    def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
+        """Blocks on disk were used; the one to give up first first."""
+        stale = self.disk.use(keys, now_ns, self._limits.noted_ns)
+        return [TouchBlocks(stale), IndexAdd(stale)] if stale else []
 
     def on_loaded(self, results: list[tuple[PageLoad, LoadOutcome]], now_ns: int) -> list[Effect]:
         """The loader finished a batch, and published its words. A block with a page that is gone or

@@ -1,6 +1,6 @@
 """Arena and disk together: what is in use, and how a block leaves both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.disk_tier import DiskTier
@@ -25,6 +25,32 @@ class Tiers:
         for block in ticket.blocks:
             block.used_at_ns = now_ns
             arena.unpin(block, effects)
+
+    def use(
+        self, keys: Sequence[BlockKey], page_bytes: int, now_ns: int, effects: list[Effect]
+    ) -> list[BlockKey]:
+        """These blocks and those before each were used from a pool: in the lowest tier that has
+        one, others go before it.
+
+        Returns:
+            Those that are on disk, the one to give up first first.
+        """
+        arena = self._arenas[page_bytes]
+        stored: list[BlockKey] = []
+        seen: set[BlockKey] = set()
+        for last in keys:
+            key = last
+            while key not in seen:
+                seen.add(key)
+                if (on_disk := self._disk.get(key)) is not None:
+                    stored.append(key)
+                    key = on_disk.parent
+                elif (block := arena.blocks.get(key)) is not None:
+                    arena.use(block, now_ns, effects)
+                    key = block.parent
+                else:
+                    break
+        return stored
 
     def surplus(self, used_before_ns: int) -> list[BlockKey]:
         """Blocks on disk to give up for age or size."""

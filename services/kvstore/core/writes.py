@@ -34,6 +34,7 @@ class Writes:
             depth=parent.depth + 1 if parent is not None else 0,
             used_at_ns=now_ns,
             owner=new.owner,
+            parent=new.parent,
             is_writing=True,
         )
         write = BlockWrite(

@@ -15,6 +15,8 @@ from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 
+USED_MAX = 256  # sequences whose use is told at once; of more, the latest
+
 
 @dataclass(slots=True)
 class History:
@@ -31,6 +33,7 @@ class History:
     limits: EngineLimits
     page_bytes: int
     block_tokens: int
+    _used: dict[BlockKey, None] = field(default_factory=dict, init=False)
     num_prefix_queries: int = field(default=0, init=False)
     num_prefix_hits: int = field(default=0, init=False)
 
@@ -159,10 +162,29 @@ class History:
         if turn.staged is not None:
             effects += self.stager.let_go(turn.staged.ticket)
             turn.staged = None
+        self._note_use(turn)
         shared, own = turn.drop_blocks()
         self.pool.give_back(own)
         self.pool.release(shared)
         return effects
+
+    def take_used(self) -> list[BlockKey]:
+        """Last blocks of what turns ran on since this was asked last, the latest last. Who has them
+        below does not see such use otherwise."""
+        used, self._used = list(self._used), {}
+        return used
+
+    def _note_use(self, turn: Turn) -> None:
+        """The last of a turn's blocks that has a copy below stands for all before it."""
+        if turn.is_private:
+            return
+        for block in reversed(turn.blocks[: turn.num_shared]):
+            if block.backed and not block.times_given_up:
+                self._used.pop(block.key, None)
+                self._used[block.key] = None
+                break
+        if len(self._used) > USED_MAX:
+            del self._used[next(iter(self._used))]
 
     def _write(self, turn: Turn, index: int) -> None:
         """A new block is to be copied below, and so are those right before it whose copies were

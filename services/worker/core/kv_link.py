@@ -84,8 +84,9 @@ class KvLink:
         self.is_open = False
         return True
 
-    def renew(self) -> KvRenew:
-        """Tell that we are alive, and which tickets and leased pages we still hold."""
+    def renew(self, used: list[BlockKey]) -> KvRenew:
+        """Tell that we are alive, which tickets and leased pages we still hold, and what was used
+        of blocks that it has."""
         return KvRenew(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -93,6 +94,7 @@ class KvLink:
             page_bytes=self.page_bytes,
             leased=pack_ints(sorted(self._leased)),
             heard=self._num_leases_heard,
+            used=pack_keys(used),
         )
 
     def lease(self, num_pages: int) -> KvLease:

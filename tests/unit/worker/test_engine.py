@@ -165,6 +165,28 @@ class TestHistory:
         assert delta.cached_tokens == 12
         assert delta.queue_ns is not None and delta.prefill_ns == MS
 
+    def test_what_turns_ran_on_is_told_by_its_last_block_that_is_below(self) -> None:
+        engine = Engine()
+        engine.core.writeback.connect(1)
+        assert engine.plan() is None  # asks for pages to write into
+        engine.core.on_leased(list(range(8)))
+
+        def run(turn: Turn) -> None:
+            engine.submit(turn)
+            engine.core.on_staged(turn.turn_id, 1, None, engine.now_ns)
+            engine.step()
+
+        run(new_turn("t", PROMPT, sampling=limited(1)))
+        assert engine.core.history.take_used() == [], "nothing is below yet"
+        keys = keys_of(PROMPT[:8])
+        engine.write()
+        engine.store_all()
+        engine.core.on_committed(keys[:1])
+        engine.core.writeback.on_refused(keys[1:])
+        run(new_turn("u", [*PROMPT, 1], sampling=limited(1)))
+        assert engine.core.history.take_used() == keys[:1]
+        assert engine.core.history.take_used() == []
+
     def test_two_turns_share_the_pages_of_their_common_prefix(self) -> None:
         engine = Engine()
         first, second = new_turn("a", [*PROMPT, 1]), new_turn("b", [*PROMPT, 2])

@@ -31,19 +31,19 @@ def test_what_was_given_is_named_until_it_is_given_back() -> None:
     assert link.on_leased(KvLeased(pages=pack_ints([4, 5])), link.epoch) == [4, 5]
     staged = link.on_staged(STAGED, [KEY], link.epoch)
     assert staged is not None and (staged.ticket, staged.epoch) == (7, link.epoch)
-    assert held(link.renew()) == ([7], [4, 5], 1)
+    assert held(link.renew([])) == ([7], [4, 5], 1)
     commit = link.commit([BlockWrite(1, KEY, ROOT, [1, 2], [0], [4], NOBODY)], [[9]])
-    assert held(link.renew()) == ([7], [5], 1)
+    assert held(link.renew([])) == ([7], [5], 1)
     release = link.release(ticket=7, pages=[5])
-    assert held(link.renew()) == ([], [], 1)
+    assert held(link.renew([])) == ([], [], 1)
     assert (commit.seq, release.seq) == (1, 2) and commit.incarnation == "i1"
 
 
 def test_a_lease_counts_as_heard_when_its_answer_is_here() -> None:
     link = opened()
-    assert [link.lease(1).number, held(link.renew())[2]] == [1, 0]
+    assert [link.lease(1).number, held(link.renew([]))[2]] == [1, 0]
     link.on_leased(KvLeased(), link.epoch)
-    assert [link.lease(1).number, held(link.renew())[2]] == [2, 1]
+    assert [link.lease(1).number, held(link.renew([]))[2]] == [2, 1]
 
 
 def test_answers_of_an_earlier_connection_do_not_count() -> None:
@@ -53,7 +53,7 @@ def test_answers_of_an_earlier_connection_do_not_count() -> None:
     link.on_opened("i2", 10)
     assert link.on_leased(KvLeased(pages=pack_ints([4])), earlier) is None
     assert link.on_staged(STAGED, [KEY], earlier) is None
-    assert held(link.renew()) == ([], [], 0)
+    assert held(link.renew([])) == ([], [], 0)
 
 
 def test_a_call_that_fails_ends_its_own_connection_once() -> None:
@@ -70,4 +70,4 @@ def test_pages_beyond_the_arena_are_refused() -> None:
     link = opened()
     with pytest.raises(MalformedMessage):
         link.on_leased(KvLeased(pages=pack_ints([10])), link.epoch)
-    assert held(link.renew())[1] == []
+    assert held(link.renew([]))[1] == []

@@ -186,8 +186,10 @@ class Host:
         leased: list[int],
         worker: WorkerId = WORKERS[0],
         heard: int = 1,
+        used: list[BlockKey] | None = None,
     ) -> None:
-        event = Renew(worker, self.incarnations[worker], tickets, PAGE_BYTES, leased, heard)
+        incarnation = self.incarnations[worker]
+        event = Renew(worker, incarnation, tickets, PAGE_BYTES, leased, heard, used or [])
         self.perform(self.core.on_renew(event, self.now_ns))
 
     def pass_time(self, duration_ns: int) -> None:

@@ -125,6 +125,33 @@ def test_the_highest_layers_of_the_least_recently_used_go_first(host: Host) -> N
     assert held == {(0, 0): [True, False], (1, 0): [True, True], (1, 1): [True, True]}
 
 
+def test_what_a_worker_used_in_its_pool_is_given_up_after_what_nobody_used() -> None:
+    host = Host(disk_bytes_max=4 * BLOCK_BYTES)
+    host.open()
+    host.store(chain(0, 2))
+    host.now_ns = 100
+    host.store(chain(1, 2))
+    host.now_ns = 700
+    host.renew([], [], used=[key_of(0, 1), key_of(7, 7)])  # the last of a sequence stands for all
+    assert TouchBlocks([key_of(0, 1), key_of(0, 0)]) in host.effects
+    host.store(chain(2, 2))
+    assert set(host.core.disk.keys) == {key_of(s, n) for s in (0, 2) for n in range(2)}
+
+
+def test_use_in_a_pool_counts_in_the_arena_where_that_is_the_lowest_tier(host: Host) -> None:
+    for sequence in range(2):
+        host.commit(chain(sequence, 2), host.lease(2 * LAYERS))
+        for outcome in (WriteOutcome.FAILED, WriteOutcome.FAILED) * 2:
+            host.finish_write(outcome)
+    assert not len(host.core.disk)
+    host.now_ns = 5
+    host.renew([], [], used=[key_of(0, 1)])
+    host.lease(NUM_PAGES - 4 * LAYERS + 1)
+    assert all(key_of(0, index) in host.arena.blocks for index in range(2))
+    assert key_of(1, 1) not in host.arena.blocks
+    host.check_pages_conserved()
+
+
 def test_a_stage_that_does_not_fit_is_shortened(host: Host) -> None:
     host.store(chain(0, 5))
     host.evict_all()
