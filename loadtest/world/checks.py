@@ -49,7 +49,7 @@ def check_worker(worker: "Worker") -> None:
     places.sort()
     assert places == list(range(pool.num_pages)), "a page is lost or in two places"
     assert len(rows) == len(set(rows)) == len(table), "a row is lost or of two blocks"
-    assert pool.num_clean == num_clean, "num_clean is wrong"
+    assert pool.num_takeable == num_clean, "num_clean is wrong"
     assert len(core.running) <= core.limits.turns_running_max
     _check_turns(core, turns)
 

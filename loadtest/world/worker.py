@@ -219,7 +219,7 @@ class Worker(Process):
             max_model_len=core.tokens_max, num_layers=model.num_layers,
             page_bytes=model.page_bytes, block_tokens=model.block_tokens,
         )  # fmt: skip
-        num_free, num_clean = pool.num_free, pool.num_clean
+        num_free, num_clean = pool.num_free, pool.num_takeable
         report = WorkerReport(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -243,6 +243,13 @@ class Worker(Process):
         self.world.wires.publish(self, WORKER_REPORT, report)
 
     # The engine.
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether blocks are on their way below: also some that were given up at first, while
+        nobody asks for anything."""
+        writeback = self.core.writeback
+        return bool(writeback._storing or writeback._committing)
 
     def feed(self, effects: list[Effect]) -> None:
         """Perform what an event led to, then plan the next step if it is time."""

@@ -126,6 +126,9 @@ class World:
         timeline.run_until(timeline.now_ns + SECOND, options.events_max)
         last = self.clients.ask_last()
         timeline.run_until(timeline.now_ns + options.rest_ns, options.events_max)
+        written_by_ns = timeline.now_ns + options.rest_ns
+        while timeline.now_ns < written_by_ns and any(w.is_writing for w in self.workers):
+            timeline.run_until(timeline.now_ns + SECOND, options.events_max)
         self._check_ends()
         assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
         advised = self.tracker.core.get(

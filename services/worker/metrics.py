@@ -71,9 +71,10 @@ def report(model_id: str, core: EngineCore) -> None:
     WAITING.labels(model_id).set(len(core.waiting))
     KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
     KV_PAGES.labels(model_id, "free").set(pool.num_free)
-    KV_PAGES.labels(model_id, "clean").set(pool.num_clean)
+    KV_PAGES.labels(model_id, "clean").set(pool.num_takeable - pool.num_unsafe)
+    KV_PAGES.labels(model_id, "given_up").set(pool.num_unsafe)
     KV_PAGES.labels(model_id, "active_or_dirty").set(
-        pool.num_pages - pool.num_free - pool.num_clean
+        pool.num_pages - pool.num_free - pool.num_takeable
     )
     for metric, total in (
         (PREFIX_QUERIES, core.history.num_prefix_queries),

@@ -279,7 +279,7 @@ class Worker:
             turns += core.refs()
         pools = [core.pool for core in cores]
         num_free = sum(pool.num_free for pool in pools)
-        num_clean = sum(pool.num_clean for pool in pools)
+        num_clean = sum(pool.num_takeable for pool in pools)
         num_pages = sum(pool.num_pages for pool in pools)
         oneshot = self._oneshot
         return WorkerReport(

@@ -80,7 +80,7 @@ def check_forgotten(
     assert not any(block.owner in owners for block in core.pool.blocks.values()), "findable here"
     assert not any(write.owner in owners for write in below), "findable below"
     waiting = [late.block for late in core.writeback._unwritten]
-    waiting += core.writeback._committing.values()
+    waiting += [late.block for late in core.writeback._committing.values()]
     waiting += [each.block for each in core.writeback._storing.values() if not each.is_void]
     assert not any(block.owner in owners for block in waiting), "on its way below"
     assert not any(wish.owner in owners for wish in core.stager._wishes), "expected still"

@@ -13,6 +13,7 @@ from loadtest.world.campaign import run_campaign, run_seeds, shrink
 from loadtest.world.faults import HOW_OFTEN, KINDS
 from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
+from loadtest.world.world import Options
 from services.frontend.core.turns import Deliver
 
 NUM_SEEDS = 2000
@@ -61,8 +62,9 @@ def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -
     started_s = time.monotonic()
     shrunk = shrink(seed)
     assert shrunk is not None and time.monotonic() - started_s < 60
-    assert {fault.kind for fault in shrunk.faults.once} == {"frontend"}
-    assert shrunk.faults.kinds == {"frontend"}
+    # A seed may need a second fault, to have a turn under way when the frontend is restarted.
+    assert "frontend" in shrunk.faults.kinds and len(shrunk.faults.kinds) <= 2
+    assert len(shrunk.faults.once) <= 2 < len(World(seed, Options()).faults.once)
 
 
 def test_every_kind_of_fault_is_drawn() -> None:

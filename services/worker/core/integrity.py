@@ -26,7 +26,9 @@ def check_integrity(core: EngineCore) -> None:
     _check_places(core, blocks)
     _check_refs(core, turns)
     idle = [block for block in pool.blocks.values() if block.group]
-    assert pool.num_clean == sum(block.num_present for block in idle), "num_clean is wrong"
+    assert pool.num_takeable == sum(block.num_present for block in idle), "miscounted idle pages"
+    unsafe = [block for block in idle if not block.is_safe]
+    assert pool.num_unsafe == sum(block.num_present for block in unsafe), "miscounted unsafe pages"
     loading = sum(block.loading for block in blocks)
     assert core.stager.num_loading == loading, "a load targets no block"
 

@@ -60,6 +60,11 @@ class Block:
     owner: OwnerKey = NOBODY
     is_forgotten: bool = False
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether a copy exists below, so that nothing is lost with its pages."""
+        return self.backed and not self.times_given_up
+
 
 @dataclass(slots=True)
 class _Group:
@@ -86,13 +91,16 @@ class PagePool:
         table: int32 [rows, num_layers], `NO_PAGE` where a block has none; replaced as it grows.
         blocks: what can be found.
         forgotten: blocks that cannot be found any more and are in use still, by identity.
+        num_takeable: pages of idle blocks.
+        num_unsafe: those of them that have no copy below, because it was given up.
     """
 
     num_pages: int
     num_layers: int
     blocks: dict[BlockKey, Block] = field(default_factory=dict)
     forgotten: dict[int, Block] = field(default_factory=dict)
-    num_clean: int = 0
+    num_takeable: int = 0
+    num_unsafe: int = 0
     num_evicted: int = 0
     num_free: int = field(init=False)
     table: Pages = field(init=False)
@@ -113,7 +121,7 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages a running turn could take now."""
-        return self.num_free + self.num_clean
+        return self.num_free + self.num_takeable
 
     def pages_of(self, block: Block) -> list[int]:
         """The block's page in each layer."""
@@ -218,8 +226,9 @@ class PagePool:
         self.rest(fresh)
 
     def set_unbacked(self, block: Block) -> None:
-        """A block in use, whose copy below was given up, is to have one after all."""
-        assert block.refs and block.backed, "its pages could be taken, or it has no copy yet"
+        """A block whose copy below was given up is to have one after all."""
+        assert block.backed, "it has no copy yet"
+        self.withdraw(block)
         block.backed = False
 
     def rest(self, blocks: list[Block], expected_until_ns: int = 0) -> None:
@@ -234,7 +243,7 @@ class PagePool:
             if not block.backed:
                 continue  # comes again when its write ends
             if block.group == 0:
-                self.num_clean += block.num_present
+                self._count_idle(block, block.num_present)
             block.group = self._next_group
             idle.append(block)
         if idle:
@@ -249,8 +258,13 @@ class PagePool:
     def withdraw(self, block: Block) -> None:
         """Take an idle block out of eviction's sight."""
         if block.group:
-            self.num_clean -= block.num_present
+            self._count_idle(block, -block.num_present)
             block.group = 0
+
+    def _count_idle(self, block: Block, num_pages: int) -> None:
+        self.num_takeable += num_pages
+        if not block.is_safe:
+            self.num_unsafe += num_pages
 
     def drop(self, block: Block) -> None:
         """Forget an idle block and free its pages."""
@@ -342,7 +356,7 @@ class PagePool:
         self.num_free += 1
         self.table[block.row, layer] = NO_PAGE
         block.num_present -= 1
-        self.num_clean -= 1
+        self._count_idle(block, -1)
         self.num_evicted += 1
         if block.num_present == 0:
             block.group = 0

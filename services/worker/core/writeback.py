@@ -19,14 +19,22 @@ STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest s
 STEP_MEMORY = 0.98  # how much of the largest step is remembered from one to the next
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the newest blocks stay without a copy below
 TRIES_MAX = 2  # of a block's copy on a connection, before nothing behind it is copied either
+LATE_MAX = 1024  # blocks that were given up and are remembered, to be written when there is room
+LATE_PAUSE_NS = 1_000_000_000  # before they are looked at again; doubled each time while it idles
+LATE_PAUSE_MAX_NS = 64_000_000_000
 LEASE_PAUSE_NS = 50_000_000  # between two questions for pages while the kvstore has too few
 
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """A cached block that had no arena page when it was computed."""
+    """A cached block that has no copy below yet.
+
+    Attributes:
+        before: the block before it; without a copy of that, one of it is of no use.
+    """
 
     block: Block
+    before: Block | None
     parent: BlockKey
     tokens: list[int]
 
@@ -37,8 +45,12 @@ class _Storing:
     pages by now, and nobody is to find what was copied."""
 
     write: BlockWrite
-    block: Block
+    unwritten: Unwritten
     is_void: bool = False
+
+    @property
+    def block(self) -> Block:
+        return self.unwritten.block
 
 
 @dataclass(slots=True)
@@ -57,11 +69,14 @@ class WriteBehind:
     _is_asking: bool = False
     _ask_at_ns: int = 0
     _unwritten: "deque[Unwritten]" = field(default_factory=deque)
+    _late: dict[int, Unwritten] = field(default_factory=dict)  # given up for now, by identity
+    _looked_at_ns: int = 0  # at those, the last time
+    _late_pause_ns: int = LATE_PAUSE_NS  # until the next
     _num_computed: int = 0  # blocks since the last pump
     _step_blocks: float = 0.0  # of the largest step lately
     _num_writes: int = 0
     _storing: dict[int, _Storing] = field(default_factory=dict)  # by `BlockWrite.number`
-    _committing: dict[BlockKey, Block] = field(default_factory=dict)
+    _committing: dict[BlockKey, Unwritten] = field(default_factory=dict)
 
     @property
     def num_unwritten(self) -> int:
@@ -69,14 +84,18 @@ class WriteBehind:
 
     @property
     def next_ask_at_ns(self) -> int | None:
-        """When to ask again for pages that blocks wait for."""
-        return self._ask_at_ns if self._unwritten and not self._is_asking else None
+        """When to ask again for pages that blocks wait for, or for those that were given up."""
+        if self._unwritten and not self._is_asking:
+            return self._ask_at_ns
+        is_late = self._late and self.is_connected and self._late_pause_ns <= LATE_PAUSE_MAX_NS
+        return self._looked_at_ns + self._late_pause_ns if is_late and not self._is_asking else None
 
     def connect(self, epoch: int) -> None:
         """A kvstore (perhaps a new one) knows us: old leases and commits mean nothing."""
         self.disconnect()
         self.is_connected = True
         self.epoch = epoch
+        self._late_pause_ns = LATE_PAUSE_NS
 
     def disconnect(self) -> None:
         """No kvstore: nothing waits for a copy below any more."""
@@ -85,7 +104,7 @@ class WriteBehind:
         self._is_asking = False
         self._ask_at_ns = 0
         self.give_up_unwritten()
-        self._give_up([each.block for each in self._storing.values() if not each.is_void])
+        self._give_up([each.unwritten for each in self._storing.values() if not each.is_void])
         self._storing.clear()
         self._give_up(list(self._committing.values()))
         self._committing.clear()
@@ -102,7 +121,16 @@ class WriteBehind:
     def pump(self, now_ns: int) -> list[Effect]:
         """Write what there are pages for, and ask for more."""
         self._step_blocks = max(self._num_computed, STEP_MEMORY * self._step_blocks)
+        if not self._late:
+            self._looked_at_ns = now_ns
+        if self._num_computed or not self._late:
+            self._late_pause_ns = LATE_PAUSE_NS
         self._num_computed = 0
+        if now_ns >= self._looked_at_ns + self._late_pause_ns:
+            self._looked_at_ns = now_ns
+            self._late_pause_ns *= 2
+            if not self._unwritten:
+                self._take_up_late()
         writes: list[BlockWrite] = []
         while self._unwritten and (pages := self._take_pages()) is not None:
             writes.append(self._write(self._unwritten.popleft(), pages))
@@ -146,7 +174,7 @@ class WriteBehind:
             arena_pages,
             block.owner,
         )
-        self._storing[write.number] = _Storing(write, block)
+        self._storing[write.number] = _Storing(write, late)
         return write
 
     def on_computed(
@@ -158,20 +186,41 @@ class WriteBehind:
         up for good: without those `before` it, a block is of no use below.
         """
         self._num_computed += 1
+        unwritten = Unwritten(block, before, parent, tokens)
         if before is not None and self._tries(before) >= TRIES_MAX:
-            self._give_up([block])
+            self._give_up([unwritten])
             block.times_given_up = TRIES_MAX
             return
         num_pages = (len(self._unwritten) + 1) * self.pool.num_layers
         if self.is_connected and num_pages <= UNWRITTEN_SHARE_MAX * self.pool.num_pages:
-            self._unwritten.append(Unwritten(block, parent, tokens))
+            self._unwritten.append(unwritten)
         else:
-            self._give_up([block])
+            self._give_up([unwritten])
+
+    def _take_up_late(self) -> None:
+        """Blocks that were given up are written after all, as far as there are pages for them."""
+        num_blocks = len(self._stock) // self.pool.num_layers
+        for number, late in list(self._late.items()):
+            if num_blocks == 0:
+                break
+            block, before = late.block, late.before
+            is_here = self.pool.blocks.get(block.key) is block and self.pool.is_whole(block)
+            is_first = before is None or before.is_safe or not before.backed
+            if not (is_here and self.can_try_again(block)):
+                del self._late[number]
+            elif is_first:
+                del self._late[number]
+                self.pool.set_unbacked(block)
+                self._unwritten.append(late)
+                num_blocks -= 1
+            elif before is not None and not self.can_try_again(before):
+                del self._late[number]
 
     def can_try_again(self, block: Block) -> bool:
         """Whether a block in use has no copy below, and may get one yet."""
         was_given_up = block.backed and 0 < self._tries(block) < TRIES_MAX
-        return was_given_up and self.is_connected and not (block.lost or block.is_forgotten)
+        is_gone = block.lost or block.is_forgotten or block.loading
+        return was_given_up and self.is_connected and not is_gone
 
     def _tries(self, block: Block) -> int:
         """How often its copy was given up; what was on earlier connections counts as once."""
@@ -196,11 +245,11 @@ class WriteBehind:
             write, block = storing.write, storing.block
             if sums and not (storing.is_void or block.lost):
                 good.append(write)
-                self._committing[write.key] = block
+                self._committing[write.key] = storing.unwritten
                 continue
             unused += write.arena_pages
             if not storing.is_void:
-                self._give_up([block])
+                self._give_up([storing.unwritten])
         effects: list[Effect] = []
         if good:
             effects.append(CommitBlocks(good, [checksums[write.number] for write in good]))
@@ -212,15 +261,18 @@ class WriteBehind:
         """These blocks are not to be copied below. The kvstore is told of those that it has."""
         gone = {id(block) for block in blocks}
         for block in blocks:
-            if self._committing.get(block.key) is block:
+            late = self._committing.get(block.key)
+            if late is not None and late.block is block:
                 del self._committing[block.key]
         for storing in self._storing.values():
             storing.is_void |= id(storing.block) in gone
         self._unwritten = deque(late for late in self._unwritten if id(late.block) not in gone)
+        for number in gone:
+            self._late.pop(number, None)
 
     def on_committed(self, keys: list[BlockKey]) -> None:
         """These blocks have a copy below."""
-        blocks = [self._committing.pop(key) for key in keys if key in self._committing]
+        blocks = [self._committing.pop(key).block for key in keys if key in self._committing]
         for block in blocks:
             block.times_given_up = 0
         self.pool.set_backed(blocks)
@@ -231,12 +283,18 @@ class WriteBehind:
 
     def give_up_unwritten(self) -> None:
         """Blocks that wait for arena pages stay without a copy below."""
-        self._give_up([unwritten.block for unwritten in self._unwritten])
+        self._give_up(list(self._unwritten))
         self._unwritten.clear()
 
-    def _give_up(self, blocks: list[Block]) -> None:
-        self.num_given_up += len(blocks)
-        for block in blocks:
+    def _give_up(self, given_up: list[Unwritten]) -> None:
+        """Blocks stay without a copy below, for now: they are looked at again when there is room,
+        if they are here by then."""
+        self.num_given_up += len(given_up)
+        for unwritten in given_up:
+            block = unwritten.block
             block.times_given_up = self._tries(block) + 1
             block.given_up_epoch = self.epoch
-        self.pool.set_backed(blocks)
+            self._late[id(block)] = unwritten
+        while len(self._late) > LATE_MAX:
+            del self._late[next(iter(self._late))]
+        self.pool.set_backed([unwritten.block for unwritten in given_up])

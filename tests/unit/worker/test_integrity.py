@@ -37,7 +37,7 @@ def miscount_users(core: EngineCore) -> None:
 
 
 def miscount_clean(core: EngineCore) -> None:
-    core.pool.num_clean += 1
+    core.pool.num_takeable += 1
 
 
 def share_an_own_block(core: EngineCore) -> None:

@@ -161,7 +161,7 @@ def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
         assert sorted(private + in_blocks + pool._free[: pool.num_free].tolist()) == list(range(9))
         assert sorted([*pool._free_rows, *(b.row for b in held)]) == list(range(len(pool.table)))
         idle = [b for b in pool.blocks.values() if not b.refs and b.backed]
-        assert pool.num_clean == sum(b.num_present for b in idle)
+        assert pool.num_takeable == sum(b.num_present for b in idle)
         assert all(b.num_present == LAYERS for b in pool.blocks.values() if b not in idle)
 
 

@@ -213,7 +213,7 @@ class TestPrefetch:
         assert engine.core.stager.pump(300 * MS) == [ReleaseTicket(2)]
         assert engine.core.next_deadline_ns() == 500 * MS
         assert engine.core.stager.pump(500 * MS) == [ReleaseTicket(1)]
-        assert engine.core.next_deadline_ns() is None
+        assert engine.core.stager.next_expiry_ns is None
 
     def test_a_prefetched_session_gives_its_high_layers_first(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=3)

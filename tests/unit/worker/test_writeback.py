@@ -7,10 +7,19 @@ from services.worker.core.effects import (
     ReturnPages,
     StoreBlocks,
 )
+from services.worker.core.integrity import check_integrity
 from services.worker.core.step import StepPlan
 from services.worker.core.writeback import LEASE_PAUSE_NS, TRIES_MAX
 from shared.messages import SamplingParams
-from tests.unit.worker.driver import NUM_LAYERS, Engine, keys_of, new_core, new_turn, of_kind
+from tests.unit.worker.driver import (
+    NUM_LAYERS,
+    Engine,
+    keys_of,
+    new_core,
+    new_turn,
+    of_kind,
+    take_pages,
+)
 
 PROMPT = list(range(100, 109))  # two blocks and a token
 KEYS = keys_of(PROMPT)
@@ -72,9 +81,9 @@ class TestWriting:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         engine.write()
         engine.store_all()
-        assert engine.core.pool.num_clean == 0
+        assert engine.core.pool.num_takeable == 0
         engine.core.on_committed(KEYS)
-        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
         assert engine.core.writeback.num_unwritten == 0
 
     def test_without_pages_a_block_is_written_later(self, engine: Engine) -> None:
@@ -153,10 +162,81 @@ class TestWriting:
         engine = Engine(new_core(num_blocks=8, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
         engine.core.writeback.connect(1)
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        assert engine.core.pool.num_clean == 0
+        assert engine.core.pool.num_takeable == 0
         engine.submit(new_turn("large", list(range(200, 231))))
         assert planned(engine).turn_ids == ["large"]
         assert engine.core.writeback.num_given_up == 2
+
+
+class TestGivenUp:
+    """Blocks whose copy was given up are no clean ones, and get one when there is room."""
+
+    def give_up(self, engine: Engine) -> None:
+        """A turn's two blocks find nobody who takes them."""
+        engine.core.writeback.disconnect()
+        engine.run(new_turn("t", PROMPT, sampling=ONCE))
+        engine.core.writeback.connect(2)
+
+    def pass_pause(self, engine: Engine) -> list[BlockWrite]:
+        at_ns = engine.core.next_deadline_ns()
+        assert at_ns is not None, "nobody would look again"
+        engine.now_ns = at_ns
+        return engine.write()
+
+    def test_their_pages_can_be_taken_and_are_told_apart(self, engine: Engine) -> None:
+        self.give_up(engine)
+        pool = engine.core.pool
+        assert pool.num_takeable == pool.num_unsafe == 2 * NUM_LAYERS
+        assert take_pages(pool, pool.num_free + 1) is not None
+        assert pool.num_takeable == pool.num_unsafe == 2 * NUM_LAYERS - 1
+
+    def test_they_are_written_from_the_first_on_as_far_as_there_is_room(
+        self, engine: Engine
+    ) -> None:
+        self.give_up(engine)
+        assert engine.write() == [], "there is no room yet"
+        engine.core.on_leased(list(range(NUM_LAYERS)))
+        (write,) = self.pass_pause(engine)
+        assert write.key == KEYS[0]
+        engine.store_all()
+        engine.core.on_committed([write.key])
+        pool = engine.core.pool
+        assert (pool.num_takeable, pool.num_unsafe) == (2 * NUM_LAYERS, NUM_LAYERS)
+        check_integrity(engine.core)
+
+    def test_nothing_is_written_behind_what_was_given_up_for_good(self, engine: Engine) -> None:
+        self.give_up(engine)
+        engine.write()
+        engine.core.on_leased(list(range(NUM_LAYERS)))
+        (write,) = self.pass_pause(engine)
+        engine.store_all(is_good=False)
+        assert write.key == KEYS[0]
+        engine.now_ns += LEASE_PAUSE_NS
+        engine.write()
+        engine.core.on_leased(list(range(NUM_LAYERS, 5 * NUM_LAYERS)))
+        assert engine.core.writeback._stock and self.pass_pause(engine) == []
+        check_integrity(engine.core)
+
+    def test_what_was_taken_meanwhile_is_not_written(self, engine: Engine) -> None:
+        self.give_up(engine)
+        pool = engine.core.pool
+        take_pages(pool, pool.num_free + 2)  # the last layers of both
+        engine.core.writeback.refill(engine.now_ns)
+        engine.core.on_leased(list(range(4 * NUM_LAYERS)))
+        assert self.pass_pause(engine) == []
+        assert engine.core.next_deadline_ns() is None, "there is nothing left to write"
+
+    def test_nobody_looks_for_ever(self, engine: Engine) -> None:
+        self.give_up(engine)
+        engine.write()
+        engine.core.on_leased([])
+        for _ in range(20):
+            if (at_ns := engine.core.next_deadline_ns()) is None:
+                break
+            engine.now_ns = at_ns
+            engine.write()
+            engine.core.on_leased([])
+        assert engine.core.next_deadline_ns() is None
 
 
 class TestLeases:
@@ -212,7 +292,7 @@ class TestLosingTheKvstore:
         assert len(engine.write()) == 1
         assert engine.core.writeback.num_unwritten == 2  # one under way, one without pages
         engine.core.writeback.disconnect()
-        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
         assert engine.core.writeback.num_unwritten == 0
 
     def test_a_new_kvstore_knows_nothing_of_commits_to_the_old(self, engine: Engine) -> None:
@@ -221,14 +301,14 @@ class TestLosingTheKvstore:
         engine.write()
         engine.store_all()
         engine.core.writeback.connect(1)
-        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
         engine.core.on_committed(KEYS)
-        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
 
     def test_without_one_blocks_are_clean_at_once(self) -> None:
         engine = Engine()
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
-        assert engine.core.pool.num_clean == 2 * NUM_LAYERS
+        assert engine.core.pool.num_takeable == 2 * NUM_LAYERS
 
     def test_what_is_written_into_an_old_lease_counts_for_nothing(self, engine: Engine) -> None:
         lease(engine, 4)
