@@ -80,7 +80,7 @@ class Frontend(Process):
     def hang_up(self, turn_id: TurnId) -> None:
         """The client of this turn went away."""
         self._forget(turn_id)
-        self._perform(self.turns.on_cancel(turn_id, "the client is gone"))
+        self._perform(self.turns.on_cancel(turn_id))
 
     def _on_pull(self, pull: PromptPull, reply: Reply) -> None:
         effect = self.turns.on_pull(pull, self.now_ns)[0]

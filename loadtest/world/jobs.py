@@ -259,10 +259,8 @@ class WorkerJobs:
                     self._pull(effect)
                 case we.RunBatch():
                     self._run(effect)
-                case we.SendResults(frontend_id, batch_id, results):
-                    message = JobResults(
-                        worker_id=worker.worker_id, batch_id=batch_id, results=list(results)
-                    )
+                case we.SendResults(frontend_id, _, results):
+                    message = JobResults(results=list(results))
                     self._wires.publish(worker, JOB_RESULTS, message, frontend_id)
                 case we.SendDone(done):
                     self._wires.publish(worker, BATCH_DONE, done)
@@ -288,7 +286,7 @@ class WorkerJobs:
                 ]
             )
 
-        pull = InputPull(worker_id=self._worker.worker_id, job_ids=list(effect.job_ids))
+        pull = InputPull(job_ids=list(effect.job_ids))
         self._wires.request(
             self._worker, INPUT_PULL, pull, on_reply, lambda _: on_inputs(None),
             ident=effect.frontend_id, timeout_ns=effect.timeout_ns,

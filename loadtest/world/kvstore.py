@@ -149,9 +149,7 @@ class Kvstore(Process):
         )  # fmt: skip
         self._perform(self.core.on_open(event, self.now_ns))
         self._opened[message.worker_id] = (life, number)
-        return m.KvOpened(
-            arena_path="", num_pages=self._num_pages, page_bytes=PAGE_BYTES, lease_path=""
-        )
+        return m.KvOpened(arena_path="", lease_path="")
 
     def _lease(self, message: m.KvLease) -> m.KvLeased:
         pages, effects = self.core.on_lease(

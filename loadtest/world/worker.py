@@ -158,7 +158,7 @@ class Worker(Process):
 
     def _ask_for(self, pull: Pull) -> None:
         self.world.wires.request(
-            self, PROMPT_PULL, PromptPull(worker_id=self.worker_id, turns=pull.refs),
+            self, PROMPT_PULL, PromptPull(turns=pull.refs),
             partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
             ident=pull.frontend_id,
         )  # fmt: skip
@@ -216,8 +216,7 @@ class Worker(Process):
         core, pool, model = self.core, self.core.pool, self.world.model
         card = ModelCard(
             model_id=model.model_id, source="", fingerprint=model.fingerprint,
-            max_model_len=core.tokens_max, num_layers=model.num_layers,
-            page_bytes=model.page_bytes, block_tokens=model.block_tokens,
+            max_model_len=core.tokens_max, block_tokens=model.block_tokens,
         )  # fmt: skip
         num_free, num_clean = pool.num_free, pool.num_takeable
         report = WorkerReport(
@@ -325,7 +324,7 @@ class Worker(Process):
             self.world.wires.publish(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
-            message = TurnsEnded(worker_id=self.worker_id, turns=ends)
+            message = TurnsEnded(turns=ends)
             self.world.wires.publish(self, TURNS_ENDED, message)
 
     # The kvstore.
@@ -335,13 +334,13 @@ class Worker(Process):
         self._num_opens += 1
         incarnation = f"{self._incarnation}.{self._num_opens}"
 
-        def on_opened(opened: Any) -> None:
+        def on_opened(_: Any) -> None:
             kvstore = self.world.kvstores[self.host_id]
             if not kvstore.is_ready:  # its arena's file is gone
                 on_error(None)
                 return
             kvstore.take_lock(self.worker_id, incarnation, self)
-            self.link.on_opened(incarnation, opened.num_pages)
+            self.link.on_opened(incarnation, kvstore.arena.num_pages)
             self.device.attach(kvstore.arena, self.link.epoch)
             self.core.writeback.connect(self.link.epoch)
             self.later(RENEW_EVERY_NS, partial(self._renew, self.link.epoch))

@@ -137,10 +137,10 @@ class Hub:
         self._boxes[new.turn_id] = (mailbox, index)
         self._perform(self._turns.on_new(new, self._clock.now_ns()))
 
-    def cancel(self, turn_id: TurnId, reason: str) -> None:
+    def cancel(self, turn_id: TurnId) -> None:
         """Nobody waits for this turn any more; one that ended is fine."""
         self._boxes.pop(turn_id, None)
-        self._perform(self._turns.on_cancel(turn_id, reason))
+        self._perform(self._turns.on_cancel(turn_id))
 
     async def stop(self) -> None:
         """End every turn that is still open with an error, and send what waits to be sent."""

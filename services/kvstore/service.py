@@ -190,8 +190,6 @@ class KvService:
         lease_path = self._leases.add(message.worker_id, message.incarnation)
         return m.KvOpened(
             arena_path=str(arena.path),
-            num_pages=arena.num_pages,
-            page_bytes=arena.page_bytes,
             lease_path=str(lease_path),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from services.worker.core.pulling import Pull, Pulling
 from shared.bus import Bus
 from shared.errors import SymphonyError
-from shared.ids import SessionId, TenantId, TurnId, WorkerId
+from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
 from shared.subjects import PROMPT_PULL
 from shared.tasks import Tasks
@@ -25,11 +25,8 @@ class PromptPuller:
             frontend does not answer or no longer wants the turn.
     """
 
-    def __init__(
-        self, bus: Bus, worker_id: WorkerId, on_prompt: Callable[[TurnStart, Prompt | None], None]
-    ) -> None:
+    def __init__(self, bus: Bus, on_prompt: Callable[[TurnStart, Prompt | None], None]) -> None:
         self._bus = bus
-        self._worker_id = worker_id
         self._on_prompt = on_prompt
         self._core = Pulling()
         self._tasks = Tasks("pulling prompts failed")
@@ -68,7 +65,7 @@ class PromptPuller:
             pull = self._core.again(pull)
 
     async def _pull_some(self, pull: Pull) -> None:
-        request = PromptPull(worker_id=self._worker_id, turns=pull.refs)
+        request = PromptPull(turns=pull.refs)
         reply: PromptReply | None = None
         try:
             reply = await self._bus.request(

@@ -135,18 +135,16 @@ class EngineRunner:
             assert isinstance(effect, StageSession)
             self._tasks.spawn(self._stage_session(effect, expires_at_ns))
 
-    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> int:
-        """A session was deleted. Returns how many blocks of it were here, once none of them is on
-        its way to the kvstore any more.
+    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
+        """A session was deleted. Returns once no block of it is here, or on its way to the kvstore.
 
         Raises:
             PeerUnavailable: the kvstore has not answered an earlier commit yet.
         """
-        num_blocks, effects = self.core.on_forget(owner, keys)
+        _, effects = self.core.on_forget(owner, keys)
         self._react(effects)
         if not await self._commits.wait(COMMITS_PATIENCE_S):
             raise PeerUnavailable("the kvstore has not answered a commit yet")
-        return num_blocks
 
     def on_moved(self, moved: Moved) -> None:
         """The mover's report (called in the event loop)."""
@@ -200,7 +198,7 @@ class EngineRunner:
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
-            await self._bus.publish(TURNS_ENDED, TurnsEnded(worker_id=self._worker_id, turns=ends))
+            await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=ends))
 
     # Effects.
 

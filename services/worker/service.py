@@ -81,7 +81,7 @@ class Worker:
         self._runners: dict[str, EngineRunner] = {}
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
-        self._puller = PromptPuller(runtime.bus, self._worker_id, self._on_prompt)
+        self._puller = PromptPuller(runtime.bus, self._on_prompt)
         self._num_reports = 0
         self._created = int(time.time())
         self._report_now = asyncio.Event()
@@ -256,8 +256,8 @@ class Worker:
             raise MalformedMessage(f"keys: {error}", "keys") from None
         self._puller.forget(forget.tenant, forget.session_id)
         owner = owner_key(forget.tenant, forget.session_id)
-        counts = await asyncio.gather(*(r.forget(owner, keys) for r in self._runners.values()))
-        return SessionForgotten(worker_id=self._worker_id, num_blocks=sum(counts))
+        await asyncio.gather(*(r.forget(owner, keys) for r in self._runners.values()))
+        return SessionForgotten(worker_id=self._worker_id)
 
     async def _on_ping(self, _: Empty) -> Empty:
         return Empty()
@@ -312,8 +312,6 @@ class Worker:
             source=info.source,
             fingerprint=info.fingerprint,
             max_model_len=runner.core.tokens_max,
-            num_layers=info.num_layers,
-            page_bytes=info.page_bytes,
             block_tokens=info.block_tokens,
             created=self._created,
             emulated=info.is_emulated,

@@ -153,7 +153,6 @@ class BatchRef:
 class InputPull:
     """Worker to frontend: give me these jobs' inputs."""
 
-    worker_id: WorkerId
     job_ids: list[JobId]
 
 
@@ -193,8 +192,6 @@ class JobResult:
 class JobResults:
     """Worker to frontend: everything one batch made for this frontend."""
 
-    worker_id: WorkerId
-    batch_id: BatchId
     results: list[JobResult]
 
 

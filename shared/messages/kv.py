@@ -35,8 +35,6 @@ class KvOpened:
     """
 
     arena_path: str
-    num_pages: int
-    page_bytes: int
     lease_path: str
 
 

@@ -23,4 +23,3 @@ class SessionForgotten:
     """This worker has no block of the session any more, and none is on its way to a kvstore."""
 
     worker_id: WorkerId
-    num_blocks: int = 0

@@ -58,7 +58,6 @@ class TurnSubmit:
     frontend_id: FrontendId
     model_id: ModelId
     num_prompt_tokens: int
-    max_new_tokens: int
     attempt: int = 1  # highest attempt the frontend has seen; 1 on first submit
     tenant: TenantId = DEFAULT_TENANT
     session_id: SessionId | None = None
@@ -74,7 +73,6 @@ class TurnCancel:
     """
 
     turn_id: TurnId
-    reason: str = ""
     attempt: int = 0  # this attempt and lower ones; 0: every attempt
 
 
@@ -108,7 +106,6 @@ class TurnEnd:
 class TurnsEnded:
     """Worker to scheduler, at most one a step."""
 
-    worker_id: WorkerId
     turns: list[TurnEnd]
 
 
@@ -133,7 +130,6 @@ class PromptPull:
     below n.
     """
 
-    worker_id: WorkerId
     turns: list[TurnRef]
 
 

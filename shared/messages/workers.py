@@ -30,8 +30,6 @@ class ModelCard:
     source: str  # folder or hub id that holds tokenizer and chat template
     fingerprint: str  # hash of weights, dtype and KV layout; root of every block key
     max_model_len: int  # tokens, prompt and output together
-    num_layers: int
-    page_bytes: int  # KV of one block in one layer
     block_tokens: int = BLOCK_TOKENS
     created: int = 0  # wall-clock seconds
     emulated: bool = False

@@ -250,10 +250,8 @@ class SimWorker:
                     self._pull(effect)
                 case worker_effects.RunBatch():
                     self._run(effect)
-                case worker_effects.SendResults(frontend_id, batch_id, results):
-                    message = JobResults(
-                        worker_id=self.worker_id, batch_id=batch_id, results=list(results)
-                    )
+                case worker_effects.SendResults(frontend_id, _, results):
+                    message = JobResults(results=list(results))
                     frontend = house.frontends[frontend_id]
                     house.network.send(partial(frontend.on_results, message))
                 case worker_effects.SendDone(done):
@@ -285,7 +283,7 @@ class SimWorker:
         def reply_later(reply: InputReply) -> None:
             house.network.send(partial(answer, reply))
 
-        pull = InputPull(worker_id=self.worker_id, job_ids=list(effect.job_ids))
+        pull = InputPull(job_ids=list(effect.job_ids))
         house.network.send(partial(frontend.on_pull, pull, reply_later))
         house.world.after(effect.timeout_ns, partial(answer, None))
 

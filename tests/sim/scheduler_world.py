@@ -33,9 +33,7 @@ from shared.messages import (
 from tests.sim.heap import MS, SECOND, Action, Network, World
 
 MODEL = ModelId("m")
-CARD = ModelCard(
-    model_id=MODEL, source="m", fingerprint="f", max_model_len=4096, num_layers=2, page_bytes=64
-)
+CARD = ModelCard(model_id=MODEL, source="m", fingerprint="f", max_model_len=4096)
 REPORT_EVERY = 500 * MS
 STEP = 60 * MS
 PULL_AGAIN_AFTER = 300 * MS
@@ -199,7 +197,7 @@ class SimWorker:
         end = TurnEnd(
             turn_id=turn_id, attempt=held.attempt, reason="cancelled" if cancelled else "stop"
         )
-        message = TurnsEnded(worker_id=self.worker_id, turns=[end])
+        message = TurnsEnded(turns=[end])
         self._send(partial(self.house.scheduler.tell, "on_turns_ended", message))
 
     def _report(self, num_starts: int) -> None:
@@ -265,7 +263,6 @@ class SimFrontend:
             frontend_id=FrontendId("f"),
             model_id=MODEL,
             num_prompt_tokens=10,
-            max_new_tokens=10,
             session_id=SessionId(session) if session else None,
         )
         num_wanted = num_wanted or self.house.world.random.randint(1, 12)

@@ -84,7 +84,6 @@ class Desk:
             frontend_id=FrontendId("f"),
             model_id=MODEL,
             num_prompt_tokens=1,
-            max_new_tokens=1,
             session_id=SessionId(session),
         )
         self.perform_scheduler(self.scheduler.on_turn_submit(submit, self.world.now_ns))
@@ -134,7 +133,7 @@ class Desk:
             elif isinstance(effect, StartTurn):
                 start = effect.start
                 end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="stop")
-                message = TurnsEnded(worker_id=effect.worker_id, turns=[end])
+                message = TurnsEnded(turns=[end])
                 self.world.after(MS, partial(self.end, message))
             elif isinstance(effect, WakeAt):
                 self.world.after(max(effect.at_ns - now_ns, 0), self.wake_scheduler)

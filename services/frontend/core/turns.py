@@ -260,18 +260,18 @@ class Turns:
         """The scheduler cannot have this turn served."""
         return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
 
-    def on_cancel(self, turn_id: TurnId, reason: str) -> list[Effect]:
+    def on_cancel(self, turn_id: TurnId) -> list[Effect]:
         """Nobody waits for this turn any more; unknown and ended turns are fine."""
         if self._turns.pop(turn_id, None) is None:
             return []
-        return [Cancel(TurnCancel(turn_id=turn_id, reason=reason))]
+        return [Cancel(TurnCancel(turn_id=turn_id))]
 
     def on_stop(self) -> list[Effect]:
         """This frontend ends: nobody will hear of the turns it still waits for."""
         effects: list[Effect] = []
         for turn in list(self._turns.values()):
             effects.append(self._fail(turn, "stopping", "this frontend is stopping"))
-            effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="frontend stops")))
+            effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id)))
         return effects
 
     def on_scheduler_seen(self, now_ns: int) -> None:
@@ -292,10 +292,10 @@ class Turns:
             if now_ns - turn.began_at_ns >= limits.turn_ns_max:
                 message = f"the turn is not over after {limits.turn_ns_max / 1e9:g} s"
                 effects.append(self._fail(turn, "turn_timeout", message, 504))
-                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="timeout")))
+                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id)))
             elif now_ns - silent_since_ns >= limits.give_up_ns:
                 effects.append(self._fail(turn, "no_capacity", "no scheduler answers"))
-                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id, reason="gave up")))
+                effects.append(Cancel(TurnCancel(turn_id=turn.new.turn_id)))
             elif now_ns - max(turn.news_at_ns, turn.submitted_at_ns) >= patience_ns:
                 effects.append(self._submit(turn, now_ns))
         if effects:
@@ -311,7 +311,6 @@ class Turns:
                 frontend_id=self._frontend_id,
                 model_id=new.model_id,
                 num_prompt_tokens=len(new.prompt),
-                max_new_tokens=new.sampling.max_tokens,
                 attempt=turn.attempt,
                 tenant=new.tenant,
                 session_id=new.session_id,
@@ -347,7 +346,7 @@ class Turns:
         if turn.num_attempts_lost > self._limits.attempts_lost_max:
             turn_id = turn.new.turn_id
             failure = self._fail(turn, "attempts_exhausted", "the turn was lost too many times")
-            return [failure, Cancel(TurnCancel(turn_id=turn_id, reason="lost too often"))]
+            return [failure, Cancel(TurnCancel(turn_id=turn_id))]
         turn.attempt += 1
         turn.pulled = False
         return [self._submit(turn, now_ns)]

@@ -121,7 +121,7 @@ class Board:
     def adopt(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         """A worker runs this turn under the highest attempt known: that is where it is placed."""
         if turn.worker is not None:
-            self.cancel_attempt(turn.worker, turn.ref, "superseded")
+            self.cancel_attempt(turn.worker, turn.ref)
             self.unassign(turn)
         self._assign(turn, worker, now_ns)
 
@@ -179,9 +179,9 @@ class Board:
         if len(self._ended) > self._limits.ended_max:
             self._ended.popitem(last=False)
 
-    def cancel_attempt(self, worker: Worker, ref: TurnRef, reason: str) -> None:
+    def cancel_attempt(self, worker: Worker, ref: TurnRef) -> None:
         """Tell a worker to stop these attempts of a turn; others of it may run elsewhere."""
-        cancel = TurnCancel(turn_id=ref.turn_id, reason=reason, attempt=ref.attempt)
+        cancel = TurnCancel(turn_id=ref.turn_id, attempt=ref.attempt)
         self._out.append(CancelTurn(worker.worker_id, cancel))
 
     def _assign(self, turn: Turn, worker: Worker, now_ns: int) -> None:

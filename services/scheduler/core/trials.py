@@ -88,7 +88,7 @@ class Trials:
             return []
         moved = list(worker.turns.values())
         for turn in moved:
-            self._board.cancel_attempt(worker, turn.ref, "moved")
+            self._board.cancel_attempt(worker, turn.ref)
             turn.attempt += 1  # so that the end of what was cancelled is not the turn's
             self._board.unassign(turn)
         self._start(suspect, submit, worker, now_ns)

@@ -96,7 +96,7 @@ class Turns:
         turn.attempt = message.attempt
         self._lose([turn], old_worker, now_ns)
         if turn.worker is not old_worker:  # there, the start itself supersedes
-            self._board.cancel_attempt(old_worker, void, "superseded")
+            self._board.cancel_attempt(old_worker, void)
 
     def cancel(self, message: TurnCancel) -> None:
         """Stop a turn, and remember that it is not wanted should it still turn up."""
@@ -246,7 +246,7 @@ class Turns:
         if turn is None:
             over = self._board.ended(ref.turn_id)
             if over is not None and (over.cancelled or ref.attempt <= over.attempt):
-                self._board.cancel_attempt(worker, ref, "over")
+                self._board.cancel_attempt(worker, ref)
                 return
             turn = Turn(ref.turn_id, None)
             self._board.add(turn)
@@ -254,7 +254,7 @@ class Turns:
             ref.attempt == turn.attempt and turn.worker not in (worker, None)
         ):
             if turn.worker is not worker:  # else the newer attempt is on its way there
-                self._board.cancel_attempt(worker, ref, "superseded")
+                self._board.cancel_attempt(worker, ref)
             return
         if turn.worker is not worker:
             self._board.adopt(turn, worker, now_ns)

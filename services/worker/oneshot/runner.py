@@ -171,7 +171,7 @@ class OneshotRunner:
                 self._events.set_alarm(effect.at_ns)
 
     async def _pull(self, effect: PullInputs) -> None:
-        request = InputPull(worker_id=self._worker_id, job_ids=list(effect.job_ids))
+        request = InputPull(job_ids=list(effect.job_ids))
         inputs: list[Pulled] | None
         try:
             reply = await self._bus.request(
@@ -224,8 +224,6 @@ class OneshotRunner:
 
     async def _send_results(self, effect: SendResults) -> None:
         message = JobResults(
-            worker_id=self._worker_id,
-            batch_id=effect.batch_id,
             results=list(effect.results),
         )
         try:

@@ -104,8 +104,6 @@ class FakeHouse:
             source=str(self.folder),
             fingerprint="f1",
             max_model_len=MODEL_LEN,
-            num_layers=2,
-            page_bytes=64,
             created=1,
         )
 
@@ -150,7 +148,7 @@ class FakeHouse:
         earlier = [s for s in self.submits[:-1] if s.turn_id == submit.turn_id]
         attempt = max(submit.attempt, len(earlier) + 1)
         ref = m.TurnRef(turn_id=submit.turn_id, attempt=attempt)
-        pull = m.PromptPull(worker_id=WorkerId("w1"), turns=[ref])
+        pull = m.PromptPull(turns=[ref])
         pulled = await self.bus.request(PROMPT_PULL, pull, submit.frontend_id)
         prompt = pulled.prompts[0]
         self.prompts.append(prompt)

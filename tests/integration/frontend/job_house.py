@@ -21,7 +21,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.service import main
 from shared import messages as m
 from shared.bus import Bus
-from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
+from shared.ids import FrontendId, HostId, JobId, ModelId, WorkerId
 from shared.subjects import (
     INPUT_PULL,
     JOB_RESULTS,
@@ -165,7 +165,7 @@ class JobHouse:
         left = [job.job_id for job in jobs if job.job_id not in gone]
         models = {job.job_id: job.model_id for job in jobs}
         while left:
-            pull = m.InputPull(worker_id=WorkerId("w1"), job_ids=left)
+            pull = m.InputPull(job_ids=left)
             reply = await self.bus.request(INPUT_PULL, pull, frontend_id)
             self.num_pulls += 1
             left = left[len(reply.inputs) :]
@@ -173,9 +173,7 @@ class JobHouse:
             if self.hold is not None:
                 await self.hold.wait()
             results = [self._result(models[i.job_id], i) for i in reply.inputs if not i.gone]
-            message = m.JobResults(
-                worker_id=WorkerId("w1"), batch_id=BatchId("b"), results=results[::-1]
-            )
+            message = m.JobResults(results=results[::-1])
             for _ in range(self.copies):
                 await self.bus.publish(JOB_RESULTS, message, frontend_id)
 

@@ -76,7 +76,6 @@ def test_who_asks_to_be_forgotten_while_their_turn_runs(
                 await anext(pieces)
                 assert (await delete(it)).status_code == 200
                 pull = m.PromptPull(
-                    worker_id=it.fake.worker_id,
                     turns=[m.TurnRef(turn_id=it.fake.submits[-1].turn_id, attempt=1)],
                 )
                 again = await it.bus.request(PROMPT_PULL, pull, it.fake.submits[-1].frontend_id)

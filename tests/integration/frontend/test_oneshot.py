@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shared import messages as m
-from shared.ids import WorkerId
 from shared.subjects import INFERENCE_SUBMIT, INPUT_PULL
 from tests.conftest import Server
 from tests.integration.frontend.house import eventually
@@ -319,7 +318,7 @@ def test_nothing_is_lost_with_a_leader_or_a_client(
                 await it.openai.embeddings.create(model="emb", input="w1", timeout=0.3)
             gone = it.jobs()[-1].job_id
             await eventually(lambda: gone in it.cancels)
-            pull = m.InputPull(worker_id=WorkerId("w1"), job_ids=[gone])
+            pull = m.InputPull(job_ids=[gone])
             reply = await it.bus.request(INPUT_PULL, pull, it.submits[-1].frontend_id)
             assert reply.inputs[0].gone
             it.hold.set()

@@ -59,9 +59,9 @@ async def client_at(bus: Bus) -> AsyncIterator[tuple[KvClient, list[int]]]:
 
 async def can_lease_all(worker: FakeWorker) -> bool:
     """Whether no page of the arena is pinned or leased."""
-    pages = await worker.lease(worker.opened.num_pages)
+    pages = await worker.lease(worker.arena.num_pages)
     await worker.open()  # gives them back
-    return len(pages) == worker.opened.num_pages
+    return len(pages) == worker.arena.num_pages
 
 
 def test_a_call_of_an_earlier_connection_that_comes_late_pins_nothing(

@@ -285,11 +285,11 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
     async def scenario() -> None:
         async with worker_at(place) as alive, worker_at(place, "w2") as dying, kvstore(place):
             await alive.open()
-            opened = await dying.open()
+            await dying.open()
             keys = await dying.store(2)
             await dying.stage(keys)
-            leased = await dying.lease(opened.num_pages)
-            assert len(leased) == opened.num_pages - 2 * NUM_LAYERS
+            leased = await dying.lease(dying.arena.num_pages)
+            assert len(leased) == dying.arena.num_pages - 2 * NUM_LAYERS
             assert await alive.lease(1) == []
 
             num_polls = len(polls)
@@ -300,7 +300,8 @@ def test_a_dead_worker_gives_back_its_leases_and_tickets(
                 return (await alive.stats()).arena_pages_used == 2 * NUM_LAYERS
 
             await until(is_reclaimed)
-            assert len(await alive.lease(opened.num_pages)) == opened.num_pages  # evicted too
+            num_pages = alive.arena.num_pages
+            assert len(await alive.lease(num_pages)) == num_pages  # evicted too
 
     asyncio.run(scenario())
 

@@ -65,7 +65,7 @@ class FakeWorker:
     async def end(self, turn_id: str) -> None:
         start = self.held.pop(turn_id)
         end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="stop")
-        await self.bus.publish(TURNS_ENDED, TurnsEnded(worker_id=self.worker_id, turns=[end]))
+        await self.bus.publish(TURNS_ENDED, TurnsEnded(turns=[end]))
 
     def _on_start(self, start: TurnStart) -> None:
         self.started.append(start)
@@ -100,8 +100,6 @@ def ready_report(
         source="m",
         fingerprint="f",
         max_model_len=4096,
-        num_layers=2,
-        page_bytes=64,
     )
     return WorkerReport(
         worker_id=WorkerId(worker_id),

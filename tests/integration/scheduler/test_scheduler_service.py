@@ -54,7 +54,6 @@ def turn(turn_id: str, *, model: str = "m", attempt: int = 1, frontend_id: str =
         frontend_id=FrontendId(frontend_id),
         model_id=ModelId(model),
         num_prompt_tokens=10,
-        max_new_tokens=10,
         attempt=attempt,
         session_id=SessionId("s"),
     )

@@ -71,7 +71,6 @@ def test_from_advisory_to_turn_with_the_scheduler(nats_server: Server) -> None:
                 frontend_id=FrontendId("f"),
                 model_id=ModelId("m"),
                 num_prompt_tokens=10,
-                max_new_tokens=10,
                 session_id=SESSION,
             )
             await bus.publish(TURN_SUBMIT, submit)

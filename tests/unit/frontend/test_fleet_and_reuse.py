@@ -13,9 +13,7 @@ from shared.messages import ModelCard, WorkerReport
 from shared.sessions import TextMark
 
 SECOND = 1_000_000_000
-CARD = ModelCard(
-    model_id=ModelId("m"), source="/m", fingerprint="f", max_model_len=9, num_layers=1, page_bytes=1
-)
+CARD = ModelCard(model_id=ModelId("m"), source="/m", fingerprint="f", max_model_len=9)
 REPORT = WorkerReport(
     worker_id=WorkerId("w"), incarnation="a", seq=1, host_id=HostId("h"), state="ready",
     models=[CARD],

@@ -21,7 +21,7 @@ from services.frontend.core.job_events import (
 )
 from services.frontend.core.jobs import JOBS_PER_MESSAGE_MAX, Jobs
 from shared import messages as m
-from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.ids import FrontendId, JobId, ModelId
 
 MS = 1_000_000
 LIMITS = JobLimits(gather_ns=MS, silent_min_ns=50 * MS, grace_ns=250 * MS, reply_bytes_max=2000)
@@ -52,7 +52,7 @@ def request(
 
 def results(*job_ids: str, values: str = "v", code: str = "") -> m.JobResults:
     made = [m.JobResult(job_id=JobId(name), values=values + name, code=code) for name in job_ids]
-    return m.JobResults(worker_id=WorkerId("w"), batch_id=BatchId("b"), results=made)
+    return m.JobResults(results=made)
 
 
 def dropped(*job_ids: str) -> m.JobsDropped:
@@ -64,7 +64,7 @@ def dropped(*job_ids: str) -> m.JobsDropped:
 
 
 def pull(jobs: Jobs, *job_ids: str, now_ns: int = 0) -> list[m.JobInput]:
-    asked = m.InputPull(worker_id=WorkerId("w"), job_ids=[JobId(name) for name in job_ids])
+    asked = m.InputPull(job_ids=[JobId(name) for name in job_ids])
     (effect,) = jobs.on_pull(asked, now_ns)
     assert isinstance(effect, AnswerPull)
     return effect.message.inputs

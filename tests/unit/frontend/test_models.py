@@ -89,8 +89,7 @@ def test_what_was_replaced_is_dropped(card: OneshotCard, loaded: list[str]) -> N
 
 def test_a_model_for_text_keeps_its_tokenizer(loaded: list[str]) -> None:
     card = ModelCard(
-        model_id=ModelId("t"), source="/t", fingerprint="f", max_model_len=9, num_layers=1,
-        page_bytes=1,
+        model_id=ModelId("t"), source="/t", fingerprint="f", max_model_len=9,
     )  # fmt: skip
     house = House()
     for fingerprint in ("f", "g"):

@@ -19,7 +19,7 @@ from services.frontend.core.turns import (
     Turns,
 )
 from shared import messages as m
-from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, TurnId, WorkerId
+from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, TurnId
 
 TURN = TurnId("t")
 SECOND = 1_000_000_000
@@ -45,7 +45,7 @@ def started(attempts_lost_max: int = 8, turn_s_max: int = 3600) -> Turns:
 
 def pull(turns: Turns, attempt: int, now_ns: int = 0) -> m.Prompt:
     ref = m.TurnRef(turn_id=TURN, attempt=attempt)
-    (effect,) = turns.on_pull(m.PromptPull(worker_id=WorkerId("w"), turns=[ref]), now_ns)
+    (effect,) = turns.on_pull(m.PromptPull(turns=[ref]), now_ns)
     assert isinstance(effect, AnswerPull)
     return effect.message.prompts[0]
 
@@ -133,7 +133,7 @@ def test_an_error_ends_the_turn() -> None:
     pull(turns, 1)
     (effect,) = turns.on_delta(replace(delta(1, 0), finish="error", code="x", message="y"), 0)
     assert isinstance(effect, Fail) and effect.failure.code == "x"
-    assert turns.on_cancel(TURN, "late") == []
+    assert turns.on_cancel(TURN) == []
     assert turns.on_failed(effect.failure) == []
 
 
@@ -173,7 +173,7 @@ def test_a_reconnect_submits_what_no_worker_has() -> None:
 
 def test_a_cancelled_turn_is_gone() -> None:
     turns = started()
-    (effect,) = turns.on_cancel(TURN, "client gone")
+    (effect,) = turns.on_cancel(TURN)
     assert isinstance(effect, Cancel) and effect.message.turn_id == TURN
     assert pull(turns, 1).gone
     assert turns.on_delta(delta(1, 0), 0) == []
@@ -278,7 +278,7 @@ def test_a_part_that_was_lost_voids_the_attempt_and_the_next_begins_anew() -> No
 
 def pull_all(turns: Turns, ids: list[str], room: int) -> tuple[dict[str, m.Prompt], list[Effect]]:
     refs = [m.TurnRef(turn_id=TurnId(turn_id), attempt=1) for turn_id in ids]
-    request = m.PromptPull(worker_id=WorkerId("w"), turns=refs)
+    request = m.PromptPull(turns=refs)
     answer, *effects = turns.on_pull(request, 0, room)
     assert isinstance(answer, AnswerPull)
     assert len(m.encode(answer.message)) <= room

@@ -124,7 +124,7 @@ class Generation:
         for choice, turn_id in zip(self.choices, self._turn_ids, strict=True):
             if choice.finish is None:
                 telemetry.FINISHED["abort"].inc()
-                self._app.hub.cancel(turn_id, "client gone")
+                self._app.hub.cancel(turn_id)
 
     def prompt_of(self, index: int) -> TokenizedPrompt:
         """The prompt of choice `index`."""
@@ -197,7 +197,7 @@ class Generation:
         self._num_running -= 1
         choice, times, app = self.choices[index], self._times[index], self._app
         if piece.cancel:
-            app.hub.cancel(self._turn_ids[index], "stop string")
+            app.hub.cancel(self._turn_ids[index])
         assert piece.finish is not None
         telemetry.FINISHED[piece.finish].inc()
         telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9)

@@ -39,8 +39,6 @@ def card(model: str) -> ModelCard:
         source=model,
         fingerprint=model,
         max_model_len=4096,
-        num_layers=2,
-        page_bytes=64,
     )
 
 
@@ -100,7 +98,6 @@ class Driver:
             frontend_id=FrontendId("f"),
             model_id=ModelId(model),
             num_prompt_tokens=100,
-            max_new_tokens=10,
             attempt=attempt,
             session_id=SessionId(session) if session else None,
             priority=priority,
@@ -112,7 +109,7 @@ class Driver:
 
     def end(self, worker: str, turn: str, attempt: int = 1) -> list[Effect]:
         end = TurnEnd(turn_id=TurnId(turn), attempt=attempt, reason="stop")
-        message = TurnsEnded(worker_id=WorkerId(worker), turns=[end])
+        message = TurnsEnded(turns=[end])
         return self._note(self.core.on_turns_ended(message, self.now_ns))
 
     def expect(
