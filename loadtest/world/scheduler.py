@@ -24,10 +24,10 @@ from services.scheduler.core import (
     StartTurn,
     WakeAt,
 )
-from services.scheduler.core import lease_effects as le
-from services.scheduler.core.board import first_attempt
-from services.scheduler.core.leadership import LeaseCore
-from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.core.lease import effects as le
+from services.scheduler.core.lease.core import LeaseCore
+from services.scheduler.core.lease.times import LeaseTimes
+from services.scheduler.core.turns.board import first_attempt
 from shared.errors import NobodyListens, NoCapacity, SymphonyError
 from shared.messages import AdvisoryKey, Empty, ExpectSession, LeaseHolder, SchedulerStatus
 from shared.subjects import (

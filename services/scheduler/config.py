@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.scheduler.core import POLICIES, Limits
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.jobs import JobLimits
-from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.core.lease.times import LeaseTimes
 from services.scheduler.policies import DEFAULT_POLICY, make_batcher
 from shared.config import ServiceConfig
 from shared.errors import ConfigError

@@ -8,8 +8,8 @@ from functools import partial
 from nats.aio.subscription import Subscription
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.leadership import LeaseCore
-from services.scheduler.core.lease_effects import (
+from services.scheduler.core.lease.core import LeaseCore
+from services.scheduler.core.lease.effects import (
     Announce,
     AskHolder,
     Lead,

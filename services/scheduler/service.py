@@ -21,7 +21,7 @@ from services.scheduler.core import (
     StartTurn,
     WakeAt,
 )
-from services.scheduler.core.board import first_attempt
+from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
 from shared.errors import NoCapacity

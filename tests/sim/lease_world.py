@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from services.scheduler.core.leadership import LeaseCore
-from services.scheduler.core.lease_effects import (
+from services.scheduler.core.lease.core import LeaseCore
+from services.scheduler.core.lease.effects import (
     Announce,
     AskHolder,
     Lead,
@@ -21,7 +21,7 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
-from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.core.lease.times import LeaseTimes
 from tests.sim.heap import MS, SECOND, Action, Network, World
 
 TIMES = LeaseTimes(beat_ns=250 * MS, ttl_ns=2 * SECOND)

@@ -12,9 +12,9 @@ from services.scheduler.core.effects import (
     StartTurn,
     WakeAt,
 )
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placement import POLICIES, PlacementPolicy
-from services.scheduler.core.scheduler import SchedulerCore
+from services.scheduler.core.turns.core import SchedulerCore
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import POLICIES, PlacementPolicy
 
 __all__ = [
     "POLICIES",

@@ -4,10 +4,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placement import PlacementPolicy
-from services.scheduler.core.records import SessionKey, Worker
+from services.scheduler.core.turns.fleet import Fleet
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import PlacementPolicy
+from services.scheduler.core.turns.records import SessionKey, Worker
 from shared.ids import ModelId, WorkerId
 
 

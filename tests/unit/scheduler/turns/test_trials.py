@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from services.scheduler.core import Effect, FailTurn, Limits
-from tests.unit.scheduler.core.driver import SECOND, Driver, cancels, failures, only, starts
+from tests.unit.scheduler.turns.driver import SECOND, Driver, cancels, failures, only, starts
 
 Held = Mapping[str, tuple[tuple[str, int], ...]]  # worker -> turns and their attempts
 

@@ -10,15 +10,15 @@ that was there at several workers' losses and made no token is tried alone (`tri
 
 from collections.abc import Iterable
 
-from services.scheduler.core.board import Board
 from services.scheduler.core.effects import CancelTurn, CountTurn, Effect, FailTurn, PlacementReason
-from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placer import Placer
-from services.scheduler.core.records import Ended, Turn, Worker
-from services.scheduler.core.reservations import Reservations
 from services.scheduler.core.timers import Timers
-from services.scheduler.core.trials import Trials
+from services.scheduler.core.turns.board import Board
+from services.scheduler.core.turns.fleet import Fleet
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.records import Ended, Turn, Worker
+from services.scheduler.core.turns.reservations import Reservations
+from services.scheduler.core.turns.trials import Trials
 from shared.ids import ModelId
 from shared.messages import TurnCancel, TurnEnd, TurnRef, TurnSubmit, WorkerReport
 

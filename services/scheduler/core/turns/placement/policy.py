@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.records import Worker
+from services.scheduler.core.turns.records import Worker
 
 
 class PlacementPolicy(Protocol):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placement.balance import Balance
-from services.scheduler.core.placement.policy import PlacementPolicy
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement.balance import Balance
+from services.scheduler.core.turns.placement.policy import PlacementPolicy
 
 POLICIES: dict[str, Callable[[Limits], PlacementPolicy]] = {"balance": Balance}
 

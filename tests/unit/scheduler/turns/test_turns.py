@@ -10,9 +10,9 @@ from services.scheduler.core import (
     NotifyArrival,
     StartTurn,
 )
-from services.scheduler.core.board import first_attempt
+from services.scheduler.core.turns.board import first_attempt
 from shared.ids import TurnId
-from tests.unit.scheduler.core.driver import (
+from tests.unit.scheduler.turns.driver import (
     INTERVAL,
     MS,
     SECOND,

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.records import NO_MODELS, Worker
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.records import NO_MODELS, Worker
 from shared.ids import ModelId, WorkerId
 from shared.messages import WorkerReport
 

@@ -1,15 +1,15 @@
 """The scheduler's decisions: told events and the time, returns what to do."""
 
-from services.scheduler.core.board import first_attempt
 from services.scheduler.core.effects import Effect, ProbeWorker
-from services.scheduler.core.fleet import Fleet
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placement import PlacementPolicy
-from services.scheduler.core.placer import Placer
-from services.scheduler.core.records import Worker
-from services.scheduler.core.reservations import Reservations
 from services.scheduler.core.timers import Timers
-from services.scheduler.core.turns import Turns
+from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.fleet import Fleet
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import PlacementPolicy
+from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.records import Worker
+from services.scheduler.core.turns.reservations import Reservations
+from services.scheduler.core.turns.turns import Turns
 from shared.ids import WorkerId
 from shared.messages import (
     AdvisoryKey,

@@ -12,9 +12,9 @@ from services.scheduler.core.effects import (
     PlacementReason,
     StartTurn,
 )
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placer import Placer
-from services.scheduler.core.records import Ended, Turn, Worker
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, TurnId
 from shared.messages import (
     TurnArrived,

@@ -6,10 +6,10 @@ and made no token is tried on a worker that it has for itself. Its first token s
 innocent. If that worker is lost as well, the turn waits for the proof.
 """
 
-from services.scheduler.core.board import Board
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placer import Placer
-from services.scheduler.core.records import Loss, Turn, Worker
+from services.scheduler.core.turns.board import Board
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.records import Loss, Turn, Worker
 from shared.messages import TurnSubmit
 
 

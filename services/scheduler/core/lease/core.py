@@ -18,8 +18,7 @@ Source: deferred batch scheduling, section 6 (hot spares that exchange heartbeat
 
 from enum import Enum, auto
 
-from services.scheduler.core.holder_watch import HolderWatch
-from services.scheduler.core.lease_effects import (
+from services.scheduler.core.lease.effects import (
     NOBODY,
     Announce,
     AskHolder,
@@ -34,7 +33,8 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
-from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.core.lease.holder_watch import HolderWatch
+from services.scheduler.core.lease.times import LeaseTimes
 from shared.messages import LeaderLease
 
 

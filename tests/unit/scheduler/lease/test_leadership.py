@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.leadership import LeaseCore
-from services.scheduler.core.lease_effects import (
+from services.scheduler.core.lease.core import LeaseCore
+from services.scheduler.core.lease.effects import (
     Announce,
     AskHolder,
     Lead,
@@ -19,7 +19,7 @@ from services.scheduler.core.lease_effects import (
     WakeAt,
     WriteLease,
 )
-from services.scheduler.core.lease_times import LeaseTimes
+from services.scheduler.core.lease.times import LeaseTimes
 from shared.messages import LeaderLease
 
 BEAT, TTL = 80, 250  # small numbers: the core does not care what a nanosecond is

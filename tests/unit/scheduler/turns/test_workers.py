@@ -3,8 +3,8 @@
 from services.scheduler.core import ProbeWorker, StartTurn, WakeAt
 from shared.ids import HostId, WorkerId
 from shared.messages import WorkerReport
-from tests.unit.scheduler.core.driver import INTERVAL, SECOND, Driver, card, only
 from tests.unit.scheduler.jobs.driver import card as oneshot_card
+from tests.unit.scheduler.turns.driver import INTERVAL, SECOND, Driver, card, only
 
 
 def state_of(d: Driver, worker: str) -> str:

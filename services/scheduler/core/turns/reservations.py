@@ -3,10 +3,10 @@ turn to the node chosen when its advisory came).
 """
 
 from services.scheduler.core.effects import Effect, SendPrefetch
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.placer import Placer
-from services.scheduler.core.records import Reservation, SessionKey, Worker
 from services.scheduler.core.timers import Timers
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.ids import ModelId
 from shared.messages import AdvisoryKey, ExpectSession, Prefetch, SessionPlacement
 

@@ -8,7 +8,7 @@ from services.scheduler.core import (
     SendPrefetch,
     StartTurn,
 )
-from tests.unit.scheduler.core.driver import SECOND, Driver, only
+from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
 
 def place(effects: list[Effect]) -> tuple[str, PlacementReason]:

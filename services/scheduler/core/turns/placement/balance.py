@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.limits import Limits
-from services.scheduler.core.records import Worker
+from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.records import Worker
 
 
 class Balance:

@@ -1,0 +1,1 @@
+"""The lease: which of the schedulers leads."""
