@@ -147,5 +147,5 @@ KV_STATS = Subject("symphony.kv.stats", m.Empty, m.KvStats)
 SCHEDULER_STATUS = Subject("symphony.scheduler.status", m.Empty, m.SchedulerStatus)
 SERVICE_STATUS = Subject("symphony.service.status", m.Empty, m.ServiceStatus)
 
-# The key-value store: a key is one leader's office.
+# The key-value store: a key is one leadership.
 LEASES = Bucket("symphony-leases", m.LeaderLease)

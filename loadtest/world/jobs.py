@@ -17,7 +17,7 @@ from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.ids import BatchId, FrontendId, JobId, ModelId
 from shared.messages import (
-    WHOLE_OFFICE,
+    SOLE_LEADERSHIP,
     BatchStart,
     InputPull,
     JobInput,
@@ -189,7 +189,7 @@ class SchedulerJobs:
         changed = LeaderChanged(
             instance=f"{scheduler.name}.{scheduler.life}",
             fence=scheduler.fence,
-            office=WHOLE_OFFICE,
+            leadership=SOLE_LEADERSHIP,
         )
         self._wires.publish(scheduler, LEADER_CHANGED, changed)
 
@@ -238,12 +238,12 @@ class WorkerJobs:
         return True
 
     def _on_leader(self, changed: LeaderChanged) -> None:
-        self.core.on_fence(changed.office, changed.fence)
+        self.core.on_fence(changed.leadership, changed.fence)
         self._worker.report()
 
     def _on_batch(self, start: BatchStart) -> None:
         """No batch of a leader is taken once a higher fence was seen."""
-        seen, before = self.core.fence(start.office), self._held()
+        seen, before = self.core.fence(start.leadership), self._held()
         self._perform(self.core.on_batch_start(start, self._worker.now_ns))
         is_new = start.batch_id in self._held() - before
         assert not (is_new and start.fence < seen), f"{start.batch_id} taken after fence {seen}"

@@ -117,8 +117,8 @@ MUTANTS = (
     ),
     Mutant(
         "a dead worker keeps its turns", SCHEDULER,
-        "        self._fleet.bury(worker)\n        self._turns.worker_silent(worker, now_ns)",
-        "        self._fleet.bury(worker)",
+        "        self._fleet.mark_dead(worker)\n        self._turns.worker_silent(worker, now_ns)",
+        "        self._fleet.mark_dead(worker)",
     ),
     Mutant(
         "waiting turns are not placed when a worker comes", SCHEDULER,

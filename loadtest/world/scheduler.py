@@ -126,7 +126,7 @@ class Scheduler(Process):
                     self.fence = fence
                     self.world.on_lead(self, fence)
                     if self.jobs is None:
-                        self._take_office()
+                        self._take_lead()
                     else:
                         assert self.core is not None
                         self.core.set_fence(fence)
@@ -189,9 +189,9 @@ class Scheduler(Process):
             self, LEASE_HOLDER, Empty(), on_reply, on_error, ident="all", timeout_ns=TIMES.answer_ns
         )
 
-    # The office.
+    # The leadership.
 
-    def _take_office(self) -> None:
+    def _take_lead(self) -> None:
         limits = Limits()
         self.core = core = SchedulerCore(
             POLICIES["balance"](limits),

@@ -37,8 +37,8 @@ from shared.ids import FrontendId, HostId, TurnId, WorkerId
 from shared.messages import (
     Empty,
     KvStage,
+    LeadershipFence,
     ModelCard,
-    OfficeFence,
     Prefetch,
     Prompt,
     PromptPull,
@@ -237,7 +237,10 @@ class Worker(Process):
             interval_ns=REPORT_EVERY_NS,
             oneshot=[job_card()],
             batches=self.jobs.core.refs(self.now_ns),
-            fences=[OfficeFence(office=o, fence=f) for o, f in self.jobs.core.fences.items()],
+            fences=[
+                LeadershipFence(leadership=name, fence=fence)
+                for name, fence in self.jobs.core.fences.items()
+            ],
         )
         self.world.wires.publish(self, WORKER_REPORT, report)
 

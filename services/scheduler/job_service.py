@@ -146,7 +146,7 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Lead
             fence=fence,
             started_at_ns=started_at_ns,
             name=name,
-            office=config.shard_name,
+            leadership=config.shard_name,
         )
     else:
         policy = make_batcher(config.batch_policy, delays)

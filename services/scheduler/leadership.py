@@ -78,7 +78,7 @@ class Leadership:
     async def announce(self) -> None:
         """Tell workers and frontends who leads: they answer with what they have."""
         changed = LeaderChanged(
-            instance=self._lease.instance, fence=self.fence, office=self._config.shard_name
+            instance=self._lease.instance, fence=self.fence, leadership=self._config.shard_name
         )
         try:
             await self._runtime.bus.publish(LEADER_CHANGED, changed)

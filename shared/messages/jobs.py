@@ -14,7 +14,7 @@ Task = Literal["embed", "classify", "rerank"]
 Modality = Literal["text", "image"]
 
 SLO_MS_MAX = 3_600_000.0  # an hour: longer targets are not taken
-WHOLE_OFFICE = "all"  # of a scheduler that is not divided
+SOLE_LEADERSHIP = "all"  # of a scheduler that is not divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class BatchStart:
     """Scheduler to worker: pull these inputs and run them as one batch.
 
     Attributes:
-        fence: the leader's fencing token; a worker refuses tokens lower than the highest it saw of
-            leaders of this office.
-        office: which of the schedulers that work at the same time sent it.
+        fence: the leader's fencing token; a worker refuses tokens lower than the highest it saw in
+            this leadership.
+        leadership: which of the schedulers that work at the same time sent it.
         start_in_ns: when the scheduler expects the device to be free and the inputs to be there.
         expected_ns: how long the scheduler expects the batch to run.
     """
@@ -102,7 +102,7 @@ class BatchStart:
     jobs: list[JobRef]
     start_in_ns: int = 0
     expected_ns: int = 0
-    office: str = WHOLE_OFFICE
+    leadership: str = SOLE_LEADERSHIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class BatchCancel:
 
     batch_id: BatchId
     fence: int
-    office: str = WHOLE_OFFICE
+    leadership: str = SOLE_LEADERSHIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class BatchDone:
     run_ns: int
     wait_ns: int = 0
     is_refused: bool = False
-    office: str = WHOLE_OFFICE
+    leadership: str = SOLE_LEADERSHIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class BatchRef:
     fence: int
     remaining_ns: int  # as far as the worker can tell
     jobs: list[JobRef] = field(default_factory=list)
-    office: str = WHOLE_OFFICE
+    leadership: str = SOLE_LEADERSHIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class LeaderChanged:
 
     instance: str
     fence: int
-    office: str = WHOLE_OFFICE
+    leadership: str = SOLE_LEADERSHIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +286,8 @@ class AutoscaleAdvice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfficeFence:
-    """The highest fencing token that a worker saw of leaders of one office."""
+class LeadershipFence:
+    """The highest fencing token that a worker saw in one leadership."""
 
-    office: str
+    leadership: str
     fence: int

@@ -5,7 +5,7 @@ from typing import Literal
 
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, WorkerId
-from shared.messages.jobs import BatchRef, OfficeFence, OneshotCard
+from shared.messages.jobs import BatchRef, LeadershipFence, OneshotCard
 from shared.messages.turns import TurnRef
 
 
@@ -64,7 +64,7 @@ class WorkerReport:
     pid: int = 0
     oneshot: list[OneshotCard] = field(default_factory=list)
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
-    fences: list[OfficeFence] = field(default_factory=list)
+    fences: list[LeadershipFence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

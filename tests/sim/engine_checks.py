@@ -83,13 +83,15 @@ def check_forgotten(
     waiting += [late.block for late in core.writeback._committing.values()]
     waiting += [each.block for each in core.writeback._storing.values() if not each.is_void]
     assert not any(block.owner in owners for block in waiting), "on its way below"
-    assert not any(wish.owner in owners for wish in core.stager._wishes), "expected still"
+    assert not any(prefetch.owner in owners for prefetch in core.stager._prefetches), (
+        "expected still"
+    )
 
 
 def check_empty(core: EngineCore) -> None:
     """All work is done: nothing is held for anybody."""
     assert not core.turns and not held_turns(core) and not core.flights and not core._leaving
-    assert not core.stager._flights and not core.stager._tickets and not core.stager._wishes
+    assert not core.stager._flights and not core.stager._tickets and not core.stager._prefetches
     assert core.stager._num_prefetching == 0 and not core.stager._expected
     assert all(block.refs == 0 for block in core.pool.blocks.values())
     assert not core.pool.forgotten and not core._asked

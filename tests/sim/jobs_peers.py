@@ -18,7 +18,7 @@ from shared.messages import (
     JobInput,
     JobResults,
     LeaderChanged,
-    OfficeFence,
+    LeadershipFence,
     OneshotCard,
     OneshotVariant,
     WorkerReport,
@@ -208,7 +208,7 @@ class SimWorker:
     def on_batch_start(self, start: BatchStart) -> None:
         if not self.is_up:
             return
-        seen, before = self.core.fence(start.office), self._held()
+        seen, before = self.core.fence(start.leadership), self._held()
         self.tell(0, "on_batch_start", start)
         is_new = start.batch_id in self._held() - before
         assert not (is_new and start.fence < seen), f"{start.batch_id} accepted after fence {seen}"
@@ -218,7 +218,7 @@ class SimWorker:
 
     def on_leader(self, changed: LeaderChanged) -> None:
         if self.is_up:
-            self.core.on_fence(changed.office, changed.fence)
+            self.core.on_fence(changed.leadership, changed.fence)
             self.report()
 
     def report(self) -> None:
@@ -232,7 +232,9 @@ class SimWorker:
             state="ready",
             oneshot=[model.card() for model in self.house.models.values()],
             batches=core.refs(self.house.world.now_ns),
-            fences=[OfficeFence(office=o, fence=f) for o, f in core.fences.items()],
+            fences=[
+                LeadershipFence(leadership=name, fence=fence) for name, fence in core.fences.items()
+            ],
             interval_ns=REPORT_EVERY,
         )
         self.house.to_all_schedulers("on_report", report)

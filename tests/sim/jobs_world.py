@@ -26,7 +26,7 @@ from services.scheduler.core.jobs import (
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
-from shared.messages import WHOLE_OFFICE, BatchStart, LeaderChanged
+from shared.messages import SOLE_LEADERSHIP, BatchStart, LeaderChanged
 from tests.sim.heap import MS, Network, World
 from tests.sim.jobs_peers import Alarm, Setup, SimFrontend, SimWorker
 
@@ -130,12 +130,14 @@ class House:
         if shard in self.leaders:
             self.former.append(self.leaders[shard])
         self.fence += 1
-        office = f"shard-{shard}" if self.setup.num_shards else WHOLE_OFFICE
-        name = f"{office}-{self.fence}"
-        core = self._make_shard(shard, office, name) if self.setup.num_shards else self._make(name)
+        leadership = f"shard-{shard}" if self.setup.num_shards else SOLE_LEADERSHIP
+        name = f"{leadership}-{self.fence}"
+        core = (
+            self._make_shard(shard, leadership, name) if self.setup.num_shards else self._make(name)
+        )
         self.world.note(f"{name} leads")
         self.leaders[shard] = SimProcess(self, core, name)
-        changed = LeaderChanged(instance=name, fence=self.fence, office=office)
+        changed = LeaderChanged(instance=name, fence=self.fence, leadership=leadership)
         for worker in self.workers.values():
             self.network.send(partial(worker.on_leader, changed))
         for frontend in self.frontends.values():
@@ -155,7 +157,7 @@ class House:
             name=name,
         )
 
-    def _make_shard(self, shard: int, office: str, name: str) -> ShardJobsCore:
+    def _make_shard(self, shard: int, leadership: str, name: str) -> ShardJobsCore:
         remote = RemoteRank(shard, first_seq=self.world.now_ns // MS)
         batcher = RemoteBatcher(remote, make_rules(self.setup.policy), self._delays())
         return ShardJobsCore(
@@ -164,7 +166,7 @@ class House:
             fence=self.fence,
             started_at_ns=self.world.now_ns,
             name=name,
-            office=office,
+            leadership=leadership,
         )
 
     def start_rank(self) -> None:
@@ -218,16 +220,16 @@ class House:
         self.sizes[len(start.jobs)] += 1
         jobs = [job.job_id for job in start.jobs]
         assert len(set(jobs)) == len(jobs), f"a job is twice in {start.batch_id}"
-        self._jobs_of[start.batch_id] = (start.fence, start.office, jobs)
+        self._jobs_of[start.batch_id] = (start.fence, start.leadership, jobs)
 
     def begin_run(self, worker: SimWorker, batch_id: BatchId) -> None:
         assert worker.worker_id not in self._running, f"two batches on {worker.worker_id}"
-        fence, office, jobs = self._jobs_of[batch_id]
+        fence, leadership, jobs = self._jobs_of[batch_id]
         for other_id in self._running.values():
-            other_fence, other_office, other_jobs = self._jobs_of[other_id]
+            other_fence, other_leadership, other_jobs = self._jobs_of[other_id]
             both = set(jobs) & set(other_jobs)
             if both and other_fence != fence:
-                assert office == other_office, f"{both} in two shards"
+                assert leadership == other_leadership, f"{both} in two shards"
                 self.twice += sorted(both)
         self._running[worker.worker_id] = batch_id
 

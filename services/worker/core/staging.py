@@ -32,7 +32,7 @@ class _Expectation:
 
 
 @dataclass(order=True, slots=True)
-class _Wish:
+class _Prefetch:
     """What is left to load of an expected session.
 
     Attributes:
@@ -98,10 +98,10 @@ class Stager:
     _flights: dict[int, _Flight] = field(default_factory=dict)  # by pool page
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     _expected: dict[int, _Expectation] = field(default_factory=dict)  # by ticket
-    _wishes: list[_Wish] = field(default_factory=list)  # a heap
+    _prefetches: list[_Prefetch] = field(default_factory=list)  # a heap
     _num_prefetching: int = 0
     _order: "count[int]" = field(default_factory=count)
-    _next_expiry_ns: int = 0  # no wish expires before
+    _next_expiry_ns: int = 0  # none of the prefetches expires before
 
     @property
     def num_loading(self) -> int:
@@ -109,8 +109,8 @@ class Stager:
 
     @property
     def next_expiry_ns(self) -> int | None:
-        """When to look whether a wish has expired."""
-        return self._next_expiry_ns if self._wishes else None
+        """When to look whether a prefetch has expired."""
+        return self._next_expiry_ns if self._prefetches else None
 
     def num_loading_of(self, block: Block) -> int:
         """Pages of a block that bytes are on their way into."""
@@ -190,39 +190,39 @@ class Stager:
         return effects
 
     def expect(self, staged: Staged, owner: OwnerKey, priority: int, expires_at_ns: int) -> None:
-        """Wish for every page of an expected session's staged blocks, and spare what is here."""
+        """Prefetch every page of an expected session's staged blocks, and spare what is here."""
         expectation = _Expectation(staged.keys, expires_at_ns)
         self._expected[staged.ticket] = expectation
         self._spare(expectation)
-        if not self._wishes or expires_at_ns < self._next_expiry_ns:
+        if not self._prefetches or expires_at_ns < self._next_expiry_ns:
             self._next_expiry_ns = expires_at_ns
         number = next(self._order)
         order = load_order(priority, 0, number)
-        wish = _Wish(order, priority, number, 0, 0, staged, owner, expires_at_ns)
-        heapq.heappush(self._wishes, wish)
+        prefetch = _Prefetch(order, priority, number, 0, 0, staged, owner, expires_at_ns)
+        heapq.heappush(self._prefetches, prefetch)
         self.hold(staged.ticket)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more."""
-        return self._let_wishes_go(lambda wish: wish.owner == owner)
+        return self._drop_prefetches(lambda prefetch: prefetch.owner == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
         effects = self._expire(now_ns)
         loads = PageGathering()
-        while self._wishes and self._num_prefetching < PREFETCH_LOADS_MAX:
-            wish = self._wishes[0]
-            if not self._grant_next(wish, loads, now_ns):
-                break  # running turns come first; the wish waits for room or its expiry
-            wish.at += 1
-            if wish.at == wish.staged.num_blocks:
-                effects += self._end_layer(wish)
+        while self._prefetches and self._num_prefetching < PREFETCH_LOADS_MAX:
+            prefetch = self._prefetches[0]
+            if not self._load_next(prefetch, loads, now_ns):
+                break  # running turns come first; the prefetch waits for room or its expiry
+            prefetch.at += 1
+            if prefetch.at == prefetch.staged.num_blocks:
+                effects += self._end_layer(prefetch)
         return effects + loads.effects()
 
-    def _grant_next(self, wish: _Wish, loads: PageGathering, now_ns: int) -> bool:
-        """Begin to load the next page of a wish; False if there is no room for it."""
-        layer, staged = wish.layer, wish.staged
-        key = staged.keys[wish.at]
+    def _load_next(self, prefetch: _Prefetch, loads: PageGathering, now_ns: int) -> bool:
+        """Begin to load the next page of a prefetch; False if there is no room for it."""
+        layer, staged = prefetch.layer, prefetch.staged
+        key = staged.keys[prefetch.at]
         block = self.pool.blocks.get(key)
         if block is not None and (block.lost or self.pool.has_page(block, layer)):
             return True
@@ -231,24 +231,24 @@ class Stager:
             return False
         block = self.pool.blocks.get(key)  # making room may have taken its last page
         if block is None:
-            block = self.pool.enter(key, wish.owner)
+            block = self.pool.enter(key, prefetch.owner)
         self.pool.withdraw(block)
         self.pool.add_page(block, layer, page)
         block.loading += 1
         self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
         self._num_prefetching += 1
         self.hold(staged.ticket)
-        loads.add(wish.priority, layer, staged, wish.at, page)
+        loads.add(prefetch.priority, layer, staged, prefetch.at, page)
         return True
 
-    def _end_layer(self, wish: _Wish) -> list[Effect]:
-        """The first wish goes on with the layer above, behind what others wish for below that."""
-        if wish.layer + 1 == self.pool.num_layers:
-            heapq.heappop(self._wishes)
-            return self.let_go(wish.staged.ticket)
-        wish.layer, wish.at = wish.layer + 1, 0
-        wish.order = load_order(wish.priority, wish.layer, wish.number)
-        heapq.heapreplace(self._wishes, wish)
+    def _end_layer(self, prefetch: _Prefetch) -> list[Effect]:
+        """The first prefetch goes on with the layer above, behind what others lack below that."""
+        if prefetch.layer + 1 == self.pool.num_layers:
+            heapq.heappop(self._prefetches)
+            return self.let_go(prefetch.staged.ticket)
+        prefetch.layer, prefetch.at = prefetch.layer + 1, 0
+        prefetch.order = load_order(prefetch.priority, prefetch.layer, prefetch.number)
+        heapq.heapreplace(self._prefetches, prefetch)
         return []
 
     def _spare(self, expectation: _Expectation) -> None:
@@ -258,20 +258,22 @@ class Stager:
         self.pool.rest(here, expectation.expires_at_ns)
 
     def _expire(self, now_ns: int) -> list[Effect]:
-        """Let go of the wishes for sessions that did not come in time."""
-        if not self._wishes or now_ns < self._next_expiry_ns:
+        """Let go of the prefetches for sessions that did not come in time."""
+        if not self._prefetches or now_ns < self._next_expiry_ns:
             return []
-        return self._let_wishes_go(lambda wish: wish.expires_at_ns <= now_ns)
+        return self._drop_prefetches(lambda prefetch: prefetch.expires_at_ns <= now_ns)
 
-    def _let_wishes_go(self, is_over: Callable[[_Wish], bool]) -> list[Effect]:
+    def _drop_prefetches(self, is_over: Callable[[_Prefetch], bool]) -> list[Effect]:
         effects: list[Effect] = []
-        kept: list[_Wish] = []
-        for wish in self._wishes:
-            if is_over(wish):
-                effects += self.let_go(wish.staged.ticket)
+        kept: list[_Prefetch] = []
+        for prefetch in self._prefetches:
+            if is_over(prefetch):
+                effects += self.let_go(prefetch.staged.ticket)
             else:
-                kept.append(wish)
-        self._wishes = kept
-        heapq.heapify(self._wishes)
-        self._next_expiry_ns = min((wish.expires_at_ns for wish in self._wishes), default=0)
+                kept.append(prefetch)
+        self._prefetches = kept
+        heapq.heapify(self._prefetches)
+        self._next_expiry_ns = min(
+            (prefetch.expires_at_ns for prefetch in self._prefetches), default=0
+        )
         return effects

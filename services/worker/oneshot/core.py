@@ -42,8 +42,8 @@ class BatchCore:
         cards: the models it may run.
 
     Attributes:
-        fences: highest fencing token seen, by office. Batches of lower ones are refused; what was
-            accepted under a lower one still runs, and the new leader learns of it from `refs`.
+        fences: highest fencing token seen, by leadership. Batches of lower ones are refused; what
+            was accepted under a lower one still runs, and the new leader learns of it from `refs`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BatchCore:
                 BatchRef(
                     batch_id=batch.start.batch_id,
                     fence=batch.start.fence,
-                    office=batch.start.office,
+                    leadership=batch.start.leadership,
                     remaining_ns=until_ns,
                     jobs=batch.refs(),
                 )
@@ -101,9 +101,9 @@ class BatchCore:
         if any(batch.start.batch_id == start.batch_id for batch in self._held()):
             return []
         if not self._accepts(start):
-            self.on_fence(start.office, start.fence)
+            self.on_fence(start.leadership, start.fence)
             return self._refuse(start, now_ns)
-        self.fences[start.office] = start.fence
+        self.fences[start.leadership] = start.fence
         jobs = {ref.job_id: ref.frontend_id for ref in start.jobs}
         start_in_ns = min(max(start.start_in_ns, 0), self._limits.start_in_max_ns)
         pull_until_ns = now_ns + start_in_ns + self._limits.pull_wait_ns
@@ -135,9 +135,9 @@ class BatchCore:
         """The leader wants this batch ended without results. One not known yet is refused when it
         comes; an older leader's wish counts for nothing.
         """
-        if cancel.fence < self.fence(cancel.office):
+        if cancel.fence < self.fence(cancel.leadership):
             return []
-        self.fences[cancel.office] = cancel.fence
+        self.fences[cancel.leadership] = cancel.fence
         running = self._running
         if running is not None and running.start.batch_id == cancel.batch_id:
             running.is_cancelled = True
@@ -173,13 +173,13 @@ class BatchCore:
         effects = self._end(batch, size, ran.run_ns, wait_ns, now_ns)
         return [*effects, *self._advance(now_ns)]
 
-    def fence(self, office: str) -> int:
-        """Highest fencing token seen of leaders of this office."""
-        return self.fences.get(office, 0)
+    def fence(self, leadership: str) -> int:
+        """Highest fencing token seen in this leadership."""
+        return self.fences.get(leadership, 0)
 
-    def on_fence(self, office: str, fence: int) -> None:
+    def on_fence(self, leadership: str, fence: int) -> None:
         """A leader has begun: what an older one still sends is refused."""
-        self.fences[office] = max(self.fence(office), fence)
+        self.fences[leadership] = max(self.fence(leadership), fence)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The alarm: inputs may be overdue."""
@@ -194,7 +194,7 @@ class BatchCore:
     def _accepts(self, start: BatchStart) -> bool:
         batch_ns = self._batch_ns.get((start.model_id, start.variant))
         return (
-            start.fence >= self.fence(start.office)
+            start.fence >= self.fence(start.leadership)
             and not self._is_draining
             and start.fingerprint == self._fingerprints.get(start.model_id)
             and batch_ns is not None
@@ -263,8 +263,8 @@ class BatchCore:
         return BatchDone(
             worker_id=self._worker_id,
             batch_id=start.batch_id,
-            office=start.office,
-            fence=self.fence(start.office),  # tells an older leader that there is a newer one
+            leadership=start.leadership,
+            fence=self.fence(start.leadership),  # tells an older leader that there is a newer one
             model_id=start.model_id,
             variant=start.variant,
             size=size,

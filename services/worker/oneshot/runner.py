@@ -40,7 +40,7 @@ from shared.messages import (
     JobInput,
     JobResults,
     LeaderChanged,
-    OfficeFence,
+    LeadershipFence,
     OneshotCard,
 )
 from shared.subjects import (
@@ -92,9 +92,12 @@ class OneshotRunner:
         self._went_idle = asyncio.Event()
 
     @property
-    def fences(self) -> list[OfficeFence]:
-        """Highest fencing token of a leader seen, by office."""
-        return [OfficeFence(office=name, fence=fence) for name, fence in self._core.fences.items()]
+    def fences(self) -> list[LeadershipFence]:
+        """Highest fencing token seen in each leadership."""
+        return [
+            LeadershipFence(leadership=name, fence=fence)
+            for name, fence in self._core.fences.items()
+        ]
 
     def cards(self) -> list[OneshotCard]:
         """The models served."""
@@ -143,7 +146,7 @@ class OneshotRunner:
 
     def _on_leader_changed(self, leader: LeaderChanged) -> None:
         def event(_: int) -> list[Effect]:
-            self._core.on_fence(leader.office, leader.fence)
+            self._core.on_fence(leader.leadership, leader.fence)
             self._on_leader()
             return []
 

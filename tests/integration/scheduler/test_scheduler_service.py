@@ -11,12 +11,12 @@ from services.scheduler.service import main
 from shared.bus import Bus
 from shared.ids import FrontendId, ModelId, SessionId, TurnId
 from shared.messages import (
-    WHOLE_OFFICE,
+    SOLE_LEADERSHIP,
     AdvisoryKey,
     Empty,
     ExpectSession,
     LeaderChanged,
-    OfficeFence,
+    LeadershipFence,
     SchedulerStatus,
     TurnArrived,
     TurnCancel,
@@ -141,7 +141,7 @@ def test_attempts_rise_with_a_fence_that_a_worker_has_seen(nats_server: Server) 
             await eventually(lambda: "t1" in worker.held)
             first = worker.started[0].attempt
             seen = first // ATTEMPTS_PER_TERM + 1_000
-            fences = [OfficeFence(office=WHOLE_OFFICE, fence=seen)]
+            fences = [LeadershipFence(leadership=SOLE_LEADERSHIP, fence=seen)]
             await bus.publish(WORKER_REPORT, replace(ready_report("w2"), fences=fences))
             await eventually(lambda: any(term.fence > seen for term in terms))
             await bus.publish(TURN_SUBMIT, turn("t2"))

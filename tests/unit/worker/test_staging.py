@@ -201,7 +201,7 @@ class TestPrefetch:
         expect(engine, 2, keys_of(list(range(300, 308))))
         assert len(started(engine.effects)) == num_started
 
-    def test_wishes_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
+    def test_prefetches_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=4)
         turn = new_turn("t", PROMPT)
         engine.submit(turn)

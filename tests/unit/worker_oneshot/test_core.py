@@ -23,7 +23,7 @@ from services.worker.oneshot.effects import (
 )
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import (
-    WHOLE_OFFICE,
+    SOLE_LEADERSHIP,
     BatchCancel,
     BatchDone,
     BatchStart,
@@ -233,23 +233,23 @@ def test_a_draining_worker_refuses_and_finishes() -> None:
 class TestFence:
     def test_an_older_leaders_batch_is_refused(self) -> None:
         core = make_core()
-        core.on_fence(WHOLE_OFFICE, 5)
+        core.on_fence(SOLE_LEADERSHIP, 5)
         done = done_of(core.on_batch_start(batch("old", "f/1", fence=4), 0))
         assert (done.is_refused, done.fence) == (True, 5)  # so it learns that it was deposed
         assert of(PullInputs, core.on_batch_start(batch("new", "f/1", fence=7), 0))
-        assert core.fence(WHOLE_OFFICE) == 7
-        core.on_fence(WHOLE_OFFICE, 6)
-        assert core.fence(WHOLE_OFFICE) == 7
+        assert core.fence(SOLE_LEADERSHIP) == 7
+        core.on_fence(SOLE_LEADERSHIP, 6)
+        assert core.fence(SOLE_LEADERSHIP) == 7
 
     def test_a_refused_batch_raises_it_too(self) -> None:
         core = make_core()
         assert done_of(core.on_batch_start(batch("b", fence=9), 0)).is_refused
-        assert core.fence(WHOLE_OFFICE) == 9
+        assert core.fence(SOLE_LEADERSHIP) == 9
 
     def test_what_was_accepted_before_still_runs_and_is_reported(self) -> None:
         core = make_core()
         core.on_batch_start(batch("a", "f/1", fence=1), 0)
-        core.on_fence(WHOLE_OFFICE, 2)
+        core.on_fence(SOLE_LEADERSHIP, 2)
         [ref] = core.refs(0)
         assert (ref.batch_id, ref.fence) == ("a", 1)
         assert of(RunBatch, core.on_inputs(BatchId("a"), FrontendId("f"), inputs("f/1"), 0))

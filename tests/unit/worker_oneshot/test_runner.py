@@ -31,7 +31,7 @@ from shared.subjects import BATCH_CANCEL, BATCH_START
 JOBS = [JobRef(job_id=JobId(name), frontend_id=FrontendId("f")) for name in ("a", "b", "c")]
 START = BatchStart(
     batch_id=BatchId("batch"),
-    office="o",
+    leadership="o",
     fence=1,
     fingerprint="p",
     model_id=ModelId("m"),
@@ -39,7 +39,7 @@ START = BatchStart(
     start_in_ns=0,
     jobs=JOBS,
 )
-CANCEL = BatchCancel(batch_id=START.batch_id, office="o", fence=1)
+CANCEL = BatchCancel(batch_id=START.batch_id, leadership="o", fence=1)
 
 
 class StubBus:

@@ -22,14 +22,14 @@ class Batches:
 
     Args:
         fence: the leader's fencing token; may be raised.
-        office: which of the schedulers that work at the same time this is.
+        leadership: which of the schedulers that work at the same time this is.
         name: prefix of batch ids, never used before.
     """
 
-    def __init__(self, limits: JobLimits, *, fence: int, office: str, name: str) -> None:
+    def __init__(self, limits: JobLimits, *, fence: int, leadership: str, name: str) -> None:
         self.fence = fence
         self._limits = limits
-        self._office = office
+        self._leadership = leadership
         self._name = name
         self._batches: dict[BatchId, Batch] = {}
 
@@ -61,7 +61,7 @@ class Batches:
         start = BatchStart(
             batch_id=batch.batch_id,
             fence=self.fence,
-            office=self._office,
+            leadership=self._leadership,
             model_id=key.model_id,
             fingerprint=key.fingerprint,
             variant=key.variant,
@@ -81,7 +81,7 @@ class Batches:
         self.close(batch)
         for job in batch.jobs:
             job.batch = None
-        cancel = BatchCancel(batch_id=batch.batch_id, fence=self.fence, office=self._office)
+        cancel = BatchCancel(batch_id=batch.batch_id, fence=self.fence, leadership=self._leadership)
         return [CancelBatch(device.worker_id, cancel)]
 
     def missing(self, device: Device, held: Collection[BatchId]) -> list[Batch]:

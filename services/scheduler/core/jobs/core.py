@@ -24,7 +24,7 @@ from services.scheduler.core.jobs.records import Batch, Device, Submitted, recor
 from services.scheduler.core.timers import Timers
 from shared.ids import FrontendId, WorkerId
 from shared.messages import (
-    WHOLE_OFFICE,
+    SOLE_LEADERSHIP,
     BatchDone,
     JobsCancel,
     JobsSubmit,
@@ -39,7 +39,7 @@ class JobsCore:
     Args:
         batcher: decides when which jobs run on which GPU.
         fence: this leader's fencing token.
-        office: which of the schedulers that work at the same time this is.
+        leadership: which of the schedulers that work at the same time this is.
         started_at_ns: now; the time of learning starts here.
         name: prefix of batch ids, never used before.
     """
@@ -52,19 +52,19 @@ class JobsCore:
         fence: int,
         started_at_ns: int,
         name: str,
-        office: str = WHOLE_OFFICE,
+        leadership: str = SOLE_LEADERSHIP,
     ) -> None:
         self._batcher = batcher
         self._limits = limits
-        self._office = office
+        self._leadership = leadership
         self._out: list[JobsEffect] = []
         self._timers = Timers()
         self.devices = Devices()
         self._latencies = Latencies(limits.return_ns)
         self._meter = Meter(limits.scaling)
         self._ledger = Ledger(limits.ended_ns, self._meter)
-        self._batches = Batches(limits, fence=fence, office=office, name=name)
-        self._foreign = ForeignBatches(office=office, name=name)
+        self._batches = Batches(limits, fence=fence, leadership=leadership, name=name)
+        self._foreign = ForeignBatches(leadership=leadership, name=name)
         self._intake = Intake(limits)
         self._timers.at(started_at_ns + limits.learning_ns, self._stop_learning)
         self._timers.at(started_at_ns + INTERVAL_NS, self._end_interval)
@@ -100,7 +100,7 @@ class JobsCore:
     def on_report(self, report: WorkerReport, now_ns: int) -> list[JobsEffect]:
         """A worker tells its state."""
         for seen in report.fences:
-            if seen.office == self._office and seen.fence > self._batches.fence:
+            if seen.leadership == self._leadership and seen.fence > self._batches.fence:
                 self._out.append(Deposed(seen.fence))
                 return self._take_effects(now_ns)
         heard = self.devices.hear(report, now_ns)
@@ -128,7 +128,7 @@ class JobsCore:
     def on_batch_done(self, done: BatchDone, now_ns: int) -> list[JobsEffect]:
         """A worker is done with a batch, or refuses it."""
         device = self.devices.get(done.worker_id)
-        if done.office != self._office:
+        if done.leadership != self._leadership:
             if device is not None:  # what we sent there could not run before
                 device.free_since_ns = now_ns
             return []

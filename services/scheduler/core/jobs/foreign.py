@@ -11,12 +11,12 @@ class ForeignBatches:
     """Until they are over their devices get no other batch, and their jobs are not run again.
 
     Args:
-        office: which of the schedulers that work at the same time this is.
+        leadership: which of the schedulers that work at the same time this is.
         name: prefix of this leader's own batch ids.
     """
 
-    def __init__(self, *, office: str, name: str) -> None:
-        self._office = office
+    def __init__(self, *, leadership: str, name: str) -> None:
+        self._leadership = leadership
         self._own_prefix = f"{name}-"
         self._jobs: dict[BatchId, list[JobId]] = {}
         self._held: set[JobId] = set()
@@ -46,4 +46,4 @@ class ForeignBatches:
             self._held.difference_update(self._jobs.pop(batch_id, ()))
 
     def _is_foreign(self, ref: BatchRef) -> bool:
-        return ref.office == self._office and not ref.batch_id.startswith(self._own_prefix)
+        return ref.leadership == self._leadership and not ref.batch_id.startswith(self._own_prefix)

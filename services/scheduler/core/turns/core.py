@@ -101,7 +101,7 @@ class SchedulerCore:
         """Nobody listens at a worker that `ProbeWorker` asked about."""
         worker = self._fleet.get(worker_id)
         if worker is not None and worker.alive and worker.is_probed:
-            self._bury(worker, now_ns)
+            self._mark_dead(worker, now_ns)
         return self._take_effects()
 
     def on_expect(
@@ -152,7 +152,7 @@ class SchedulerCore:
             self._fleet.forget(worker)
             return
         if worker.alive and now_ns >= self._fleet.dead_at_ns(worker):
-            self._bury(worker, now_ns)
+            self._mark_dead(worker, now_ns)
             return
         is_silent = worker.alive and now_ns >= self._fleet.probe_at_ns(worker)
         if is_silent and not worker.is_probed:
@@ -160,8 +160,8 @@ class SchedulerCore:
             self._out.append(ProbeWorker(worker.worker_id))
         self._watch(worker, now_ns)
 
-    def _bury(self, worker: Worker, now_ns: int) -> None:
-        self._fleet.bury(worker)
+    def _mark_dead(self, worker: Worker, now_ns: int) -> None:
+        self._fleet.mark_dead(worker)
         self._turns.worker_silent(worker, now_ns)
         self._reservations.move_off(worker, now_ns)
         self._watch(worker, now_ns)

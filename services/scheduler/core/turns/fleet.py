@@ -79,7 +79,7 @@ class Fleet:
             self._set_models(worker, after)
         return Heard(worker, is_new, restarted, after - before, before - after)
 
-    def bury(self, worker: Worker) -> None:
+    def mark_dead(self, worker: Worker) -> None:
         """Nothing is placed there until it is heard of again."""
         worker.alive = False
         self._set_models(worker, NO_MODELS)

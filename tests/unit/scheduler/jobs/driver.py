@@ -27,7 +27,7 @@ from shared.messages import (
     JobsCancel,
     JobsSubmit,
     JobSubmit,
-    OfficeFence,
+    LeadershipFence,
     OneshotCard,
     OneshotVariant,
     RankGrant,
@@ -58,10 +58,14 @@ def card(
     )
 
 
-def held(batch_id: str, *jobs: str, fence: int = 1, office: str = "all") -> BatchRef:
+def held(batch_id: str, *jobs: str, fence: int = 1, leadership: str = "all") -> BatchRef:
     refs = [JobRef(job_id=JobId(job), frontend_id=FrontendId("f")) for job in jobs]
     return BatchRef(
-        batch_id=BatchId(batch_id), fence=fence, remaining_ns=5 * MS, jobs=refs, office=office
+        batch_id=BatchId(batch_id),
+        fence=fence,
+        remaining_ns=5 * MS,
+        jobs=refs,
+        leadership=leadership,
     )
 
 
@@ -94,7 +98,7 @@ class Reports:
             state=state,
             oneshot=[card(model, batch_ns, fingerprint, slo_ms) for model in models],
             batches=list(batches),
-            fences=[OfficeFence(office="all", fence=fence)] if fence else [],
+            fences=[LeadershipFence(leadership="all", fence=fence)] if fence else [],
         )
 
 
@@ -203,7 +207,7 @@ class Driver:
             size=0 if is_refused else done.size,
             run_ns=start.expected_ns,
             is_refused=is_refused,
-            office=start.office,
+            leadership=start.leadership,
         )
         self.take(self.core.on_batch_done(done, self.now_ns))
 
@@ -251,7 +255,7 @@ class ShardDriver(Driver):
             fence=fence,
             started_at_ns=self.now_ns,
             name=f"s-{fence}",
-            office="shard-3",
+            leadership="shard-3",
         )
 
     def grant(self, worker: str, grant_id: int, model: str = "m", free_in_ms: float = 0) -> None:

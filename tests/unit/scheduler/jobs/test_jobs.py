@@ -11,7 +11,7 @@ def test_a_job_becomes_a_batch_with_its_names_on_it() -> None:
     driver.submit("a", frontend="f1")
     [(worker, start)] = driver.sent()
     assert worker == "w"
-    assert (start.model_id, start.variant, start.fence, start.office) == ("m", 0, 1, "all")
+    assert (start.model_id, start.variant, start.fence, start.leadership) == ("m", 0, 1, "all")
     assert [(job.job_id, job.frontend_id) for job in start.jobs] == [("a", "f1")]
     assert (start.start_in_ns, start.expected_ns) == (0, BATCH_NS[0])
     assert driver.core.num_running == 1

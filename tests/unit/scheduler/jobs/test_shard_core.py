@@ -38,7 +38,7 @@ def test_a_grant_is_a_batch_of_all_that_waits_and_fits() -> None:
     assert worker == "w"
     assert len(start.jobs) == 3
     assert start.start_in_ns == MS
-    assert start.office == "shard-3"
+    assert start.leadership == "shard-3"
     [answer] = booked(driver)
     assert (answer.grant_id, answer.end_in_ns) == (1, MS + BATCH_NS[2])
     assert not answer.is_refused
@@ -101,7 +101,7 @@ def test_a_worker_that_is_not_there_is_refused_and_another_one_asked_for() -> No
 
 def test_other_shards_batches_do_not_keep_a_worker_from_us() -> None:
     driver = ready()
-    driver.report("w", held("shard-2-1-7", "x", office="shard-2"))
+    driver.report("w", held("shard-2-1-7", "x", leadership="shard-2"))
     driver.submit("a")
     driver.grant("w", 1, free_in_ms=5)
     assert driver.sent_jobs() == [("w", ["a"])]
