@@ -3,8 +3,9 @@
 One KV pool, ``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``: a page is the keys and the
 values of one block in one layer. Sequences bring new queries at the end of their context; the page
 table of the layer at hand says where each block is. Implementations: `reference` (naive, for
-tests), `gather` (any torch device), `cpu` (reads pages in place; numba), `triton` (the same on a
-CUDA device, for batches whose tables and lengths are there).
+tests), `gather` (any torch device), `cpu` (few new tokens, reads pages in place; numba), `chunk`
+(more of them, packs each page once; numba), `triton` (the same on a CUDA device, for batches whose
+tables and lengths are there).
 """
 
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch

@@ -1,8 +1,8 @@
 """Paged attention on the CPU that reads every page once, in place (numba).
 
-For decodes and short prefills, which are bound by memory: the history streams through the caches
-page by page, bf16 is widened in registers, and the softmax is online, so nothing is gathered,
-copied or repeated for grouped heads. One task a (sequence, KV head).
+For decodes and the shortest prefills, which are bound by memory: the history streams through the
+caches page by page, bf16 is widened in registers, and the softmax is online, so nothing is
+gathered, copied or repeated for grouped heads. One task a (sequence, KV head).
 """
 
 from typing import Any
@@ -10,15 +10,12 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic, overload
+from numba import njit, prange
 
+from kernels.bits import LOOSE, narrow, widen
 from kernels.compile_lock import compiling
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
-
-LOWEST = np.float32(-1e30)
-
+from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
 
 _COMPILED: set[tuple[tuple[np.dtype[Any], bool], ...]] = set()
 
@@ -41,15 +38,15 @@ def paged_attention_cpu(
     """
     first, last = seqs.start, seqs.stop
     arrays = (
-        _raw(query),
-        _raw(pool),
+        raw(query),
+        raw(pool),
         batch.page_tables[layer].numpy(),
         np.asarray(batch.slots[first:last], np.int64),
         np.asarray(batch.query_starts[first : last + 1], np.int64),
         np.asarray(batch.context_lens[first:last], np.int64),
     )
-    result = _raw(out)
-    numbers = (np.float32(shape.scale), shape.window, np.float32(shape.softcap))
+    result = raw(out)
+    numbers = (*powers(shape), shape.window)
     # What numba compiles for; whatever else differs is the same at every call.
     signature = tuple((array.dtype, array.flags.c_contiguous) for array in (*arrays, result))
     if signature in _COMPILED:
@@ -65,95 +62,34 @@ def supports(query: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float32)
 
 
-def _raw(tensor: torch.Tensor) -> "np.typing.NDArray[np.generic]":
+def raw(tensor: torch.Tensor) -> "np.typing.NDArray[np.generic]":
     """The tensor's memory: float32 as it is, bf16 as its bits."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy()
     return tensor.numpy()
 
 
-@intrinsic
-def _float_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def _bits_of_float(typing_context, value):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-def _widen(raw):  # type: ignore[no-untyped-def]
-    """A stored element as float32 (compiled code only)."""
-    raise NotImplementedError
-
-
-@overload(_widen, inline="always")
-def _overload_widen(raw):  # type: ignore[no-untyped-def]
-    if raw == types.uint16:
-        return lambda raw: _float_of_bits(np.uint32(raw) << np.uint32(16))
-    return lambda raw: np.float32(raw)  # noqa: PLW0108
-
-
-def _narrow(value, like):  # type: ignore[no-untyped-def]
-    """A float32 as an element of the kind of `like` (compiled code only)."""
-    raise NotImplementedError
-
-
-@overload(_narrow, inline="always")
-def _overload_narrow(value, like):  # type: ignore[no-untyped-def]
-    if like == types.uint16:
-
-        def round_to_nearest_even(value, like):  # type: ignore[no-untyped-def]
-            bits = _bits_of_float(np.float32(value))
-            odd = (bits >> np.uint32(16)) & np.uint32(1)
-            return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-        return round_to_nearest_even
-    return lambda value, like: np.float32(value)
-
-
-@njit(inline="always", fastmath=True)
-def _exp(x):  # type: ignore[no-untyped-def]
-    """e^x for x <= 0 in float32, relative error 2e-7; vectorizes, unlike a call into libm."""
-    y = max(x, np.float32(-87.0)) * np.float32(1.4426950408889634)
-    whole = np.floor(y)
-    f = y - whole
-    series = np.float32(0.001333355814) + f * np.float32(0.000154035303)
-    series = np.float32(0.009618129107) + f * series
-    series = np.float32(0.055504108664) + f * series
-    series = np.float32(0.240226506959) + f * series
-    series = np.float32(0.693147180559) + f * series
-    power = np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)
-    return (np.float32(1.0) + f * series) * _float_of_bits(power)
-
-
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def _attend(query, pool, tables, slots, starts, contexts, scale, window, softcap, out):  # type: ignore[no-untyped-def]
+@njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
+def _attend(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(
                 query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
-                contexts[seq], task % num_kv_heads, scale, window, softcap, out,
+                contexts[seq], task % num_kv_heads, scale, cap, window, out,
             )  # fmt: skip
 
 
-@njit(fastmath=True, nogil=True, cache=True)
-def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, window, softcap, out):  # type: ignore[no-untyped-def]
+@njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
+def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, cap, window, out):  # type: ignore[no-untyped-def]
     block_tokens, head_dim = pool.shape[3], pool.shape[4]
     group = query.shape[1] // pool.shape[2]
     num_rows = num_new * group  # row r is query r // group, head kv_head * group + r % group
     q = np.empty((num_rows, head_dim), np.float32)
     for r in range(num_rows):
         for d in range(head_dim):
-            q[r, d] = _widen(query[start + r // group, kv_head * group + r % group, d]) * scale
+            q[r, d] = widen(query[start + r // group, kv_head * group + r % group, d]) * scale
     acc = np.zeros((num_rows, head_dim), np.float32)
     top = np.full(num_rows, LOWEST)
     total = np.zeros(num_rows, np.float32)
@@ -175,18 +111,18 @@ def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, wi
             for j in range(begin, end):
                 dot = np.float32(0.0)
                 for d in range(head_dim):
-                    dot += q[r, d] * _widen(page_keys[j, d])
+                    dot += q[r, d] * widen(page_keys[j, d])
                 scores[j] = dot
-            if softcap > 0.0:
+            if cap > 0.0:
                 for j in range(begin, end):
-                    scores[j] = softcap * np.float32(np.tanh(scores[j] / softcap))
+                    scores[j] = capped(scores[j], cap)
             highest = top[r]
             for j in range(begin, end):
-                highest = max(highest, scores[j])
-            shrink = _exp(top[r] - highest)
+                highest = highest_of(highest, scores[j])
+            shrink = power_of_two(top[r] - highest)
             added = np.float32(0.0)
             for j in range(begin, end):
-                weight = _exp(scores[j] - highest)
+                weight = power_of_two(scores[j] - highest)
                 scores[j] = weight
                 added += weight
             total[r] = total[r] * shrink + added
@@ -196,12 +132,12 @@ def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, wi
             for j in range(begin, end):
                 weight = scores[j]
                 for d in range(head_dim):
-                    acc[r, d] += weight * _widen(page_values[j, d])
+                    acc[r, d] += weight * widen(page_values[j, d])
     for r in range(num_rows):
         row, head = start + r // group, kv_head * group + r % group
         inverse = np.float32(1.0) / total[r]
         for d in range(head_dim):
-            out[row, head, d] = _narrow(acc[r, d] * inverse, out[row, head, d])
+            out[row, head, d] = narrow(acc[r, d] * inverse, out[row, head, d])
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from kernels.paged_attention import AttentionShape, RaggedBatch, cpu
+from kernels.paged_attention import AttentionShape, RaggedBatch, chunk, cpu
 from kernels.paged_attention.gather import paged_attention_gather
+from kernels.paged_attention.products import has_amx
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.select import paged_attention, warm_up
 
@@ -26,20 +27,34 @@ SHAPES = [
     AttentionShape(0.2, softcap=20.0),
     AttentionShape(0.2, window=70, softcap=5.0),
 ]
+# Around the sizes of rows, pages and tiles; histories end at pages and beside them.
+CHUNKS = [
+    (new, new + history)
+    for new, history in [
+        (15, 0), (16, 64), (17, 63), (63, 65), (64, 0), (65, 64), (127, 1), (128, 128), (129, 127),
+    ]
+]  # fmt: skip
 
 
 def make_batch(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_tokens: int = 64
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int = 64,
+    ragged: list[tuple[int, int]] = RAGGED,
 ) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
     torch.manual_seed(num_heads * 100 + head_dim)
-    blocks = [-(-context // block_tokens) for _, context in RAGGED]
+    blocks = [-(-context // block_tokens) for _, context in ragged]
     num_pages = 2 * sum(blocks) + 3
     pool = torch.full((num_pages, 2, num_kv_heads, block_tokens, head_dim), float("nan"))
-    slots = [(3 * seq + 1) % (len(RAGGED) + 2) for seq in range(len(RAGGED))]
-    tables = torch.zeros((2, len(RAGGED) + 2, max(blocks)), dtype=torch.int32)
+    # A step of 3 through the lines comes round to each only where it shares no factor with them.
+    num_slots = len(ragged) + 2 + (len(ragged) % 3 == 1)
+    slots = [(3 * seq + 1) % num_slots for seq in range(len(ragged))]
+    tables = torch.zeros((2, num_slots, max(blocks)), dtype=torch.int32)
     free = iter(torch.randperm(num_pages).tolist())
     starts = [0]
-    for seq, (num_new, context) in enumerate(RAGGED):
+    for seq, (num_new, context) in enumerate(ragged):
         starts.append(starts[-1] + num_new)
         for block in range(blocks[seq]):
             page = next(free)
@@ -48,13 +63,37 @@ def make_batch(
             used = min(block_tokens, context - block * block_tokens)
             pool[page, :, :, :used] = torch.randn(2, num_kv_heads, used, head_dim)
     query = torch.randn(starts[-1], num_heads, head_dim).to(dtype)
-    return query, pool.to(dtype), RaggedBatch(starts, [c for _, c in RAGGED], slots, tables)
+    return query, pool.to(dtype), RaggedBatch(starts, [c for _, c in ragged], slots, tables)
+
+
+def attend(
+    implementation: str,
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    batch: RaggedBatch,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    if implementation == "selected":
+        return paged_attention(query, pool, 1, batch, shape)
+    out = torch.full_like(query, float("nan"))
+    arguments = query, pool, 1, batch, shape, out, range(batch.num_seqs)
+    if implementation == "stream":
+        cpu.paged_attention_cpu(*arguments)
+    elif implementation == "gather":
+        paged_attention_gather(*arguments)
+    elif implementation == "fma":
+        chunk.paged_attention_chunk(*arguments, amx=False)
+    else:
+        if pool.dtype != torch.bfloat16 or not has_amx():
+            pytest.skip("AMX multiplies bf16, where a machine has it")
+        chunk.paged_attention_chunk(*arguments, amx=True)
+    return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap", "both"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 2, 24), (8, 1, 64)])
-@pytest.mark.parametrize("implementation", ["cpu", "gather", "selected"])
+@pytest.mark.parametrize("implementation", ["stream", "fma", "amx", "gather", "selected"])
 def test_agrees_with_the_reference(
     implementation: str,
     heads: int,
@@ -64,16 +103,82 @@ def test_agrees_with_the_reference(
     dtype: torch.dtype,
 ) -> None:
     query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype)
+    got = attend(implementation, query, pool, batch, shape)
     want = paged_attention_reference(query, pool, 1, batch, shape)
-    got = torch.full_like(query, float("nan"))
-    if implementation == "cpu":
-        cpu.paged_attention_cpu(query, pool, 1, batch, shape, got, range(batch.num_seqs))
-    elif implementation == "gather":
-        paged_attention_gather(query, pool, 1, batch, shape, got, range(batch.num_seqs))
-    else:
-        got = paged_attention(query, pool, 1, batch, shape)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap", "both"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_tokens"),
+    [(2, 1, 80, 64), (3, 1, 256, 64), (2, 2, 72, 16), (1, 1, 25, 24)],
+)
+@pytest.mark.parametrize("implementation", ["fma", "amx", "selected"])
+def test_chunks_of_every_size_agree_with_the_reference(
+    implementation: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_tokens: int,
+    shape: AttentionShape,
+    dtype: torch.dtype,
+) -> None:
+    if implementation == "amx" and head_dim % 2:
+        pytest.skip("AMX multiplies pairs")
+    query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype, block_tokens, CHUNKS)
+    # As in a model's layer: a view of what holds the keys and values, too.
+    wide = torch.full((len(query), heads, 2, head_dim), float("nan"), dtype=dtype)
+    wide[:, :, 0] = query
+    got = attend(implementation, wide[:, :, 0], pool, batch, shape)
+    want = paged_attention_reference(query, pool, 1, batch, shape)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize(
+    "shape", [SHAPES[0], SHAPES[1], SHAPES[3]], ids=["plain", "window", "both"]
+)
+@pytest.mark.parametrize("implementation", ["stream", "fma", "amx"])
+def test_nan_in_a_history_stays_with_the_queries_that_see_it(
+    implementation: str, shape: AttentionShape, part: str, dtype: torch.dtype
+) -> None:
+    """A broken turn must end as one, by rows that are not finite, and no other with it."""
+    query, pool, batch = make_batch(4, 2, 32, dtype, ragged=[(40, 121), (70, 100), (1, 90)])
+    for seq, position in [(0, 100), (1, 10), (2, 80)]:  # among new tokens; before them; a decode
+        page = int(batch.page_tables[1, batch.slots[seq], position // 64])
+        pool[page, ["key", "value"].index(part), 1, position % 64, 5] = float("nan")
+    got = attend(implementation, query, pool, batch, shape)
+    want = paged_attention_reference(query, pool, 1, batch, shape)
+    assert want.isnan().any()
+    assert not want.isnan().all()
+    assert torch.equal(got.isnan(), want.isnan())
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(
+        got.float(), want.float(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
+
+
+def test_torch_multiplies_as_before_between_chunks() -> None:
+    """The tiles of AMX are the thread's, and torch uses them as well."""
+    query, pool, batch = make_batch(4, 2, 32, torch.bfloat16)
+    a, b = torch.randn(70, 200).bfloat16(), torch.randn(200, 90).bfloat16()
+    want = a @ b
+    for _ in range(3):
+        attend("selected", query, pool, batch, SHAPES[0])
+        assert torch.equal(a @ b, want)
+
+
+def test_without_amx_chunks_of_bf16_are_multiplied_as_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunk, "has_amx", lambda: False)
+    query, pool, batch = make_batch(6, 2, 24, torch.bfloat16, ragged=CHUNKS[:4])
+    got = attend("selected", query, pool, batch, SHAPES[0])
+    assert torch.equal(got, attend("fma", query, pool, batch, SHAPES[0]))
 
 
 def test_only_the_rows_of_the_named_sequences_are_written() -> None:
@@ -92,3 +197,20 @@ def test_warming_up_leaves_the_pool_as_it_is(dtype: torch.dtype) -> None:
     warm_up(pool)
     warm_up(pool, num_heads=6)
     assert (pool == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_nothing_is_left_to_compile_after_warming_up(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = torch.zeros((3, 2, 2, 64, 32), dtype=dtype)
+    warm_up(pool, num_heads=6)
+    monkeypatch.setattr(cpu, "compiling", None)
+    monkeypatch.setattr(chunk, "compiling", None)
+    table = torch.tensor([[[0, 1]]], dtype=torch.int32)
+    for num_new in (1, 5, 16, 70):
+        rows = torch.zeros((num_new, 6, 32), dtype=dtype)
+        view = torch.zeros((6, num_new, 32), dtype=dtype).transpose(0, 1)
+        for query in (rows, view):
+            batch = RaggedBatch([0, num_new], [num_new + 20], [0], table)
+            paged_attention(query, pool, 0, batch, SHAPES[0])
