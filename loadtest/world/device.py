@@ -185,8 +185,9 @@ class Device:
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
             step.tokens.append([*turn.tokens[: row.start], *new[starts[index] : starts[index + 1]]])
             if slots[index] in void_slots:
+                assert index in plan.following, "a slot was given away while a step had a row of it"
                 step.void.add(index)
-            if index in plan.awaited:
+            elif index in plan.awaited:
                 num_blocks = row.start // model.block_tokens
                 for page in self._tables.pages[:, slots[index], :num_blocks].ravel().tolist():
                     if page in self._loading:

@@ -198,10 +198,6 @@ MUTANTS = (
         "if why_broken is not None or index in result.failed:", "if why_broken is not None:",
     ),
     Mutant(
-        "what follows a failed row counts", ENGINE,
-        "            if not turn.is_void:\n", "            if True:\n",
-    ),
-    Mutant(
         "a turn is ended while it runs", ENGINE,
         "        if not turn.num_flights:\n            return self._let_go",
         "        if True:\n            return self._let_go",
@@ -214,10 +210,6 @@ MUTANTS = (
     Mutant(
         "a block is given back while a step in flight reads it", ENGINE,
         "            self.flights[-1].retired += blocks", "            self.pool.give_back(blocks)",
-    ),
-    Mutant(
-        "a turn that leaves has computed a token that it did not take", ENGINE,
-        "turn.num_computed = min(end, len(turn.tokens))", "turn.num_computed = end",
     ),
     Mutant(
         "a bad load is good enough", STAGING,

@@ -412,9 +412,12 @@ class EngineWorld(World):
         end_ns = self.now_ns + self.step_ns + 10 * US * plan.num_tokens
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
             step.tokens.append([*turn.tokens[: row.start], *new[starts[index] : starts[index + 1]]])
+            awaited: list[int] = []
             if plan.slots[index] in void_slots:
+                assert index in plan.following
                 step.void.add(index)
-            awaited = self._history(step, index, row.start) if index in plan.awaited else []
+            elif index in plan.awaited:
+                awaited = self._history(step, index, row.start)
             for load_end_ns, is_good in (
                 self.in_transfer[page] for page in awaited if page in self.in_transfer
             ):

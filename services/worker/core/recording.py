@@ -64,6 +64,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         turn_ids=[TurnId(name) for name in fields["turn_ids"]],
         slots=_ints(fields["slots"]),
         tokens=_ints(fields["tokens"]),
+        following=_ints(fields["following"]),
         carried=_ints(fields["carried"]),
         query_starts=_ints(fields["query_starts"]),
         context_lens=_ints(fields["context_lens"]),

@@ -38,6 +38,7 @@ def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
         turn_ids=[row.turn.turn_id for row in rows],
         slots=np.array([row.turn.slot for row in rows], np.int32),
         tokens=np.array(tokens, np.int32),
+        following=np.array([n for n, row in enumerate(rows) if row.turn.num_flights], np.int32),
         carried=np.array([n for n, row in enumerate(rows) if row.is_carried], np.int32),
         query_starts=np.cumsum([0, *lengths], dtype=np.int32),
         context_lens=np.array([row.end for row in rows], np.int32),

@@ -89,7 +89,9 @@ class StepPlan:
         turn_ids: of each row.
         slots: int32 [R]: each row's line in the block tables.
         tokens: int32 [T]: new tokens of all rows.
-        carried: int32 [n]: rows whose last token a step in flight has still to choose: it is the
+        following: int32 [n]: rows that go on behind a row of the step before this one, which was in
+            flight when they were planned; where that one failed they are void.
+        carried: int32 [n]: those of them whose last token that step has still to choose: it is the
             latest that was chosen for their slot, whatever `tokens` has in its place.
         query_starts: int32 [R + 1]: where each row's new tokens begin; ends with T.
         context_lens: int32 [R]: tokens of each row's turn up to and with its new ones.
@@ -102,6 +104,7 @@ class StepPlan:
     turn_ids: list[TurnId]
     slots: Ints
     tokens: Ints
+    following: Ints
     carried: Ints
     query_starts: Ints
     context_lens: Ints
@@ -155,6 +158,7 @@ class StepPlan:
             turn_ids=self.turn_ids[row : row + 1],
             slots=self.slots[row : row + 1],
             tokens=self.tokens[first:last],
+            following=np.zeros(int(row in self.following), np.int32),
             carried=np.zeros(int(row in self.carried), np.int32),
             query_starts=np.array([0, last - first], np.int32),
             context_lens=self.context_lens[row : row + 1],

@@ -13,6 +13,7 @@ from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
 from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished, ModelInfo
+from services.worker.device.failures import Failures
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.tables import BlockTables
@@ -58,6 +59,7 @@ class EmulatedExecutor:
         )
         self._pool = np.zeros((num_pages, BLOCK_TOKENS), np.int32)
         self._tables = BlockTables(profile.num_layers)
+        self._failures = Failures()
         copier = HostCopier(self._pool.view(np.uint8))
         self.mover = KvMover(copier, PageGate(num_pages), on_moved)
 
@@ -65,14 +67,16 @@ class EmulatedExecutor:
         started_ns = time.monotonic_ns()
         self._tables.enter(plan.entries)
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
+        result.failed = self._failures.void(plan)
         for index, awaited in plan.awaited.items():
-            if not self._has_history(awaited, result):
+            if index not in result.failed and not self._has_history(awaited, result):
                 result.failed.add(index)
         self._compute(plan)
         for index, sampling in enumerate(plan.sampling):
             if sampling is not None and index not in result.failed:
                 result.sampled[index] = _say(sampling)
         self._tables.keep(plan, result.sampled)
+        self._failures.keep(plan, result.failed)
         self._take_time(plan, started_ns)
         result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns

@@ -20,6 +20,7 @@ from services.worker.device.batch_sampler import NO_CARRIED, Chosen, choose
 from services.worker.device.copies import PageCopier
 from services.worker.device.decode_graphs import DecodeGraphs, DecodeInputs, Forward
 from services.worker.device.device_tables import DeviceTables
+from services.worker.device.failures import Failures
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
@@ -99,6 +100,7 @@ class GpuExecutor:
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
         self.copier = make_copier(self._pool)
         self.mover = KvMover(self.copier, PageGate(num_pages), on_moved)
+        self._failures = Failures()
         self._ended_at_ns = 0
         self._graphs = None
         if record is not None:
@@ -107,7 +109,7 @@ class GpuExecutor:
     def launch(self, plan: StepPlan) -> "GpuLaunched":
         launched_at_ns = time.monotonic_ns()
         stall_ns = [0] * self.info.num_layers
-        failed: set[int] = set()
+        failed = self._failures.void(plan)
         with torch.inference_mode():
             told = self._tell(plan)
             if self._graphs is not None and _is_plain(plan):
@@ -117,6 +119,7 @@ class GpuExecutor:
             else:
                 logits = self._forward(plan, told, failed, stall_ns)
             chosen = self._choose(plan, told, logits)
+        self._failures.keep(plan, failed)
         return GpuLaunched(self, plan, chosen, failed, stall_ns, launched_at_ns)
 
     def check_device(self) -> None:

@@ -12,6 +12,7 @@ from kernels.paged_attention import RaggedBatch
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished
+from services.worker.device.failures import Failures
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
@@ -40,6 +41,7 @@ class TorchExecutor:
         self.info = model.info(model_id, num_pages)
         self._pool = model.make_pool(num_pages)
         self._tables = BlockTables(model.num_layers)
+        self._failures = Failures()
         raw = self._pool.view(torch.uint8).numpy().reshape(num_pages, -1)
         self.mover = KvMover(HostCopier(raw), PageGate(num_pages), on_moved)
 
@@ -51,6 +53,7 @@ class TorchExecutor:
             with running(step):
                 self._forward(plan, step, result)
         self._tables.keep(plan, result.sampled)
+        self._failures.keep(plan, step.failed)
         result.failed = step.failed
         result.stall_ns = step.stall_ns
         result.started_at_ns = started_ns
@@ -83,6 +86,7 @@ class TorchExecutor:
             awaited=plan.awaited,
             wait=partial(self.mover.gate.wait, timeout_ns=STALL_TIMEOUT_NS),
             stall_ns=[0] * self.info.num_layers,
+            failed=self._failures.void(plan),
         )
 
     def _forward(self, plan: StepPlan, step: StepContext, result: StepResult) -> None:

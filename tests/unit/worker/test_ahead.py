@@ -31,6 +31,7 @@ def test_a_token_that_is_not_chosen_yet_is_carried_over() -> None:
     engine.submit(new_turn("t", PROMPT))
     first, second = two_plans(engine)
     assert first.carried.tolist() == [] and second.carried.tolist() == [0]
+    assert first.following.tolist() == [] and second.following.tolist() == [0]
     ((_, start, end, is_sampled),) = second.rows()
     assert (start, end, is_sampled) == (len(PROMPT), len(PROMPT) + 1, True)
     numbers = [each.num_generated for plan in (first, second) for each in plan.sampling if each]

@@ -183,4 +183,10 @@ def test_a_step_runs_behind_copies_and_is_void_where_they_bring_other_bytes(
     result = executor.launch(plan).result()
     assert result.failed == ({0} if fails else set())
     assert (result.sampled[0] is None) == fails
+    # What was planned behind a failed row fails as well, without waiting.
+    following = driver.core.plan_step(0)[0]
+    assert following is not None and following.following.tolist() == [0]
+    following.awaited[0] = [[8], [9], *[[]] * (model.num_layers - 2)]
+    launched = executor.launch(following)
+    assert launched.failed == result.failed
     executor.close()

@@ -98,6 +98,7 @@ def plan_of(num_rows: int) -> StepPlan:
         turn_ids=[TurnId(f"t{number}") for number in range(num_rows)],
         slots=np.arange(num_rows, dtype=np.int32),
         tokens=np.arange(num_rows, dtype=np.int32),
+        following=none,
         carried=none,
         query_starts=np.arange(num_rows + 1, dtype=np.int32),
         context_lens=np.ones(num_rows, np.int32),
