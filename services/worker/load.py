@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.worker.config import WorkerConfig
 from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
@@ -17,6 +18,9 @@ from shared.errors import ConfigError
 from shared.messages import Task
 from shared.profiles import LatencyProfile
 from shared.zoo import ZooModel
+
+if TYPE_CHECKING:  # torch comes with it
+    from services.worker.device.model import LoadedModel
 
 OnMoved = Callable[[Moved], None]
 
@@ -75,30 +79,45 @@ def make_emulated_oneshots(
 
 def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
-    from services.worker.device.cuda import cuda_executor, free_bytes
     from services.worker.device.model import load_model
-    from services.worker.device.torch_executor import TorchExecutor
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
     device = _prepare_device(config)
     model = load_model(source, device, config.dtype, config.cpu_layers)
-    kv_bytes = config.kv_bytes or CPU_KV_BYTES
-    if device == "cuda" and not config.kv_bytes:
+    if device == "cuda":
+        return _make_cuda(config, model, model_id, on_moved)
+    from services.worker.device.torch_executor import TorchExecutor
+
+    num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)
+    executor = TorchExecutor(model, model_id, num_pages, on_moved)
+    executor.warm_up()
+    return executor
+
+
+def _make_cuda(
+    config: WorkerConfig, model: "LoadedModel", model_id: str, on_moved: OnMoved
+) -> Executor:
+    # Only here: a worker on a CPU does not wait for what a GPU needs.
+    from services.worker.device.cuda import cuda_executor, free_bytes
+
+    kv_bytes = config.kv_bytes
+    if not kv_bytes:
         kv_bytes = int(free_bytes(model, config.turns_running_max) * config.gpu_memory_share)
+    num_pages = _num_pages(kv_bytes, model, model_id)
+    executor = cuda_executor(model, model_id, num_pages, config.turns_running_max, on_moved)
+    executor.warm_up()
+    return executor
+
+
+def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str) -> int:
     num_pages = kv_bytes // model.page_bytes
     if num_pages < 2 * model.num_layers:
         raise ConfigError(
             f"SYMPHONY_KV_BYTES={kv_bytes} holds not even two blocks of {model_id}: "
             f"one takes {model.page_bytes * model.num_layers} bytes"
         )
-    if device == "cuda":
-        gpu = cuda_executor(model, model_id, num_pages, config.turns_running_max, on_moved)
-        gpu.warm_up()
-        return gpu
-    executor = TorchExecutor(model, model_id, num_pages, on_moved)
-    executor.warm_up()
-    return executor
+    return num_pages
 
 
 def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Task) -> OneshotModel:

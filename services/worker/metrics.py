@@ -31,8 +31,7 @@ ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", 
 ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their start", ["model"])
 ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
 
-_reported: dict[tuple[Counter, str], int] = {}  # the core's totals at the last report
-_device_ns: dict[tuple[str, str], int] = {}
+_reported: dict[Counter, float] = {}  # the core's totals at the last report
 
 
 def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
@@ -76,17 +75,15 @@ def report(model_id: str, core: EngineCore) -> None:
     KV_PAGES.labels(model_id, "active_or_dirty").set(
         pool.num_pages - pool.num_free - pool.num_takeable
     )
-    for metric, total in (
-        (PREFIX_QUERIES, core.history.num_prefix_queries),
-        (PREFIX_HITS, core.history.num_prefix_hits),
-        (PREEMPTIONS, core.planner.num_preemptions),
-        (LOAD_FAILURES, core.num_load_failures),
-    ):
-        before = _reported.get((metric, model_id), 0)
-        metric.labels(model_id).inc(total - before)
-        _reported[metric, model_id] = total
     device = core.device_time
-    for state, total_ns in (("busy", device.busy_ns), ("idle", device.idle_ns)):
-        counted_ns = _device_ns.get((model_id, state), 0)
-        DEVICE_SECONDS.labels(model_id, state).inc((total_ns - counted_ns) / 1e9)
-        _device_ns[model_id, state] = total_ns
+    totals = {
+        PREFIX_QUERIES.labels(model_id): core.history.num_prefix_queries,
+        PREFIX_HITS.labels(model_id): core.history.num_prefix_hits,
+        PREEMPTIONS.labels(model_id): core.planner.num_preemptions,
+        LOAD_FAILURES.labels(model_id): core.num_load_failures,
+        DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,
+        DEVICE_SECONDS.labels(model_id, "idle"): device.idle_ns / 1e9,
+    }
+    for metric, total in totals.items():
+        metric.inc(total - _reported.get(metric, 0))
+        _reported[metric] = total

@@ -179,7 +179,7 @@ class History:
         if turn.is_private:
             return
         for block in reversed(turn.blocks[: turn.num_shared]):
-            if block.backed and not block.times_given_up:
+            if block.is_safe:
                 self._used.pop(block.key, None)
                 self._used[block.key] = None
                 break

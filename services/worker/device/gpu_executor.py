@@ -6,7 +6,6 @@ runs the model (decodes alone as a recorded launch), chooses tokens and starts r
 The parts that are CUDA's come from outside, so that all the rest runs on any torch device.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import TopLogprobs, top_logprobs
-from services.worker.device.scoring import NOT_FINITE, prompt_logprobs, wanted_logits
+from services.worker.device.scoring import NOT_FINITE, enter_scores, wanted_logits
 from services.worker.device.step import StepContext, running
 from services.worker.device.upload import ReadBack, upload
 from shared.blocks import BLOCK_TOKENS
@@ -326,11 +325,7 @@ class GpuLaunched:
         self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
         for row, scores in chosen.scores.items():
             if row not in result.failed:
-                first = int(plan.tokens[plan.query_starts[row]])
-                made = prompt_logprobs(plan.scoring[row], first, scores.told())
-                result.prompt_logprobs[row] = made
-                if any(not math.isfinite(each.logprob or 0.0) for each in made):
-                    result.broken[row] = NOT_FINITE
+                enter_scores(result, plan, row, scores.told())
         return result
 
     def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:

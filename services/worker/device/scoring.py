@@ -1,6 +1,8 @@
 """Which logits a step needs, and what a prompt's log-probabilities become of them."""
 
-from services.worker.core.step import RowScoring, StepPlan
+import math
+
+from services.worker.core.step import StepPlan, StepResult
 from shared.messages import TokenLogprobs
 
 NOT_FINITE = "the model's numbers for this turn are not finite"
@@ -18,14 +20,15 @@ def wanted_logits(plan: StepPlan) -> list[int]:
     return wanted or [starts[-1] - 1]
 
 
-def prompt_logprobs(
-    scoring: RowScoring, first_token: int, scores: list[TokenLogprobs]
-) -> list[TokenLogprobs]:
-    """Log-probabilities of the prompt's tokens that a chunk's logits predict.
+def enter_scores(result: StepResult, plan: StepPlan, row: int, scores: list[TokenLogprobs]) -> None:
+    """Put into a step's result what the logits of a row's chunk say of the prompt's tokens.
 
     Args:
-        first_token: of the chunk.
-        scores: of `scoring.targets`; position p predicts token p + 1.
+        scores: of the row's `RowScoring.targets`; position p predicts token p + 1.
     """
-    first = [TokenLogprobs(token=first_token, logprob=None)] if scoring.is_first else []
-    return first + scores
+    if plan.scoring[row].is_first:
+        token = int(plan.tokens[plan.query_starts[row]])
+        scores = [TokenLogprobs(token=token, logprob=None), *scores]
+    result.prompt_logprobs[row] = scores
+    if any(not math.isfinite(each.logprob or 0.0) for each in scores):
+        result.broken[row] = NOT_FINITE

@@ -1,6 +1,5 @@
 """Runs step plans on a transformers model on the CPU."""
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.step import Ints, StepPlan, StepResult
 from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished
 from services.worker.device.failures import Failures
@@ -17,7 +16,7 @@ from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import sample, token_logprobs
-from services.worker.device.scoring import NOT_FINITE, prompt_logprobs, wanted_logits
+from services.worker.device.scoring import NOT_FINITE, enter_scores, wanted_logits
 from services.worker.device.step import StepContext, running
 from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
@@ -49,9 +48,10 @@ class TorchExecutor:
         started_ns = time.monotonic_ns()
         result = StepResult(sampled=[None] * plan.num_rows)
         with torch.inference_mode():
-            step = self._context(plan)
+            positions = plan.positions()
+            step = self._context(plan, positions)
             with running(step):
-                self._forward(plan, step, result)
+                self._forward(plan, positions, step, result)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
         result.failed = step.failed
@@ -68,9 +68,8 @@ class TorchExecutor:
     def close(self) -> None:
         self.mover.close()
 
-    def _context(self, plan: StepPlan) -> StepContext:
+    def _context(self, plan: StepPlan, positions: Ints) -> StepContext:
         self._tables.enter(plan.entries)
-        positions = plan.positions()
         slots = np.repeat(plan.slots, plan.lengths)
         pages = self._tables.pages
         return StepContext(
@@ -89,13 +88,15 @@ class TorchExecutor:
             failed=self._failures.void(plan),
         )
 
-    def _forward(self, plan: StepPlan, step: StepContext, result: StepResult) -> None:
+    def _forward(
+        self, plan: StepPlan, positions: Ints, step: StepContext, result: StepResult
+    ) -> None:
         starts = step.batch.query_starts
         wanted = wanted_logits(plan)
         tokens = self._tables.tokens(plan)
         logits = self._model.module(
             torch.from_numpy(tokens).long()[None],
-            position_ids=torch.from_numpy(plan.positions()).long()[None],
+            position_ids=torch.from_numpy(positions).long()[None],
             use_cache=False,
             logits_to_keep=torch.tensor(wanted),
         ).logits[0]
@@ -116,14 +117,10 @@ class TorchExecutor:
                     result.broken[index] = NOT_FINITE
         for index, scoring in plan.scoring.items():
             if index not in step.failed:
-                first = starts[index]
                 targets = scoring.targets
-                of = logits[place[first] :][: len(targets)]
+                of = logits[place[starts[index]] :][: len(targets)]
                 scores = token_logprobs(of, targets, scoring.num_top) if targets else []
-                made = prompt_logprobs(scoring, int(plan.tokens[first]), scores)
-                if any(not math.isfinite(each.logprob or 0.0) for each in made):
-                    result.broken[index] = NOT_FINITE
-                result.prompt_logprobs[index] = made
+                enter_scores(result, plan, index, scores)
 
     def warm_up(self) -> None:
         """Run once what is slow the first time (compilation of kernels, thread pools)."""
