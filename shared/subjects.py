@@ -93,7 +93,7 @@ PUBLIC = {
 """What tenants publish, and what becomes of it."""
 
 # Frontend and scheduler.
-TURN_SUBMIT = Subject("symphony.scheduler.turn.submit", m.TurnSubmit, NoReply)
+TURN_SUBMIT = Subject("symphony.scheduler.turn.submit", m.TurnsSubmit, NoReply)
 TURN_CANCEL = Subject("symphony.scheduler.turn.cancel", m.TurnCancel, NoReply)
 TURN_FAILED = Subject("symphony.frontend.*.failed", m.TurnFailed, NoReply)
 
@@ -103,7 +103,7 @@ STEP_OUTPUT = Subject("symphony.frontend.*.tokens", m.StepOutput, NoReply)
 
 # Scheduler and worker.
 WORKER_REPORT = Subject("symphony.worker.report", m.WorkerReport, NoReply)
-WORKER_START = Subject("symphony.worker.*.start", m.TurnStart, NoReply)
+WORKER_START = Subject("symphony.worker.*.start", m.TurnsStart, NoReply)
 WORKER_CANCEL = Subject("symphony.worker.*.cancel", m.TurnCancel, NoReply)
 WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
 WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)

@@ -35,6 +35,7 @@ from shared.messages import (
     PromptReply,
     SamplingParams,
     StepOutput,
+    TurnsStart,
     TurnStart,
     WorkerReport,
     pack_ints,
@@ -129,7 +130,8 @@ class Lab:
 
         async def run() -> None:
             assert self._report is not None
-            await self._bus.publish(WORKER_START, start, WorkerId(self._report.worker_id))
+            worker_id = WorkerId(self._report.worker_id)
+            await self._bus.publish(WORKER_START, TurnsStart(turns=[start]), worker_id)
             await trace.ended.wait()
             if trace.error:
                 raise PeerUnavailable(f"the worker refused a turn: {trace.error}")

@@ -57,6 +57,7 @@ class Desk(Generic[E]):
     Args:
         on_wake, on_gone: the core's own, for an alarm and for a worker that does not answer.
         perform: does an effect.
+        gather: puts together what one event led to.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Desk(Generic[E]):
         on_wake: Callable[[int], Sequence[E]],
         on_gone: Callable[[WorkerId, int], Sequence[E]],
         perform: Callable[[E], None],
+        gather: Callable[[list[E]], Sequence[E]] = list,
     ) -> None:
         self._scheduler = scheduler
+        self._gather = gather
         self._on_gone = on_gone
         self._perform = perform
         self._events: deque[Callable[[int], Sequence[E]]] = deque()
@@ -118,7 +121,7 @@ class Desk(Generic[E]):
                 self._scheduler.later(LOOK_AGAIN_NS, self._look_again)
                 return
             effects, self._held = self._held, ()
-            for effect in effects:
+            for effect in self._gather(list(effects)):
                 self._perform(effect)
 
     def _look_again(self) -> None:

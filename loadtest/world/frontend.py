@@ -22,7 +22,7 @@ from services.frontend.core.turns import (
 )
 from shared.blocks import chain_keys, pack_keys, root_key
 from shared.ids import FrontendId, TurnId
-from shared.messages import Empty, PromptPull, StepOutput, TurnFailed
+from shared.messages import Empty, PromptPull, StepOutput, TurnFailed, TurnsSubmit, TurnSubmit
 from shared.subjects import (
     PROMPT_PULL,
     SCHEDULER_STATUS,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from loadtest.world.world import World
 
 TICK_NS = 250 * MS
+PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
 
@@ -50,7 +51,8 @@ class Frontend(Process):
 
     def on_start(self) -> None:
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
-        self.turns = Turns(self._frontend_id, TurnLimits())
+        limits = TurnLimits(prompt_bytes_max=self.world.random.choice(PROMPT_BYTES_MAX))
+        self.turns = Turns(self._frontend_id, limits)
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}
@@ -104,6 +106,7 @@ class Frontend(Process):
         self._perform(self.turns.on_tick(self.now_ns))
 
     def _perform(self, effects: list[Effect]) -> None:
+        submits: list[TurnSubmit] = []
         for effect in effects:
             match effect:
                 case Deliver():
@@ -112,11 +115,13 @@ class Frontend(Process):
                     self._readers[failure.turn_id](effect)
                     self._forget(failure.turn_id)
                 case Submit(message):
-                    self.world.wires.publish(self, TURN_SUBMIT, message)
+                    submits.append(message)
                 case Cancel(message):
                     self.world.wires.publish(self, TURN_CANCEL, message)
                 case AskScheduler():
                     self._ask_scheduler()
+        if submits:
+            self.world.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=submits))
 
     def _ask_scheduler(self) -> None:
         def on_reply(_: Any) -> None:

@@ -71,7 +71,11 @@ MUTANTS = (
     ),
     Mutant(
         "attempts are not fenced", FRONTEND_TURNS,
-        "not turn.pulled or delta.attempt != turn.attempt", "not turn.pulled",
+        "turn is None or delta.attempt < turn.attempt", "turn is None",
+    ),
+    Mutant(
+        "an attempt that had its prompt is not taken", FRONTEND_TURNS,
+        'if not turn.is_sent_along or delta.finish == "cancelled":', "if True:",
     ),
     Mutant(
         "an old attempt may pull", FRONTEND_TURNS,

@@ -21,15 +21,23 @@ from services.scheduler.core import (
     ProbeWorker,
     SchedulerCore,
     SendPrefetch,
-    StartTurn,
+    StartTurns,
     WakeAt,
+    starts_together,
 )
 from services.scheduler.core.lease import effects as le
 from services.scheduler.core.lease.core import LeaseCore
 from services.scheduler.core.lease.times import LeaseTimes
 from services.scheduler.core.turns.board import first_attempt
 from shared.errors import NobodyListens, NoCapacity, SymphonyError
-from shared.messages import AdvisoryKey, Empty, ExpectSession, LeaseHolder, SchedulerStatus
+from shared.messages import (
+    AdvisoryKey,
+    Empty,
+    ExpectSession,
+    LeaseHolder,
+    SchedulerStatus,
+    TurnsStart,
+)
 from shared.subjects import (
     LEASE_HOLDER,
     SCHEDULER_STATUS,
@@ -199,7 +207,7 @@ class Scheduler(Process):
             self.now_ns,
             attempt_floor=first_attempt(self.fence),
         )
-        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform)
+        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, starts_together)
         self._desk.put(core.on_wake)
         wires, instance = self.world.wires, f"{self.name}.{self.life}"
         wires.subscribe(
@@ -209,7 +217,7 @@ class Scheduler(Process):
             (WORKER_REPORT, core.on_report),
             (TURNS_ENDED, core.on_turns_ended),
             (TURN_CANCEL, core.on_turn_cancel),
-            (TURN_SUBMIT, core.on_turn_submit),
+            (TURN_SUBMIT, core.on_turns_submit),
         ):
             wires.subscribe(self, subject, self._desk.feeding(handler))
         wires.subscribe(self, SESSION_EXPECT, self._on_expect)
@@ -235,9 +243,11 @@ class Scheduler(Process):
     def _perform(self, effect: Effect) -> None:
         wires = self.world.wires
         match effect:
-            case StartTurn(worker_id, start, _):
-                self.world.on_start_turn(start, worker_id)
-                wires.publish(self, WORKER_START, start, worker_id)
+            case StartTurns(worker_id, starts):
+                for each in starts:
+                    self.world.on_start_turn(each.start, worker_id)
+                turns = [each.start for each in starts]
+                wires.publish(self, WORKER_START, TurnsStart(turns=turns), worker_id)
             case CancelTurn(worker_id, cancel):
                 wires.publish(self, WORKER_CANCEL, cancel, worker_id)
             case FailTurn(frontend_id, failed, _):

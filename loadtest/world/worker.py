@@ -47,6 +47,7 @@ from shared.messages import (
     TurnDelta,
     TurnEnd,
     TurnsEnded,
+    TurnsStart,
     TurnStart,
     WorkerReport,
 )
@@ -133,7 +134,7 @@ class Worker(Process):
 
     def _get_ready(self) -> None:
         wires, me = self.world.wires, self.worker_id
-        wires.subscribe(self, WORKER_START, lambda message, _: self._on_start(message), me)
+        wires.subscribe(self, WORKER_START, lambda message, _: self._on_starts(message), me)
         wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
         wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
         wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
@@ -147,10 +148,14 @@ class Worker(Process):
 
     # What comes over the bus.
 
-    def _on_start(self, start: TurnStart) -> None:
-        self._not_wanted.discard((start.turn_id, start.attempt))
-        if self.pulling.on_start(start):
-            self.later(0, self._pull)
+    def _on_starts(self, message: TurnsStart) -> None:
+        for start in message.turns:
+            self._not_wanted.discard((start.turn_id, start.attempt))
+            prompt = self.pulling.on_start(start, self.now_ns)
+            if prompt is not None:
+                self._on_prompt(start, prompt)
+            else:
+                self.later(0, self._pull)
 
     def _pull(self) -> None:
         for pull in self.pulling.take_pulls():

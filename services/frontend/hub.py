@@ -15,11 +15,20 @@ from services.frontend.core.turns import (
     Submit,
     Turns,
 )
-from services.frontend.outbox import Outbox
+from services.frontend.outbox import Outbox, Submits
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.groups import in_groups
 from shared.ids import FrontendId, TurnId
-from shared.messages import Empty, PromptPull, PromptReply, StepOutput, TurnFailed
+from shared.messages import (
+    Empty,
+    PromptPull,
+    PromptReply,
+    StepOutput,
+    TurnFailed,
+    TurnsSubmit,
+    TurnSubmit,
+)
 from shared.service import Runtime
 from shared.subjects import (
     PROMPT_PULL,
@@ -33,6 +42,8 @@ from shared.subjects import (
 TICK_S = 0.25
 STOP_S = 1.0
 SUBMITS_MAX = 16_384  # several for each of the choices at once
+SUBMIT_BYTES = 1024  # of one besides its prompt, more or less
+SUBMITS_BYTES_MAX = 128 * 1024  # of those in one message: nobody waits long for its being read
 UNREAD_MAX = 65_536  # tokens and their log-probabilities, of one request
 
 
@@ -118,6 +129,7 @@ class Hub:
         self._turns = turns
         self._boxes: dict[TurnId, tuple[Mailbox, int]] = {}
         self._outbox = Outbox(SUBMITS_MAX)
+        self._submits = Submits(self._outbox, self._submit, SUBMITS_MAX)
         self._asked = asyncio.Event()
 
     async def start(self, runtime: Runtime) -> None:
@@ -169,11 +181,16 @@ class Hub:
                 case Deliver() | Fail():
                     self._hand_over(effect)
                 case Submit(message):
-                    self._outbox.put("submit", partial(self._bus.publish, TURN_SUBMIT, message))
+                    self._submits.put(message)
                 case Cancel(message):
                     self._outbox.put("cancel", partial(self._bus.publish, TURN_CANCEL, message))
                 case AskScheduler():
                     self._asked.set()
+
+    async def _submit(self, submits: list[TurnSubmit]) -> None:
+        room = min(self._bus.payload_bytes_max // 2, SUBMITS_BYTES_MAX)
+        for turns in in_groups(submits, lambda s: SUBMIT_BYTES + len(s.prompt), room):
+            await self._bus.publish(TURN_SUBMIT, TurnsSubmit(turns=turns))
 
     def _hand_over(self, event: Deliver | Fail) -> None:
         is_last = isinstance(event, Fail) or event.finish is not None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from services.frontend import telemetry
 from shared.errors import PeerUnavailable
@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 Send = Callable[[], Awaitable[None]]
 Kind = Literal["submit", "cancel"]
+T = TypeVar("T")
 
 
 class Outbox:
@@ -31,12 +32,14 @@ class Outbox:
         self._max: dict[Kind, int] = {"submit": submits_max, "cancel": 2 * submits_max}
         self._queue: asyncio.Queue[Send] = asyncio.Queue(2 * submits_max)
 
-    def put(self, kind: Kind, send: Send) -> None:
-        """Add a message, told by what sends it, or drop it if there is no place."""
+    def put(self, kind: Kind, send: Send) -> bool:
+        """Add a message, told by what sends it, or drop it if there is no place; whether there
+        was."""
         if self._queue.qsize() >= self._max[kind]:
             telemetry.UNSENT.labels(kind).inc()
-            return
+            return False
         self._queue.put_nowait(send)
+        return True
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -55,3 +58,32 @@ class Outbox:
             await asyncio.wait_for(self._queue.join(), patience_s)
         except TimeoutError:
             log.warning("stopping with unsent messages", extra={"num": self._queue.qsize()})
+
+
+class Submits(Generic[T]):
+    """Submits that go together: those that come before the outbox is at their place, as in one pass
+    of the event loop.
+
+    Args:
+        send: publishes them.
+        num_max: that may wait; others are dropped and counted, as in the outbox.
+    """
+
+    def __init__(
+        self, outbox: Outbox, send: Callable[[list[T]], Awaitable[None]], num_max: int
+    ) -> None:
+        self._outbox = outbox
+        self._send = send
+        self._num_max = num_max
+        self._waiting: list[T] = []
+
+    def put(self, message: T) -> None:
+        """Add one behind what was put into the outbox before."""
+        if len(self._waiting) >= self._num_max:
+            telemetry.UNSENT.labels("submit").inc()
+        elif self._waiting or self._outbox.put("submit", self._send_all):
+            self._waiting.append(message)
+
+    async def _send_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        await self._send(waiting)

@@ -157,7 +157,7 @@ def _allow_many_files() -> None:
 
 def _limits(config: FrontendConfig) -> TurnLimits:
     return TurnLimits(
-        unpulled_ns=int(config.resubmit_unpulled_s * 1e9),
+        untaken_ns=int(config.resubmit_unpulled_s * 1e9),
         silent_ns=int(config.resubmit_silent_s * 1e9),
         give_up_ns=int(config.give_up_s * 1e9),
         turn_ns_max=int(config.turn_s_max * 1e9),

@@ -32,9 +32,13 @@ PROBES = counter(
 
 
 async def consume(
-    events: EventQueue[E], leadership: Leadership, perform: Callable[[E], Awaitable[None]]
+    events: EventQueue[E],
+    leadership: Leadership,
+    perform: Callable[[E], Awaitable[None]],
+    gather: Callable[[list[E]], list[E]] = list,
 ) -> Never:
-    """Tell the core its events and perform what it wants, while this process leads.
+    """Tell the core its events and perform what it wants, while this process leads. `gather` puts
+    together what one event led to and one message can hold.
 
     An effect that cannot be sent is made good by the protocol: reports repeat, frontends submit
     again, what was lost is found missing.
@@ -43,7 +47,7 @@ async def consume(
     while True:
         effects = await events.next_effects()
         await leadership.may_act()
-        for effect in effects:
+        for effect in gather(effects):
             try:
                 await perform(effect)
             except (PeerUnavailable, ValueError) as error:

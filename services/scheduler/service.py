@@ -19,13 +19,16 @@ from services.scheduler.core import (
     SchedulerCore,
     SendPrefetch,
     StartTurn,
+    StartTurns,
     WakeAt,
+    starts_together,
 )
 from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
 from shared.errors import NoCapacity
 from shared.events import EventQueue
+from shared.groups import in_groups
 from shared.ids import WorkerId
 from shared.messages import (
     AdvisoryKey,
@@ -33,6 +36,7 @@ from shared.messages import (
     ExpectSession,
     SchedulerStatus,
     SessionPlacement,
+    TurnsStart,
     TurnStart,
 )
 from shared.metrics import counter, gauge
@@ -57,6 +61,8 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 GAUGES_EVERY_S = 1.0
+START_BYTES = 1024  # of one besides its prompt, more or less
+PAYLOAD_SHARE = 0.5  # of a message, for what is only estimated
 
 TURNS = counter("scheduler_turns_total", "Turns that are over", ["outcome"])
 PLACEMENTS = counter("scheduler_placements_total", "Attempts sent to workers", ["reason"])
@@ -94,13 +100,14 @@ class SchedulerService:
         core = self._core
         self._events.put(core.on_wake)
         self._runtime.spawn(
-            consume(self._events, self._leadership, self._perform), "scheduler events"
+            consume(self._events, self._leadership, self._perform, starts_together),
+            "scheduler events",
         )
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
         await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel))
-        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turn_submit))
+        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turns_submit))
         await self._bus.serve(SESSION_EXPECT, self._expect)
         await self._bus.serve(SESSION_DROP, self._drop)
         await self._bus.serve(SCHEDULER_STATUS, self._status)
@@ -128,10 +135,8 @@ class SchedulerService:
 
     async def _perform(self, effect: Effect) -> None:
         match effect:
-            case StartTurn(worker_id, start, reason):
-                PLACEMENTS.labels(reason).inc()
-                _log_placed(worker_id, start, reason)
-                await self._bus.publish(WORKER_START, start, worker_id)
+            case StartTurns(worker_id, starts):
+                await self._start(worker_id, starts)
             case CancelTurn(worker_id, cancel):
                 await self._bus.publish(WORKER_CANCEL, cancel, worker_id)
             case FailTurn(frontend_id, failed, request_id):
@@ -150,6 +155,17 @@ class SchedulerService:
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
+            case StartTurn():
+                raise AssertionError("starts go together")
+
+    async def _start(self, worker_id: WorkerId, starts: list[StartTurn]) -> None:
+        room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
+        for group in in_groups(starts, lambda s: START_BYTES + len(s.start.prompt), room):
+            turns = [each.start for each in group]
+            await self._bus.publish(WORKER_START, TurnsStart(turns=turns), worker_id)
+        for each in starts:
+            PLACEMENTS.labels(each.reason).inc()
+            _log_placed(worker_id, each.start, each.reason)
 
     async def _refresh_gauges(self) -> None:
         while True:

@@ -1,4 +1,6 @@
-"""Pulling prompts from the frontends, many in one request when many turns come at once."""
+"""Prompts: along with their starts, or pulled from the frontends, many in one request when many
+turns come at once.
+"""
 
 import asyncio
 import logging
@@ -6,6 +8,7 @@ from collections.abc import Callable
 
 from services.worker.core.pulling import Pull, Pulling
 from shared.bus import Bus
+from shared.clock import Clock
 from shared.errors import SymphonyError
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Prompt, PromptPull, PromptReply, TurnRef, TurnStart
@@ -25,10 +28,14 @@ class PromptPuller:
             frontend does not answer or no longer wants the turn.
     """
 
-    def __init__(self, bus: Bus, on_prompt: Callable[[TurnStart, Prompt | None], None]) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, on_prompt: Callable[[TurnStart, Prompt | None], None]
+    ) -> None:
         self._bus = bus
+        self._clock = clock
         self._on_prompt = on_prompt
         self._core = Pulling()
+        self._is_flush_due = False
         self._tasks = Tasks("pulling prompts failed")
 
     def __len__(self) -> int:
@@ -43,8 +50,12 @@ class PromptPuller:
         return self._core.refs()
 
     def start(self, start: TurnStart) -> None:
-        """Pull this turn's prompt soon."""
-        if self._core.on_start(start):
+        """Hand over this turn's prompt, or pull it soon."""
+        prompt = self._core.on_start(start, self._clock.now_ns())
+        if prompt is not None:
+            self._on_prompt(start, prompt)
+        elif not self._is_flush_due:
+            self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def cancel(self, turn_id: TurnId, attempt: int) -> None:
@@ -53,9 +64,10 @@ class PromptPuller:
 
     def forget(self, tenant: TenantId, session_id: SessionId) -> None:
         """A session was deleted: its prompts that are on their way do not say so."""
-        self._core.on_forget(tenant, session_id)
+        self._core.on_forget(tenant, session_id, self._clock.now_ns())
 
     def _flush(self) -> None:
+        self._is_flush_due = False
         for pull in self._core.take_pulls():
             self._tasks.spawn(self._pull(pull))
 

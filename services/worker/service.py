@@ -43,6 +43,7 @@ from shared.messages import (
     SessionForgotten,
     TurnCancel,
     TurnRef,
+    TurnsStart,
     TurnStart,
     WorkerReport,
 )
@@ -81,7 +82,7 @@ class Worker:
         self._runners: dict[str, EngineRunner] = {}
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
-        self._puller = PromptPuller(runtime.bus, self._on_prompt)
+        self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
         self._num_reports = 0
         self._created = int(time.time())
         self._report_now = asyncio.Event()
@@ -93,7 +94,7 @@ class Worker:
         runtime.spawn(self._report(), "report")
         await self._load()
         bus, me = runtime.bus, self._worker_id
-        await bus.subscribe(WORKER_START, self._on_start, me)
+        await bus.subscribe(WORKER_START, self._on_starts, me)
         await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
         await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
         await bus.serve(WORKER_PING, self._on_ping, me)
@@ -220,6 +221,10 @@ class Worker:
 
     def _on_kv_disconnected(self, model_id: str) -> None:
         self._runners[model_id].on_kv_disconnected()
+
+    def _on_starts(self, message: TurnsStart) -> None:
+        for start in message.turns:
+            self._on_start(start)
 
     def _on_start(self, start: TurnStart) -> None:
         if start.model_id not in self._runners:

@@ -80,6 +80,8 @@ from shared.messages.turns import (
     TurnFailed,
     TurnRef,
     TurnsEnded,
+    TurnsStart,
+    TurnsSubmit,
     TurnStart,
     TurnSubmit,
 )
@@ -162,6 +164,8 @@ __all__ = [
     "TurnStart",
     "TurnSubmit",
     "TurnsEnded",
+    "TurnsStart",
+    "TurnsSubmit",
     "WorkerReport",
     "WorkerStatus",
     "decode",

@@ -1,8 +1,9 @@
 """A turn on the wire: submitted, placed, pulled, streamed, ended.
 
-The frontend owns the turn's text and tokens; the scheduler sees metadata only; the worker pulls the
-prompt from the frontend. `attempt` fences: a worker's pull with a higher attempt voids every delta
-of lower ones.
+The frontend owns the turn's text and tokens; the scheduler sees metadata only. A short prompt goes
+along with the first submit and start, as a text that the scheduler does not read; any other is
+pulled from the frontend by the worker. `attempt` fences: a pull or a token of a higher attempt
+voids every delta of lower ones.
 """
 
 from dataclasses import dataclass, field
@@ -64,6 +65,14 @@ class TurnSubmit:
     priority: int = 0
     request_id: str = ""
     slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
+    prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsSubmit:
+    """Frontend to scheduler: what came in one pass of its event loop."""
+
+    turns: list[TurnSubmit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,7 @@ class TurnCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """Scheduler to worker: run this turn; pull its prompt from the frontend."""
+    """Scheduler to worker: run this turn."""
 
     turn_id: TurnId
     frontend_id: FrontendId
@@ -91,6 +100,14 @@ class TurnStart:
     request_id: str = ""
     slo_ttft_ms: float | None = None  # as in `TurnSubmit`
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
+    prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsStart:
+    """Scheduler to worker: what was placed there at once."""
+
+    turns: list[TurnStart]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from shared.messages import (
     TurnFailed,
     TurnRef,
     TurnsEnded,
+    TurnsSubmit,
     TurnStart,
     TurnSubmit,
     WorkerReport,
@@ -309,7 +310,7 @@ class SimFrontend:
         now_ns = self.house.world.now_ns
         if turn.heard_at_ns + SUBMIT_AGAIN_AFTER <= now_ns or not turn.heard_at_ns:
             message = replace(turn.submit, attempt=max(turn.attempt, 1))
-            self.house.to_scheduler("on_turn_submit", message)
+            self.house.to_scheduler("on_turns_submit", TurnsSubmit(turns=[message]))
         self.house.world.after(SUBMIT_AGAIN_AFTER, partial(self._submit, turn_id))
 
 

@@ -21,6 +21,7 @@ from shared.messages import (
     TurnArrived,
     TurnEnd,
     TurnsEnded,
+    TurnsSubmit,
     TurnSubmit,
     WorkerReport,
 )
@@ -86,7 +87,9 @@ class Desk:
             num_prompt_tokens=1,
             session_id=SessionId(session),
         )
-        self.perform_scheduler(self.scheduler.on_turn_submit(submit, self.world.now_ns))
+        self.perform_scheduler(
+            self.scheduler.on_turns_submit(TurnsSubmit(turns=[submit]), self.world.now_ns)
+        )
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -1,10 +1,12 @@
 """The life of a turn, seen from the frontend that owns it.
 
-A turn is submitted to the scheduler, pulled by a worker, streamed back as deltas, and ends. What is
-kept here (the prompt and every token so far) outlives any worker: a later attempt goes on where the
-last one stopped. Two rules make the stream exact whatever the network does: a delta counts only if
-it is of the current attempt (a pull makes its attempt current and voids those below), and only for
-the tokens that lie right behind those already taken.
+A turn is submitted to the scheduler, runs on a worker, is streamed back as deltas, and ends. What
+is kept here (the prompt and every token so far) outlives any worker: a later attempt pulls it and
+goes on where the last one stopped. Two rules make the stream exact whatever the network does: a
+delta counts only if it is of the current attempt, and only for the tokens that lie right behind
+those already taken. A pull makes its attempt current and voids those below. So does the first delta
+of an attempt that needed no pull, because its start brought a short prompt along: such a one begins
+at the beginning, and must say again what was said before.
 """
 
 from collections.abc import Sequence
@@ -37,19 +39,22 @@ STATUS_OF = {"overloaded": 503, "no_capacity": 503, "context_length_exceeded": 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
     """Attributes:
-    unpulled_ns: silence before a worker pulled the prompt, after which the turn is submitted again.
-    silent_ns: the same, after the pull.
+    untaken_ns: silence before a worker is known to have the prompt, after which the turn is
+        submitted again.
+    silent_ns: the same, afterwards.
     give_up_ns: silence of workers and scheduler, after which the turn fails.
     attempts_lost_max: attempts in a row, without a token between, that may end without an end
         before the turn fails.
     turn_ns_max: after this a turn fails, whatever it is at.
+    prompt_bytes_max: of a prompt that goes along with its first submit; some 1,400 tokens.
     """
 
-    unpulled_ns: int = 3_000_000_000
+    untaken_ns: int = 3_000_000_000
     silent_ns: int = 10_000_000_000
     give_up_ns: int = 60_000_000_000
     attempts_lost_max: int = 8
     turn_ns_max: int = 3_600_000_000_000
+    prompt_bytes_max: int = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +147,8 @@ class _Turn:
     began_at_ns: int
     submitted_at_ns: int
     news_at_ns: int
-    pulled: bool = False
+    is_taken: bool = False  # a worker has the prompt, as far as `attempt` goes
+    is_sent_along: bool = False  # the first submit had the prompt with it
     generated: list[int] = field(default_factory=list)
     num_attempts_lost: int = 0  # since the last token
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, of this attempt
@@ -167,6 +173,14 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
     )
 
 
+def _take(turn: _Turn, attempt: int, now_ns: int) -> None:
+    """A worker has the prompt for this attempt, the highest one so far."""
+    turn.attempt = attempt
+    turn.is_taken = True
+    turn.prompt_logprobs = []
+    turn.news_at_ns = now_ns
+
+
 class Turns:
     """Every turn that this frontend waits for.
 
@@ -189,7 +203,9 @@ class Turns:
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
-        return [self._submit(turn, now_ns)]
+        prompt = encode(_prompt(turn, TurnRef(turn_id=new.turn_id)))
+        turn.is_sent_along = len(prompt) <= self._limits.prompt_bytes_max
+        return [self._submit(turn, now_ns, prompt.decode() if turn.is_sent_along else "")]
 
     def on_pull(
         self, pull: PromptPull, now_ns: int, payload_bytes_max: int = NO_LIMIT
@@ -216,10 +232,7 @@ class Turns:
                     if num_bytes > left:
                         continue
                     prompt = whole
-                    turn.attempt = ref.attempt
-                    turn.pulled = True
-                    turn.prompt_logprobs = []
-                    turn.news_at_ns = now_ns
+                    _take(turn, ref.attempt, now_ns)
                 else:
                     why = f"the prompt takes {num_bytes} bytes: a message here takes {room}"
                     effects.append(self._fail(turn, "payload_too_large", why, 413))
@@ -233,8 +246,12 @@ class Turns:
     def on_delta(self, delta: TurnDelta, now_ns: int) -> list[Effect]:
         """A worker made tokens. A gap before them means that some were lost with their attempt."""
         turn = self._turns.get(delta.turn_id)
-        if turn is None or not turn.pulled or delta.attempt != turn.attempt:
+        if turn is None or delta.attempt < turn.attempt:
             return []
+        if delta.attempt > turn.attempt or not turn.is_taken:
+            if not turn.is_sent_along or delta.finish == "cancelled":
+                return []
+            _take(turn, delta.attempt, now_ns)
         turn.news_at_ns = now_ns
         if delta.finish == "error":
             message = delta.message or "the worker could not serve this turn"
@@ -247,6 +264,8 @@ class Turns:
         if delta.index > num_known or delta.finish == "cancelled":
             return self._lose_attempt(turn, now_ns)
         num_repeated = num_known - delta.index
+        if delta.tokens[:num_repeated] != turn.generated[delta.index :][: len(delta.tokens)]:
+            return self._lose_attempt(turn, now_ns)  # it goes on from something else
         if num_repeated > len(delta.tokens) or (
             num_repeated == len(delta.tokens) > 0 and delta.finish is None
         ):
@@ -280,7 +299,7 @@ class Turns:
 
     def on_reconnect(self, now_ns: int) -> list[Effect]:
         """The bus was away: what was submitted meanwhile may be lost."""
-        return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.pulled]
+        return [self._submit(turn, now_ns) for turn in self._turns.values() if not turn.is_taken]
 
     def on_tick(self, now_ns: int) -> list[Effect]:
         """Look after turns that nothing was heard of, and end those that have had their time."""
@@ -288,7 +307,7 @@ class Turns:
         limits = self._limits
         for turn in list(self._turns.values()):
             silent_since_ns = max(turn.news_at_ns, self._scheduler_seen_at_ns)
-            patience_ns = limits.silent_ns if turn.pulled else limits.unpulled_ns
+            patience_ns = limits.silent_ns if turn.is_taken else limits.untaken_ns
             if now_ns - turn.began_at_ns >= limits.turn_ns_max:
                 message = f"the turn is not over after {limits.turn_ns_max / 1e9:g} s"
                 effects.append(self._fail(turn, "turn_timeout", message, 504))
@@ -302,7 +321,7 @@ class Turns:
             effects.append(AskScheduler())
         return effects
 
-    def _submit(self, turn: _Turn, now_ns: int) -> Submit:
+    def _submit(self, turn: _Turn, now_ns: int, prompt: str = "") -> Submit:
         turn.submitted_at_ns = now_ns
         new = turn.new
         return Submit(
@@ -317,6 +336,7 @@ class Turns:
                 priority=new.priority,
                 request_id=new.request_id,
                 slo_ttft_ms=new.slo_ttft_ms,
+                prompt=prompt,
             )
         )
 
@@ -348,7 +368,7 @@ class Turns:
             failure = self._fail(turn, "attempts_exhausted", "the turn was lost too many times")
             return [failure, Cancel(TurnCancel(turn_id=turn_id))]
         turn.attempt += 1
-        turn.pulled = False
+        turn.is_taken = False
         return [self._submit(turn, now_ns)]
 
     def _fail(self, turn: _Turn, code: str, message: str, http_status: int = 503) -> Fail:

@@ -10,7 +10,9 @@ from services.scheduler.core.effects import (
     ProbeWorker,
     SendPrefetch,
     StartTurn,
+    StartTurns,
     WakeAt,
+    starts_together,
 )
 from services.scheduler.core.turns.core import SchedulerCore
 from services.scheduler.core.turns.limits import Limits
@@ -30,5 +32,7 @@ __all__ = [
     "SchedulerCore",
     "SendPrefetch",
     "StartTurn",
+    "StartTurns",
     "WakeAt",
+    "starts_together",
 ]

@@ -20,6 +20,14 @@ class StartTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTurns:
+    """Send these attempts to the worker together; made by `starts_together`."""
+
+    worker_id: WorkerId
+    starts: list[StartTurn]
+
+
+@dataclass(frozen=True, slots=True)
 class CancelTurn:
     """Tell the worker to stop these attempts."""
 
@@ -74,6 +82,7 @@ class WakeAt:
 
 Effect = (
     StartTurn
+    | StartTurns
     | CancelTurn
     | FailTurn
     | SendPrefetch
@@ -82,3 +91,18 @@ Effect = (
     | CountTurn
     | WakeAt
 )
+
+
+def starts_together(effects: list[Effect]) -> list[Effect]:
+    """The same, with all starts at one worker as one effect, where the first of them was."""
+    found: dict[WorkerId, StartTurns] = {}
+    together: list[Effect] = []
+    for effect in effects:
+        if not isinstance(effect, StartTurn):
+            together.append(effect)
+        elif (starts := found.get(effect.worker_id)) is not None:
+            starts.starts.append(effect)
+        else:
+            found[effect.worker_id] = StartTurns(effect.worker_id, [effect])
+            together.append(found[effect.worker_id])
+    return together

@@ -1,17 +1,25 @@
-"""Which prompts to pull from which frontend, and for whom an answer still counts.
+"""Which prompts came with their starts, which to pull from which frontend, and for whom an answer
+still counts.
 
 The turns that start within one pass of the event loop are pulled together, a frontend's in as few
 requests as fit its answers.
+
+A prompt that came with its start was written when the turn was submitted. If the turn's session was
+deleted since, its frontend knows, and is asked.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from shared.errors import MalformedMessage
+from shared.groups import in_groups
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
-from shared.messages import Prompt, PromptReply, TurnRef, TurnStart
+from shared.messages import Prompt, PromptReply, TurnRef, TurnStart, decode
 
 TOKENS_MAX = 65_536  # of prompts in one reply, so that it stays well below the server's limit
 TURNS_MAX = 64
+DELETED_NS = 600_000_000_000  # longer than any start can be on its way
+DELETED_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,10 @@ class Pulling:
     _new: dict[FrontendId, list[TurnStart]] = field(default_factory=lambda: defaultdict(list))
     _pulling: dict[TurnId, TurnStart] = field(default_factory=dict)
     _private: set[TurnId] = field(default_factory=set)  # of those
+    # Sessions deleted lately, with when that does not matter any more, the oldest first; and when
+    # it does not for those that found no room here.
+    _deleted: dict[tuple[TenantId, SessionId], int] = field(default_factory=dict)
+    _all_deleted_until_ns: int = 0
 
     def __len__(self) -> int:
         return len(self._pulling)
@@ -46,14 +58,18 @@ class Pulling:
         """Attempts whose prompt is on its way."""
         return [TurnRef(turn_id=s.turn_id, attempt=s.attempt) for s in self._pulling.values()]
 
-    def on_start(self, start: TurnStart) -> bool:
-        """A turn starts; whether it is the first since `take_pulls`, which is then to be called
-        soon.
+    def on_start(self, start: TurnStart, now_ns: int) -> Prompt | None:
+        """A turn starts: its prompt; None if it is to be pulled, so that `take_pulls` is to be
+        called soon.
         """
-        is_first = not self._new
+        prompt = _prompt_in(start)
+        if prompt is not None and not self._may_be_deleted(start, now_ns):
+            if start.turn_id in self._pulling:  # an earlier attempt
+                self._drop(start.turn_id)
+            return prompt
         self._pulling[start.turn_id] = start
         self._new[start.frontend_id].append(start)
-        return is_first
+        return None
 
     def on_cancel(self, turn_id: TurnId, attempt: int) -> None:
         """Forget a turn whose prompt has not come, unless it is of a later attempt (0: any)."""
@@ -61,8 +77,13 @@ class Pulling:
         if start is not None and not (attempt and start.attempt > attempt):
             self._drop(turn_id)
 
-    def on_forget(self, tenant: TenantId, session_id: SessionId) -> None:
+    def on_forget(self, tenant: TenantId, session_id: SessionId, now_ns: int) -> None:
         """A session was deleted: its prompts that are on their way are private, unsaid."""
+        deleted, key = self._deleted, (tenant, session_id)
+        deleted.pop(key, None)
+        deleted[key] = now_ns + DELETED_NS
+        while len(deleted) > DELETED_MAX or deleted[next(iter(deleted))] <= now_ns:
+            self._all_deleted_until_ns = deleted.pop(next(iter(deleted)))
         for start in self._pulling.values():
             if (start.tenant, start.session_id) == (tenant, session_id):
                 self._private.add(start.turn_id)
@@ -73,7 +94,7 @@ class Pulling:
         return [
             Pull(frontend_id, group)
             for frontend_id, starts in new.items()
-            for group in _groups(starts)
+            for group in in_groups(starts, lambda s: s.num_prompt_tokens, TOKENS_MAX, TURNS_MAX)
         ]
 
     def on_reply(
@@ -102,6 +123,13 @@ class Pulling:
         starts = [start for start in pull.starts if self._is_wanted(start)]
         return Pull(pull.frontend_id, starts) if starts else None
 
+    def _may_be_deleted(self, start: TurnStart, now_ns: int) -> bool:
+        """Whether the turn's session may have been deleted since it was submitted."""
+        if start.session_id is None:
+            return False
+        until_ns = self._deleted.get((start.tenant, start.session_id), self._all_deleted_until_ns)
+        return now_ns < until_ns
+
     def _is_wanted(self, start: TurnStart) -> bool:
         """It was not cancelled, nor replaced by a later attempt."""
         return self._pulling.get(start.turn_id) is start
@@ -114,17 +142,16 @@ class Pulling:
         return is_private
 
 
+def _prompt_in(start: TurnStart) -> Prompt | None:
+    """The prompt that came along, if it can be read: who wrote it can be asked."""
+    if not start.prompt:
+        return None
+    try:
+        prompt = decode(Prompt, start.prompt.encode())
+    except MalformedMessage:
+        return None
+    return None if prompt.gone or prompt.turn_id != start.turn_id else prompt
+
+
 def _as_private(prompt: Prompt | None) -> Prompt | None:
     return None if prompt is None else replace(prompt, is_private=True)
-
-
-def _groups(starts: list[TurnStart]) -> list[list[TurnStart]]:
-    groups: list[list[TurnStart]] = [[]]
-    num_tokens = 0
-    for start in starts:
-        num_tokens += start.num_prompt_tokens
-        if groups[-1] and (num_tokens > TOKENS_MAX or len(groups[-1]) >= TURNS_MAX):
-            groups.append([])
-            num_tokens = start.num_prompt_tokens
-        groups[-1].append(start)
-    return groups

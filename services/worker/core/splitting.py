@@ -4,6 +4,7 @@ megabytes, and so can the checksums of a step's blocks.
 
 from dataclasses import replace
 
+from shared.groups import in_groups
 from shared.messages import TokenLogprobs, TurnDelta
 
 # Of a message's payload, leaving room: these are estimates, not sizes.
@@ -27,17 +28,8 @@ def split_deltas(deltas: list[TurnDelta], payload_bytes_max: int) -> list[list[T
     deltas without tokens, and the delta itself ends them.
     """
     room = min(int(payload_bytes_max * SHARE), STEP_BYTES_MAX)
-    groups: list[list[TurnDelta]] = []
-    left = 0
-    for delta in deltas:
-        for part in _parts(delta, room):
-            num_bytes = _bytes_of(part)
-            if not groups or num_bytes > left:
-                groups.append([])
-                left = room
-            groups[-1].append(part)
-            left -= num_bytes
-    return groups
+    parts = (part for delta in deltas for part in _parts(delta, room))
+    return in_groups(parts, _bytes_of, room)
 
 
 def commit_blocks_max(num_layers: int, payload_bytes_max: int) -> int:

@@ -139,10 +139,11 @@ class FakeHouse:
                 self.num_reports_with_kvstore += self.has_kvstore
             await asyncio.sleep(REPORT_S)
 
-    def _on_submit(self, submit: m.TurnSubmit) -> None:
-        self.submits.append(submit)
-        if not self.is_deaf:
-            self._spawn(self._run(submit))
+    def _on_submit(self, message: m.TurnsSubmit) -> None:
+        for submit in message.turns:
+            self.submits.append(submit)
+            if not self.is_deaf:
+                self._spawn(self._run(submit))
 
     async def _run(self, submit: m.TurnSubmit) -> None:
         earlier = [s for s in self.submits[:-1] if s.turn_id == submit.turn_id]

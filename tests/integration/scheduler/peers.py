@@ -14,6 +14,7 @@ from shared.messages import (
     TurnEnd,
     TurnRef,
     TurnsEnded,
+    TurnsStart,
     TurnStart,
     WorkerReport,
 )
@@ -67,9 +68,10 @@ class FakeWorker:
         end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="stop")
         await self.bus.publish(TURNS_ENDED, TurnsEnded(turns=[end]))
 
-    def _on_start(self, start: TurnStart) -> None:
-        self.started.append(start)
-        self.held[start.turn_id] = start
+    def _on_start(self, message: TurnsStart) -> None:
+        for start in message.turns:
+            self.started.append(start)
+            self.held[start.turn_id] = start
 
     def _on_cancel(self, cancel: TurnCancel) -> None:
         self.cancelled.append(cancel)

@@ -21,6 +21,7 @@ from shared.messages import (
     TurnArrived,
     TurnCancel,
     TurnFailed,
+    TurnsSubmit,
     TurnSubmit,
 )
 from shared.subjects import (
@@ -88,15 +89,15 @@ def test_place_end_cancel_and_fail(nats_server: Server) -> None:
             await bus.subscribe(TURN_FAILED, failed.append, "f")
             await bus.subscribe(TURN_ARRIVED, arrived.append)
             await until_known(bus, worker)
-            await bus.publish(TURN_SUBMIT, turn("t1"))
-            await bus.publish(TURN_SUBMIT, turn("t1"))
-            await bus.publish(TURN_SUBMIT, turn("t2"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
             await eventually(lambda: len(worker.held) == 2 and len(arrived) == 2)
             assert [start.turn_id for start in worker.started] == ["t1", "t2"]
             await worker.end("t1")
             await bus.publish(TURN_CANCEL, TurnCancel(turn_id=TurnId("t2")))
             await eventually(lambda: "t2" in {c.turn_id for c in worker.cancelled})
-            await bus.publish(TURN_SUBMIT, turn("t3", model="none"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3", model="none")]))
             await eventually(lambda: bool(failed))
             assert (failed[0].turn_id, failed[0].http_status) == ("t3", 503)
             state = await status(bus)
@@ -114,7 +115,7 @@ def test_a_killed_worker_s_turns_move_at_once(nats_server: Server) -> None:
             fake_worker(nats_server.url, "w2") as second,
         ):
             await until_known(bus, first, second)
-            await bus.publish(TURN_SUBMIT, turn("t"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
             await eventually(lambda: bool(first.held or second.held))
             holder, other = (first, second) if first.held else (second, first)
             killed_at = asyncio.get_running_loop().time()
@@ -137,14 +138,14 @@ def test_attempts_rise_with_a_fence_that_a_worker_has_seen(nats_server: Server) 
             terms: list[LeaderChanged] = []
             await bus.subscribe(LEADER_CHANGED, terms.append)
             await until_known(bus, worker)
-            await bus.publish(TURN_SUBMIT, turn("t1"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
             await eventually(lambda: "t1" in worker.held)
             first = worker.started[0].attempt
             seen = first // ATTEMPTS_PER_TERM + 1_000
             fences = [LeadershipFence(leadership=SOLE_LEADERSHIP, fence=seen)]
             await bus.publish(WORKER_REPORT, replace(ready_report("w2"), fences=fences))
             await eventually(lambda: any(term.fence > seen for term in terms))
-            await bus.publish(TURN_SUBMIT, turn("t2"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
             await eventually(lambda: "t2" in worker.held)
             assert worker.started[-1].attempt >= first_attempt(seen + 1) > first
 
@@ -158,12 +159,14 @@ def test_ids_that_can_stand_in_no_subject_end_nothing(nats_server: Server) -> No
             before = num_unsent()
             await bus.publish(WORKER_REPORT, ready_report("a.b c", interval_s=0.3))
             await eventually_answers(lambda: status(bus), lambda state: bool(state.workers))
-            await bus.publish(TURN_SUBMIT, turn("t1"))
-            await bus.publish(TURN_SUBMIT, turn("t2", model="none", frontend_id="d.e f"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
+            await bus.publish(
+                TURN_SUBMIT, TurnsSubmit(turns=[turn("t2", model="none", frontend_id="d.e f")])
+            )
             await eventually(lambda: num_unsent() >= before + 2)
             async with fake_worker(nats_server.url, "w1") as worker:
                 await until_known(bus, worker)
-                await bus.publish(TURN_SUBMIT, turn("t3"))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3")]))
                 await eventually(lambda: "t3" in worker.held)
 
     asyncio.run(scenario())
@@ -177,14 +180,14 @@ def test_a_restarted_scheduler_adopts_what_runs(nats_server: Server) -> None:
         ):
             async with running(main, config(nats_server)):
                 await until_known(bus, worker)
-                await bus.publish(TURN_SUBMIT, turn("t"))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
                 await eventually(lambda: bool(worker.held))
             attempt = worker.started[0].attempt
             async with running(main, config(nats_server)):
-                await bus.publish(TURN_SUBMIT, turn("t", attempt=attempt))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t", attempt=attempt)]))
                 await until_known(bus, worker)
                 assert (await status(bus)).num_turns_placed == 1
-                await bus.publish(TURN_SUBMIT, turn("t2"))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
                 await eventually(lambda: "t2" in worker.held)
                 assert [start.turn_id for start in worker.started] == ["t", "t2"]
                 assert worker.started[1].attempt > attempt
@@ -226,7 +229,7 @@ def test_nats_may_go_and_come_back(nats_server: Server) -> None:
             await asyncio.gather(*(event.wait() for event in back))
             await bus.flush()
             await runtime.bus.flush()
-            await bus.publish(TURN_SUBMIT, turn("t"))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
             await eventually(lambda: "t" in worker.held)
 
     asyncio.run(scenario())

@@ -18,6 +18,7 @@ from shared.messages import (
     AdvisoryState,
     ExpectSession,
     SessionPlacement,
+    TurnsSubmit,
     TurnSubmit,
 )
 from shared.subjects import (
@@ -73,7 +74,7 @@ def test_from_advisory_to_turn_with_the_scheduler(nats_server: Server) -> None:
                 num_prompt_tokens=10,
                 session_id=SESSION,
             )
-            await bus.publish(TURN_SUBMIT, submit)
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]))
             await until_state(bus, "used")
             again = await bus.request(ADVISORY_SUBMIT, ADVISORY)
             assert (again.state, again.worker_id) == ("placed", "w1")

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 from services.frontend import telemetry
-from services.frontend.outbox import Outbox
+from services.frontend.outbox import Outbox, Submits
 from shared.errors import PeerUnavailable
 
 
@@ -66,5 +66,52 @@ def test_a_stop_does_not_wait_for_ever() -> None:
         outbox = Outbox(2)
         outbox.put("submit", partial(publish, "stuck"))
         await outbox.flush(patience_s=0)
+
+    asyncio.run(scenario())
+
+
+def test_submits_go_together_behind_what_was_before_them_and_before_their_cancels() -> None:
+    async def scenario() -> None:
+        sent: list[object] = []
+
+        async def publish(message: object) -> None:
+            sent.append(message)
+
+        outbox = Outbox(8)
+        submits = Submits[str](outbox, publish, num_max=3)
+        before = num_unsent("submit")
+        outbox.put("cancel", partial(publish, "-x"))
+        submits.put("a")
+        outbox.put("cancel", partial(publish, "-a"))
+        for name in "bcd":
+            submits.put(name)
+        assert num_unsent("submit") == before + 1
+        task = asyncio.create_task(outbox.run())
+        await outbox.flush(patience_s=60)
+        submits.put("e")
+        await outbox.flush(patience_s=60)
+        assert sent == ["-x", ["a", "b", "c"], "-a", ["e"]]
+        task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_submit_for_which_the_outbox_has_no_room_holds_up_no_later_one() -> None:
+    async def scenario() -> None:
+        sent: list[object] = []
+
+        async def publish(message: object) -> None:
+            sent.append(message)
+
+        outbox = Outbox(1)
+        submits = Submits[str](outbox, publish, num_max=3)
+        outbox.put("submit", partial(publish, "other"))
+        submits.put("lost")
+        task = asyncio.create_task(outbox.run())
+        await outbox.flush(patience_s=60)
+        submits.put("sent")
+        await outbox.flush(patience_s=60)
+        assert sent == ["other", ["sent"]]
+        task.cancel()
 
     asyncio.run(scenario())

@@ -36,8 +36,14 @@ def new_turn() -> NewTurn:
     )
 
 
-def started(attempts_lost_max: int = 8, turn_s_max: int = 3600) -> Turns:
-    limits = TurnLimits(attempts_lost_max=attempts_lost_max, turn_ns_max=turn_s_max * SECOND)
+def started(
+    attempts_lost_max: int = 8, turn_s_max: int = 3600, prompt_bytes_max: int = 8192
+) -> Turns:
+    limits = TurnLimits(
+        attempts_lost_max=attempts_lost_max,
+        turn_ns_max=turn_s_max * SECOND,
+        prompt_bytes_max=prompt_bytes_max,
+    )
     turns = Turns(FrontendId("fe"), limits)
     turns.on_new(new_turn(), 0)
     return turns
@@ -188,11 +194,15 @@ events = st.one_of(
 )
 
 
-@given(st.lists(events, max_size=60))
-@settings(max_examples=150, deadline=None)
-def test_any_interleaving_yields_exactly_the_reply(script: list[tuple[str, int, int, int]]) -> None:
-    """Duplicate, late, voided and re-attempted deltas, in any order, then one honest attempt."""
-    turns = started(attempts_lost_max=1000)
+@given(st.lists(events, max_size=60), st.sampled_from([0, 8192]))
+@settings(max_examples=300, deadline=None)
+def test_any_interleaving_yields_exactly_the_reply(
+    script: list[tuple[str, int, int, int]], prompt_bytes_max: int
+) -> None:
+    """Duplicate, late, voided and re-attempted deltas, in any order, with or without a pull before
+    them, then one honest attempt.
+    """
+    turns = started(1000, prompt_bytes_max=prompt_bytes_max)
     got: list[int] = []
     finishes = 0
     highest = 1
@@ -216,6 +226,7 @@ def test_any_interleaving_yields_exactly_the_reply(script: list[tuple[str, int, 
             take(turns.on_tick(now_ns))
         elif (finishes == 0 and b <= len(got)) or (finishes == 0 and highest < 8):
             take(turns.on_delta(delta(a, b, c), now_ns))
+            highest = max(highest, a)
         assert got == REPLY[: len(got)]
     if finishes == 0:
         last = pull(turns, highest + 1, now_ns)
@@ -319,3 +330,60 @@ def test_a_turn_that_was_left_out_is_as_if_it_was_not_asked_for() -> None:
     assert list(some) == ["a"]
     effects = turns.on_reconnect(0)
     assert [e.message.turn_id for e in effects if isinstance(e, Submit)] == ["b"]
+
+
+def submitted(turns: Turns, new: NewTurn) -> m.TurnSubmit:
+    (effect,) = turns.on_new(new, 0)
+    assert isinstance(effect, Submit)
+    return effect.message
+
+
+def test_a_short_prompt_goes_along_with_the_first_submit_only() -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    prompt = m.decode(m.Prompt, submitted(turns, new_turn()).prompt.encode())
+    assert m.unpack_ints(prompt.tokens) == [1, 2, 3] and prompt.sampling.max_tokens == 50
+    assert (prompt.turn_id, prompt.num_generated, prompt.gone) == (TURN, 0, False)
+    again = [e.message.prompt for e in turns.on_reconnect(0) if isinstance(e, Submit)]
+    assert again == [""]
+    long = replace(new_turn(), turn_id=TurnId("long"), prompt=[7] * 2000)
+    assert submitted(turns, long).prompt == ""
+
+
+def test_the_first_delta_of_an_attempt_that_had_the_prompt_voids_lower_ones() -> None:
+    turns = started()
+    assert delivered(turns.on_delta(delta(4097, 0, 2), 0)) == REPLY[:2]
+    assert pull(turns, 4096).gone
+    assert turns.on_delta(delta(4096, 2), 0) == []
+    assert delivered(turns.on_delta(delta(4097, 2), 0)) == REPLY[2:3]
+
+
+def test_an_attempt_that_begins_anew_must_say_again_what_was_said() -> None:
+    turns = started()
+    turns.on_delta(delta(4097, 0, 3), 0)
+    assert delivered(turns.on_delta(delta(8193, 0, 2), 0)) == []
+    assert turns.on_delta(delta(4097, 3), 0) == [], "it is void, although it was first"
+    assert delivered(turns.on_delta(delta(8193, 2, 2), 0)) == REPLY[3:4]
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_one_that_says_something_else_is_void_and_the_next_one_asks(num: int) -> None:
+    turns = started()
+    turns.on_delta(delta(4097, 0, 3), 0)
+    other = replace(delta(8193, 0, num), tokens=[7] * num)
+    (effect,) = turns.on_delta(other, 0)
+    assert isinstance(effect, Submit)
+    assert (effect.message.attempt, effect.message.prompt) == (8194, "")
+    assert turns.on_delta(other, 0) == []
+    assert m.unpack_ints(pull(turns, 8194).tokens) == [1, 2, 3, *REPLY[:3]]
+
+
+def test_deltas_without_a_pull_are_void_where_the_prompt_did_not_go_along() -> None:
+    turns = started(prompt_bytes_max=10)
+    assert turns.on_delta(delta(1, 0), 0) == []
+    assert not pull(turns, 1).gone
+
+
+def test_an_attempt_that_was_cancelled_before_it_began_is_not_lost() -> None:
+    turns = started()
+    assert turns.on_delta(replace(delta(4097, 0, 0), finish="cancelled"), 0) == []
+    assert delivered(turns.on_delta(delta(4098, 0), 0)) == REPLY[:1]

@@ -7,6 +7,7 @@ from nats.aio.client import Client
 
 from services.worker.prompts import PromptPuller
 from shared.bus import Bus
+from shared.clock import SystemClock
 from shared.ids import FrontendId, ModelId, TurnId
 from shared.messages import Prompt, PromptPull, PromptReply, TurnStart
 
@@ -46,7 +47,7 @@ def pull(frontend: Frontend, *names: str, cancelled: str = "") -> list[tuple[str
             if not len(puller):
                 is_over.set()
 
-        puller = PromptPuller(frontend, on_prompt)
+        puller = PromptPuller(frontend, SystemClock(), on_prompt)
         for name in names:
             puller.start(
                 TurnStart(

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from services.scheduler.core.effects import (
     CancelTurn,
@@ -26,6 +27,7 @@ from shared.messages import (
 )
 
 ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
+PROMPTS_WAITING_MAX = 4096  # at some kilobytes each; those of further turns are pulled
 
 
 def first_attempt(fence: int) -> int:
@@ -95,10 +97,15 @@ class Board:
     ) -> None:
         """Send a turn that is on no worker to this one, under its next attempt."""
         self._assign(turn, worker, now_ns)
+        # An attempt after others goes on behind what they made: it has to ask.
+        prompt = submit.prompt if not turn.attempt else ""
         turn.attempt = max(turn.attempt + 1, self._attempt_floor)
         turn.seen_seq = worker.report.seq
         worker.num_tokens_dispatched += submit.num_prompt_tokens
-        self._out.append(StartTurn(worker.worker_id, _start_message(submit, turn), reason))
+        start = _start_message(submit, turn, prompt)
+        self._out.append(StartTurn(worker.worker_id, start, reason))
+        if submit.prompt:
+            turn.submit = replace(submit, prompt="")
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
@@ -146,6 +153,8 @@ class Board:
         waiting = self._waiting.setdefault(submit.model_id, {})
         if turn.turn_id in waiting:
             return False
+        if submit.prompt and self.num_waiting >= PROMPTS_WAITING_MAX:
+            turn.submit = replace(submit, prompt="")
         waiting[turn.turn_id] = turn
         return True
 
@@ -203,7 +212,7 @@ class Board:
                 del self._waiting[turn.submit.model_id]
 
 
-def _start_message(submit: TurnSubmit, turn: Turn) -> TurnStart:
+def _start_message(submit: TurnSubmit, turn: Turn, prompt: str) -> TurnStart:
     return TurnStart(
         turn_id=submit.turn_id,
         frontend_id=submit.frontend_id,
@@ -216,4 +225,5 @@ def _start_message(submit: TurnSubmit, turn: Turn) -> TurnStart:
         request_id=submit.request_id,
         slo_ttft_ms=submit.slo_ttft_ms,
         was_lost=turn.num_placements > 1,
+        prompt=prompt,
     )

@@ -18,7 +18,7 @@ from shared.messages import (
     SessionPlacement,
     TurnCancel,
     TurnsEnded,
-    TurnSubmit,
+    TurnsSubmit,
     WorkerReport,
     WorkerStatus,
 )
@@ -62,9 +62,10 @@ class SchedulerCore:
         """A new term of the same leader, above a fencing token that somebody saw."""
         self._turns.raise_attempts(first_attempt(fence))
 
-    def on_turn_submit(self, message: TurnSubmit, now_ns: int) -> list[Effect]:
-        """A frontend wants a turn run, or has heard nothing of it for a while."""
-        self._turns.submit(message, now_ns)
+    def on_turns_submit(self, message: TurnsSubmit, now_ns: int) -> list[Effect]:
+        """A frontend wants turns run, or has heard nothing of them for a while."""
+        for submit in message.turns:
+            self._turns.submit(submit, now_ns)
         return self._take_effects()
 
     def on_turn_cancel(self, message: TurnCancel, now_ns: int) -> list[Effect]:

@@ -59,7 +59,8 @@ class Turn:
     """A turn that is placed on a worker or waits for one.
 
     Attributes:
-        submit: None for a turn that only a worker's report has told of.
+        submit: None for a turn that only a worker's report has told of; with its prompt, if that
+            went along, until it is first placed.
         attempt: highest attempt known to exist; 0 before the first.
         worker: where that attempt is; None while waiting.
         seen_seq: the worker's report that last listed it, or the last one before it was sent.

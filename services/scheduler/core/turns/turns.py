@@ -9,6 +9,7 @@ that was there at several workers' losses and made no token is tried alone (`tri
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from services.scheduler.core.effects import CancelTurn, CountTurn, Effect, FailTurn, PlacementReason
 from services.scheduler.core.timers import Timers
@@ -86,7 +87,7 @@ class Turns:
             self._open(message, now_ns)
             return
         if turn.submit is None:
-            turn.submit = message
+            turn.submit = replace(message, prompt="")  # an attempt is known: it is too old for more
         if message.attempt <= turn.attempt:
             return
         old_worker, void = turn.worker, turn.ref

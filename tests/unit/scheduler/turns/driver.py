@@ -22,6 +22,7 @@ from shared.messages import (
     TurnEnd,
     TurnRef,
     TurnsEnded,
+    TurnsSubmit,
     TurnSubmit,
     WorkerReport,
 )
@@ -92,6 +93,7 @@ class Driver:
         model: str = "m",
         attempt: int = 1,
         priority: int = 0,
+        prompt: str = "",
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -101,8 +103,9 @@ class Driver:
             attempt=attempt,
             session_id=SessionId(session) if session else None,
             priority=priority,
+            prompt=prompt,
         )
-        return self._note(self.core.on_turn_submit(message, self.now_ns))
+        return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
     def cancel(self, turn: str) -> list[Effect]:
         return self._note(self.core.on_turn_cancel(TurnCancel(turn_id=TurnId(turn)), self.now_ns))
