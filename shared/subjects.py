@@ -130,6 +130,7 @@ LEASE_HOLDER = Subject("symphony-lease.*.holder", m.Empty, m.LeaseHolder)
 # Tracker and scheduler.
 SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)
 SESSION_DROP = Subject("symphony.scheduler.session.drop", m.AdvisoryKey, m.Empty)
+SESSION_PLACED = Subject("symphony.session.placed", m.SessionPlaced, NoReply)
 TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
 
 # Worker and the kvstore of its host.

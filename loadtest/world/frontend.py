@@ -16,20 +16,33 @@ from services.frontend.core.turns import (
     Effect,
     Fail,
     NewTurn,
+    Start,
     Submit,
     TurnLimits,
     Turns,
 )
 from shared.blocks import chain_keys, pack_keys, root_key
-from shared.ids import FrontendId, TurnId
-from shared.messages import Empty, PromptPull, StepOutput, TurnFailed, TurnsSubmit, TurnSubmit
+from shared.ids import FrontendId, TurnId, WorkerId
+from shared.messages import (
+    Empty,
+    PromptPull,
+    SessionPlaced,
+    StepOutput,
+    TurnFailed,
+    TurnsStart,
+    TurnsSubmit,
+    TurnStart,
+    TurnSubmit,
+)
 from shared.subjects import (
     PROMPT_PULL,
     SCHEDULER_STATUS,
+    SESSION_PLACED,
     STEP_OUTPUT,
     TURN_CANCEL,
     TURN_FAILED,
     TURN_SUBMIT,
+    WORKER_START,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +73,7 @@ class Frontend(Process):
         wires, me = self.world.wires, self._frontend_id
         wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
         wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
+        wires.subscribe(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
         wires.subscribe(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
         self.jobs = FrontendJobs(self, me)
         self.later(TICK_NS, self._tick)
@@ -98,6 +112,9 @@ class Frontend(Process):
         for delta in step.deltas:
             self._perform(self.turns.on_delta(delta, self.now_ns))
 
+    def _on_placed(self, placed: SessionPlaced) -> None:
+        self.turns.on_placed(placed, self.now_ns)
+
     def _on_failed(self, failure: TurnFailed) -> None:
         self._perform(self.turns.on_failed(failure))
 
@@ -107,6 +124,7 @@ class Frontend(Process):
 
     def _perform(self, effects: list[Effect]) -> None:
         submits: list[TurnSubmit] = []
+        starts: list[tuple[WorkerId, TurnStart]] = []
         for effect in effects:
             match effect:
                 case Deliver():
@@ -116,12 +134,17 @@ class Frontend(Process):
                     self._forget(failure.turn_id)
                 case Submit(message):
                     submits.append(message)
+                case Start(worker_id, start):
+                    starts.append((worker_id, start))
                 case Cancel(message):
                     self.world.wires.publish(self, TURN_CANCEL, message)
                 case AskScheduler():
                     self._ask_scheduler()
         if submits:
             self.world.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=submits))
+        for worker_id, start in starts:
+            self.world.on_start_turn(start, worker_id)
+            self.world.wires.publish(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
 
     def _ask_scheduler(self) -> None:
         def on_reply(_: Any) -> None:

@@ -22,6 +22,7 @@ from services.scheduler.core import (
     SchedulerCore,
     SendPrefetch,
     StartTurns,
+    TellPlace,
     WakeAt,
     starts_together,
 )
@@ -43,6 +44,7 @@ from shared.subjects import (
     SCHEDULER_STATUS,
     SESSION_DROP,
     SESSION_EXPECT,
+    SESSION_PLACED,
     TURN_ARRIVED,
     TURN_CANCEL,
     TURN_FAILED,
@@ -244,9 +246,9 @@ class Scheduler(Process):
         wires = self.world.wires
         match effect:
             case StartTurns(worker_id, starts):
-                for each in starts:
-                    self.world.on_start_turn(each.start, worker_id)
-                turns = [each.start for each in starts]
+                turns = [each.start for each in starts if not each.is_sent]
+                for start in turns:
+                    self.world.on_start_turn(start, worker_id)
                 wires.publish(self, WORKER_START, TurnsStart(turns=turns), worker_id)
             case CancelTurn(worker_id, cancel):
                 wires.publish(self, WORKER_CANCEL, cancel, worker_id)
@@ -254,6 +256,8 @@ class Scheduler(Process):
                 wires.publish(self, TURN_FAILED, failed, frontend_id)
             case SendPrefetch(worker_id, prefetch):
                 wires.publish(self, WORKER_PREFETCH, prefetch, worker_id)
+            case TellPlace(placed):
+                wires.publish(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
                 wires.publish(self, TURN_ARRIVED, arrived)
             case ProbeWorker(worker_id):

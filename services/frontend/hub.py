@@ -12,6 +12,7 @@ from services.frontend.core.turns import (
     Effect,
     Fail,
     NewTurn,
+    Start,
     Submit,
     Turns,
 )
@@ -24,8 +25,10 @@ from shared.messages import (
     Empty,
     PromptPull,
     PromptReply,
+    SessionPlaced,
     StepOutput,
     TurnFailed,
+    TurnsStart,
     TurnsSubmit,
     TurnSubmit,
 )
@@ -33,10 +36,12 @@ from shared.service import Runtime
 from shared.subjects import (
     PROMPT_PULL,
     SCHEDULER_STATUS,
+    SESSION_PLACED,
     STEP_OUTPUT,
     TURN_CANCEL,
     TURN_FAILED,
     TURN_SUBMIT,
+    WORKER_START,
 )
 
 TICK_S = 0.25
@@ -136,6 +141,7 @@ class Hub:
         """Subscribe, and run what runs for the life of the service."""
         await self._bus.serve(PROMPT_PULL, self._on_pull, self._frontend_id)
         await self._bus.subscribe(STEP_OUTPUT, self._on_step, self._frontend_id)
+        await self._bus.subscribe(SESSION_PLACED, self._on_placed)
         await self._bus.subscribe(TURN_FAILED, self._on_failed, self._frontend_id)
         self._bus.on_reconnect(
             lambda: self._perform(self._turns.on_reconnect(self._clock.now_ns()))
@@ -172,6 +178,9 @@ class Hub:
         for delta in step.deltas:
             self._perform(self._turns.on_delta(delta, now_ns))
 
+    def _on_placed(self, placed: SessionPlaced) -> None:
+        self._turns.on_placed(placed, self._clock.now_ns())
+
     def _on_failed(self, failure: TurnFailed) -> None:
         self._perform(self._turns.on_failed(failure))
 
@@ -182,6 +191,11 @@ class Hub:
                     self._hand_over(effect)
                 case Submit(message):
                     self._submits.put(message)
+                case Start(worker_id, start):
+                    send = partial(
+                        self._bus.publish, WORKER_START, TurnsStart(turns=[start]), worker_id
+                    )
+                    self._outbox.put("submit", send)
                 case Cancel(message):
                     self._outbox.put("cancel", partial(self._bus.publish, TURN_CANCEL, message))
                 case AskScheduler():

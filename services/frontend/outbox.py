@@ -47,8 +47,10 @@ class Outbox:
             send = await self._queue.get()
             try:
                 await send()
-            except PeerUnavailable as error:  # silence leads to another submit
-                log.warning("not published", extra={"error": error.message})
+            except (PeerUnavailable, ValueError) as error:
+                # Silence leads to another submit. ValueError: a peer's id that can stand in no
+                # subject.
+                log.warning("not published", extra={"error": str(error)})
             finally:
                 self._queue.task_done()
 

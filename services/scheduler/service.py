@@ -20,6 +20,7 @@ from services.scheduler.core import (
     SendPrefetch,
     StartTurn,
     StartTurns,
+    TellPlace,
     WakeAt,
     starts_together,
 )
@@ -45,6 +46,7 @@ from shared.subjects import (
     SCHEDULER_STATUS,
     SESSION_DROP,
     SESSION_EXPECT,
+    SESSION_PLACED,
     TURN_ARRIVED,
     TURN_CANCEL,
     TURN_FAILED,
@@ -146,6 +148,8 @@ class SchedulerService:
             case SendPrefetch(worker_id, prefetch):
                 PREFETCHES.inc()
                 await self._bus.publish(WORKER_PREFETCH, prefetch, worker_id)
+            case TellPlace(placed):
+                await self._bus.publish(SESSION_PLACED, placed)
             case NotifyArrival(arrived):
                 await self._bus.publish(TURN_ARRIVED, arrived)
             case ProbeWorker(worker_id):
@@ -160,8 +164,8 @@ class SchedulerService:
 
     async def _start(self, worker_id: WorkerId, starts: list[StartTurn]) -> None:
         room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
-        for group in in_groups(starts, lambda s: START_BYTES + len(s.start.prompt), room):
-            turns = [each.start for each in group]
+        unsent = [each.start for each in starts if not each.is_sent]
+        for turns in in_groups(unsent, lambda start: START_BYTES + len(start.prompt), room):
             await self._bus.publish(WORKER_START, TurnsStart(turns=turns), worker_id)
         for each in starts:
             PLACEMENTS.labels(each.reason).inc()

@@ -84,8 +84,15 @@ from shared.messages.turns import (
     TurnsSubmit,
     TurnStart,
     TurnSubmit,
+    start_of,
 )
-from shared.messages.workers import ModelCard, Prefetch, SamplingDefaults, WorkerReport
+from shared.messages.workers import (
+    ModelCard,
+    Prefetch,
+    SamplingDefaults,
+    SessionPlaced,
+    WorkerReport,
+)
 
 __all__ = [
     "ADVISORY_PRIORITY",
@@ -151,6 +158,7 @@ __all__ = [
     "ServiceStatus",
     "SessionForget",
     "SessionForgotten",
+    "SessionPlaced",
     "SessionPlacement",
     "StepOutput",
     "Task",
@@ -172,5 +180,6 @@ __all__ = [
     "encode",
     "pack_ints",
     "prepare",
+    "start_of",
     "unpack_ints",
 ]

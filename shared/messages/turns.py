@@ -66,6 +66,7 @@ class TurnSubmit:
     request_id: str = ""
     slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
     prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
+    sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,9 @@ class TurnCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """Scheduler to worker: run this turn."""
+    """Scheduler to worker, or frontend to the worker that keeps the session's place: run this
+    turn.
+    """
 
     turn_id: TurnId
     frontend_id: FrontendId
@@ -101,6 +104,26 @@ class TurnStart:
     slo_ttft_ms: float | None = None  # as in `TurnSubmit`
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
+
+
+def start_of(
+    submit: TurnSubmit, attempt: int, prompt: str = "", *, was_lost: bool = False
+) -> TurnStart:
+    """An attempt at what was submitted."""
+    return TurnStart(
+        turn_id=submit.turn_id,
+        frontend_id=submit.frontend_id,
+        model_id=submit.model_id,
+        num_prompt_tokens=submit.num_prompt_tokens,
+        attempt=attempt,
+        tenant=submit.tenant,
+        session_id=submit.session_id,
+        priority=submit.priority,
+        request_id=submit.request_id,
+        slo_ttft_ms=submit.slo_ttft_ms,
+        was_lost=was_lost,
+        prompt=prompt,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

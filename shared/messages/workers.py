@@ -76,3 +76,14 @@ class Prefetch:
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 1
     expires_in_ns: int = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlaced:
+    """Scheduler to all frontends: this worker keeps a place for the session's turn."""
+
+    session_id: SessionId
+    model_id: ModelId
+    worker_id: WorkerId
+    tenant: TenantId = DEFAULT_TENANT
+    expires_in_ns: int = 60_000_000_000

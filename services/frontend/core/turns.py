@@ -13,21 +13,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.frontend.core.claims import Claim
-from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId
+from services.frontend.core.places import Places
+from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     FinishReason,
     Prompt,
     PromptPull,
     PromptReply,
     SamplingParams,
+    SessionPlaced,
     TokenLogprobs,
     TurnCancel,
     TurnDelta,
     TurnFailed,
     TurnRef,
+    TurnStart,
     TurnSubmit,
     encode,
     pack_ints,
+    start_of,
 )
 
 ENVELOPE_BYTES = 64  # of an answer around its prompts
@@ -87,6 +91,14 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Send the first attempt to the worker that keeps its place; the submit before it says so."""
+
+    worker_id: WorkerId
+    message: TurnStart
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Tell the scheduler that nobody waits for this turn any more."""
 
@@ -137,7 +149,7 @@ class Deliver:
         return len(self.tokens) + sum(1 + len(entry.top) for entry in self.logprobs)
 
 
-Effect = Submit | Cancel | AnswerPull | AskScheduler | Fail | Deliver
+Effect = Submit | Start | Cancel | AnswerPull | AskScheduler | Fail | Deliver
 
 
 @dataclass(slots=True)
@@ -193,6 +205,7 @@ class Turns:
         self._frontend_id = frontend_id
         self._limits = limits
         self._turns: dict[TurnId, _Turn] = {}
+        self._places = Places()
         self._scheduler_seen_at_ns = 0
 
     def __len__(self) -> int:
@@ -203,9 +216,18 @@ class Turns:
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
-        prompt = encode(_prompt(turn, TurnRef(turn_id=new.turn_id)))
-        turn.is_sent_along = len(prompt) <= self._limits.prompt_bytes_max
-        return [self._submit(turn, now_ns, prompt.decode() if turn.is_sent_along else "")]
+        encoded = encode(_prompt(turn, TurnRef(turn_id=new.turn_id)))
+        turn.is_sent_along = len(encoded) <= self._limits.prompt_bytes_max
+        prompt = encoded.decode() if turn.is_sent_along else ""
+        sent_to = self._places.take(new.tenant, new.session_id, new.model_id, now_ns)
+        if sent_to is None:
+            return [self._submit(turn, now_ns, prompt)]
+        submit = self._submit(turn, now_ns, sent_to=sent_to)
+        return [submit, Start(sent_to, start_of(submit.message, turn.attempt, prompt))]
+
+    def on_placed(self, placed: SessionPlaced, now_ns: int) -> None:
+        """A worker keeps a place for a session's next turn."""
+        self._places.on_placed(placed, now_ns)
 
     def on_pull(
         self, pull: PromptPull, now_ns: int, payload_bytes_max: int = NO_LIMIT
@@ -321,7 +343,9 @@ class Turns:
             effects.append(AskScheduler())
         return effects
 
-    def _submit(self, turn: _Turn, now_ns: int, prompt: str = "") -> Submit:
+    def _submit(
+        self, turn: _Turn, now_ns: int, prompt: str = "", sent_to: WorkerId | None = None
+    ) -> Submit:
         turn.submitted_at_ns = now_ns
         new = turn.new
         return Submit(
@@ -337,6 +361,7 @@ class Turns:
                 request_id=new.request_id,
                 slo_ttft_ms=new.slo_ttft_ms,
                 prompt=prompt,
+                sent_to=sent_to,
             )
         )
 

@@ -11,6 +11,7 @@ from services.scheduler.core.effects import (
     SendPrefetch,
     StartTurn,
     StartTurns,
+    TellPlace,
     WakeAt,
     starts_together,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "SendPrefetch",
     "StartTurn",
     "StartTurns",
+    "TellPlace",
     "WakeAt",
     "starts_together",
 ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.ids import FrontendId, WorkerId
-from shared.messages import Prefetch, TurnArrived, TurnCancel, TurnFailed, TurnStart
+from shared.messages import Prefetch, SessionPlaced, TurnArrived, TurnCancel, TurnFailed, TurnStart
 
 PlacementReason = Literal["reserved", "affinity", "balance", "replaced"]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
@@ -12,11 +12,16 @@ Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class StartTurn:
-    """Send this attempt to the worker. `reason` says what decided the place."""
+    """Send this attempt to the worker. `reason` says what decided the place.
+
+    Attributes:
+        is_sent: its frontend has sent it there.
+    """
 
     worker_id: WorkerId
     start: TurnStart
     reason: PlacementReason
+    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,13 @@ class SendPrefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPlace:
+    """Tell the frontends where a session's turn is expected."""
+
+    placed: SessionPlaced
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyArrival:
     """Tell the tracker that a session's turn was placed."""
 
@@ -86,6 +98,7 @@ Effect = (
     | CancelTurn
     | FailTurn
     | SendPrefetch
+    | TellPlace
     | NotifyArrival
     | ProbeWorker
     | CountTurn

@@ -1,11 +1,14 @@
 """The life of a turn: whatever arrives in whatever order, each token is delivered exactly once."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.frontend.core import places
+from services.frontend.core.places import Places
 from services.frontend.core.turns import (
     AnswerPull,
     AskScheduler,
@@ -14,12 +17,21 @@ from services.frontend.core.turns import (
     Effect,
     Fail,
     NewTurn,
+    Start,
     Submit,
     TurnLimits,
     Turns,
 )
 from shared import messages as m
-from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, TurnId
+from shared.ids import (
+    DEFAULT_TENANT,
+    FrontendId,
+    ModelId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
 
 TURN = TurnId("t")
 SECOND = 1_000_000_000
@@ -347,6 +359,66 @@ def test_a_short_prompt_goes_along_with_the_first_submit_only() -> None:
     assert again == [""]
     long = replace(new_turn(), turn_id=TurnId("long"), prompt=[7] * 2000)
     assert submitted(turns, long).prompt == ""
+
+
+def placed(session: str, expires_in_ns: int = 60 * SECOND) -> m.SessionPlaced:
+    return m.SessionPlaced(
+        session_id=SessionId(session),
+        model_id=ModelId("m"),
+        worker_id=WorkerId("w1"),
+        expires_in_ns=expires_in_ns,
+    )
+
+
+def test_an_expected_turn_is_sent_to_its_worker_at_once_and_the_scheduler_told() -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    turns.on_placed(placed("s"), 0)
+    new = replace(new_turn(), session_id=SessionId("s"))
+    submit, start = turns.on_new(new, 60 * SECOND - 1)
+    assert isinstance(submit, Submit) and isinstance(start, Start)
+    assert (submit.message.sent_to, submit.message.prompt) == ("w1", "")
+    assert (start.worker_id, start.message.attempt, start.message.session_id) == ("w1", 1, "s")
+    prompt = m.decode(m.Prompt, start.message.prompt.encode())
+    assert m.unpack_ints(prompt.tokens) == [1, 2, 3]
+    assert delivered(turns.on_delta(delta(1, 0), 0)) == REPLY[:1]
+    again = replace(new, turn_id=TurnId("again"))
+    assert submitted(turns, again).sent_to is None, "a place is for one turn"
+
+
+def test_a_long_prompt_is_sent_for_by_the_worker() -> None:
+    turns = Turns(FrontendId("f"), TurnLimits(prompt_bytes_max=10))
+    turns.on_placed(placed("s"), 0)
+    _, start = turns.on_new(replace(new_turn(), session_id=SessionId("s")), 0)
+    assert isinstance(start, Start) and start.message.prompt == ""
+    assert not pull(turns, 1).gone
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session_id": SessionId("other")},
+        {"session_id": None},
+        {"model_id": ModelId("other")},
+        {"tenant": TenantId("other")},
+    ],
+)
+def test_a_place_is_for_one_session_of_one_tenant_and_model(change: dict[str, Any]) -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    turns.on_placed(placed("s"), 0)
+    new = replace(new_turn(), session_id=SessionId("s"))
+    assert submitted(turns, replace(new, **change)).sent_to is None
+
+
+def test_a_place_expires_and_of_too_many_the_first_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PLACES_MAX", 2)
+    known = Places()
+    for name in ("a", "b", "a", "c"):
+        known.on_placed(placed(name), 0)
+    known.on_placed(placed("c", 5), 0)
+    assert len(known) == 2
+    found = [known.take(DEFAULT_TENANT, SessionId(n), ModelId("m"), 5) for n in ("a", "b", "c")]
+    assert found == ["w1", None, None]
+    assert len(known) == 0
 
 
 def test_the_first_delta_of_an_attempt_that_had_the_prompt_voids_lower_ones() -> None:

@@ -22,11 +22,12 @@ from shared.messages import (
     TurnCancel,
     TurnFailed,
     TurnRef,
-    TurnStart,
     TurnSubmit,
+    start_of,
 )
 
 ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
+SENT_ATTEMPT = 1  # of what frontends send to workers themselves: below every scheduler's
 PROMPTS_WAITING_MAX = 4096  # at some kilobytes each; those of further turns are pulled
 
 
@@ -95,17 +96,31 @@ class Board:
     def start(
         self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
     ) -> None:
-        """Send a turn that is on no worker to this one, under its next attempt."""
+        """Send a turn that is on no worker to this one, under its next attempt; if its frontend has
+        sent the first one there, it is on its way.
+        """
+        is_sent = (
+            submit.sent_to == worker.worker_id
+            and not turn.num_placements
+            and turn.attempt == SENT_ATTEMPT
+        )
         self._assign(turn, worker, now_ns)
         # An attempt after others goes on behind what they made: it has to ask.
         prompt = submit.prompt if not turn.attempt else ""
-        turn.attempt = max(turn.attempt + 1, self._attempt_floor)
+        if not is_sent:
+            turn.attempt = max(turn.attempt + 1, self._attempt_floor)
         turn.seen_seq = worker.report.seq
         worker.num_tokens_dispatched += submit.num_prompt_tokens
-        start = _start_message(submit, turn, prompt)
-        self._out.append(StartTurn(worker.worker_id, start, reason))
+        start = start_of(submit, turn.attempt, prompt, was_lost=turn.num_placements > 1)
+        self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
         if submit.prompt:
             turn.submit = replace(submit, prompt="")
+        self.note_arrival(submit, turn, worker, now_ns, is_reserved=reason == "reserved")
+
+    def note_arrival(
+        self, submit: TurnSubmit, turn: Turn, worker: Worker, now_ns: int, *, is_reserved: bool
+    ) -> None:
+        """The session's latest turn is there; if it has just come, nobody expects it any more."""
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
@@ -116,7 +131,7 @@ class Board:
                 turn_id=turn.turn_id,
                 tenant=submit.tenant,
                 worker_id=worker.worker_id,
-                reserved=reason == "reserved",
+                reserved=is_reserved,
                 request_id=submit.request_id,
             )
             self._out.append(NotifyArrival(arrived))
@@ -210,20 +225,3 @@ class Board:
             del waiting[turn.turn_id]
             if not waiting:
                 del self._waiting[turn.submit.model_id]
-
-
-def _start_message(submit: TurnSubmit, turn: Turn, prompt: str) -> TurnStart:
-    return TurnStart(
-        turn_id=submit.turn_id,
-        frontend_id=submit.frontend_id,
-        model_id=submit.model_id,
-        num_prompt_tokens=submit.num_prompt_tokens,
-        attempt=turn.attempt,
-        tenant=submit.tenant,
-        session_id=submit.session_id,
-        priority=submit.priority,
-        request_id=submit.request_id,
-        slo_ttft_ms=submit.slo_ttft_ms,
-        was_lost=turn.num_placements > 1,
-        prompt=prompt,
-    )

@@ -2,13 +2,13 @@
 turn to the node chosen when its advisory came).
 """
 
-from services.scheduler.core.effects import Effect, SendPrefetch
+from services.scheduler.core.effects import Effect, SendPrefetch, TellPlace
 from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.ids import ModelId
-from shared.messages import AdvisoryKey, ExpectSession, Prefetch, SessionPlacement
+from shared.messages import AdvisoryKey, ExpectSession, Prefetch, SessionPlaced, SessionPlacement
 
 
 class Reservations:
@@ -105,3 +105,11 @@ class Reservations:
             expires_in_ns=held.expires_at_ns - now_ns,
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
+        placed = SessionPlaced(
+            session_id=session_id,
+            tenant=tenant,
+            model_id=held.model_id,
+            worker_id=held.worker.worker_id,
+            expires_in_ns=held.expires_at_ns - now_ns,
+        )
+        self._out.append(TellPlace(placed))

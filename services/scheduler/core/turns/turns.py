@@ -13,14 +13,14 @@ from dataclasses import replace
 
 from services.scheduler.core.effects import CancelTurn, CountTurn, Effect, FailTurn, PlacementReason
 from services.scheduler.core.timers import Timers
-from services.scheduler.core.turns.board import Board
+from services.scheduler.core.turns.board import SENT_ATTEMPT, Board
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.trials import Trials
-from shared.ids import ModelId
+from shared.ids import ModelId, WorkerId
 from shared.messages import TurnCancel, TurnEnd, TurnRef, TurnSubmit, WorkerReport
 
 REPORTS_TO_BE_MISSED = 2
@@ -88,6 +88,8 @@ class Turns:
             return
         if turn.submit is None:
             turn.submit = replace(message, prompt="")  # an attempt is known: it is too old for more
+            if message.sent_to is not None and turn.worker is not None:
+                self._note_sent(turn, message, turn.worker, now_ns)
         if message.attempt <= turn.attempt:
             return
         old_worker, void = turn.worker, turn.ref
@@ -202,6 +204,7 @@ class Turns:
         key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
         is_first = turn.num_placements == 0
         reserved = self._reservations.take(key, submit.model_id) if key and is_first else None
+        sent_to = submit.sent_to if is_first else None
         chosen: tuple[Worker, PlacementReason] | None
         if reserved is not None and reserved.trial is None:
             chosen = reserved, "reserved"
@@ -211,7 +214,21 @@ class Turns:
             self._wait(turn, submit, now_ns)
         else:
             worker, reason = chosen
+            if sent_to is not None and sent_to != worker.worker_id:
+                self._cancel_sent(turn, sent_to)
             self._board.start(turn, submit, worker, reason if is_first else "replaced", now_ns)
+
+    def _note_sent(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
+        """The worker's report was faster than the submit of what its frontend sent there."""
+        assert submit.session_id is not None, "places are kept for sessions"
+        reserved = self._reservations.take((submit.tenant, submit.session_id), submit.model_id)
+        self._board.note_arrival(submit, turn, worker, now_ns, is_reserved=reserved is worker)
+
+    def _cancel_sent(self, turn: Turn, sent_to: WorkerId) -> None:
+        """A frontend sent a turn where it has no place any more."""
+        if (worker := self._fleet.get(sent_to)) is not None:
+            sent = TurnRef(turn_id=turn.turn_id, attempt=SENT_ATTEMPT)
+            self._board.cancel_attempt(worker, sent)
 
     def _lose(self, turns: list[Turn], worker: Worker, now_ns: int) -> None:
         """Take turns off their worker and place them under higher attempts, elsewhere if possible:
@@ -309,5 +326,7 @@ class Turns:
 
 
 def _attempt_seen(message: TurnSubmit) -> int:
-    """The attempt that surely existed; a first submit says 1 although none does."""
-    return message.attempt if message.attempt > 1 else 0
+    """The attempt that surely existed; a first submit says 1 although none does, unless its
+    frontend sent that one itself.
+    """
+    return message.attempt if message.attempt > 1 or message.sent_to is not None else 0

@@ -94,6 +94,7 @@ class Driver:
         attempt: int = 1,
         priority: int = 0,
         prompt: str = "",
+        sent_to: str | None = None,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -104,6 +105,7 @@ class Driver:
             session_id=SessionId(session) if session else None,
             priority=priority,
             prompt=prompt,
+            sent_to=WorkerId(sent_to) if sent_to else None,
         )
         return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
