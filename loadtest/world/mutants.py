@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         "a repeat is not cut off", FRONTEND_TURNS,
-        "        num_repeated = num_known - delta.index\n", "        num_repeated = 0\n",
+        "fresh = delta.tokens[num_repeated:]", "fresh = delta.tokens",
     ),
     Mutant(
         "a pull forgets what was generated", FRONTEND_TURNS,

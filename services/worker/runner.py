@@ -96,7 +96,7 @@ class EngineRunner:
         )
         self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
-        self._ends: list[TurnEnd] = []
+        self._ends: list[Ended] = []
         self._tasks = Tasks("performing an effect failed")
         self._commits = Tasks("committing blocks failed")
 
@@ -198,7 +198,10 @@ class EngineRunner:
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
-            await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=ends))
+            turns = [ended.end for ended in ends]
+            await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=turns))
+            for ended in ends:
+                _log_end(ended.end, ended.account)
 
     # Effects.
 
@@ -213,8 +216,7 @@ class EngineRunner:
                 case Emit():
                     self._deltas[effect.frontend_id].append(effect.delta)
                 case Ended():
-                    self._ends.append(effect.end)
-                    self._log_end(effect.end, effect.account)
+                    self._ends.append(effect)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
                 case StageTurn():
@@ -233,11 +235,6 @@ class EngineRunner:
                     self._on_progress()
                 case StageSession():
                     raise AssertionError("performed where its expiry is known")
-
-    def _log_end(self, end: TurnEnd, account: TurnAccount | None) -> None:
-        fields = {} if account is None else asdict(account)
-        named = {"turn_id": end.turn_id, "attempt": end.attempt, "reason": end.reason}
-        log.info("turn ended", extra={**named, **fields})
 
     async def _stage_turn(self, effect: StageTurn) -> None:
         staged = await self._kv.stage(effect.keys, effect.request_id)
@@ -271,3 +268,9 @@ class EngineRunner:
         self.core.on_leased(pages)
         if pages:
             self._steps.wake()
+
+
+def _log_end(end: TurnEnd, account: TurnAccount | None) -> None:
+    fields = {} if account is None else asdict(account)
+    named = {"turn_id": end.turn_id, "attempt": end.attempt, "reason": end.reason}
+    log.info("turn ended", extra={**named, **fields})

@@ -78,6 +78,8 @@ class StepLoop:
             while True:
                 self._wake.clear()
                 self._land()
+                if self._under_way or not self._core.turns:  # else the device waits for a plan
+                    await self._send()
                 self._plan()
                 await self._send()
                 if not self._under_way:
@@ -92,8 +94,8 @@ class StepLoop:
             done = self._under_way.popleft()
             self._first_since = time.monotonic()
             result = done.work.result()
-            metrics.count_step(self._executor.info.model_id, done.plan, result)
             self._perform(self._core.on_step(result, self._clock.now_ns()))
+            metrics.count_step(self._executor.info.model_id, done.plan, result)
 
     def _plan(self) -> None:
         """The next step, if it is time."""

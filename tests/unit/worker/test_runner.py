@@ -106,7 +106,7 @@ def test_a_prompt_that_no_model_could_take_costs_its_own_turn_only(
     assert not core.turns
     (delta,) = runner._deltas[FrontendId("f")]
     assert delta.finish == "error" and word in delta.message
-    assert [end.reason for end in runner._ends] == ["error"]
+    assert [ended.end.reason for ended in runner._ends] == ["error"]
 
 
 @pytest.mark.parametrize("slo_ttft_ms", [float("inf"), float("nan"), -1.0, 1e308])
