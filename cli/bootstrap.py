@@ -32,6 +32,8 @@ TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_INDEX = "https://pypi.org/pypi/pip/json"
 DOWNLOAD_TIMEOUT_S = 30
+# A module is compiled when it is first imported, and most never are: half of the time to install.
+COMPILING = () if sys.dont_write_bytecode else ("--no-compile",)
 SHOWN = ("Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ")
 
 
@@ -179,7 +181,7 @@ class Environment:
     def _pip(self, *arguments: str) -> bool:
         command = [
             str(self.python), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
-            "--disable-pip-version-check", *arguments,
+            "--disable-pip-version-check", *COMPILING, *arguments,
         ]  # fmt: skip
         with (
             self.log_path.open("a") as log,

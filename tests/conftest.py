@@ -1,5 +1,6 @@
 """Servers for tests: real NATS and Redis, fresh, on free ports."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,19 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor.children import free_port, start_nats, start_redis, stop_child, wait_for_port
+
+gc.disable()  # until all is collected: modules and tests are no garbage, and hundreds of thousands
+
+
+def pytest_collection_finish() -> None:
+    """Nor need they be looked through again and again while tests run."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain of what is left at the end."""
+    gc.unfreeze()
 
 
 @dataclass

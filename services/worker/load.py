@@ -1,8 +1,11 @@
 """From settings to executors: what this worker serves."""
 
+import atexit
+import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +80,23 @@ def make_emulated_oneshots(
     ]
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Modules are no garbage: to look through them again and again is a seventh of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # some libraries complain of what is left at the end
+        gc.enable()
+
+
 def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMoved) -> Executor:
     """Load a generative model (slow: reads all its weights) and make its page pool."""
-    from services.worker.device.model import load_model
+    with _importing():
+        from services.worker.device.model import load_model
+        from services.worker.device.torch_executor import TorchExecutor
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
@@ -87,8 +104,6 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     model = load_model(source, device, config.dtype, config.cpu_layers)
     if device == "cuda":
         return _make_cuda(config, model, model_id, on_moved)
-    from services.worker.device.torch_executor import TorchExecutor
-
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)
     executor = TorchExecutor(model, model_id, num_pages, on_moved)
     executor.warm_up()

@@ -25,6 +25,8 @@ from shared.ids import DEFAULT_TENANT
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
+# Workers are started again and again: each fills its pool of pages with zeros first.
+SMALL = {"SYMPHONY_KV_BYTES": str(1 << 28)}
 
 
 def command(*arguments: str) -> list[str]:
@@ -116,7 +118,7 @@ class House:
             self._arguments += ["--emulate", emulate]
         if not restart:
             self._arguments += ["--no-restart"]
-        self._env = environment(env)
+        self._env = environment({**SMALL, **(env or {})})
 
     def __enter__(self) -> Self:
         self.start()

@@ -124,7 +124,7 @@ class StepPlan:
     @property
     def lengths(self) -> Ints:
         """int32 [R]: new tokens of each row."""
-        return np.diff(self.query_starts)
+        return self.query_starts[1:] - self.query_starts[:-1]  # np.diff is slow on few
 
     @property
     def num_decodes(self) -> int:

@@ -1,6 +1,7 @@
 """The thin commands: benchmarks, status, doctor, checks."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -150,7 +151,7 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
 
 
 def test_checks_run_every_step_and_report_the_first_failure(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes = {"ruff": 0, "mypy": 3, "pytest": 1}
     ran: list[str] = []
@@ -160,10 +161,19 @@ def test_checks_run_every_step_and_report_the_first_failure(
         return codes[command[0]], 0.0
 
     monkeypatch.setattr(checks, "_run", run)
+    monkeypatch.setattr(checks, "_run_silently", lambda command: ("7 errors\n", run(command)))
     assert checks.run_checks([]) == 3
-    assert ran == ["ruff", "ruff", "mypy", "pytest"]
+    assert sorted(ran) == ["mypy", "pytest", "ruff", "ruff"]
+    assert ran[:2] == ["ruff", "ruff"], "what is fast comes first"
+    said = capsys.readouterr().out
+    assert "7 errors" in said and re.search(r"types +failed \(status 3\)", said)
     assert checks.run_checks(["-k", "x"]) == 1
     assert ran[4:] == ["pytest"]
+
+
+def test_a_check_beside_another_is_heard_of_when_it_fails() -> None:
+    said, (code, _) = checks._run_silently(("mypy", "--no-such-option"))
+    assert code == 2 and "--no-such-option" in said
 
 
 def test_without_a_house_commands_fail_in_one_line(tmp_path: Path) -> None:
