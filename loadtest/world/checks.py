@@ -1,6 +1,5 @@
 """What must hold of every process at any moment, and of all of them at rest."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,13 @@ def check_worker(worker: "Worker") -> None:
     places: list[int] = pool._free[: pool.num_free].tolist()
     table: list[list[int]] = pool.table.tolist()
     rows = list(pool._free_rows)
-    refs: Counter[int] = Counter()
+    refs: dict[int, int] = {}
     turns = [*core.running, *core.waiting]
     for turn in turns:
-        refs.update(id(block) for block in turn.blocks[: turn.num_shared])
-        rows += [block.row for block in turn.blocks[turn.num_shared :]]
+        for block in turn.blocks[: turn.num_shared]:
+            refs[id(block)] = refs.get(id(block), 0) + 1
         for block in turn.blocks[turn.num_shared :]:
+            rows.append(block.row)
             places += table[block.row]
     for block in (block for planned in core.flights for block in planned.retired):
         rows.append(block.row)
@@ -92,13 +92,13 @@ def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
 
 
 def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
-    live = {id(turn) for turn in core.turns.values()}
-    leaving = {id(turn) for turn in core._leaving}
-    held = {id(turn) for turn in turns}
-    in_flight = {id(turn) for planned in core.flights for turn in planned.turns}
+    live, leaving = set(map(id, core.turns.values())), set(map(id, core._leaving))
+    held = set(map(id, turns))
     assert len(held) == len(turns), "a turn is queued twice"
     assert live | leaving == held and not live & leaving, "a turn is in no queue"
-    assert leaving <= in_flight, "a turn that ended lingers"
+    if leaving:
+        in_flight = {id(turn) for planned in core.flights for turn in planned.turns}
+        assert leaving <= in_flight, "a turn that ended lingers"
 
 
 def check_kvstore(kvstore: "Kvstore") -> None:
@@ -108,6 +108,9 @@ def check_kvstore(kvstore: "Kvstore") -> None:
         for worker in kvstore.core.workers:
             places += worker.leased.get(arena.page_bytes, ())
         for block in arena.holding.values():
+            if NO_PAGE not in block.pages:
+                places += block.pages
+                continue
             places += [page for page in block.pages if page != NO_PAGE]
             gone = [layer for layer, page in enumerate(block.pages) if page == NO_PAGE]
             if block.num_pins and block.is_alive:
@@ -116,7 +119,7 @@ def check_kvstore(kvstore: "Kvstore") -> None:
         places.sort()
         assert places == list(range(arena.num_pages)), "an arena page is lost or in two places"
         words = kvstore.arena.words
-        assert all(words[page][1] is PageState.FREE for page in arena._free)
+        assert {words[page][1] for page in arena._free} <= {PageState.FREE}
 
 
 def check_scheduler(scheduler: "Scheduler") -> None:

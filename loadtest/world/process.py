@@ -1,6 +1,7 @@
 """A process of the house: it starts, stands still, dies, and has clocks of its own."""
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loadtest.world.timeline import SECOND, Action
@@ -91,14 +92,13 @@ class Process:
 
     def later(self, delay_ns: int, action: Action) -> None:
         """Do it in `delay_ns`, in this life."""
-        life = self.life
-        self.world.timeline.after(delay_ns, lambda: self.run(life, action))
+        self.world.timeline.after(delay_ns, partial(self.run, self.life, action))
 
     def run(self, life: int, action: Action) -> None:
         """Do it now or after the thaw, if this life still lasts."""
         if not self.is_up or life != self.life:
             return
-        if self._backlog or self.is_frozen:
+        if self._backlog or self.world.timeline.now_ns < self._frozen_until_ns:
             self._backlog.append((life, action))
             return
         action()

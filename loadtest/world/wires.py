@@ -133,6 +133,7 @@ class Wires:
     ) -> None:
         """Send to everybody who listens when it gets there."""
 
+
         def at_server() -> None:
             self._route(subject.pattern, ident, message, None)
 
@@ -165,17 +166,17 @@ class Wires:
                 on_reply(answer)
 
         def arrive(answer: object) -> None:
-            process.run(life, lambda: settle(answer))
+            process.run(life, partial(settle, answer))
 
         def reply_from(server: "Process", answer: object) -> None:
-            self._send(server, lambda: self._deliver(process, lambda: arrive(answer)))
+            self._send(server, partial(self._deliver, process, partial(arrive, answer)))
 
         def ask() -> None:
             if not self._route(subject.pattern, ident, message, reply_from):
                 nobody = NobodyListens("nobody listens")
-                self._deliver(process, lambda: arrive(nobody))
+                self._deliver(process, partial(arrive, nobody))
 
-        process.later(timeout_ns, lambda: settle(PeerUnavailable("no answer")))
+        process.later(timeout_ns, partial(settle, PeerUnavailable("no answer")))
         self._send(process, ask)
 
     def tell(self, process: "Process", other: "Process", action: Action) -> None:
@@ -340,4 +341,4 @@ def _handling(
         if reply_from is not None and process.is_up and process.life == life:
             reply_from(process, answer)
 
-    return lambda: process.run(life, lambda: handler(message, reply))
+    return partial(process.run, life, partial(handler, message, reply))
