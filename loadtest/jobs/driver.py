@@ -26,11 +26,11 @@ from services.frontend.core.job_events import (
     NewJob,
     NewRequest,
     Submit,
-    WakeAt,
 )
 from services.frontend.core.jobs import Jobs
 from services.worker.oneshot.emulated import emulated_fingerprint
 from shared.bus import Bus
+from shared.effects import WakeAt
 from shared.errors import PeerUnavailable
 from shared.ids import FrontendId, JobId, ModelId, new_id, shard_of
 from shared.messages import (

@@ -9,12 +9,13 @@ from loadtest.world.timeline import MS
 from loadtest.world.wires import Reply
 from services.frontend.core import job_events as fe
 from services.frontend.core.jobs import INPUT_MISSING, Jobs
-from services.scheduler.core import ProbeWorker, WakeAt
+from services.scheduler.core import ProbeWorker
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId
 from shared.messages import (
     SOLE_LEADERSHIP,
@@ -152,7 +153,7 @@ class FrontendJobs:
                     self._wires.publish(self._frontend, JOBS_CANCEL, cancel, str(shard))
                 case fe.Done() | fe.Fail():
                     self._readers.pop(effect.request_id)(effect)
-                case fe.WakeAt(at_ns):
+                case WakeAt(at_ns):
                     self._alarm.set(at_ns)
                 case fe.AnswerPull():
                     raise AssertionError("nobody pulled")
@@ -264,7 +265,7 @@ class WorkerJobs:
                     self._wires.publish(worker, JOB_RESULTS, message, frontend_id)
                 case we.SendDone(done):
                     self._wires.publish(worker, BATCH_DONE, done)
-                case we.WakeAt(at_ns):
+                case WakeAt(at_ns):
                     self._alarm.set(at_ns)
                 case we.StopRun(batch_id):
                     ran = we.Ran(started_at_ns=worker.now_ns, run_ns=1)

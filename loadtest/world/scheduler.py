@@ -23,13 +23,13 @@ from services.scheduler.core import (
     SendPrefetch,
     StartTurns,
     TellPlace,
-    WakeAt,
     starts_together,
 )
 from services.scheduler.core.lease import effects as le
 from services.scheduler.core.lease.core import LeaseCore
 from services.scheduler.core.lease.times import LeaseTimes
 from services.scheduler.core.turns.board import first_attempt
+from shared.effects import WakeAt
 from shared.errors import NobodyListens, NoCapacity, SymphonyError
 from shared.messages import (
     AdvisoryKey,
@@ -130,7 +130,7 @@ class Scheduler(Process):
                     for other in self.world.schedulers:
                         if other is not self and other.is_ready:
                             self.world.wires.tell(self, other, partial(other.hear_lease, stored))
-                case le.WakeAt(at_ns):
+                case WakeAt(at_ns):
                     self._lease_alarm.set(at_ns)
                 case le.Lead(fence):
                     self.fence = fence

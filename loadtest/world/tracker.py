@@ -6,7 +6,8 @@ from loadtest.world.desk import Alarm
 from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
-from services.tracker.core import Count, Drop, Effect, Expect, Limits, TrackerCore, WakeAt
+from services.tracker.core import Count, Drop, Effect, Expect, Limits, TrackerCore
+from shared.effects import WakeAt
 from shared.errors import SymphonyError
 from shared.messages import Advisory, AdvisoryKey, Empty, ExpectSession, TurnArrived
 from shared.subjects import ADVISORY_SUBMIT, SESSION_DROP, SESSION_EXPECT, TURN_ARRIVED

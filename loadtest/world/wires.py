@@ -133,7 +133,6 @@ class Wires:
     ) -> None:
         """Send to everybody who listens when it gets there."""
 
-
         def at_server() -> None:
             self._route(subject.pattern, ident, message, None)
 

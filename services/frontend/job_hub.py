@@ -14,7 +14,6 @@ from services.frontend.core.job_events import (
     Fail,
     NewRequest,
     Submit,
-    WakeAt,
 )
 from services.frontend.core.jobs import Jobs
 from services.frontend.errors import JobError, TooManyRequests
@@ -22,6 +21,7 @@ from services.frontend.hub import STOP_S, ClientGone
 from services.frontend.outbox import Outbox
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.effects import WakeAt
 from shared.ids import FrontendId, job_group
 from shared.messages import InputPull, InputReply, JobResults, JobsDropped, LeaderChanged
 from shared.service import Runtime

@@ -8,7 +8,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CancelBatch,
@@ -27,6 +27,7 @@ from services.scheduler.core.jobs import (
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_batcher
+from shared.effects import WakeAt
 from shared.events import EventQueue
 from shared.ids import WorkerId
 from shared.metrics import counter, gauge

@@ -20,10 +20,10 @@ from services.scheduler.core.lease.effects import (
     Resume,
     Stored,
     Suspend,
-    WakeAt,
     WriteLease,
 )
 from shared.bucket import KvBucket, NoStore, RevisionConflict
+from shared.effects import WakeAt
 from shared.errors import NobodyListens, PeerUnavailable
 from shared.events import EventQueue
 from shared.ids import new_id

@@ -21,12 +21,12 @@ from services.scheduler.core import (
     StartTurn,
     StartTurns,
     TellPlace,
-    WakeAt,
     starts_together,
 )
 from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
+from shared.effects import WakeAt
 from shared.errors import NoCapacity
 from shared.events import EventQueue
 from shared.groups import in_groups

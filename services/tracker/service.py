@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from services.tracker.config import TrackerConfig
-from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore, WakeAt
+from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore
 from shared.clock import Clock
+from shared.effects import WakeAt
 from shared.errors import SymphonyError
 from shared.events import EventQueue
 from shared.ids import TenantId

@@ -10,6 +10,7 @@ from services.frontend.core.jobs import Jobs
 from services.scheduler.core.jobs import AnswerDropped, JobLimits
 from services.worker.oneshot import effects as worker_effects
 from services.worker.oneshot.core import BatchCore
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
 from shared.messages import (
     BatchStart,
@@ -164,7 +165,7 @@ class SimFrontend:
                     self._end(effect.request_id, "late" if effect.is_late else "done")
                 case frontend_effects.Fail():
                     self._end(effect.request_id, effect.outcome)
-                case frontend_effects.WakeAt(at_ns):
+                case WakeAt(at_ns):
                     self.alarm.set(at_ns)
                 case frontend_effects.AnswerPull():
                     raise AssertionError("nobody pulled")
@@ -258,7 +259,7 @@ class SimWorker:
                     house.network.send(partial(frontend.on_results, message))
                 case worker_effects.SendDone(done):
                     house.to_all_schedulers("on_batch_done", done)
-                case worker_effects.WakeAt(at_ns):
+                case WakeAt(at_ns):
                     self.alarm.set(at_ns)
                 case worker_effects.StopRun(batch_id):
                     ran = worker_effects.Ran(started_at_ns=house.world.now_ns, run_ns=1)

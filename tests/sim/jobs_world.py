@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.policies import make_batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CancelBatch,
@@ -25,6 +25,7 @@ from services.scheduler.core.jobs import (
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import SOLE_LEADERSHIP, BatchStart, LeaderChanged
 from tests.sim.heap import MS, Network, World

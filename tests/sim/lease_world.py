@@ -18,10 +18,10 @@ from services.scheduler.core.lease.effects import (
     Resume,
     Stored,
     Suspend,
-    WakeAt,
     WriteLease,
 )
 from services.scheduler.core.lease.times import LeaseTimes
+from shared.effects import WakeAt
 from tests.sim.heap import MS, SECOND, Action, Network, World
 
 TIMES = LeaseTimes(beat_ns=250 * MS, ttl_ns=2 * SECOND)

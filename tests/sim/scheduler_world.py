@@ -15,8 +15,8 @@ from services.scheduler.core import (
     SchedulerCore,
     SendPrefetch,
     StartTurn,
-    WakeAt,
 )
+from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
     ExpectSession,

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from services.scheduler.core import POLICIES, NotifyArrival, SchedulerCore, StartTurn, WakeAt
+from services.scheduler.core import POLICIES, NotifyArrival, SchedulerCore, StartTurn
 from services.scheduler.core import Effect as SchedulerEffect
 from services.scheduler.core import Limits as SchedulerLimits
 from services.tracker.core import Count, Drop, Effect, Expect, Limits, TrackerCore
-from services.tracker.core import WakeAt as TrackerWakeAt
+from shared.effects import WakeAt
 from shared.errors import NotFound
 from shared.ids import FrontendId, HostId, SessionId, TurnId, WorkerId
 from shared.messages import (
@@ -101,7 +101,7 @@ class Desk:
                 case Count(outcome):
                     self.world.note(outcome)
                     self.outcomes[outcome] += 1
-                case TrackerWakeAt(at_ns):
+                case WakeAt(at_ns):
                     self.world.after(max(at_ns - self.world.now_ns, 0), self.wake)
 
     def ask(self, message: ExpectSession) -> None:

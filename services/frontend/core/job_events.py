@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.effects import WakeAt
 from shared.ids import ModelId
 from shared.messages import InputReply, JobDropped, JobInput, JobsCancel, JobsSubmit
 
@@ -106,13 +107,6 @@ class Fail:
     num_jobs: int
     outcome: Outcome
     why: JobDropped
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `on_wake` at this instant, or at the last one given if that is earlier."""
-
-    at_ns: int
 
 
 Effect = Submit | Cancel | AnswerPull | Done | Fail | WakeAt

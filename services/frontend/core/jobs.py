@@ -22,8 +22,8 @@ from services.frontend.core.job_events import (
     NewRequest,
     Outcome,
     Submit,
-    WakeAt,
 )
+from shared.effects import WakeAt
 from shared.ids import FrontendId, JobId
 from shared.messages import (
     InputPull,

@@ -12,7 +12,6 @@ from services.scheduler.core.effects import (
     StartTurn,
     StartTurns,
     TellPlace,
-    WakeAt,
     starts_together,
 )
 from services.scheduler.core.turns.core import SchedulerCore
@@ -35,6 +34,5 @@ __all__ = [
     "StartTurn",
     "StartTurns",
     "TellPlace",
-    "WakeAt",
     "starts_together",
 ]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.messages import Prefetch, SessionPlaced, TurnArrived, TurnCancel, TurnFailed, TurnStart
 
@@ -83,13 +84,6 @@ class CountTurn:
     """A turn is over."""
 
     outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `on_wake` at this instant; replaces any later one asked for before."""
-
-    at_ns: int
 
 
 Effect = (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from services.scheduler.core.batching.job import NEVER_NS
-from services.scheduler.core.effects import WakeAt
+from shared.effects import WakeAt
 
 Action = Callable[[int], None]
 

@@ -1,8 +1,8 @@
 """Decisions of the tracker: pure, synchronous, told the time."""
 
-from services.tracker.core.effects import Count, Drop, Effect, Expect, WakeAt
+from services.tracker.core.effects import Count, Drop, Effect, Expect
 from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
 from services.tracker.core.tracker import TrackerCore
 
-__all__ = ["Count", "Drop", "Effect", "Expect", "Limits", "Record", "TrackerCore", "WakeAt"]
+__all__ = ["Count", "Drop", "Effect", "Expect", "Limits", "Record", "TrackerCore"]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.effects import WakeAt
 from shared.messages import AdvisoryKey, ExpectSession
 
 Outcome = Literal["submitted", "merged", "used", "late", "missed", "expired", "invalidated"]
@@ -27,13 +28,6 @@ class Count:
     """An advisory came or ended; `missed` counts turns that had none."""
 
     outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `on_wake` at this instant; replaces any later one asked for before."""
-
-    at_ns: int
 
 
 Effect = Expect | Drop | Count | WakeAt

@@ -5,9 +5,10 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from services.tracker.core.checks import check_advisory
-from services.tracker.core.effects import Count, Drop, Effect, Expect, WakeAt
+from services.tracker.core.effects import Count, Drop, Effect, Expect
 from services.tracker.core.limits import SECOND_NS, Limits
 from services.tracker.core.records import Record, SessionKey
+from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
 from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived

@@ -20,8 +20,8 @@ from services.worker.oneshot.effects import (
     RunBatch,
     SendDone,
     StopRun,
-    WakeAt,
 )
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, ModelId, WorkerId
 from shared.messages import (
     BatchCancel,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId
 from shared.messages import BatchDone, JobResult
 
@@ -100,13 +101,6 @@ class SendDone:
     """Tell the scheduler that a batch is over, or was refused."""
 
     done: BatchDone
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `BatchCore.on_wake` at this instant; replaces an earlier alarm."""
-
-    at_ns: int
 
 
 Effect = PullInputs | RunBatch | StopRun | SendResults | SendDone | WakeAt

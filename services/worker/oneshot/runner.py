@@ -19,7 +19,6 @@ from services.worker.oneshot.effects import (
     SendDone,
     SendResults,
     StopRun,
-    WakeAt,
 )
 from services.worker.oneshot.model import (
     BatchStoppedError,
@@ -29,6 +28,7 @@ from services.worker.oneshot.model import (
 )
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.effects import WakeAt
 from shared.errors import InvalidRequest, SymphonyError
 from shared.events import EventQueue
 from shared.ids import BatchId, ModelId, WorkerId, request_of_job

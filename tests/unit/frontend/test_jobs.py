@@ -17,10 +17,10 @@ from services.frontend.core.job_events import (
     NewJob,
     NewRequest,
     Submit,
-    WakeAt,
 )
 from services.frontend.core.jobs import JOBS_PER_MESSAGE_MAX, Jobs
 from shared import messages as m
+from shared.effects import WakeAt
 from shared.ids import FrontendId, JobId, ModelId
 
 MS = 1_000_000

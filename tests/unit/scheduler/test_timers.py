@@ -1,7 +1,7 @@
 """When a core asks to be woken."""
 
-from services.scheduler.core.effects import WakeAt
 from services.scheduler.core.timers import Timers
+from shared.effects import WakeAt
 
 
 def test_an_instant_is_asked_for_once() -> None:

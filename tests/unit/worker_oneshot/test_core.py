@@ -19,8 +19,8 @@ from services.worker.oneshot.effects import (
     SendDone,
     SendResults,
     StopRun,
-    WakeAt,
 )
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import (
     SOLE_LEADERSHIP,

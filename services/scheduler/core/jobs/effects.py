@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.scheduler.core.effects import ProbeWorker, WakeAt
+from services.scheduler.core.effects import ProbeWorker
+from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.messages import (
     AutoscaleAdvice,

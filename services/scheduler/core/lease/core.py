@@ -30,11 +30,11 @@ from services.scheduler.core.lease.effects import (
     Resume,
     Stored,
     Suspend,
-    WakeAt,
     WriteLease,
 )
 from services.scheduler.core.lease.holder_watch import HolderWatch
 from services.scheduler.core.lease.times import LeaseTimes
+from shared.effects import WakeAt
 from shared.messages import LeaderLease
 
 

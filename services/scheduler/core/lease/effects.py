@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shared.effects import WakeAt
 from shared.messages import LeaderLease
 
 NOBODY = ""  # the instance in a lease that was given back
@@ -69,13 +70,6 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Released:
     """The lease is given back, or was never held. Final: nothing follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Call `on_wake` at this instant; replaces the wish before."""
-
-    at_ns: int
 
 
 LeaseEffect = (

@@ -7,7 +7,6 @@ from typing import Literal, TypeVar
 from loadtest.policies import make_batcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
-from services.scheduler.core.effects import WakeAt
 from services.scheduler.core.jobs import (
     AnswerDropped,
     CountJobs,
@@ -18,6 +17,7 @@ from services.scheduler.core.jobs import (
     ShardJobsCore,
 )
 from services.scheduler.core.jobs.remote_rank import RemoteBatcher, RemoteRank
+from shared.effects import WakeAt
 from shared.ids import BatchId, FrontendId, HostId, JobId, ModelId, WorkerId
 from shared.messages import (
     BatchDone,

@@ -2,8 +2,8 @@
 
 from typing import TypeVar
 
-from services.scheduler.core.effects import WakeAt
 from services.scheduler.core.jobs import JobLimits, JobsEffect, RankCore
+from shared.effects import WakeAt
 from shared.ids import ModelId, WorkerId
 from shared.messages import BatchRef, RankBooked, RankGrant, RankOffer
 from tests.unit.scheduler.jobs.driver import LIMITS, MS, SECOND, Reports, batch_done

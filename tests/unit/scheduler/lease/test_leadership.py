@@ -16,10 +16,10 @@ from services.scheduler.core.lease.effects import (
     Resume,
     Stored,
     Suspend,
-    WakeAt,
     WriteLease,
 )
 from services.scheduler.core.lease.times import LeaseTimes
+from shared.effects import WakeAt
 from shared.messages import LeaderLease
 
 BEAT, TTL = 80, 250  # small numbers: the core does not care what a nanosecond is

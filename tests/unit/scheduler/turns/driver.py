@@ -10,8 +10,8 @@ from services.scheduler.core import (
     Limits,
     SchedulerCore,
     StartTurn,
-    WakeAt,
 )
+from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
     AdvisoryKey,

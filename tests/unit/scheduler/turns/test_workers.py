@@ -1,6 +1,7 @@
 """Silence, probes, death and return of workers, and what is told of them."""
 
-from services.scheduler.core import ProbeWorker, StartTurn, WakeAt
+from services.scheduler.core import ProbeWorker, StartTurn
+from shared.effects import WakeAt
 from shared.ids import HostId, WorkerId
 from shared.messages import WorkerReport
 from tests.unit.scheduler.jobs.driver import card as oneshot_card

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore, WakeAt
+from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore
+from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import Advisory, AdvisoryKey, TurnArrived
