@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from loadtest.policies.fifo import DeadlineQueue, DropTimers
+from loadtest.policies.fifo import CentralBatcher, DeadlineQueue
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
+from services.scheduler.core.batching.job import Delays, Job
 
 AHEAD_NS = 10_000_000
 SLACK_NS = 5_000_000
@@ -45,7 +45,7 @@ class _Candidate(NamedTuple):
     queue: DeadlineQueue
 
 
-class ClockworkBatcher:
+class ClockworkBatcher(CentralBatcher):
     """Central batching that keeps every GPU's queue filled.
 
     Args:
@@ -55,31 +55,17 @@ class ClockworkBatcher:
     """
 
     def __init__(self, delays: Delays, ahead_ns: int = AHEAD_NS, slack_ns: int = SLACK_NS) -> None:
-        self._delays = delays
+        super().__init__(delays, slack_ns)
         self._ahead_ns = ahead_ns
-        self._slack_ns = slack_ns
-        self._queues: dict[Hashable, DeadlineQueue] = {}
         self._waiting: dict[Hashable, DeadlineQueue] = {}  # those with jobs
         self._gpus: dict[int, _Gpu] = {}
         self._by_free: list[tuple[int, int, int]] = []  # (free_at_ns, gpu, entry)
         self._num_entries = 0
-        self._timers = DropTimers()
-        self._number = 0
-        self._out: list[Effect] = []
-        self.wake_at_ns = NEVER_NS
-
-    def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
-        if spec.key in self._queues:
-            self._queues[spec.key].tune(spec)
-        else:
-            self._queues[spec.key] = DeadlineQueue(spec, self._delays, self._slack_ns)
 
     def remove_model(self, key: Hashable) -> Sequence[Effect]:
         """A model has gone; what waits for it is dropped."""
         self._waiting.pop(key, None)
-        jobs = self._queues.pop(key).take_all()
-        return [Drop(jobs, "no_gpu")] if jobs else []
+        return super().remove_model(key)
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
         """A GPU has come, free, or serves other models than before."""
@@ -101,11 +87,6 @@ class ClockworkBatcher:
         queue.push(job)
         self._timers.arm(queue)
         return self._fill(now_ns)
-
-    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
-        """How many waiting jobs of a model are due no later than this."""
-        queue = self._queues.get(key)
-        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""

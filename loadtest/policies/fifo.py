@@ -4,9 +4,18 @@ with deferred batching.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, deadline_of
+from services.scheduler.core.batching.effects import Drop, Effect
+from services.scheduler.core.batching.job import (
+    NEVER_NS,
+    Delays,
+    Job,
+    ModelSpec,
+    deadline_of,
+    num_due_by,
+)
 
 
 class DeadlineQueue:
@@ -133,3 +142,41 @@ class DropTimers:
                 late += queue.take_late(now_ns)
                 self.arm(queue)
         return late
+
+
+class CentralBatcher:
+    """What batchers have in common that see every model's one queue.
+
+    Args:
+        delays: from a dispatch to the GPU's start.
+        slack_ns: by how much earlier than its deadline a job shall be done.
+
+    Attributes:
+        wake_at_ns: when to call `on_wake`.
+    """
+
+    def __init__(self, delays: Delays, slack_ns: int = 0) -> None:
+        self._delays = delays
+        self._slack_ns = slack_ns
+        self._queues: dict[Hashable, DeadlineQueue] = {}
+        self._timers = DropTimers()
+        self._number = 0  # of the last batch
+        self._out: list[Effect] = []
+        self.wake_at_ns = NEVER_NS
+
+    def add_model(self, spec: ModelSpec) -> None:
+        """A model has come, or its times are known better."""
+        if spec.key in self._queues:
+            self._queues[spec.key].tune(spec)
+        else:
+            self._queues[spec.key] = DeadlineQueue(spec, self._delays, self._slack_ns)
+
+    def remove_model(self, key: Hashable) -> Sequence[Effect]:
+        """A model has gone; what waits for it is dropped."""
+        jobs = self._queues.pop(key).take_all()
+        return [Drop(jobs, "no_gpu")] if jobs else []
+
+    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
+        """How many waiting jobs of a model are due no later than this."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
-from loadtest.policies.fifo import DeadlineQueue, DropTimers
+from loadtest.policies.fifo import CentralBatcher, DeadlineQueue
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect, Preempt
-from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
+from services.scheduler.core.batching.job import Delays, Job
 
 PREEMPT_FACTOR = 3.0
 
@@ -27,7 +27,7 @@ class _Gpu:
     running: Dispatch | None = None
 
 
-class ShepherdBatcher:
+class ShepherdBatcher(CentralBatcher):
     """Central, eager batching that prefers large batches, even to running small ones.
 
     A batch that was preempted is not told of in `on_batch_done`.
@@ -41,29 +41,12 @@ class ShepherdBatcher:
     def __init__(
         self, delays: Delays, preempt_factor: float = PREEMPT_FACTOR, abort_ns: int = 0
     ) -> None:
-        self._delays = delays
+        super().__init__(delays)
         self._preempt_factor = preempt_factor
         self._abort_ns = abort_ns
-        self._queues: dict[Hashable, DeadlineQueue] = {}
         self._gpus: dict[int, _Gpu] = {}
         self._idle: list[int] = []  # in order, so that the lowest is taken
         self._sizes: Counter[int] = Counter()  # of the running batches
-        self._timers = DropTimers()
-        self._number = 0
-        self._out: list[Effect] = []
-        self.wake_at_ns = NEVER_NS
-
-    def add_model(self, spec: ModelSpec) -> None:
-        """A model has come, or its times are known better."""
-        if spec.key in self._queues:
-            self._queues[spec.key].tune(spec)
-        else:
-            self._queues[spec.key] = DeadlineQueue(spec, self._delays)
-
-    def remove_model(self, key: Hashable) -> Sequence[Effect]:
-        """A model has gone; what waits for it is dropped."""
-        jobs = self._queues.pop(key).take_all()
-        return [Drop(jobs, "no_gpu")] if jobs else []
 
     def add_gpu(self, gpu: int, models: Collection[Hashable], now_ns: int) -> Sequence[Effect]:
         """A GPU has come, free, or serves other models than before."""
@@ -97,11 +80,6 @@ class ShepherdBatcher:
             self._preempt_for(queue, now_ns)
         self._timers.arm(queue)
         return self._finish()
-
-    def num_ahead(self, key: Hashable, deadline_ns: int) -> int:
-        """How many waiting jobs of a model are due no later than this."""
-        queue = self._queues.get(key)
-        return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""
