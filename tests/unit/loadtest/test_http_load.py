@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
 
 from loadtest.fuzz.plain_http import request_bytes
-from loadtest.http_load import Answers, closed_loop, open_loop, send_all
+from loadtest.http_load import Answers, _Connection, closed_loop, open_loop, send_all
 
 SIZED = b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"{}"'
 REFUSED = b'HTTP/1.1 429 No\r\ncontent-length: 28\r\n\r\n{"error": {"code": "quota"}}'
@@ -67,6 +68,33 @@ def test_answers_are_told_apart_however_they_come(piece_bytes: int, num: int) ->
     assert found.code == {found.status.index(429): "quota"}
     assert len(found.first_s) == 1 and found.num_errors == 1
     assert all(took_s > 0 for took_s in found.took_s)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        SIZED,
+        CHUNKED,
+        REFUSED,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        # Looks as if it ended in the middle: its length tells that it does not.
+        b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\nX: y\r\n\r\n"\r\n0\r\n\r\n{}"',
+    ],
+    ids=["sized", "chunked", "refused", "empty", "misleading"],
+)
+def test_an_answer_is_over_with_its_last_byte_and_not_before(answer: bytes) -> None:
+    idle: list[object] = []
+    answers = Answers()
+    connection = _Connection(answers, idle.append)
+    connection.connection_made(Mock(spec=asyncio.Transport))
+    both = (answer, CHUNKED)  # the second knows nothing of the first
+    for num_before, sent in enumerate(both):
+        connection.send(0.0, b"")
+        for at in range(len(sent)):
+            assert len(idle) == num_before, f"over before byte {at} of {len(sent)}"
+            connection.data_received(sent[at : at + 1])
+        assert len(idle) == num_before + 1, "not over"
+    assert answers.status == [int(sent[9:12]) for sent in both]
 
 
 def test_loops_count_what_they_send_and_a_broken_connection() -> None:
