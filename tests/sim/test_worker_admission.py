@@ -13,8 +13,9 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import TurnState
 from shared.profiles import PROFILES
+from tests.sim.engine_device import US
 from tests.sim.engine_traffic import run_world
-from tests.sim.engine_world import US, EngineWorld
+from tests.sim.engine_world import EngineWorld
 from tests.sim.heap import MS
 
 NUM_SEEDS = 60
@@ -39,7 +40,7 @@ class DeferringWorld(EngineWorld):
             self.core.costs.on_step(64, rows, 300 * US + 10 * US * (64 + rows))
         self.num_kept_waiting = 0
 
-    def _on_plan(self, plan: StepPlan) -> None:
+    def on_plan(self, plan: StepPlan) -> None:
         limits = self.core.limits
         num_planned = plan.num_prefill_tokens
         has_room = num_planned < limits.prefill_tokens_max - 2
@@ -50,7 +51,7 @@ class DeferringWorld(EngineWorld):
                 self.num_kept_waiting += 1
                 assert self.now_ns < turn.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
                 assert not turn.num_generated, "its user has tokens already"
-        super()._on_plan(plan)
+        super().on_plan(plan)
 
 
 def run_seed(seed: int) -> DeferringWorld:
