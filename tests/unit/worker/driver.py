@@ -45,6 +45,22 @@ def ends(effects: list[Effect]) -> list[TurnEnd]:
     return [effect.end for effect in of_kind(effects, Ended)]
 
 
+def limited(max_tokens: int, min_tokens: int = 0, **more: list[int] | bool) -> SamplingParams:
+    """When a turn ends."""
+    stop: list[int] = more.get("stop_token_ids", [])  # type: ignore[assignment]
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=stop,
+        ignore_eos=bool(more.get("ignore_eos")),
+    )
+
+
+def names(rows: list[PlannedRow]) -> list[str]:
+    """Of the turns whose rows they are."""
+    return [row.turn_id for row in rows]
+
+
 def keys_of(tokens: list[int]) -> list[BlockKey]:
     return chain_keys(ROOT, tokens, BLOCK_TOKENS)
 
