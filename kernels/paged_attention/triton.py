@@ -146,11 +146,8 @@ def _launch(
         multiprocessors=multiprocessors,
     )
     is_split = splits.count > 1
-    partial = stats = out
-    if is_split:
-        lines = (splits.count, num_rows, num_heads)
-        partial = torch.empty((*lines, head_dim), dtype=torch.float32, device=query.device)
-        stats = torch.empty((2, *lines), dtype=torch.float32, device=query.device)
+    partial, stats = _partials(out, splits.count, num_rows) if is_split else (out, out)
+    scale, cap = _scale_and_cap(shape)
     # What both kernels are told, so that they cut the work in the same places.
     cut: dict[str, Any] = {
         "first": first, "num_splits": splits.count, "splits_wanted": splits.wanted,
@@ -160,10 +157,6 @@ def _launch(
         "head_dim_padded": max(16, power_of_two(head_dim)),
         "is_windowed": shape.window > 0, "enable_fp_fusion": True,
     }  # fmt: skip
-    # Scores are kept as powers of two: what the hardware computes.
-    scale, cap = shape.scale * LOG2_E, 0.0
-    if shape.softcap:
-        scale, cap = 2 * scale / shape.softcap, shape.softcap * LOG2_E
     _attend_kernel[(num_tiles * splits.count, num_kv_heads, num_seqs)](
         query, pool, table, batch.query_starts, batch.context_lens, batch.slots,
         out, partial, stats, scale, cap, table.shape[1], num_rows,
@@ -182,6 +175,23 @@ def _launch(
             splits_padded=splits_padded,
             num_warps=8 if splits_padded * head_dim > 8192 else 4, **cut,
         )  # fmt: skip
+
+
+def _partials(out: torch.Tensor, count: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for what each of `count` programs finds of a row's heads: sums; greatest scores and
+    weights.
+    """
+    lines = (count, num_rows, out.shape[1])
+    sums = torch.empty((*lines, out.shape[2]), dtype=torch.float32, device=out.device)
+    return sums, torch.empty((2, *lines), dtype=torch.float32, device=out.device)
+
+
+def _scale_and_cap(shape: AttentionShape) -> tuple[float, float]:
+    """For scores that are kept as powers of two: what the hardware computes."""
+    scale = shape.scale * LOG2_E
+    if shape.softcap:
+        return 2 * scale / shape.softcap, shape.softcap * LOG2_E
+    return scale, 0.0
 
 
 def _is_interpreted() -> bool:
