@@ -29,9 +29,9 @@ def check_worker(worker: "Worker") -> None:
     refs: dict[int, int] = {}
     turns = [*core.running, *core.waiting]
     for turn in turns:
-        for block in turn.blocks[: turn.num_shared]:
+        for block in turn.prefix.blocks:
             refs[id(block)] = refs.get(id(block), 0) + 1
-        for block in turn.blocks[turn.num_shared :]:
+        for block in turn.own:
             rows.append(block.row)
             places += table[block.row]
     for block in (block for planned in core.flights for block in planned.retired):
@@ -76,16 +76,17 @@ def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
     for index, turn in enumerate(planned.turns):
         if index in result.failed or turn.is_void:
             if turn.num_flights == 1:  # it starts again now
-                late.append((turn, [block for block in turn.blocks if block.loading]))
+                late.append((turn, [block for block in turn.prefix.blocks if block.loading]))
         elif index not in result.broken:
-            own.append((turn, turn.num_shared))
+            own.append((turn, len(turn.prefix.blocks)))
 
     def check() -> None:
         for turn, blocks in late:
-            again = {id(block) for block in turn.blocks} & set(map(id, blocks))
+            again = {id(block) for block in turn.prefix.blocks} & set(map(id, blocks))
             assert not again, f"{turn.turn_id} waits again for history that came too late"
         for turn, num_shared in own:
-            is_own = not any(block.loading for block in turn.blocks[num_shared:])
+            later = [*turn.prefix.blocks[num_shared:], *turn.own]
+            is_own = not any(block.loading for block in later)
             assert is_own, f"{turn.turn_id} gave up its own KV for what is on its way"
 
     return check

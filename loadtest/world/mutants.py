@@ -29,6 +29,7 @@ TRACKER = "services/tracker/core/tracker.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
 PAGES = "services/worker/core/pages.py"
+RESIDENCY = "services/worker/core/residency.py"
 STAGING = "services/worker/core/staging.py"
 WRITEBACK = "services/worker/core/writeback.py"
 LINK = "services/worker/core/kv_link.py"
@@ -183,12 +184,17 @@ MUTANTS = (
         "        return []\n\n    def load(",
     ),
     Mutant(
-        "an answer that comes too late keeps its ticket", ENGINE,
+        "an answer that comes too late keeps its ticket", RESIDENCY,
         "            return [] if staged is None else [ReleaseTicket(staged.ticket)]",
         "            return []",
     ),
     Mutant(
-        "loading blocks are not lost", HISTORY,
+        "an answer for a turn that is gone keeps its ticket", ENGINE,
+        "            return [] if staged is None else [ReleaseTicket(staged.ticket)]",
+        "            return []",
+    ),
+    Mutant(
+        "loading blocks are not lost", RESIDENCY,
         "            if block.loading:\n                block.lost = True",
         "            if block.loading:\n                pass",
     ),
@@ -225,16 +231,16 @@ MUTANTS = (
     ),
     Mutant(
         "private pages are not given back", HISTORY,
-        "        self.pool.give_back(own)\n", "",
+        "        self.residency.pool.give_back(turn.own)\n", "",
     ),
     Mutant(
-        "a stage is adopted though what it stands on is gone", HISTORY,
-        "        for key in staged.keys[first:] if first >= 0 else ():",
-        "        for key in staged.keys[first:]:",
+        "a stage is adopted though what it stands on is gone", RESIDENCY,
+        "        keys = staged.keys[first:] if first >= 0 else []",
+        "        keys = staged.keys[first:]",
     ),
     Mutant(
-        "a remnant counts as whole", HISTORY,
-        "if block is None or block.lost or not self.pool.is_whole(block):\n                return",
+        "a remnant counts as whole", RESIDENCY,
+        "if block is None or block.lost or not pool.is_whole(block):\n                return",
         "if block is None or block.lost:\n                return",
     ),
     Mutant(

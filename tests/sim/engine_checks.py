@@ -64,7 +64,7 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
         assert row.is_sampled == (row.end == turn.length - row.is_sampled)
         num_blocks = -(-row.end // core.block_tokens)
         held = tables.pages[:, turn.slot, :num_blocks]
-        rows_of = [block.row for block in turn.blocks[:num_blocks]]
+        rows_of = [turn.held(index).row for index in range(num_blocks)]
         assert (core.pool.table[rows_of] == held.T).all(), "the executor was not told of a page"
         written: list[int] = held[:, row.start // core.block_tokens :].ravel().tolist()
         shared.update(written)

@@ -45,7 +45,11 @@ class DeferringWorld(EngineWorld):
         num_planned = plan.num_prefill_tokens
         has_room = num_planned < limits.prefill_tokens_max - 2
         has_room = has_room and len(self.core.running) < limits.turns_running_max
-        waiting = [turn for turn in self.core.waiting if turn.state is TurnState.WAITING]
+        waiting = [
+            turn
+            for turn in self.core.waiting
+            if turn.state is TurnState.WAITING and not turn.prefix.is_asked
+        ]
         for turn in waiting if has_room else []:
             if not turn.is_called:
                 self.num_kept_waiting += 1

@@ -33,6 +33,7 @@ from services.worker.core.outcome import ended, error, finish_reason, refuse, to
 from services.worker.core.pages import Block, PagePool
 from services.worker.core.planner import PlannedStep, Planner
 from services.worker.core.queue import TurnQueue
+from services.worker.core.residency import Residency
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
 from services.worker.core.step import Sampled, StepPlan, StepResult
@@ -69,6 +70,7 @@ class EngineCore:
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
     device_time: DeviceTime = field(default_factory=DeviceTime)
+    residency: Residency = field(init=False)
     stager: Stager = field(init=False)
     writeback: WriteBehind = field(init=False)
     history: History = field(init=False)
@@ -82,11 +84,11 @@ class EngineCore:
     _leaving: dict[Turn, FinishReason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stager = Stager(self.pool)
+        self.residency = Residency(self.pool)
+        self.stager = self.residency.stager
         self.writeback = WriteBehind(self.pool, self.limits.lease_target_blocks)
         self.history = History(
-            self.pool,
-            self.stager,
+            self.residency,
             self.writeback,
             self.estimates,
             self.limits,
@@ -95,7 +97,11 @@ class EngineCore:
         )
         self.queue = TurnQueue(self.limits.turns_running_max)
         self.planner = Planner(
-            self.queue, self.history, self.limits.prefill_tokens_max, self.tokens_max
+            self.queue,
+            self.history,
+            self.residency,
+            self.limits.prefill_tokens_max,
+            self.tokens_max,
         )
 
     @property
@@ -167,10 +173,8 @@ class EngineCore:
     ) -> list[Effect]:
         """The kvstore's answer for a turn; None if it could not be asked."""
         turn = self.turns.get(turn_id)
-        if turn is None or turn.attempt != attempt or turn.state is not TurnState.STAGING:
+        if turn is None or turn.attempt != attempt:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
-        if staged is not None and not turn.is_staged_from(staged):
-            return [ReleaseTicket(staged.ticket)]  # of an earlier question; the answer is to come
         return self.history.on_staged(turn, staged)
 
     def on_prefetch(self, tenant: TenantId, session_id: SessionId, priority: int) -> list[Effect]:
@@ -222,8 +226,7 @@ class EngineCore:
         assert len(self.flights) <= self.limits.steps_ahead_max, "too many steps are in flight"
         starts_at_ns = max([now_ns, *(planned.ends_at_ns for planned in self.flights)])
         for turn in self.waiting:
-            if turn.state is TurnState.STAGING and now_ns >= turn.stage_deadline_ns:
-                turn.state = TurnState.WAITING  # the answer, should it come, is let go
+            turn.prefix.on_time(now_ns)
         effects = self.writeback.pump(now_ns)
         draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
@@ -271,7 +274,7 @@ class EngineCore:
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected
         session did not come, arena pages may be there again."""
-        deadlines = [t.stage_deadline_ns for t in self.waiting if t.state is TurnState.STAGING]
+        deadlines = [t.prefix.answer_due_at_ns for t in self.waiting if t.prefix.is_asked]
         for at_ns in (self.stager.next_expiry_ns, self.writeback.next_ask_at_ns):
             if at_ns is not None:
                 deadlines.append(at_ns)
@@ -297,7 +300,7 @@ class EngineCore:
     def _decide(self, num_decodes: int, now_ns: int) -> Decision:
         if self.limits.prefill_admission == "eager":
             return EAGER
-        ready = [turn for turn in self.waiting if turn.state is not TurnState.STAGING]
+        ready = [turn for turn in self.waiting if not turn.prefix.is_asked]
         under_way = [turn for turn in self.running if turn.can_run and not turn.is_decoding]
         num_running = len(self.running)
         layers = self.pool.num_layers
@@ -307,7 +310,7 @@ class EngineCore:
             under_way=tuple(map(self._prompt_view, under_way)),
             num_decodes=num_decodes,
             num_places=self.limits.turns_running_max - num_running,
-            num_pages=self.pool.num_available - num_running * layers,
+            num_pages=self.residency.num_available - num_running * layers,
             budget=self.limits.prefill_tokens_max,
             load_block_ns=layers * self.page_bytes * 1e9 / self.estimates.load_bytes_per_s,
             reserve=self.punctuality.reserve,
@@ -320,8 +323,7 @@ class EngineCore:
         return decision
 
     def _prompt_view(self, turn: Turn) -> PromptView:
-        staged = turn.staged
-        num_blocks = turn.staged_from + staged.num_blocks if staged is not None else 0
+        staged, num_blocks = turn.prefix.staged, turn.prefix.num_in_sight
         return PromptView(
             num_tokens=len(turn.tokens) - max(turn.num_planned, num_blocks * self.block_tokens),
             num_pages=self.history.num_pages_wanted(turn),

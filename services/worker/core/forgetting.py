@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from services.worker.core.effects import Effect
 from services.worker.core.history import History
-from services.worker.core.turn import Turn, TurnState
+from services.worker.core.turn import Turn
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 
@@ -21,20 +21,13 @@ def forget_session(
     effects: list[Effect] = []
     for turn in turns:
         if turn.owner == owner:
-            effects += _make_private(history, turn)
-    effects += history.stager.forget(owner)
-    pool = history.pool
+            turn.is_private = True
+            effects += history.residency.unstage(turn.prefix)
+    residency = history.residency
+    effects += residency.stager.forget(owner)
+    pool = residency.pool
     found = {key: pool.blocks.get(key) for key in [*pool.owned(owner), *keys]}
     blocks = [block for block in found.values() if block is not None]
     history.writeback.forget(blocks)
-    for block in blocks:
-        pool.forget(block)
+    residency.forget(blocks)
     return len(blocks), effects
-
-
-def _make_private(history: History, turn: Turn) -> list[Effect]:
-    turn.is_private = True
-    if turn.state is TurnState.STAGING:
-        turn.state = TurnState.WAITING  # the answer, when it comes, is let go
-    staged, turn.staged = turn.staged, None
-    return [] if staged is None else history.stager.let_go(staged.ticket)

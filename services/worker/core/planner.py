@@ -18,6 +18,7 @@ from services.worker.core.effects import Effect
 from services.worker.core.history import History
 from services.worker.core.pages import Block
 from services.worker.core.queue import TurnQueue
+from services.worker.core.residency import Residency
 from services.worker.core.rows import Row, step_plan
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn, TurnState
@@ -64,6 +65,7 @@ class Planner:
 
     queue: TurnQueue
     history: History
+    residency: Residency
     prefill_tokens_max: int
     tokens_max: int
     num_preemptions: int = 0
@@ -90,7 +92,7 @@ class Planner:
         """The plan; None when there is nothing to run."""
         if not draft.rows:
             return None
-        plan = step_plan(draft.rows, self.history.pool)
+        plan = step_plan(draft.rows, self.residency.pool)
         for row in draft.rows:
             row.turn.on_planned(row.end)
         return PlannedStep(plan, [row.turn for row in draft.rows])
@@ -102,7 +104,8 @@ class Planner:
 
     def recompute(self, turn: Turn, now_ns: int) -> list[Effect]:
         """History did not come: the turn keeps what is surely here and computes the rest."""
-        self.history.give_up_coming(turn)
+        self.residency.give_up(turn.prefix)
+        turn.num_cached = 0
         return self._restart(turn, now_ns)
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
@@ -116,7 +119,7 @@ class Planner:
         for turn in list(self.queue.waiting):
             if draft.budget <= 0 or self.queue.is_full:
                 break
-            if turn.state is TurnState.STAGING:
+            if turn.prefix.is_asked:
                 continue
             if not self._admit(turn, draft.effects):
                 break
@@ -124,7 +127,7 @@ class Planner:
 
     def _add_chunk(self, turn: Turn, draft: Draft) -> None:
         """A chunk of a prompt, within what is left of the budget."""
-        if draft.rows and self.history.stager.is_loading(turn.coming, 0):
+        if draft.rows and self.residency.is_coming(turn.prefix, 0):
             return  # let the others run while the first layer's history arrives
         num_tokens = min(draft.budget, len(turn.tokens) - turn.num_planned - draft.num_kept)
         if num_tokens <= 0:
@@ -134,14 +137,14 @@ class Planner:
 
     def _add_row(self, turn: Turn, num_tokens: int, draft: Draft) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
-        history = self.history
-        if turn.coming and not history.settle_coming(turn):
+        residency, prefix = self.residency, turn.prefix
+        if prefix.coming and not residency.settle(prefix):
             if not turn.num_flights:
                 draft.effects += self.recompute(turn, draft.now_ns)
             return False
         end = turn.num_planned + num_tokens
-        while len(turn.blocks) * turn.block_tokens < end:
-            block = history.pool.allocate()
+        while turn.num_blocks * turn.block_tokens < end:
+            block = residency.pool.allocate()
             if block is None:
                 if draft.is_ahead:
                     draft.is_short = True
@@ -153,24 +156,23 @@ class Planner:
                     return False
                 continue
             turn.add_block(block)
-        awaited = history.stager.loading_pages(turn.coming) if turn.coming else []
-        draft.rows.append(Row(turn, turn.num_planned, end, awaited))
+        draft.rows.append(Row(turn, turn.num_planned, end, residency.awaited(prefix)))
         return True
 
     def _admit(self, turn: Turn, effects: list[Effect]) -> bool:
         """Move a waiting turn into the batch if there are pages for its whole prompt."""
-        history, running = self.history, self.queue.running
-        if any(block.lost for block in turn.coming):
+        history, residency, running = self.history, self.residency, self.queue.running
+        if not residency.settle(turn.prefix):
             effects += history.release(turn)
         history.acquire_resident(turn)
-        reserve = len(running) * history.pool.num_layers
-        is_short = history.pool.num_available < history.num_pages_wanted(turn) + reserve
+        reserve = len(running) * residency.pool.num_layers
+        is_short = residency.num_available < history.num_pages_wanted(turn) + reserve
         if is_short and (running or not self._make_room(turn, effects)):
             return False
         effects += history.load_staged(turn)
         if turn.first_step_at_ns is None:
             turn.num_cached = turn.num_computed
-            history.num_prefix_hits += turn.num_shared
+            history.num_prefix_hits += len(turn.prefix.blocks)
         self.queue.start(turn)
         turn.state = TurnState.RUNNING
         return True
@@ -178,11 +180,11 @@ class Planner:
     def _make_room(self, turn: Turn, effects: list[Effect]) -> bool:
         """Nothing runs, so only what waiting turns hold, and blocks for which the kvstore has no
         room, can stand in the way of `turn`."""
-        history = self.history
+        history, residency = self.history, self.residency
         for other in self.queue.waiting:
             if other is not turn:
                 effects += history.release(other)
         num_wanted = history.num_pages_wanted(turn)
-        if history.pool.num_available < num_wanted:
+        if residency.num_available < num_wanted:
             history.writeback.give_up_unwritten()
-        return history.pool.num_available >= num_wanted
+        return residency.num_available >= num_wanted

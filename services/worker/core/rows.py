@@ -83,6 +83,6 @@ def _entries(turns: list[Turn], pool: PagePool) -> TableEntries:
         if turn.untold:
             slots += [turn.slot] * len(turn.untold)
             blocks += turn.untold
-            rows += [turn.blocks[number].row for number in turn.untold]
+            rows += [turn.held(number).row for number in turn.untold]
             turn.untold = []
     return TableEntries(np.array(slots, np.int32), np.array(blocks, np.int32), pool.table[rows])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.worker.core.pages import Block
-from services.worker.core.staged import Staged
+from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
 from shared.messages import SamplingParams, TokenLogprobs
@@ -16,8 +16,7 @@ NO_SLOT = -1
 class TurnState(Enum):
     """Where a turn stands in the engine."""
 
-    STAGING = "staging"  # the kvstore is asked what it has
-    WAITING = "waiting"  # for pages and a place in the batch
+    WAITING = "waiting"  # for the kvstore's answer, for pages and a place in the batch
     RUNNING = "running"
     LEAVING = "leaving"  # it is over, but a step in flight still runs on its pages
 
@@ -42,15 +41,11 @@ class Turn:
         num_flights: steps in flight that have a row of it.
         num_sampling: tokens that those choose; the turn's next ones, not known yet.
         is_void: one of those rows failed, so that what the others give is no good.
-        blocks: its blocks in sequence order, with the pages of all of them.
-        num_shared: leading blocks that others can find and run on as well.
-        coming: shared blocks that were on their way up when it got them, as far as that is not
-            known to be over.
+        prefix: its leading blocks, which others can find and run on as well.
+        own: the blocks behind those, with all their pages.
         untold: numbers of blocks that no plan has told of yet.
         slot: its line in the executor's block tables while it runs.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
-        staged: the kvstore's answer, pinned until the loads from it are under way; its first block
-            is block `staged_from`.
     """
 
     turn_id: TurnId
@@ -80,22 +75,18 @@ class Turn:
     num_sampling: int = 0
     is_void: bool = False
     num_cached: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    num_shared: int = 0
-    coming: list[Block] = field(default_factory=list)
+    prefix: Chain = field(init=False)
+    own: list[Block] = field(default_factory=list)
     untold: list[int] = field(default_factory=list)
     slot: int = NO_SLOT
     first_step_at_ns: int | None = None
     first_token_at_ns: int | None = None
-    may_stage: bool = True
-    stage_deadline_ns: int = 0
-    staged: Staged | None = None
-    staged_from: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_known = len(self.tokens)
         self.owner = owner_key(self.tenant, self.session_id)
+        self.prefix = Chain(self.owner)
 
     @property
     def num_prompt(self) -> int:
@@ -136,6 +127,16 @@ class Turn:
             return 0
         return (len(self.tokens) - 1) // self.block_tokens
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it has the pages of."""
+        return len(self.prefix.blocks) + len(self.own)
+
+    def held(self, index: int) -> Block:
+        """Its block `index`."""
+        shared = self.prefix.blocks
+        return shared[index] if index < len(shared) else self.own[index - len(shared)]
+
     def key(self, index: int) -> BlockKey:
         """Key of full block `index`, computed on first use."""
         while len(self.keys) <= index:
@@ -143,9 +144,11 @@ class Turn:
             self.keys.append(child_key(parent, self.block(len(self.keys))))
         return self.keys[index]
 
-    def is_staged_from(self, staged: Staged) -> bool:
-        """Whether `staged` answers what was asked last: blocks from `staged_from` on."""
-        return not staged.keys or staged.keys[0] == self.key(self.staged_from)
+    def reusable_keys(self) -> list[BlockKey]:
+        """Keys of its reusable blocks."""
+        if num_blocks := self.num_reusable_blocks:
+            self.key(num_blocks - 1)
+        return self.keys[:num_blocks]
 
     def parent_key(self, index: int) -> BlockKey:
         return self.key(index - 1) if index else self.root
@@ -156,17 +159,15 @@ class Turn:
 
     def add_block(self, block: Block) -> None:
         """A block behind those that it has, with all its pages."""
-        self.untold.append(len(self.blocks))
-        self.blocks.append(block)
+        self.untold.append(self.num_blocks)
+        self.own.append(block)
 
     def share(self, block: Block) -> None:
         """Its first block that is its own alone can be found from now on, or gives way to a twin
         that can be."""
-        index = self.num_shared
-        if block is not self.blocks[index]:
-            self.untold.append(index)
-            self.blocks[index] = block
-        self.num_shared += 1
+        if self.own.pop(0) is not block:
+            self.untold.append(len(self.prefix.blocks))
+        self.prefix.blocks.append(block)
 
     def on_planned(self, end: int) -> None:
         """A step that computes its tokens up to `end` is in flight."""
@@ -179,18 +180,14 @@ class Turn:
         self.num_flights -= 1
         self.num_sampling -= is_sampled
 
-    def adopt(self, block: Block) -> None:
-        """A shared block, whose KV is here or coming, is the next of it."""
-        assert self.num_shared == len(self.blocks), "its own blocks stand behind shared ones"
-        self.add_block(block)
-        self.num_shared += 1
-        self.num_computed = self.num_planned = self.num_shared * self.block_tokens
-        if block.loading:
-            self.coming.append(block)
+    def on_prefix(self) -> None:
+        """Its prefix may have grown by blocks whose KV is here or coming."""
+        assert not self.own, "its own blocks stand behind shared ones"
+        num_blocks = len(self.prefix.blocks)
+        self.untold += range(self.num_planned // self.block_tokens, num_blocks)
+        self.num_computed = self.num_planned = num_blocks * self.block_tokens
 
-    def drop_blocks(self) -> tuple[list[Block], list[Block]]:
-        """Take all its blocks from it: those that others can find, and its own."""
-        shared, own = self.blocks[: self.num_shared], self.blocks[self.num_shared :]
-        self.blocks, self.coming, self.untold = [], [], []
-        self.num_shared = self.num_computed = self.num_planned = 0
-        return shared, own
+    def on_released(self) -> None:
+        """All its blocks were taken from it."""
+        self.own, self.untold = [], []
+        self.num_computed = self.num_planned = 0

@@ -73,7 +73,7 @@ def take_pages(pool: PagePool, count: int) -> list[int] | None:
 
 def pages_of(turn: Turn, pool: PagePool, num_blocks: int) -> list[list[int]]:
     """Pages of a turn's first blocks, block by block."""
-    return [pool.pages_of(block) for block in turn.blocks[:num_blocks]]
+    return [pool.pages_of(block) for block in [*turn.prefix.blocks, *turn.own][:num_blocks]]
 
 
 def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> Staged:

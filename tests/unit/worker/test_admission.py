@@ -237,7 +237,7 @@ class TestDeferred:
     def _staged(self, bench: Bench) -> Turn:
         """A turn of 420 tokens, of which the kvstore has 400."""
         turn = bench.submit("new", 420)
-        turn.staged = staged_blocks(1, keys_of(turn.tokens[:400]))
+        turn.prefix.staged = staged_blocks(1, keys_of(turn.tokens[:400]))
         bench.core.stager.hold(1)
         return turn
 

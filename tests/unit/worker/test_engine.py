@@ -181,9 +181,9 @@ class TestHistory:
         engine.step()
         engine.submit(second)
         engine.step()
-        assert first.blocks[:2] == second.blocks[:2]
-        assert first.blocks[2] is not second.blocks[2]
-        assert [block.refs for block in first.blocks] == [2, 2, 1]
+        assert first.prefix.blocks[:2] == second.prefix.blocks[:2]
+        assert first.held(2) is not second.held(2)
+        assert [block.refs for block in first.prefix.blocks] == [2, 2, 1]
 
     def test_twins_of_one_step_end_up_on_the_same_pages(self) -> None:
         engine = Engine()
@@ -191,7 +191,7 @@ class TestHistory:
         for turn in twins:
             engine.submit(turn)
         engine.step()
-        assert twins[0].blocks[:2] == twins[1].blocks[:2]
+        assert twins[0].prefix.blocks[:2] == twins[1].prefix.blocks[:2]
         assert engine.core.pool.num_free == (16 - 2 - 2) * NUM_LAYERS  # two shared, a tail each
 
     def test_other_tenants_share_nothing(self) -> None:
@@ -227,7 +227,7 @@ class TestHistory:
         turn = new_turn("b", PROMPT)
         engine.submit(turn)
         engine.step()
-        assert [block.key for block in turn.blocks[: turn.num_shared]] == keys_of(PROMPT)
+        assert [block.key for block in turn.prefix.blocks] == keys_of(PROMPT)
 
 
 class TestBatch:
@@ -364,7 +364,8 @@ class TestReports:
         engine.run(new_turn("a", PROMPT, sampling=limited(1)))
         engine.submit(new_turn("b", PROMPT))
         assert engine.core.num_waiting_tokens == len(PROMPT) - 2 * BLOCK_TOKENS
-        assert [turn.state for turn in engine.core.waiting] == [TurnState.WAITING]
+        (waiting,) = engine.core.waiting
+        assert waiting.state is TurnState.WAITING and not waiting.prefix.is_asked
 
     def test_loads_are_named_with_their_source(self) -> None:
         engine = Engine()

@@ -14,7 +14,7 @@ from services.worker.core.effects import (
 )
 from services.worker.core.integrity import check_integrity
 from services.worker.core.step import StepPlan
-from services.worker.core.turn import Turn, TurnState
+from services.worker.core.turn import Turn
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import SamplingParams
@@ -177,7 +177,7 @@ class TestRunning:
         forget(engine)
         num_stages = len(engine.stages())
         engine.core.planner.preempt(turn, engine.now_ns)
-        assert not turn.blocks and len(engine.stages()) == num_stages
+        assert not turn.num_blocks and len(engine.stages()) == num_stages
         (row,) = engine.step()
         assert row.start == 0 and not engine.core.pool.blocks
 
@@ -209,7 +209,7 @@ class TestComing:
     def test_an_answer_for_its_waiting_turn_is_let_go(self, engine: Engine) -> None:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        assert turn.state is TurnState.STAGING
+        assert turn.prefix.is_asked
         forget(engine)
         answer = engine.core.on_staged(TurnId("t"), 1, staged_blocks(1, KEYS), engine.now_ns)
         assert answer == [ReleaseTicket(1)]

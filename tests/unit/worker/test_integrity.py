@@ -41,7 +41,8 @@ def miscount_clean(core: EngineCore) -> None:
 
 
 def share_an_own_block(core: EngineCore) -> None:
-    core.running[0].num_shared -= 1
+    turn = core.running[0]
+    turn.own.insert(0, turn.prefix.blocks.pop())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
 from services.worker.core.staging import PREFETCH_LOADS_MAX
-from services.worker.core.turn import TurnState
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.owners import NOBODY
@@ -57,9 +56,9 @@ class TestAsking:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
         assert [stage.keys for stage in engine.stages()] == [KEYS]
-        assert turn.state is TurnState.STAGING
+        assert turn.prefix.is_asked
         assert engine.plan() is None
-        assert engine.core.next_deadline_ns() == turn.stage_deadline_ns > engine.now_ns
+        assert engine.core.next_deadline_ns() == turn.prefix.answer_due_at_ns > engine.now_ns
 
     def test_without_a_kvstore_nothing_is_asked(self) -> None:
         engine = Engine()
@@ -91,7 +90,7 @@ class TestLateAnswers:
     ) -> None:
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        engine.now_ns = turn.stage_deadline_ns
+        engine.now_ns = turn.prefix.answer_due_at_ns
         assert engine.step()[0].start == 0
         staged = staged_blocks(3, KEYS)
         assert engine.core.on_staged(T, 1, staged, engine.now_ns) == [ReleaseTicket(3)]
@@ -105,15 +104,15 @@ class TestLateAnswers:
         engine.core.planner.prefill_tokens_max = 4
         turn = new_turn("t", PROMPT)
         engine.submit(turn)
-        engine.now_ns = turn.stage_deadline_ns
+        engine.now_ns = turn.prefix.answer_due_at_ns
         engine.step()
         engine.core.planner.preempt(turn, engine.now_ns)  # one block stays: the next is asked for
-        assert turn.state is TurnState.STAGING and turn.staged_from == 1
+        assert turn.prefix.is_asked and turn.prefix.staged_from == 1
         stale = staged_blocks(3, KEYS)
         assert engine.core.on_staged(T, 1, stale, engine.now_ns) == [ReleaseTicket(3)]
         assert engine.core.on_staged(T, 1, staged_blocks(4, KEYS[1:]), engine.now_ns) == []
         engine.plan()
-        assert [block.key for block in turn.blocks[: turn.num_shared]] == KEYS
+        assert [block.key for block in turn.prefix.blocks] == KEYS
 
     def test_for_a_turn_whose_resident_blocks_made_room_meanwhile(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=6)
@@ -121,17 +120,17 @@ class TestLateAnswers:
         engine.core.writeback.connect(1)
         waiting = new_turn("t", PROMPT)
         engine.submit(waiting)
-        assert waiting.staged_from == 2
+        assert waiting.prefix.staged_from == 2
         engine.core.writeback.is_connected = False
         large = new_turn("large", list(range(200, 220)), priority=1)
         engine.submit(large)
         engine.step()
-        assert large in engine.core.running and not waiting.blocks
+        assert large in engine.core.running and not waiting.num_blocks
         engine.core.on_staged(T, 1, staged_blocks(3, KEYS[2:]), engine.now_ns)
         engine.core.on_cancel(TurnId("large"))
         engine.plan()
         assert waiting in engine.core.running
-        assert waiting.num_computed == 0 and not waiting.num_shared
+        assert waiting.num_computed == 0 and not waiting.prefix.blocks
 
 
 class TestPrefetch:
