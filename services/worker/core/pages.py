@@ -12,6 +12,7 @@ pages, or taking them back, is one operation however many layers there are.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TypeAlias
 
 import numpy as np
@@ -128,21 +129,22 @@ class PagePool:
         pages: list[int] = self.table[block.row].tolist()
         return pages
 
-    def has_page(self, block: Block, layer: int) -> bool:
-        return bool(self.table[block.row, layer] != NO_PAGE)
-
     def is_whole(self, block: Block) -> bool:
         """Whether every layer has its page; bytes may still be on their way there."""
         return block.num_present == self.num_layers
 
-    def allocate(self) -> Block | None:
-        """A block with all its pages for a running turn, taking clean ones if need be; None if
-        there are not so many."""
-        if self.num_available < self.num_layers:
-            return None
-        block = Block(self._take_row(), self.num_layers)
-        self.table[block.row] = self._take(self.num_layers)
-        return block
+    def allocate(self, count: int) -> list[Block]:
+        """Up to `count` blocks with all their pages for a running turn, taking clean ones if need
+        be; fewer if there are not so many pages."""
+        num_layers = self.num_layers
+        count = min(count, self.num_available // num_layers)
+        blocks: list[Block] = []
+        while len(blocks) < count and self.num_free >= num_layers:
+            blocks.append(self._block_of(self._take(num_layers)))
+        if num_more := count - len(blocks):
+            pages = self._take(num_more * num_layers)
+            blocks += map(self._block_of, pages.reshape(num_more, num_layers))
+        return blocks
 
     def give_back(self, blocks: list[Block]) -> None:
         """Blocks of one turn alone are not needed any more."""
@@ -168,24 +170,36 @@ class PagePool:
         caller has seen that there are so many pages."""
         assert block.group == 0, "an idle block gets pages only after it left its group"
         row = self.table[block.row]
+        if not block.num_present:
+            row[:] = self._take(self.num_layers)
+            block.num_present = self.num_layers
+            return list(range(self.num_layers))
         lacking = np.flatnonzero(row == NO_PAGE)
         row[lacking] = self._take(len(lacking))
         block.num_present = self.num_layers
         layers: list[int] = lacking.tolist()
         return layers
 
-    def take_idle(self, now_ns: int) -> int | None:
-        """One page that nobody needs: free, or clean and of a session that is not expected."""
-        if not self.num_free and not self._evict(1, now_ns):
-            return None
-        return int(self._take(1)[0])
+    def take_idle(self, now_ns: int, count: int) -> list[int]:
+        """Up to `count` pages that nobody needs: free ones, then clean ones of sessions that are
+        not expected."""
+        pages: list[int] = self._take(min(count, self.num_free))[::-1].tolist()
+        if len(pages) < count and (num_evicted := self._evict(count - len(pages), now_ns)):
+            pages += self._take(num_evicted).tolist()
+        return pages
 
-    def add_page(self, block: Block, layer: int, page: int) -> None:
-        """A page for a layer that `block`, which is not idle, lacked."""
-        assert block.group == 0, "an idle block gets pages only after it left its group"
-        assert self.table[block.row, layer] == NO_PAGE, "the layer has its page"
-        self.table[block.row, layer] = page
-        block.num_present += 1
+    def is_spared(self, block: Block, now_ns: int) -> bool:
+        """Whether `take_idle` takes no page of `block`."""
+        return not block.group or now_ns < self._groups[block.group].expected_until_ns
+
+    def add_pages(self, blocks: list[Block], layer: int, pages: list[int]) -> None:
+        """A page of `layer` for each of these blocks, which lacked it; none is idle from now on."""
+        rows = [block.row for block in blocks]
+        assert (self.table[rows, layer] == NO_PAGE).all(), "the layer has its page"
+        self.table[rows, layer] = pages
+        for block in blocks:
+            self.withdraw(block)
+            block.num_present += 1
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks to be found here that were made or brought up for this session."""
@@ -263,7 +277,7 @@ class PagePool:
 
     def _count_idle(self, block: Block, num_pages: int) -> None:
         self.num_takeable += num_pages
-        if not block.is_safe:
+        if block.times_given_up:  # since idle blocks are backed, those are the unsafe ones
             self.num_unsafe += num_pages
 
     def drop(self, block: Block) -> None:
@@ -301,6 +315,11 @@ class PagePool:
     def _free_pages(self, pages: Pages) -> None:
         self._free[self.num_free : self.num_free + len(pages)] = pages
         self.num_free += len(pages)
+
+    def _block_of(self, pages: Pages) -> Block:
+        block = Block(self._take_row(), self.num_layers)
+        self.table[block.row] = pages
+        return block
 
     def _take_row(self) -> int:
         if not self._free_rows:
@@ -340,28 +359,34 @@ class PagePool:
         left = count
         while group.layer >= 0:
             while group.num_left:
-                group.num_left -= 1
-                block = group.blocks[group.num_left]
-                if block.group == number and self.table[block.row, group.layer] != NO_PAGE:
-                    self._evict_page(block, group.layer)
-                    left -= 1
-                    if not left:
-                        return count
+                end = group.num_left
+                group.num_left = max(end - left, 0)  # each gives at most one page of a layer
+                some = reversed(group.blocks[group.num_left : end])
+                left -= self._evict_layer([each for each in some if each.group == number], group)
+                if not left:
+                    return count
             group.layer -= 1
             group.num_left = len(group.blocks)
         return count - left
 
-    def _evict_page(self, block: Block, layer: int) -> None:
-        self._free[self.num_free] = self.table[block.row, layer]
-        self.num_free += 1
-        self.table[block.row, layer] = NO_PAGE
-        block.num_present -= 1
-        self._count_idle(block, -1)
-        self.num_evicted += 1
-        if block.num_present == 0:
-            block.group = 0
-            self._unlist(block)
-            self._free_block(block)
+    def _evict_layer(self, blocks: list[Block], group: _Group) -> int:
+        """Free the pages that `blocks` of a group have in its layer; returns how many."""
+        pages = self.table[[block.row for block in blocks], group.layer]
+        has_page = pages != NO_PAGE
+        givers = list(compress(blocks, has_page.tolist()))
+        self._free_pages(pages[has_page])
+        self.table[[block.row for block in givers], group.layer] = NO_PAGE
+        for block in givers:
+            block.num_present -= 1
+            if block.times_given_up:
+                self.num_unsafe -= 1
+            if block.num_present == 0:
+                block.group = 0
+                self._unlist(block)
+                self._free_block(block)
+        self.num_takeable -= len(givers)
+        self.num_evicted += len(givers)
+        return len(givers)
 
     def _sweep(self) -> None:
         """Forget the candidates that left their groups."""

@@ -143,9 +143,9 @@ class Planner:
                 draft.effects += self.recompute(turn, draft.now_ns)
             return False
         end = turn.num_planned + num_tokens
-        while turn.num_blocks * turn.block_tokens < end:
-            block = residency.pool.allocate()
-            if block is None:
+        while (num_lacking := -(-end // turn.block_tokens) - turn.num_blocks) > 0:
+            blocks = residency.pool.allocate(num_lacking)
+            if not blocks:
                 if draft.is_ahead:
                     draft.is_short = True
                     return False
@@ -155,7 +155,7 @@ class Planner:
                 if victim is turn:
                     return False
                 continue
-            turn.add_block(block)
+            turn.add_blocks(blocks)
         draft.rows.append(Row(turn, turn.num_planned, end, residency.awaited(prefix)))
         return True
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from services.worker.core.effects import Effect, LoadPages, PageLoads, ReleaseTicket
-from services.worker.core.pages import Block, PagePool
+from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -16,7 +16,7 @@ from shared.urgency import DEMAND_PRIORITY, Order, load_order
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
     """Why bytes are on their way into some pages of a block."""
 
@@ -55,14 +55,17 @@ class PageGathering:
     def __init__(self) -> None:
         self._by_layer: dict[tuple[int, int, int], PageLoads] = {}  # and by priority and epoch
 
-    def add(self, priority: int, layer: int, staged: Staged, index: int, pool_page: int) -> None:
-        """The page of block `index` of a stage in `layer`."""
+    def add(
+        self, priority: int, layer: int, staged: Staged, at: list[int], pool_pages: list[int]
+    ) -> None:
+        """Pages of blocks `at` of a stage in `layer`."""
         name = layer, priority, staged.epoch
         if (loads := self._by_layer.get(name)) is None:
             loads = self._by_layer[name] = PageLoads(priority, layer, [], [], [], staged.epoch)
-        loads.arena_pages.append(staged.pages[layer][index])
-        loads.generations.append(staged.generations[layer][index])
-        loads.pool_pages.append(pool_page)
+        arena_pages, generations = staged.pages[layer], staged.generations[layer]
+        loads.arena_pages.extend([arena_pages[index] for index in at])
+        loads.generations.extend([generations[index] for index in at])
+        loads.pool_pages.extend(pool_pages)
 
     def add_blocks(
         self, priority: int, staged: Staged, at: int, pool_pages: list[list[int]]
@@ -156,14 +159,15 @@ class Stager:
             flight = _Flight(block, staged.ticket, is_prefetch=False)
             block.loading += len(layers)
             num_pages += len(layers)
-            for layer in layers:
-                self._flights[pages[layer]] = flight
+            is_new = len(layers) == len(pages)
+            lacked = pages if is_new else [pages[layer] for layer in layers]
+            self._flights.update(dict.fromkeys(lacked, flight))
         if num_pages == len(filled) * self.pool.num_layers:  # all of them are new, as most often
             loads.add_blocks(DEMAND_PRIORITY, staged, at, tables)
         else:
             for index, ((_, layers), pages) in enumerate(zip(filled, tables, strict=True), at):
                 for layer in layers:
-                    loads.add(DEMAND_PRIORITY, layer, staged, index, pages[layer])
+                    loads.add(DEMAND_PRIORITY, layer, staged, [index], [pages[layer]])
         if num_pages:
             self.hold(staged.ticket, num_pages)
         return loads.effects()
@@ -172,12 +176,12 @@ class Stager:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
         landed: Counter[int] = Counter()
         idle: dict[int, list[Block]] = {}
-        for page in pages:
-            flight = self._flights.pop(page)
+        for flight in map(self._flights.pop, pages):
             block = flight.block
             block.loading -= 1
             block.lost |= not is_good
-            self._num_prefetching -= flight.is_prefetch
+            if flight.is_prefetch:
+                self._num_prefetching -= 1
             landed[flight.ticket] += 1
             if block.loading == 0 and block.refs == 0:
                 idle.setdefault(flight.ticket, []).append(block)
@@ -212,34 +216,51 @@ class Stager:
         loads = PageGathering()
         while self._prefetches and self._num_prefetching < PREFETCH_LOADS_MAX:
             prefetch = self._prefetches[0]
-            if not self._load_next(prefetch, loads, now_ns):
+            if not self._load_run(prefetch, loads, now_ns):
                 break  # running turns come first; the prefetch waits for room or its expiry
-            prefetch.at += 1
             if prefetch.at == prefetch.staged.num_blocks:
                 effects += self._end_layer(prefetch)
         return effects + loads.effects()
 
-    def _load_next(self, prefetch: _Prefetch, loads: PageGathering, now_ns: int) -> bool:
-        """Begin to load the next page of a prefetch; False if there is no room for it."""
-        layer, staged = prefetch.layer, prefetch.staged
-        key = staged.keys[prefetch.at]
-        block = self.pool.blocks.get(key)
-        if block is not None and (block.lost or self.pool.has_page(block, layer)):
-            return True
-        page = self.pool.take_idle(now_ns)
-        if page is None:
-            return False
-        block = self.pool.blocks.get(key)  # making room may have taken its last page
-        if block is None:
-            block = self.pool.enter(key, prefetch.owner)
-        self.pool.withdraw(block)
-        self.pool.add_page(block, layer, page)
-        block.loading += 1
-        self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
-        self._num_prefetching += 1
-        self.hold(staged.ticket)
-        loads.add(prefetch.priority, layer, staged, prefetch.at, page)
-        return True
+    def _load_run(self, prefetch: _Prefetch, loads: PageGathering, now_ns: int) -> bool:
+        """Begin to load the next pages of a prefetch in its layer; False if there is no room."""
+        pool, layer, staged, first = self.pool, prefetch.layer, prefetch.staged, prefetch.at
+        run = self._next_run(prefetch, now_ns)
+        rows = [NO_ROW if block is None else block.row for block in run]
+        is_here: list[bool] = (pool.table[rows, layer] != NO_PAGE).tolist()
+        lacking = [
+            index
+            for index, (block, here) in enumerate(zip(run, is_here, strict=True), first)
+            if block is None or not (here or block.lost)
+        ]
+        pages = pool.take_idle(now_ns, len(lacking))
+        has_room = len(pages) == len(lacking)
+        prefetch.at = first + len(run) if has_room else lacking[len(pages)]
+        at = lacking[: len(pages)]
+        keys = [staged.keys[index] for index in at]  # making room may have taken a last page
+        blocks = [pool.blocks.get(key) or pool.enter(key, prefetch.owner) for key in keys]
+        pool.add_pages(blocks, layer, pages)
+        for block, page in zip(blocks, pages, strict=True):
+            block.loading += 1
+            self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
+        self._num_prefetching += len(pages)
+        if pages:
+            self.hold(staged.ticket, len(pages))
+            loads.add(prefetch.priority, layer, staged, at, pages)
+        return has_room
+
+    def _next_run(self, prefetch: _Prefetch, now_ns: int) -> list[Block | None]:
+        """The next blocks of a prefetch, None for what is not there. No page of them is taken to
+        make room for the others; a block of which that may be is alone."""
+        at, pool = prefetch.at, self.pool
+        keys = prefetch.staged.keys[at : at + PREFETCH_LOADS_MAX - self._num_prefetching]
+        run: list[Block | None] = []
+        for key in keys:
+            block = pool.blocks.get(key)
+            if block is not None and not pool.is_spared(block, now_ns):
+                return run or [block]
+            run.append(block)
+        return run
 
     def _end_layer(self, prefetch: _Prefetch) -> list[Effect]:
         """The first prefetch goes on with the layer above, behind what others lack below that."""

@@ -157,10 +157,11 @@ class Turn:
         """Tokens of block `index`."""
         return self.tokens[index * self.block_tokens : (index + 1) * self.block_tokens]
 
-    def add_block(self, block: Block) -> None:
-        """A block behind those that it has, with all its pages."""
-        self.untold.append(self.num_blocks)
-        self.own.append(block)
+    def add_blocks(self, blocks: list[Block]) -> None:
+        """Blocks behind those that it has, with all their pages."""
+        num_blocks = self.num_blocks
+        self.untold += range(num_blocks, num_blocks + len(blocks))
+        self.own += blocks
 
     def share(self, block: Block) -> None:
         """Its first block that is its own alone can be found from now on, or gives way to a twin

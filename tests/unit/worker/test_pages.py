@@ -11,8 +11,7 @@ LAYERS = 2
 
 def cached(pool: PagePool, name: str) -> Block:
     """A backed block with all its pages, held by one turn."""
-    block = pool.allocate()
-    assert block is not None
+    (block,) = pool.allocate(1)
     pool.publish(block, BlockKey(name.encode()), NOBODY)
     block.backed = True
     return block
@@ -65,7 +64,7 @@ def test_pages_in_use_or_dirty_or_under_way_are_never_taken() -> None:
     pool.release([dirty, loading])
     assert pool.num_available == 0
     assert take_pages(pool, 1) is None
-    assert pool.take_idle(0) is None
+    assert pool.take_idle(0, 1) == []
 
 
 def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
@@ -94,8 +93,8 @@ def test_prefetch_spares_expected_sessions_until_they_are_overdue() -> None:
     block = cached(pool, "a")
     pool.release([block])
     pool.rest([block], expected_until_ns=10)
-    assert pool.take_idle(9) is None
-    assert pool.take_idle(10) is not None
+    assert pool.take_idle(9, 1) == []
+    assert len(pool.take_idle(10, 1)) == 1
     assert take_pages(pool, 1) is not None, "a running turn may always"
 
 
@@ -137,10 +136,9 @@ def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
         elif action == 1:
             private += take_pages(pool, choice) or []
         elif action == 2:
-            page = pool.take_idle(0)
-            private += [] if page is None else [page]
-        elif action == 4 and choice == 0 and (made := pool.allocate()) is not None:
-            own.append(made)
+            private += pool.take_idle(0, choice)
+        elif action == 4 and choice in (0, 2):
+            own += pool.allocate(1 + choice)
         elif action == 4 and choice == 1:
             pool.give_back(own)
             own = []
@@ -170,4 +168,4 @@ def test_the_table_grows_with_the_blocks_and_keeps_their_pages() -> None:
     blocks = [cached(pool, str(number)) for number in range(3 * ROWS_MIN)]
     assert len({block.row for block in blocks}) == len(blocks)
     pages = [page for block in blocks for page in pool.pages_of(block)]
-    assert sorted(pages) == list(range(pool.num_pages)) and pool.allocate() is None
+    assert sorted(pages) == list(range(pool.num_pages)) and not pool.allocate(1)

@@ -159,12 +159,12 @@ def test_it_is_evicted_only_when_its_pages_are_needed_and_can_be_wanted_again(
     residency.want(again)
     assert not again.missing and not residency.awaited(again), "it had stayed"
     shell.perform(residency.release(again))
-    needed = [residency.pool.allocate() for _ in range(NUM_BLOCKS + 1)]
+    needed = residency.pool.allocate(NUM_BLOCKS + 1)
     residency.want(again)
     assert again.missing == KEYS[1:], "two blocks gave the page of their highest layer"
     shell.bring(again)
     assert again.missing and not shell.tickets, "there is no room for all of it"
-    residency.pool.give_back([block for block in needed if block is not None])
+    residency.pool.give_back(needed)
     shell.bring(again)
     assert not again.missing and list(map(len, residency.awaited(again))) == [0, 2]
     shell.land_all()

@@ -1,0 +1,108 @@
+"""Prefetches take pages for a run of blocks at once. That is to come to the same as one at a time,
+whatever making room for one does to the next.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.core import staging
+from services.worker.core.effects import Effect, LoadPages
+from services.worker.core.pages import PagePool
+from services.worker.core.staging import PREFETCH_LOADS_MAX, Stager
+from shared.blocks import BlockKey
+from shared.owners import NOBODY
+from tests.unit.worker.driver import NUM_LAYERS, of_kind, staged_blocks, take_pages
+
+NOW_NS, LATER_NS = 5, 10
+SESSIONS, BLOCKS = range(3), range(4)
+NAMES = [BlockKey(f"{session}{index}".encode()) for session in SESSIONS for index in BLOCKS]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is in the pool when two sessions are expected.
+
+    Attributes:
+        idle: sessions in order of use, and how many of their blocks are there.
+        num_taken: pages that somebody took since.
+        expected: their blocks, in order.
+        used: blocks that somebody used after that, so that they may be taken.
+        num_free: pages given back at last.
+    """
+
+    idle: list[tuple[int, int]]
+    num_taken: int
+    expected: list[list[BlockKey]]
+    used: list[BlockKey]
+    num_free: int
+
+    def build(self) -> Stager:
+        pool = PagePool(26, NUM_LAYERS)
+        stager = Stager(pool)
+        (free,) = pool.allocate(1)
+        for session, num_blocks in self.idle:
+            blocks = pool.allocate(num_blocks)
+            for index, block in enumerate(blocks):
+                pool.publish(block, BlockKey(f"{session}{index}".encode()), NOBODY)
+                block.backed = True
+            pool.release(blocks)
+        take_pages(pool, self.num_taken)
+        for ticket, keys in enumerate(self.expected):
+            stager.expect(staged_blocks(ticket, keys), NOBODY, 0, LATER_NS)
+        for block in [pool.blocks[key] for key in self.used if key in pool.blocks]:
+            pool.acquire(block)
+            pool.release([block])
+        if self.num_free:
+            pool.give_back([free])
+        return stager
+
+
+cases = st.builds(
+    Case,
+    idle=st.lists(
+        st.tuples(st.sampled_from(SESSIONS), st.integers(1, 4)), unique_by=lambda s: s[0]
+    ),
+    num_taken=st.integers(0, 20),
+    expected=st.lists(st.lists(st.sampled_from(NAMES), unique=True, min_size=1), max_size=2),
+    used=st.lists(st.sampled_from(NAMES), unique=True),
+    num_free=st.integers(0, 1),
+)
+
+
+def loads_of(effects: list[Effect]) -> list[tuple[int, int, int]]:
+    """Layer, arena page and pool page of each load, by layer."""
+    runs = [run for each in of_kind(effects, LoadPages) for run in each.loads]
+    loads = [
+        (run.layer, *pages)
+        for run in runs
+        for pages in zip(run.arena_pages, run.pool_pages, strict=True)
+    ]
+    return sorted(loads, key=lambda load: load[0])
+
+
+@settings(deadline=None, max_examples=300)
+@given(case=cases, num_max=st.sampled_from([3, PREFETCH_LOADS_MAX]))
+def test_a_run_is_what_its_pages_are_one_by_one(case: Case, num_max: int) -> None:
+    at_once, one_by_one = case.build(), case.build()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "PREFETCH_LOADS_MAX", num_max)
+        effects = at_once.pump(NOW_NS)
+        expected: list[Effect] = []
+        for number in range(num_max):
+            patch.setattr(staging, "PREFETCH_LOADS_MAX", number + 1)
+            expected += one_by_one.pump(NOW_NS)
+    assert loads_of(effects) == loads_of(expected)
+    assert [each for each in effects if not isinstance(each, LoadPages)] == [
+        each for each in expected if not isinstance(each, LoadPages)
+    ]
+    for stager in (at_once, one_by_one):
+        assert stager.num_loading == stager._num_prefetching <= num_max
+    tables = [
+        {key: stager.pool.pages_of(block) for key, block in stager.pool.blocks.items()}
+        for stager in (at_once, one_by_one)
+    ]
+    assert tables[0] == tables[1]
+    assert at_once.pool.num_available == one_by_one.pool.num_available
