@@ -15,7 +15,6 @@ from numba import njit, prange
 
 from kernels.bits import LOOSE, narrow, widen
 from kernels.compile_lock import compiling
-from kernels.paged_attention.cpu import raw
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 from kernels.paged_attention.products import (
     COLUMNS,
@@ -31,6 +30,7 @@ from kernels.paged_attention.products import (
     per_word,
     zeros,
 )
+from kernels.paged_attention.raw import raw
 from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
 
 # Rows of a tile (a row is a query of one head): enough that packing a page costs little beside.
@@ -73,7 +73,7 @@ def paged_attention_chunk(
     arrays = (
         raw(query),
         raw(pool),
-        batch.page_tables[layer].numpy(),
+        batch.arrays.page_tables[layer],
         np.array(tiles, np.int64),
         np.empty(0, np.uint16 if amx else np.float32),
         np.empty(0, np.uint32 if amx else np.float32),

@@ -15,9 +15,13 @@ from numba import njit, prange
 from kernels.bits import LOOSE, narrow, widen
 from kernels.compile_lock import compiling
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
+from kernels.paged_attention.raw import raw
 from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
 
-_COMPILED: set[tuple[tuple[np.dtype[Any], bool], ...]] = set()
+# Up to so much history, one thread has read it before a second one has been woken for its half.
+ALONE_BYTES_MAX = 2 << 20
+
+_COMPILED: set[tuple[Any, ...]] = set()
 
 
 def paged_attention_cpu(
@@ -37,23 +41,27 @@ def paged_attention_cpu(
         out: like `query`; only the rows of `seqs` are written.
     """
     first, last = seqs.start, seqs.stop
-    arrays = (
+    on_host = batch.arrays
+    arguments = (
         raw(query),
         raw(pool),
-        batch.page_tables[layer].numpy(),
-        np.asarray(batch.slots[first:last], np.int64),
-        np.asarray(batch.query_starts[first : last + 1], np.int64),
-        np.asarray(batch.context_lens[first:last], np.int64),
+        on_host.page_tables[layer],
+        on_host.slots[first:last],
+        on_host.query_starts[first : last + 1],
+        on_host.context_lens[first:last],
+        *powers(shape),
+        shape.window,
+        raw(out),
     )
-    result = raw(out)
-    numbers = (*powers(shape), shape.window)
+    num_bytes = on_host.num_tokens * 2 * pool.shape[2] * pool.shape[4] * pool.element_size()
+    attend = _attend_alone if num_bytes <= ALONE_BYTES_MAX else _attend
     # What numba compiles for; whatever else differs is the same at every call.
-    signature = tuple((array.dtype, array.flags.c_contiguous) for array in (*arrays, result))
+    signature = (attend, query.dtype, query.is_contiguous(), out.is_contiguous())
     if signature in _COMPILED:
-        _attend(*arrays, *numbers, result)
+        attend(*arguments)
         return
     with compiling():
-        _attend(*arrays, *numbers, result)
+        attend(*arguments)
     _COMPILED.add(signature)
 
 
@@ -62,17 +70,23 @@ def supports(query: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float32)
 
 
-def raw(tensor: torch.Tensor) -> "np.typing.NDArray[np.generic]":
-    """The tensor's memory: float32 as it is, bf16 as its bits."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy()
-    return tensor.numpy()
-
-
 @njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
 def _attend(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
+        seq = task // num_kv_heads
+        if starts[seq + 1] > starts[seq]:
+            _attend_head(
+                query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
+                contexts[seq], task % num_kv_heads, scale, cap, window, out,
+            )  # fmt: skip
+
+
+@njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
+def _attend_alone(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
+    """The same by one thread."""
+    num_kv_heads = pool.shape[2]
+    for task in range(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(

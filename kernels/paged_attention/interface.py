@@ -1,8 +1,12 @@
 """What every paged-attention implementation is given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,24 @@ class DeviceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class HostArrays:
+    """A batch's lists and tables as compiled code takes them.
+
+    Attributes:
+        page_tables: int32 ``[num_layers, num_slots, max_blocks]``, the tensor's memory.
+        num_tokens: of all contexts.
+        runs: sequences by who serves them, for each kind of division that was asked for.
+    """
+
+    query_starts: Ints
+    context_lens: Ints
+    slots: Ints
+    page_tables: npt.NDArray[np.int32]
+    num_tokens: int
+    runs: dict[tuple[int, ...], list[tuple[range, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Which packed rows belong to which sequence.
 
@@ -66,7 +88,22 @@ class RaggedBatch:
     slots: list[int]
     page_tables: torch.Tensor
     on_device: DeviceBatch | None = None
+    _arrays: list[HostArrays] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def num_seqs(self) -> int:
         return len(self.context_lens)
+
+    @property
+    def arrays(self) -> HostArrays:
+        """Made when it is asked for first: every layer asks. Tables are on the host."""
+        if not self._arrays:
+            made = HostArrays(
+                np.asarray(self.query_starts, np.int64),
+                np.asarray(self.context_lens, np.int64),
+                np.asarray(self.slots, np.int64),
+                self.page_tables.numpy(),
+                sum(self.context_lens),
+            )
+            self._arrays.append(made)
+        return self._arrays[0]

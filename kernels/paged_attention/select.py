@@ -9,7 +9,7 @@ from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
 
 try:
-    from kernels.paged_attention import chunk, cpu
+    from kernels.paged_attention import chunk, cpu, store
 except ImportError:  # numba is optional: the gathering implementation does everything, slower
     cpu = None  # type: ignore[assignment]
 
@@ -56,7 +56,10 @@ def paged_attention(
         return out
     implementations = cpu.paged_attention_cpu, chunk.paged_attention_chunk, paged_attention_gather
     chunk_from = CHUNK_FROM_QUERIES_WITH_AMX if chunk.uses_amx(pool) else CHUNK_FROM_QUERIES
-    for seqs, kind in _runs(batch.query_starts, (chunk_from, GATHER_FROM_QUERIES)):
+    limits, runs = (chunk_from, GATHER_FROM_QUERIES), batch.arrays.runs
+    if limits not in runs:
+        runs[limits] = _runs(batch.query_starts, limits)
+    for seqs, kind in runs[limits]:
         implementations[kind](query, pool, layer, batch, shape, out, seqs)
     return out
 
@@ -95,6 +98,9 @@ def store_kv(
     """
     if (fused := _fused(pool.device)) is not None and key.dtype == pool.dtype:
         fused.store_kv(key, value, pool, slot_pages, slot_offsets)
+        return
+    if cpu is not None and cpu.supports(key) and key.dtype == pool.dtype:
+        store.store_kv_cpu(key, value, pool, slot_pages, slot_offsets)
         return
     pool[slot_pages, 0, :, slot_offsets] = key
     pool[slot_pages, 1, :, slot_offsets] = value
@@ -146,6 +152,10 @@ def warm_up(pool: torch.Tensor, num_heads: int | None = None) -> None:
     paged_attention(query, pool, 0, batch, shape)
     if cpu is not None and cpu.supports(query):
         out = torch.empty_like(query)
+        nowhere = torch.tensor([-1, -1], dtype=torch.int32)
+        new = torch.zeros((2, pool.shape[2], 2, head_dim), dtype=pool.dtype)
+        for rows in (new[:, :, 0].contiguous(), new[:, :, 0]):
+            store_kv(rows, rows, pool, nowhere, nowhere)
         chunk.paged_attention_chunk(query, pool, 0, batch, shape, out, range(2))
         # In a step, queries are a view of something larger: for numba that is another kind.
         query = torch.zeros((2, num_heads, 2, head_dim), dtype=pool.dtype)[:, :, 0]

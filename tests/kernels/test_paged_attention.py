@@ -7,7 +7,7 @@ from kernels.paged_attention import AttentionShape, RaggedBatch, chunk, cpu
 from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.products import has_amx
 from kernels.paged_attention.reference import paged_attention_reference
-from kernels.paged_attention.select import paged_attention, warm_up
+from kernels.paged_attention.select import paged_attention, store_kv, warm_up
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 RAGGED = [
@@ -77,7 +77,7 @@ def attend(
         return paged_attention(query, pool, 1, batch, shape)
     out = torch.full_like(query, float("nan"))
     arguments = query, pool, 1, batch, shape, out, range(batch.num_seqs)
-    if implementation == "stream":
+    if implementation in ("stream", "alone"):
         cpu.paged_attention_cpu(*arguments)
     elif implementation == "gather":
         paged_attention_gather(*arguments)
@@ -93,7 +93,7 @@ def attend(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap", "both"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 2, 24), (8, 1, 64)])
-@pytest.mark.parametrize("implementation", ["stream", "fma", "amx", "gather", "selected"])
+@pytest.mark.parametrize("implementation", ["stream", "alone", "fma", "amx", "gather", "selected"])
 def test_agrees_with_the_reference(
     implementation: str,
     heads: int,
@@ -101,8 +101,10 @@ def test_agrees_with_the_reference(
     head_dim: int,
     shape: AttentionShape,
     dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype)
+    monkeypatch.setattr(cpu, "ALONE_BYTES_MAX", 1 << 40 if implementation == "alone" else 0)
     got = attend(implementation, query, pool, batch, shape)
     want = paged_attention_reference(query, pool, 1, batch, shape)
     tolerance = TOLERANCE[dtype]
@@ -214,3 +216,25 @@ def test_nothing_is_left_to_compile_after_warming_up(
         for query in (rows, view):
             batch = RaggedBatch([0, num_new], [num_new + 20], [0], table)
             paged_attention(query, pool, 0, batch, SHAPES[0])
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_new_keys_and_values_go_to_their_slots_and_nowhere_else(
+    dtype: torch.dtype, is_view: bool
+) -> None:
+    num_tokens, num_heads, head_dim, num_pages = 7, 3, 24, 5
+    torch.manual_seed(0)
+    rows = torch.randn(2, num_heads, num_tokens, head_dim).to(dtype).transpose(1, 2)
+    key, value = rows if is_view else rows.contiguous()
+    pool = torch.randn(num_pages, 2, num_heads, 64, head_dim).to(dtype)
+    want = pool.clone()
+    places = [(3, 0), (3, 63), (0, 5), (-1, 1), (2, 7), (-1, 0), (0, 6)]
+    for token, (page, offset) in enumerate(places):
+        if page >= 0:
+            want[page, 0, :, offset] = key[token]
+            want[page, 1, :, offset] = value[token]
+    pages, offsets = torch.tensor(places, dtype=torch.int32).T.contiguous()
+    store_kv(key, value, pool, pages, offsets)
+    # What is padding may be written to the last page.
+    assert torch.equal(pool[:-1], want[:-1])
