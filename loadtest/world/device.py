@@ -31,7 +31,9 @@ FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is re
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
 LOAD_NS = STORE_NS = 500 * US
 NONSENSE = 21  # what a row gives whose turn's row before it failed
-SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND  # of pages: the thread has no core for a while
+# Of pages: the thread that copies has no core for a while.
+SLOW_LOAD_SHARE, SLOW_LOAD_NS = 0.02, 3 * SECOND
+SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Device:
         self._tables = BlockTables(model.num_layers)
         self._loading: dict[int, PageLoad] = {}  # by pool page
         self._copying: set[int] = set()  # of those, whose end is settled
+        self._late: set[int] = set()  # of those, for which a step waited long enough
         self._arena: ArenaMemory | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()  # the first one runs
@@ -109,7 +112,9 @@ class Device:
         state = arena.promise(load.arena_page, load.generation)
         if state is PageState.READY:
             self._copying.add(page)
-            delay_ns = self._worker.world.random.randrange(LOAD_NS) + 1
+            random = self._worker.world.random
+            is_slow = random.random() < SLOW_LOAD_SHARE
+            delay_ns = random.randrange(SLOW_LOAD_NS if is_slow else LOAD_NS) + 1
             self._worker.later(delay_ns, partial(self._copy, load, arena))
         elif state is PageState.FILLING and self._worker.now_ns < deadline_ns:
             look = partial(self._look, load, arena, deadline_ns)
@@ -130,6 +135,7 @@ class Device:
     def _settle(self, page: int, *, is_good: bool) -> None:
         del self._loading[page]
         self._copying.discard(page)
+        self._late.discard(page)
         step = self._steps[0] if self._steps else None
         if step is not None and page in step.awaited:
             rows = step.awaited.pop(page)
@@ -169,6 +175,8 @@ class Device:
         """Run a step after those that were given before; it ends with `Worker.on_step`."""
         planned = self._worker.core.flights[-1]
         assert planned.plan is plan
+        awaited = {p for layers in plan.awaited.values() for pages in layers for p in pages}
+        assert not awaited & self._late, "a load that was given up is waited for again"
         self._steps.append(_Step(plan, planned.turns))
         if len(self._steps) == 1:
             self._begin(set())
@@ -212,6 +220,7 @@ class Device:
         if self._steps and self._steps[0] is step:
             for rows in step.awaited.values():
                 step.failed.update(rows)
+            self._late.update(step.awaited)
             step.awaited.clear()
             self._end_if_over()
 

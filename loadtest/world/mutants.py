@@ -194,6 +194,10 @@ MUTANTS = (
         "            return []",
     ),
     Mutant(
+        "who waited for too long tells the others late", ENGINE,
+        "if index in result.failed:  # told at once", "if False:  # told at once",
+    ),
+    Mutant(
         "loading blocks are not lost", RESIDENCY,
         "            if block.loading:\n                block.lost = True",
         "            if block.loading:\n                pass",
