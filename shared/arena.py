@@ -129,6 +129,15 @@ class Arena:
         """Publish a page's state; the kvstore's alone to call."""
         self.words[page] = generation << _STATE_BITS | state
 
+    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
+        """`set_word` of many pages, of which none is named twice: each is one aligned store of
+        eight bytes, so that a reader sees the old word or the new one; in no order.
+        """
+        words = np.array(generations, np.uint64)
+        words <<= np.uint64(_STATE_BITS)
+        words |= np.uint64(state)
+        self.words[pages] = words
+
     def promise(self, page: int, generation: int) -> PageState:
         """How the bytes promised under `generation` stand, from one look at the word: FILLING,
         READY, or BAD when they will not come (any more).

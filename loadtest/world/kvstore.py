@@ -12,19 +12,19 @@ from loadtest.world.timeline import MS, SECOND, US
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
     BeginDiskAnew,
-    BlockWrite,
     Commit,
     DeleteBlocks,
+    DiskWrite,
     Effect,
     IndexAdd,
     IndexRemove,
     KvCore,
     Limits,
     LoadOutcome,
-    LoadPages,
     NewBlock,
     Open,
-    PageLoad,
+    PageReads,
+    ReadPages,
     Release,
     Renew,
     SetWords,
@@ -33,7 +33,7 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_tier import Block
+from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.disk_tier import StoredBlock
 from shared import messages as m
 from shared.arena import PageState
@@ -55,7 +55,7 @@ WRITE_NS = 500 * US
 STAGE_MAX_NS = 80 * MS
 
 OVERTAKING = {"delay", "freeze"}
-DiskOrder = BlockWrite | DeleteBlocks | BeginDiskAnew
+DiskOrder = DiskWrite | DeleteBlocks | BeginDiskAnew
 
 
 class Kvstore(Process):
@@ -92,7 +92,7 @@ class Kvstore(Process):
         )
         self.arena = ArenaMemory(self._num_pages)
         self._orders: deque[DiskOrder] = deque()
-        self._reads: deque[list[PageLoad]] = deque()
+        self._reads: deque[list[PageReads]] = deque()
         self._opened: dict[WorkerId, tuple[int, int]] = {}
         self.unread: set[tuple[int, int]] = set()
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
@@ -259,8 +259,8 @@ class Kvstore(Process):
                 case SetWords(_, pages, generations, state):
                     for page, generation in zip(pages, generations, strict=True):
                         self.arena.set_word(page, generation, state)
-                case LoadPages(loads):
-                    self._reads.append(loads)
+                case ReadPages(reads):
+                    self._reads.append(reads)
                     if len(self._reads) == 1:
                         self._begin_read()
                 case WriteBlocks(writes):
@@ -271,41 +271,45 @@ class Kvstore(Process):
                     pass
 
     def _begin_read(self) -> None:
-        loads = self._reads[0]
-        duration_ns = READ_NS * len(loads) * self.disk_slowness
+        num_pages = sum(len(reads.pages) for reads in self._reads[0])
+        duration_ns = READ_NS * num_pages * self.disk_slowness
         self.later(self.world.random.randrange(duration_ns) + 1, self._end_read)
 
     def _end_read(self) -> None:
-        loads = self._reads.popleft()
-        results = []
-        for load in loads:
-            outcome = self._read(load)
-            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
-            self.arena.set_word(load.page, load.generation, state)
-            results.append((load, outcome))
+        results = [(reads, self._read(reads)) for reads in self._reads.popleft()]
         if self._reads:
             self._begin_read()
         alive = {block.block_id for block in self._holding() if block.is_alive}
         self._perform(self.core.on_loaded(results, self.now_ns))
-        for load, outcome in results:
-            if outcome is LoadOutcome.FAILED:
-                self.unread.add((load.block_id, load.layer))
-            is_bad = outcome in (LoadOutcome.CORRUPT, LoadOutcome.MISSING)
-            is_kept = is_bad and load.block_id in alive and load.key in self.core.disk
-            assert not is_kept, "a block that cannot be read is still offered"
+        for reads, outcomes in results:
+            for block_id, key, outcome in zip(reads.block_ids, reads.keys, outcomes, strict=True):
+                if outcome is LoadOutcome.FAILED:
+                    self.unread.add((block_id, reads.layer))
+                is_bad = outcome in (LoadOutcome.CORRUPT, LoadOutcome.MISSING)
+                is_kept = is_bad and block_id in alive and key in self.core.disk
+                assert not is_kept, "a block that cannot be read is still offered"
 
-    def _holding(self) -> Iterator[Block]:
+    def _holding(self) -> Iterator[ArenaBlock]:
         return (b for arena in self.core.arenas.values() for b in arena.holding.values())
 
-    def _read(self, load: PageLoad) -> LoadOutcome:
+    def _read(self, reads: PageReads) -> list[LoadOutcome]:
+        outcomes = []
+        for key, page, generation in zip(reads.keys, reads.pages, reads.generations, strict=True):
+            outcome = self._read_page(key, reads.layer, page)
+            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+            self.arena.set_word(page, generation, state)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _read_page(self, key: BlockKey, layer: int, page: int) -> LoadOutcome:
         if self.world.fault_random.random() < self.world.faults.unread_share:
             return LoadOutcome.FAILED
-        block = self.disk.get(load.key)
+        block = self.disk.get(key)
         if block is None:
             return LoadOutcome.MISSING
         if block.is_damaged:
             return LoadOutcome.CORRUPT
-        self.arena.contents[load.page] = block.contents[load.layer]
+        self.arena.contents[page] = block.contents[layer]
         return LoadOutcome.READY
 
     def _order(self, *orders: DiskOrder) -> None:
@@ -322,7 +326,7 @@ class Kvstore(Process):
         order = self._orders.popleft()
         results = []
         match order:
-            case BlockWrite():
+            case DiskWrite():
                 results.append(self._write(order))
             case DeleteBlocks(blocks):
                 for key, _ in blocks:
@@ -334,7 +338,7 @@ class Kvstore(Process):
         if results:
             self._perform(self.core.on_written(results, self.now_ns))
 
-    def _write(self, write: BlockWrite) -> tuple[int, WriteOutcome, int]:
+    def _write(self, write: DiskWrite) -> tuple[int, WriteOutcome, int]:
         is_there = all(self.arena.words[page][1] is PageState.READY for page in write.pages)
         assert is_there, "a page was taken from under the writer"
         if self.is_disk_full:

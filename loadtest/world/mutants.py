@@ -38,6 +38,7 @@ BATCHES = "services/worker/oneshot/core.py"
 STORE = "services/kvstore/core/store.py"
 TIERS = "services/kvstore/core/tiers.py"
 ARENA = "services/kvstore/core/arena_tier.py"
+ARENA_BLOCK = "services/kvstore/core/arena_block.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 BLOCKS = "shared/blocks.py"
@@ -286,12 +287,12 @@ MUTANTS = (
         "if pages := worker.take_forgotten(event, -1):",
     ),
     Mutant(
-        "the only copy is evicted", ARENA,
+        "the only copy is evicted", ARENA_BLOCK,
         "return not (self.num_pins or self.is_writing or self.queued or self.in_flight)",
         "return not (self.num_pins or self.queued or self.in_flight)",
     ),
     Mutant(
-        "pinned pages are evicted", ARENA,
+        "pinned pages are evicted", ARENA_BLOCK,
         "return not (self.num_pins or self.is_writing or self.queued or self.in_flight)",
         "return not (self.is_writing or self.queued or self.in_flight)",
     ),
@@ -301,8 +302,8 @@ MUTANTS = (
     ),
     Mutant(
         "a damaged block is kept", STORE,
-        "                if block.is_alive:\n                    self._tiers.forget",
-        "                if False:\n                    self._tiers.forget",
+        "            if block.is_alive:\n                self._tiers.forget",
+        "            if False:\n                self._tiers.forget",
     ),
     # Keys.
     Mutant(

@@ -16,7 +16,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from services.kvstore.core import BlockWrite, LoadOutcome, PageLoad
+from services.kvstore.core import DiskWrite, LoadOutcome
 from services.kvstore.values import (
     HEADER_BYTES,
     BadValue,
@@ -119,18 +119,18 @@ class Reader:
     def __init__(self, transaction: Any) -> None:
         self._transaction = transaction
 
-    def copy(self, load: PageLoad, out: Bytes) -> LoadOutcome:
-        """Copy a page into `out` (uint8 [page_bytes]) and check the copied bytes, while they are in
-        the processor's cache, against the checksum they were stored with.
+    def copy(self, key: BlockKey, layer: int, out: Bytes) -> LoadOutcome:
+        """Copy a block's page of this layer into `out` (uint8 [page_bytes]) and check the copied
+        bytes, while they are in the processor's cache, against the checksum they were stored with.
         """
-        value = self._transaction.get(value_key(load.key, load.layer))
+        value = self._transaction.get(value_key(key, layer))
         if value is None:
             return LoadOutcome.MISSING
         try:
             header = read_header(value)
         except BadValue:
             return LoadOutcome.CORRUPT
-        if (header.key, header.layer, header.page_bytes) != (load.key, load.layer, out.size):
+        if (header.key, header.layer, header.page_bytes) != (key, layer, out.size):
             return LoadOutcome.CORRUPT
         np.copyto(out, np.frombuffer(value, np.uint8, offset=HEADER_BYTES))
         return LoadOutcome.READY if checksum(out.data) == header.checksum else LoadOutcome.CORRUPT
@@ -309,7 +309,7 @@ class Writer:
         self._uses = uses
         self._now_s = now_s
 
-    def put(self, write: BlockWrite, pages: Bytes) -> None:
+    def put(self, write: DiskWrite, pages: Bytes) -> None:
         """Store a block.
 
         Args:

@@ -21,9 +21,9 @@ from services.kvstore.core import (
     IndexRemove,
     KvCore,
     Limits,
-    LoadPages,
     NewBlock,
     Open,
+    ReadPages,
     Release,
     Renew,
     SetWords,
@@ -334,9 +334,8 @@ class KvService:
             match effect:
                 case SetWords(page_bytes, pages, generations, state):
                     arena = self._arenas.by_page_bytes[page_bytes]
-                    for page, generation in zip(pages, generations, strict=True):
-                        arena.set_word(page, generation, state)
-                case LoadPages():
+                    arena.set_words(pages, generations, state)
+                case ReadPages():
                     self._loader.submit(effect)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)

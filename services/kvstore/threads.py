@@ -16,11 +16,11 @@ from typing import TypeAlias
 
 from services.kvstore.core import (
     BeginDiskAnew,
-    BlockWrite,
     DeleteBlocks,
+    DiskWrite,
     LoadOutcome,
-    LoadPages,
-    PageLoad,
+    PageReads,
+    ReadPages,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -31,6 +31,7 @@ from services.kvstore.disk import (
     DiskDamaged,
     DiskFailed,
     DiskFull,
+    Reader,
     Writer,
     stored_bytes,
 )
@@ -40,7 +41,7 @@ from shared.clock import Clock
 
 log = logging.getLogger(__name__)
 
-LoadResults: TypeAlias = list[tuple[PageLoad, LoadOutcome]]
+LoadResults: TypeAlias = list[tuple[PageReads, list[LoadOutcome]]]
 WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
 DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks | BeginDiskAnew
 OnDamage: TypeAlias = Callable[[DiskDamaged], None]
@@ -77,15 +78,15 @@ class LoaderThread:
         self._report = report
         self._damaged = damaged
         self._fail = fail
-        self._orders: queue.SimpleQueue[LoadPages | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[ReadPages | None] = queue.SimpleQueue()
         self._orders_max = orders_max
         self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
         self._thread.start()
 
-    def submit(self, order: LoadPages) -> None:
+    def submit(self, order: ReadPages) -> None:
         """Load these pages. Without room for the order they fail."""
         if self._orders.qsize() >= self._orders_max:
-            self._report(self._give_up(order.loads), 0.0)
+            self._report(self._load_none(order.reads), 0.0)
             return
         self._orders.put(order)
 
@@ -98,32 +99,44 @@ class LoaderThread:
         try:
             while (order := self._orders.get()) is not None:
                 start = time.perf_counter()
-                results = self._load(order.loads)
+                results = self._load(order.reads)
                 self._report(results, time.perf_counter() - start)
         except Exception as error:
             self._fail(error)
 
-    def _load(self, loads: Sequence[PageLoad]) -> LoadResults:
-        results: LoadResults = []
+    def _load(self, batch: Sequence[PageReads]) -> LoadResults:
+        results: LoadResults = [(reads, []) for reads in batch]
         try:
             with self._disk.read() as reader:
-                for load in loads:
-                    arena = self._arenas[load.page_bytes]
-                    outcome = reader.copy(load, arena.pages[load.page])
-                    state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
-                    arena.set_word(load.page, load.generation, state)
-                    results.append((load, outcome))
+                for reads, outcomes in results:
+                    self._copy(reader, reads, outcomes)
         except DiskFailed as error:  # no other page of this batch will come
             log.warning("reading the KV database failed", extra={"error": str(error)})
             if isinstance(error, DiskDamaged):
                 self._damaged(error)
-            results += self._give_up(loads[len(results) :])
+            self._give_up(results)
         return results
 
-    def _give_up(self, loads: Sequence[PageLoad]) -> LoadResults:
-        for load in loads:
-            self._arenas[load.page_bytes].set_word(load.page, load.generation, PageState.BAD)
-        return [(load, LoadOutcome.FAILED) for load in loads]
+    def _copy(self, reader: Reader, reads: PageReads, outcomes: list[LoadOutcome]) -> None:
+        """Page by page, each published at once; tells in `outcomes` how far it came."""
+        arena = self._arenas[reads.page_bytes]
+        for key, page, generation in zip(reads.keys, reads.pages, reads.generations, strict=True):
+            outcome = reader.copy(key, reads.layer, arena.pages[page])
+            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+            arena.set_word(page, generation, state)
+            outcomes.append(outcome)
+
+    def _load_none(self, batch: Sequence[PageReads]) -> LoadResults:
+        results: LoadResults = [(reads, []) for reads in batch]
+        self._give_up(results)
+        return results
+
+    def _give_up(self, results: LoadResults) -> None:
+        """Those that have no outcome yet have failed."""
+        for reads, outcomes in results:
+            lost, generations = reads.pages[len(outcomes) :], reads.generations[len(outcomes) :]
+            self._arenas[reads.page_bytes].set_words(lost, generations, PageState.BAD)
+            outcomes.extend([LoadOutcome.FAILED] * len(lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,7 @@ class _Settle:
     report: Callable[[bool], None]
 
 
-_Step: TypeAlias = BlockWrite | _Delete | _Touch | _Settle | BeginDiskAnew
+_Step: TypeAlias = DiskWrite | _Delete | _Touch | _Settle | BeginDiskAnew
 
 
 class WriterThread:
@@ -235,7 +248,7 @@ class WriterThread:
             step = self._steps.get(timeout=timeout_s)
             while step is not None:
                 steps.append(step)
-                if isinstance(step, BlockWrite):
+                if isinstance(step, DiskWrite):
                     num_bytes += stored_bytes(len(step.pages), step.page_bytes)
                 if num_bytes >= WRITE_BATCH_BYTES:
                     return steps, False
@@ -251,7 +264,7 @@ class WriterThread:
         at = len(steps) - 1 - list(reversed(steps)).index(BeginDiskAnew())
         self._undeleted.clear()
         self._disk.begin_anew()
-        lost = [step for step in steps[:at] if isinstance(step, BlockWrite)]
+        lost = [step for step in steps[:at] if isinstance(step, DiskWrite)]
         return [(step.block_id, WriteOutcome.FAILED, 0) for step in lost], steps[at + 1 :]
 
     def _store(self, steps: Sequence[_Step]) -> WriteResults:
@@ -259,16 +272,16 @@ class WriterThread:
         again = [*self._undeleted.values(), *steps]
         if self._transact(again) is WriteOutcome.STORED:
             self._undeleted.clear()
-            return results + [_stored(step) for step in steps if isinstance(step, BlockWrite)]
+            return results + [_stored(step) for step in steps if isinstance(step, DiskWrite)]
         for step in again:  # one by one, so that only what fails is lost
             outcome = self._transact([step])
-            if isinstance(step, BlockWrite):
+            if isinstance(step, DiskWrite):
                 results.append(
                     _stored(step) if outcome is WriteOutcome.STORED else (step.block_id, outcome, 0)
                 )
             if isinstance(step, _Delete) and outcome is not WriteOutcome.STORED:
                 self._undeleted[step.key] = step
-            elif isinstance(step, _Delete | BlockWrite):
+            elif isinstance(step, _Delete | DiskWrite):
                 self._undeleted.pop(step.key, None)
         return results
 
@@ -289,7 +302,7 @@ class WriterThread:
 
     def _apply(self, writer: Writer, step: _Step) -> None:
         match step:
-            case BlockWrite():
+            case DiskWrite():
                 writer.put(step, self._arenas[step.page_bytes].pages)
             case _Delete(key, num_layers):
                 writer.delete(key, num_layers)
@@ -316,6 +329,6 @@ class WriterThread:
         return True
 
 
-def _stored(write: BlockWrite) -> tuple[int, WriteOutcome, int]:
+def _stored(write: DiskWrite) -> tuple[int, WriteOutcome, int]:
     num_bytes = stored_bytes(len(write.pages), write.page_bytes)
     return write.block_id, WriteOutcome.STORED, num_bytes

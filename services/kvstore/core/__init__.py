@@ -1,48 +1,48 @@
 """Decisions of the kvstore: which page holds what, what is loaded next, what must go."""
 
-from services.kvstore.core.arena_tier import Block
+from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import (
     BeginDiskAnew,
-    BlockWrite,
     DeleteBlocks,
+    DiskWrite,
     Effect,
     IndexAdd,
     IndexRemove,
     LoadOutcome,
-    LoadPages,
-    PageLoad,
+    PageReads,
+    ReadPages,
     SetWords,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, NewBlock, Open, Release, Renew, Stage, Staged
+from services.kvstore.core.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.store import KvCore
 
 __all__ = [
+    "ArenaBlock",
     "BeginDiskAnew",
-    "Block",
-    "BlockWrite",
     "Commit",
     "Counts",
     "DeleteBlocks",
+    "DiskWrite",
     "Effect",
     "IndexAdd",
     "IndexRemove",
     "KvCore",
     "Limits",
     "LoadOutcome",
-    "LoadPages",
     "NewBlock",
     "Open",
-    "PageLoad",
+    "PageReads",
+    "Pinned",
+    "ReadPages",
     "Release",
     "Renew",
     "SetWords",
     "Stage",
-    "Staged",
     "StoredBlock",
     "TouchBlocks",
     "WriteBlocks",

@@ -1,12 +1,12 @@
 """What a commit must be before any of it is taken over."""
 
 from services.kvstore.core.events import Commit, NewBlock
-from services.kvstore.core.workers import Worker
+from services.kvstore.core.workers import OpenWorker
 from shared.blocks import BLOCK_TOKENS, child_key
 from shared.errors import InvalidRequest
 
 
-def check_commit(event: Commit, worker: Worker) -> None:
+def check_commit(event: Commit, worker: OpenWorker) -> None:
     """Raises:
     InvalidRequest: the model was not announced, a list has the wrong length, a page is not leased
         to the worker or named twice, or a key is not that of its tokens.
@@ -15,8 +15,8 @@ def check_commit(event: Commit, worker: Worker) -> None:
     if shape is None or shape[1] != event.page_bytes:
         raise InvalidRequest("the model of this commit was not opened", "fingerprint")
     pages = [page for block in event.blocks for page in block.pages]
-    is_leased = worker.can_mean(event.page_bytes, pages, event.heard)
-    if len(set(pages)) != len(pages) or not is_leased:
+    num_meant = len(worker.meant(event.page_bytes, pages, event.heard))
+    if len(set(pages)) != len(pages) or num_meant != len(pages):
         raise InvalidRequest("a page is not leased, or is named twice", "pages")
     for block in event.blocks:
         _check_block(block, num_layers=shape[0])

@@ -38,26 +38,28 @@ class SetWords:
 
 
 @dataclass(frozen=True, slots=True)
-class PageLoad:
-    """One page to copy from disk into arena page `page`, promised under `generation`."""
+class PageReads:
+    """Pages of one layer to copy from disk into the arena. The lists hold one entry a page: its
+    block, where in the arena it goes, and under which generation it was promised.
+    """
 
-    block_id: int
-    key: BlockKey
     layer: int
     page_bytes: int
-    page: int
-    generation: int
+    block_ids: list[int]
+    keys: list[BlockKey]
+    pages: list[int]
+    generations: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPages:
+class ReadPages:
     """A batch for the loader, in this order; answer with `on_loaded`."""
 
-    loads: list[PageLoad]
+    reads: list[PageReads]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockWrite:
+class DiskWrite:
     """One block to store. `pages` and `checksums` (xxh3-64) hold one entry a layer."""
 
     block_id: int
@@ -75,7 +77,7 @@ class BlockWrite:
 class WriteBlocks:
     """Store these blocks, after everything asked of the disk before; answer with `on_written`."""
 
-    writes: list[BlockWrite]
+    writes: list[DiskWrite]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class IndexRemove:
 
 Effect: TypeAlias = (
     SetWords
-    | LoadPages
+    | ReadPages
     | WriteBlocks
     | DeleteBlocks
     | BeginDiskAnew

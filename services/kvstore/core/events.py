@@ -66,7 +66,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class Pinned:
     """What a stage pinned. `pages` and `generations` are laid out ``[layer][block]``.
 
     Attributes:

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator
 
-from services.kvstore.core.arena_tier import NO_PAGE, ArenaTier, Block
+from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import Effect
 from services.kvstore.core.events import Stage
-from services.kvstore.core.load_queue import LoadQueue
+from services.kvstore.core.read_queue import ReadQueue
 
 
 def pin_prefix(
     arena: ArenaTier, disk: DiskTier, event: Stage, block_ids: Iterator[int]
-) -> list[Block]:
+) -> list[ArenaBlock]:
     """Pin the longest prefix of which every layer is in the arena, on its way there, or on disk;
     what cannot be told is not pinned either.
     """
-    blocks: list[Block] = []
+    blocks: list[ArenaBlock] = []
     for depth, key in enumerate(event.keys[: event.blocks_max]):
         block = arena.blocks.get(key)
         if block is None:
@@ -26,12 +27,13 @@ def pin_prefix(
                 or stored.num_layers != event.num_layers
             ):
                 break
-            block = Block(
+            block = ArenaBlock(
                 block_id=next(block_ids),
                 key=key,
                 page_bytes=event.page_bytes,
                 pages=[NO_PAGE] * event.num_layers,
                 generations=[0] * event.num_layers,
+                num_present=0,
                 depth=depth,
                 used_at_ns=stored.used_at_ns,
                 owner=stored.owner,
@@ -47,44 +49,54 @@ def pin_prefix(
 
 
 def fill_prefix(
-    arena: ArenaTier, disk: DiskTier, blocks: list[Block], effects: list[Effect]
-) -> list[tuple[Block, int]]:
+    arena: ArenaTier, disk: DiskTier, blocks: list[ArenaBlock], effects: list[Effect]
+) -> list[tuple[ArenaBlock, list[int]]]:
     """Give every missing layer of `blocks` a page. Where the arena cannot hold them all, blocks at
     the end are unpinned and leave the list, until the rest fits.
 
     Returns:
         The layers that now have a page and no bytes.
     """
-    missing: list[tuple[Block, int]] = []
-    index = 0
+    filled: list[tuple[ArenaBlock, list[int]]] = []
+    num_missing = sum(block.num_missing for block in dict.fromkeys(blocks))
+    pages = arena.take(num_missing, disk.__contains__, effects)
+    first = index = 0
     while index < len(blocks):
         block = blocks[index]
-        layers = [layer for layer, page in enumerate(block.pages) if page == NO_PAGE]
-        pages = arena.take(len(layers), disk.__contains__, effects)
-        while len(pages) < len(layers) and len(blocks) > index + 1:
-            arena.unpin(blocks.pop(), effects)
-            pages += arena.take(len(layers) - len(pages), disk.__contains__, effects)
-        if len(pages) < len(layers):
-            arena.give(pages, effects)
-            arena.unpin(blocks.pop(), effects)
+        end = first + block.num_missing
+        while end > len(pages) and len(blocks) > index + 1:
+            arena.unpin([blocks.pop()], effects)
+            pages += arena.take(end - len(pages), disk.__contains__, effects)
+        if end > len(pages):
+            arena.unpin([blocks.pop()], effects)
             break
-        for layer, page in zip(layers, pages, strict=True):
-            block.pages[layer] = page
-            block.generations[layer] = arena.generation(page)
-            missing.append((block, layer))
+        if first < end:
+            own = pages[first:end]
+            filled.append((block, block.fill(own, arena.generations(own))))
+            first = end
         index += 1
-    return missing
+    arena.give(pages[first:], effects)
+    return filled
 
 
 def queue_loads(
-    queue: LoadQueue, blocks: list[Block], missing: list[tuple[Block, int]], priority: int
+    queue: ReadQueue,
+    blocks: list[ArenaBlock],
+    filled: list[tuple[ArenaBlock, list[int]]],
+    priority: int,
 ) -> int:
-    """Queue what is missing, and move forward what another stage queued already.
+    """Queue what has no bytes yet, and move forward what another stage queued already.
 
     Returns:
         How many pages of `blocks` have yet to come from disk.
     """
-    waiting = [(block, layer) for block in blocks for layer in block.queued]
-    for block, layer in waiting + missing:
-        queue.push(block, layer, priority)
+    by_layer: list[list[ArenaBlock]] = [[] for _ in range(blocks[0].num_layers)]
+    for block in blocks:
+        for layer in block.queued:
+            by_layer[layer].append(block)
+    for block, layers in filled:
+        block.queued.update(layers)
+        for layer in layers:
+            by_layer[layer].append(block)
+    queue.push(by_layer, priority)
     return sum(len(block.queued) + len(block.in_flight) for block in blocks)

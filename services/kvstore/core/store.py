@@ -6,30 +6,32 @@ outlives the arena's copy, until it is deleted, expires, or makes room. Pages co
 stages, which pin.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 
+from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.checks import check_commit
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import (
     BeginDiskAnew,
-    BlockWrite,
+    DiskWrite,
     Effect,
     IndexAdd,
     LoadOutcome,
-    LoadPages,
-    PageLoad,
+    PageReads,
+    ReadPages,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, Open, Release, Renew, Stage, Staged
+from services.kvstore.core.events import Commit, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
-from services.kvstore.core.load_queue import LoadQueue
+from services.kvstore.core.read_queue import ReadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
 from services.kvstore.core.tiers import Tiers
-from services.kvstore.core.workers import Lease, Workers
+from services.kvstore.core.workers import Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
@@ -57,7 +59,7 @@ class KvCore:
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
-        self._loads = LoadQueue()
+        self._queue = ReadQueue()
         self._num_batches = 0
         self._block_ids = count(1)
         self._writes = Writes()
@@ -121,8 +123,7 @@ class KvCore:
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
         pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
-        leased = worker.leased.setdefault(page_bytes, {})
-        leased.update((page, Lease(number, now_ns)) for page in pages)
+        worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
     def on_renew(self, event: Renew, now_ns: int) -> list[Effect]:
@@ -154,12 +155,9 @@ class KvCore:
             return effects
         if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
             self._tiers.unpin(ticket, now_ns, effects)
-        size, named = event.page_bytes, dict.fromkeys(event.pages)
-        pages = [page for page in named if worker.can_mean(size, [page], event.heard)]
-        if pages:
-            for page in pages:
-                del worker.leased[size][page]
-            self.arenas[size].give(pages, effects)
+        if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.heard):
+            worker.end_leases(event.page_bytes, pages)
+            self.arenas[event.page_bytes].give(pages, effects)
         return effects
 
     def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:
@@ -177,25 +175,28 @@ class KvCore:
         if worker.is_repeated(event.seq):
             return 0, effects
         check_commit(event, worker)
-        writes: list[BlockWrite] = []
+        blocks: list[ArenaBlock] = []
+        writes: list[DiskWrite] = []
+        spare: list[int] = []
         for new in event.blocks:
-            for page in new.pages:
-                del worker.leased[event.page_bytes][page]
+            worker.end_leases(event.page_bytes, new.pages)
             if new.key in arena.blocks or new.key in self.disk:
-                arena.give(new.pages, effects)
+                spare += new.pages
             else:
                 block, write = self._writes.begin(
                     arena, next(self._block_ids), new, event.fingerprint, now_ns
                 )
                 arena.insert(block)
-                arena.publish_ready(block, effects)
+                blocks.append(block)
                 writes.append(write)
+        arena.give(spare, effects)
+        arena.publish_ready(blocks, effects)
         if writes:
             effects.append(WriteBlocks(writes))
         self.counts.num_blocks_committed += len(event.blocks)
         return len(event.blocks), effects
 
-    def on_stage(self, event: Stage, now_ns: int) -> tuple[Staged, list[Effect]]:
+    def on_stage(self, event: Stage, now_ns: int) -> tuple[Pinned, list[Effect]]:
         """Pin the longest stored prefix that fits the arena, and queue what is only on disk.
 
         Raises:
@@ -206,20 +207,19 @@ class KvCore:
         arena = self._arena(event.page_bytes)
         effects: list[Effect] = []
         blocks = pin_prefix(arena, self.disk, event, self._block_ids)
-        missing = fill_prefix(arena, self.disk, blocks, effects)
+        filled = fill_prefix(arena, self.disk, blocks, effects)
         if not blocks:
-            return Staged(), effects
+            return Pinned(), effects
         ticket = self.workers.add_ticket(worker, event.page_bytes, blocks, now_ns)
-        num_from_disk = queue_loads(self._loads, blocks, missing, event.priority)
+        num_from_disk = queue_loads(self._queue, blocks, filled, event.priority)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
         self._send_loads(effects)
-        layers = range(event.num_layers)
-        staged = Staged(
+        staged = Pinned(
             ticket=ticket,
             num_blocks=len(blocks),
-            pages=[block.pages[layer] for layer in layers for block in blocks],
-            generations=[block.generations[layer] for layer in layers for block in blocks],
+            pages=_by_layer(block.pages for block in blocks),
+            generations=_by_layer(block.generations for block in blocks),
             num_from_disk=num_from_disk,
         )
         return staged, effects
@@ -229,35 +229,50 @@ class KvCore:
         stale = self.disk.use(keys, now_ns, self._limits.noted_ns)
         return [TouchBlocks(stale), IndexAdd(stale)] if stale else []
 
-    def on_loaded(self, results: list[tuple[PageLoad, LoadOutcome]], now_ns: int) -> list[Effect]:
-        """The loader finished a batch, and published its words. A block with a page that is gone or
-        damaged is deleted everywhere; a read that failed fails this load only.
+    def on_loaded(
+        self, results: list[tuple[PageReads, list[LoadOutcome]]], now_ns: int
+    ) -> list[Effect]:
+        """The loader finished a batch, page by page, and published its words. A block with a page
+        that is gone or damaged is deleted everywhere; a read that failed fails this load only.
         """
         effects: list[Effect] = []
         self._num_batches -= 1
-        for load, outcome in results:
-            arena = self.arenas[load.page_bytes]
-            block = arena.holding[load.block_id]
-            block.in_flight.remove(load.layer)
-            if outcome is LoadOutcome.READY:
-                self.counts.num_pages_loaded += 1
-            elif outcome is LoadOutcome.FAILED:
-                self.counts.num_pages_unread += 1
-                arena.drop_page(block, load.layer, effects)
-            else:
-                self.counts.num_pages_corrupt += outcome is LoadOutcome.CORRUPT
-                if block.is_alive:
-                    self._tiers.forget(block.key, effects)
-            arena.settle(block, effects)
+        for reads, outcomes in results:
+            arena = self.arenas[reads.page_bytes]
+            blocks = [arena.holding[block_id] for block_id in reads.block_ids]
+            for block, outcome in zip(blocks, outcomes, strict=True):
+                block.in_flight.remove(reads.layer)
+                if outcome is not LoadOutcome.READY:
+                    self._miss(arena, block, reads.layer, outcome, effects)
+            self.counts.num_pages_loaded += outcomes.count(LoadOutcome.READY)
+            arena.settle(blocks, effects)
         self._send_loads(effects)
         return effects
+
+    def _miss(
+        self,
+        arena: ArenaTier,
+        block: ArenaBlock,
+        layer: int,
+        outcome: LoadOutcome,
+        effects: list[Effect],
+    ) -> None:
+        if outcome is LoadOutcome.FAILED:
+            self.counts.num_pages_unread += 1
+            arena.drop_page(block, layer, effects)
+        else:
+            self.counts.num_pages_corrupt += outcome is LoadOutcome.CORRUPT
+            if block.is_alive:
+                self._tiers.forget(block.key, effects)
 
     def on_written(self, results: list[tuple[int, WriteOutcome, int]], now_ns: int) -> list[Effect]:
         """The writer finished blocks: (block id, outcome, bytes on disk). What was not taken is
         tried once more, on a full disk after making room; then the block stays in the arena only.
         """
         effects: list[Effect] = []
-        retries: list[BlockWrite] = []
+        retries: list[DiskWrite] = []
+        added: list[BlockKey] = []
+        settled: dict[int, list[ArenaBlock]] = defaultdict(list)  # by page size
         num_bytes_wanted = 0
         for block_id, outcome, num_bytes in results:
             is_untaken = outcome in {WriteOutcome.FULL, WriteOutcome.FAILED}
@@ -273,14 +288,18 @@ class KvCore:
                     block.key, *size, now_ns, now_ns, block.owner, parent=write.parent
                 )
                 self.disk.add(stored)
-                effects.append(IndexAdd([block.key]))
+                added.append(block.key)
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
                 self.counts.num_pages_corrupt += 1
                 self.arenas[block.page_bytes].publish_bad(block, effects)
                 self._tiers.forget(block.key, effects)
-            self.arenas[block.page_bytes].settle(block, effects)
+            settled[block.page_bytes].append(block)
+        if added:
+            effects.append(IndexAdd(added))
+        for page_bytes, blocks in settled.items():
+            self.arenas[page_bytes].settle(blocks, effects)
         if retries:
             self._drop(self._tiers.oldest(2 * num_bytes_wanted), effects)
             effects.append(WriteBlocks(retries))
@@ -327,11 +346,11 @@ class KvCore:
 
     def _send_loads(self, effects: list[Effect]) -> None:
         while self._num_batches < self._limits.load_batches_max:
-            loads = self._loads.pop_batch(self._limits.load_bytes_max)
-            if not loads:
+            reads = self._queue.pop_batch(self._limits.load_bytes_max)
+            if not reads:
                 break
             self._num_batches += 1
-            effects.append(LoadPages(loads))
+            effects.append(ReadPages(reads))
 
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
         self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)
@@ -340,3 +359,12 @@ class KvCore:
         for key in keys:
             self._tiers.forget(key, effects)
         self.counts.num_blocks_dropped += len(keys)
+
+
+def _by_layer(numbers: Iterable[list[int]]) -> list[int]:
+    """A number a layer of each block, as ``[layer][block]``.
+
+    >>> _by_layer([[1, 2], [3, 4]])
+    [1, 3, 2, 4]
+    """
+    return list(chain.from_iterable(zip(*numbers, strict=True)))

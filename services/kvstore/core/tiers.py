@@ -24,7 +24,7 @@ class Tiers:
         arena = self._arenas[ticket.page_bytes]
         for block in ticket.blocks:
             block.used_at_ns = now_ns
-            arena.unpin(block, effects)
+        arena.unpin(ticket.blocks, effects)
 
     def use(
         self, keys: Sequence[BlockKey], page_bytes: int, now_ns: int, effects: list[Effect]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from services.kvstore.core.arena_tier import Block
+from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.events import Open, Renew
 from shared.errors import NotFound
 from shared.ids import WorkerId
@@ -23,17 +23,17 @@ class Ticket:
     """
 
     page_bytes: int
-    blocks: list[Block]
+    blocks: list[ArenaBlock]
     held_at_ns: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """Why a page is its worker's.
+    """Why pages are their worker's: one object for all that it is true of.
 
     Attributes:
         number: of the question that it answered.
-        held_at_ns: when the worker was given it, or last said that it has it.
+        held_at_ns: when the worker was given them, or last said that it has them.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Worker:
+class OpenWorker:
     """One open incarnation of a worker.
 
     Attributes:
@@ -76,15 +76,34 @@ class Worker:
             if (ticket := self.tickets.get(number)) is not None:
                 ticket.held_at_ns = now_ns
         leased = self.leased.get(event.page_bytes, {})
+        renewed: dict[int, Lease] = {}  # by the question's number
         for page in event.leased:
             if (lease := leased.get(page)) is not None:
-                lease.held_at_ns = now_ns
+                if (held := renewed.get(lease.number)) is None:
+                    held = renewed[lease.number] = Lease(lease.number, now_ns)
+                leased[page] = held
 
-    def can_mean(self, page_bytes: int, pages: Iterable[int], heard: int) -> bool:
-        """Whether all these pages are leased to it, by leases that it knew of when it had heard the
-        answers up to `heard`. A page that was taken back and leased to it again is another's."""
+    def lease(self, page_bytes: int, pages: list[int], number: int, now_ns: int) -> None:
+        """It may write to these pages: the answer to its question of this number."""
+        lease = Lease(number, now_ns)
+        self.leased.setdefault(page_bytes, {}).update(dict.fromkeys(pages, lease))
+
+    def meant(self, page_bytes: int, pages: Iterable[int], heard: int) -> list[int]:
+        """Those of these pages that are leased to it, by leases that it knew of when it had heard
+        the answers up to `heard`. A page that was taken back and leased to it again is another's.
+        """
         leased = self.leased.get(page_bytes, {})
-        return all(page in leased and leased[page].number <= heard for page in pages)
+        return [
+            page
+            for page in pages
+            if (lease := leased.get(page)) is not None and lease.number <= heard
+        ]
+
+    def end_leases(self, page_bytes: int, pages: Iterable[int]) -> None:
+        """These pages, all leased to it, are its own no more."""
+        leased = self.leased.get(page_bytes, {})
+        for page in pages:
+            del leased[page]
 
     def take_forgotten(self, event: Renew, held_until_ns: int) -> list[int]:
         """Take out the pages that it does not name and has not held since then, of leases whose
@@ -103,8 +122,7 @@ class Worker:
             and lease.number <= event.heard
             and page not in named
         ]
-        for page in pages:
-            del leased[page]
+        self.end_leases(event.page_bytes, pages)
         return pages
 
 
@@ -112,14 +130,14 @@ class Workers:
     """Open workers by id; at most one incarnation of each."""
 
     def __init__(self, first_ticket: int) -> None:
-        self._workers: dict[WorkerId, Worker] = {}
+        self._workers: dict[WorkerId, OpenWorker] = {}
         self._ticket_numbers = count(first_ticket)
         self._retired: OrderedDict[tuple[WorkerId, str], None] = OrderedDict()
 
-    def find(self, worker_id: WorkerId) -> Worker | None:
+    def find(self, worker_id: WorkerId) -> OpenWorker | None:
         return self._workers.get(worker_id)
 
-    def get(self, worker_id: WorkerId, incarnation: str) -> Worker:
+    def get(self, worker_id: WorkerId, incarnation: str) -> OpenWorker:
         """Raises:
         NotFound: `unknown_worker`: it must open first, and hold nothing of what it held.
         """
@@ -131,12 +149,12 @@ class Workers:
     def open(self, event: Open) -> None:
         """Register a worker, or one more model of it."""
         worker = self._workers.setdefault(
-            event.worker_id, Worker(event.worker_id, event.incarnation)
+            event.worker_id, OpenWorker(event.worker_id, event.incarnation)
         )
         assert worker.incarnation == event.incarnation, "the earlier incarnation was closed"
         worker.shapes[event.fingerprint] = (event.num_layers, event.page_bytes)
 
-    def close(self, worker_id: WorkerId, incarnation: str) -> Worker | None:
+    def close(self, worker_id: WorkerId, incarnation: str) -> OpenWorker | None:
         """Take a worker out, with everything it holds; None if this incarnation is not open."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
@@ -150,7 +168,9 @@ class Workers:
         """Whether this incarnation was open, and is not any more."""
         return (worker_id, incarnation) in self._retired
 
-    def add_ticket(self, worker: Worker, page_bytes: int, blocks: list[Block], now_ns: int) -> int:
+    def add_ticket(
+        self, worker: OpenWorker, page_bytes: int, blocks: list[ArenaBlock], now_ns: int
+    ) -> int:
         """Number of a new ticket that holds `blocks`."""
         number = next(self._ticket_numbers)
         worker.tickets[number] = Ticket(page_bytes, blocks, now_ns)
@@ -169,5 +189,5 @@ class Workers:
                     expired.append(worker.tickets.pop(number))
         return expired
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[OpenWorker]:
         return iter(self._workers.values())

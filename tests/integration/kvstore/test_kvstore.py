@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from cli.supervisor.children import start_child, stop_child
 from services.kvstore import service
-from services.kvstore.core import LoadOutcome, PageLoad
+from services.kvstore.core import LoadOutcome
 from services.kvstore.disk import ASIDE_NAME, Reader
 from services.kvstore.leases import LeaseFiles
 from shared import messages as m
@@ -193,10 +193,10 @@ def test_a_database_found_damaged_while_running_begins_anew(
     copy = Reader.copy
     errors: list[lmdb.Error] = [lmdb.Error("Input/output error")]
 
-    def failing(self: Reader, load: PageLoad, out: Bytes) -> LoadOutcome:
+    def failing(self: Reader, key: BlockKey, layer: int, out: Bytes) -> LoadOutcome:
         if errors:
             raise errors.pop()
-        return copy(self, load, out)
+        return copy(self, key, layer, out)
 
     monkeypatch.setattr(Reader, "copy", failing)
 

@@ -14,7 +14,7 @@ import lmdb
 import numpy as np
 
 from loadtest.fuzz.damage import damage
-from services.kvstore.core import BlockWrite, LoadOutcome, PageLoad
+from services.kvstore.core import DiskWrite, LoadOutcome
 from services.kvstore.disk import DATA_NAME, Disk, DiskDamaged
 from services.kvstore.start import start_disk
 from shared.arena import Bytes, checksum
@@ -56,7 +56,7 @@ def put(disk: Disk, numbers: Sequence[int]) -> None:
     with disk.write(now_s=1) as writer:
         for number in numbers:
             pages = pages_of(number)
-            write = BlockWrite(
+            write = DiskWrite(
                 number, key_of(number), BlockKey(bytes(16)), [number] * 64, "f", PAGE_BYTES,
                 list(range(NUM_LAYERS)), [checksum(page.data) for page in pages],
             )  # fmt: skip
@@ -110,8 +110,7 @@ def read(disk: Disk, numbers: Sequence[int]) -> int:
     with disk.read() as reader:
         for number in numbers:
             for layer, page in enumerate(pages_of(number)):
-                load = PageLoad(number, key_of(number), layer, PAGE_BYTES, 0, 1)
-                if reader.copy(load, out) is LoadOutcome.READY:
+                if reader.copy(key_of(number), layer, out) is LoadOutcome.READY:
                     assert np.array_equal(out, page), f"wrong bytes: block {number}, layer {layer}"
                     num_ready += 1
     return num_ready

@@ -14,11 +14,11 @@ from services.kvstore import threads
 from services.kvstore.check import pack_scan, unpack_scan
 from services.kvstore.core import (
     BeginDiskAnew,
-    BlockWrite,
     DeleteBlocks,
+    DiskWrite,
     LoadOutcome,
-    LoadPages,
-    PageLoad,
+    PageReads,
+    ReadPages,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -49,8 +49,8 @@ def key(number: int) -> BlockKey:
     return BlockKey(bytes([number]) * 16)
 
 
-def write_of(arena: Arena, number: int, pages: list[int]) -> BlockWrite:
-    return BlockWrite(
+def write_of(arena: Arena, number: int, pages: list[int]) -> DiskWrite:
+    return DiskWrite(
         block_id=number,
         key=key(number),
         parent=key(0),
@@ -62,15 +62,17 @@ def write_of(arena: Arena, number: int, pages: list[int]) -> BlockWrite:
     )
 
 
-def load_of(number: int, layer: int, page: int = 7) -> PageLoad:
-    return PageLoad(number, key(number), layer, PAGE_BYTES, page, 3)
+def reads_of(layer: int, pages: dict[int, int]) -> PageReads:
+    """This layer of blocks, by number, into these pages."""
+    keys = [key(number) for number in pages]
+    return PageReads(layer, PAGE_BYTES, list(pages), keys, list(pages.values()), [3] * len(pages))
 
 
 def read(disk: Disk, arena: Arena, number: int, layer: int) -> LoadOutcome:
     """Into page 7."""
     arena.pages[7] = 0
     with disk.read() as reader:
-        return reader.copy(load_of(number, layer), arena.pages[7])
+        return reader.copy(key(number), layer, arena.pages[7])
 
 
 def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
@@ -193,7 +195,7 @@ def test_the_writer_loses_only_what_fails(
 ) -> None:
     put = Writer.put
 
-    def full(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+    def full(self: Writer, write: DiskWrite, pages: np.typing.NDArray[np.uint8]) -> None:
         if write.block_id == 2:
             raise lmdb.MapFullError("full")
         put(self, write, pages)
@@ -263,7 +265,9 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     error: lmdb.Error,
     num_damaged: int,
 ) -> None:
-    def failing(self: Reader, load: PageLoad, out: np.typing.NDArray[np.uint8]) -> LoadOutcome:
+    def failing(
+        self: Reader, key: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
+    ) -> LoadOutcome:
         raise error
 
     monkeypatch.setattr(Reader, "copy", failing)
@@ -273,11 +277,11 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     loader = LoaderThread(
         disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), damages.append, fail
     )
-    loads = [load_of(1, 0, page=6), load_of(1, 1, page=7)]
-    loader.submit(LoadPages(loads))
+    batch = [reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]
+    loader.submit(ReadPages(batch))
     loader.stop()
-    assert reports.get() == [(load, LoadOutcome.FAILED) for load in loads]
-    assert arena.word(6) == arena.word(7) == (3, PageState.BAD)
+    assert reports.get() == [(reads, [LoadOutcome.FAILED] * len(reads.pages)) for reads in batch]
+    assert arena.word(5) == arena.word(6) == arena.word(7) == (3, PageState.BAD)
     assert len(damages) == num_damaged
     disk.close()
 
@@ -288,7 +292,7 @@ def test_what_finds_no_room_with_a_stuck_writer_is_not_written_and_deletions_are
     has_begun, may_go = threading.Event(), threading.Event()
     put = Writer.put
 
-    def held(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+    def held(self: Writer, write: DiskWrite, pages: np.typing.NDArray[np.uint8]) -> None:
         has_begun.set()
         assert may_go.wait(30)
         put(self, write, pages)
@@ -318,7 +322,9 @@ def test_loads_that_find_no_room_with_a_stuck_loader_fail(
 ) -> None:
     has_begun, may_go = threading.Event(), threading.Event()
 
-    def held(self: Reader, load: PageLoad, out: np.typing.NDArray[np.uint8]) -> LoadOutcome:
+    def held(
+        self: Reader, key: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
+    ) -> LoadOutcome:
         has_begun.set()
         assert may_go.wait(30)
         return LoadOutcome.READY
@@ -329,11 +335,11 @@ def test_loads_that_find_no_room_with_a_stuck_loader_fail(
     loader = LoaderThread(
         disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail, orders_max=1
     )
-    loader.submit(LoadPages([load_of(1, 0, page=5)]))
+    loader.submit(ReadPages([reads_of(0, {1: 5})]))
     assert has_begun.wait(30)
-    loader.submit(LoadPages([load_of(1, 1, page=6)]))
-    loader.submit(LoadPages([load_of(2, 0, page=7)]))
-    assert reports.get_nowait() == [(load_of(2, 0, page=7), LoadOutcome.FAILED)]
+    loader.submit(ReadPages([reads_of(1, {1: 6})]))
+    loader.submit(ReadPages([reads_of(0, {2: 7})]))
+    assert reports.get_nowait() == [(reads_of(0, {2: 7}), [LoadOutcome.FAILED])]
     assert arena.word(7) == (3, PageState.BAD)
     may_go.set()
     loader.stop()
@@ -347,7 +353,7 @@ def test_the_writer_begins_a_damaged_database_anew_in_order(
     disk = Disk(tmp_path / "kv", MIB)
     put = Writer.put
 
-    def failing(self: Writer, write: BlockWrite, pages: np.typing.NDArray[np.uint8]) -> None:
+    def failing(self: Writer, write: DiskWrite, pages: np.typing.NDArray[np.uint8]) -> None:
         if disk.life == 1:
             raise lmdb.CorruptedError("made up")
         put(self, write, pages)
@@ -375,11 +381,42 @@ def test_the_loader_publishes_every_page_it_was_given(tmp_path: Path, arena: Are
     loader = LoaderThread(
         disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail
     )
-    loads = [load_of(1, 0, page=6), load_of(2, 0, page=7)]
-    loader.submit(LoadPages(loads))
+    batch = [reads_of(0, {1: 6, 2: 7}), reads_of(1, {1: 5})]
+    loader.submit(ReadPages(batch))
     loader.stop()
-    assert reports.get() == list(zip(loads, [LoadOutcome.READY, LoadOutcome.MISSING], strict=True))
+    outcomes = [[LoadOutcome.READY, LoadOutcome.MISSING], [LoadOutcome.READY]]
+    assert reports.get() == list(zip(batch, outcomes, strict=True))
     assert arena.word(6) == (3, PageState.READY)
     assert arena.word(7) == (3, PageState.BAD)
     assert np.array_equal(arena.pages[6], arena.pages[0])
+    assert np.array_equal(arena.pages[5], arena.pages[1])
+    disk.close()
+
+
+def test_what_was_read_before_a_read_failed_is_there(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path / "kv", MIB)
+    with disk.write(now_s=1) as writer:
+        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
+    copy = Reader.copy
+
+    def failing(
+        self: Reader, key_: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
+    ) -> LoadOutcome:
+        if key_ == key(2):
+            raise lmdb.Error("Input/output error")
+        return copy(self, key_, layer, out)
+
+    monkeypatch.setattr(Reader, "copy", failing)
+    reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
+    loader = LoaderThread(
+        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail
+    )
+    loader.submit(ReadPages([reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]))
+    loader.stop()
+    outcomes = [each for _, each in reports.get()]
+    assert outcomes == [[LoadOutcome.READY, LoadOutcome.FAILED], [LoadOutcome.FAILED]]
+    assert arena.word(5) == (3, PageState.READY)
+    assert arena.word(6) == arena.word(7) == (3, PageState.BAD)
     disk.close()

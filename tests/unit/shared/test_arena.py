@@ -75,6 +75,19 @@ def test_a_generation_may_be_as_large_as_it_ever_gets(path: Path) -> None:
     arena.close()
 
 
+def test_many_words_at_once_are_the_same_as_one_by_one(path: Path) -> None:
+    arena = Arena.create(path, 6, 8)
+    arena.set_words([4, 0, 2], [2**31 - 1, 7, 300], PageState.READY)
+    words = [arena.word(page) for page in range(6)]
+    free = (0, PageState.FREE)
+    ready = [(generation, PageState.READY) for generation in (7, 300, 2**31 - 1)]
+    assert words == [ready[0], free, ready[1], free, ready[2], free]
+    arena.set_words([], [], PageState.BAD)
+    assert words == [arena.word(page) for page in range(6)]
+    assert arena.words.flags.aligned and arena.words.itemsize == 8
+    arena.close()
+
+
 def test_making_it_anew_leaves_earlier_readers_their_mapping(path: Path) -> None:
     old = Arena.create(path, 2, 16)
     old.pages[1] = 1

@@ -1,26 +1,30 @@
 """A core with its effects held back, so that a test decides when the threads answer."""
 
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import NamedTuple
 
 from services.kvstore.core import (
-    BlockWrite,
     Commit,
+    DiskWrite,
     Effect,
     KvCore,
     Limits,
     LoadOutcome,
-    LoadPages,
     NewBlock,
     Open,
-    PageLoad,
+    PageReads,
+    Pinned,
+    ReadPages,
     Release,
     Renew,
     SetWords,
     Stage,
-    Staged,
     WriteBlocks,
     WriteOutcome,
 )
+from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
@@ -33,6 +37,47 @@ NUM_PAGES = 12
 BLOCK_BYTES = LAYERS * PAGE_BYTES
 TICKET_NS = 2000
 WORKERS = [WorkerId("w1"), WorkerId("w2")]
+
+
+class PageRead(NamedTuple):
+    """One page of a run that the loader was given."""
+
+    block_id: int
+    key: BlockKey
+    layer: int
+    page: int
+    generation: int
+
+
+def each_page(batch: list[PageReads]) -> list[PageRead]:
+    """A batch, page by page."""
+    return [
+        PageRead(block_id, key, reads.layer, page, generation)
+        for reads in batch
+        for block_id, key, page, generation in zip(
+            reads.block_ids, reads.keys, reads.pages, reads.generations, strict=True
+        )
+    ]
+
+
+def pages_that_go(
+    blocks: Iterable[ArenaBlock], num_pages: int, is_stored: Callable[[BlockKey], bool]
+) -> list[int]:
+    """Slow and obvious: which pages of these idle blocks make room for so many, in order."""
+    pages = sorted(
+        (block.used_at_ns, -layer, -block.depth, block.block_id, page, block)
+        for block in blocks
+        for layer, page in enumerate(block.pages)
+        if page != NO_PAGE
+    )
+    gone: dict[int, None] = {}
+    for _, _, _, _, page, block in pages:
+        if len(gone) >= num_pages:
+            break
+        if page not in gone:
+            alone = is_stored(block.key)
+            gone |= dict.fromkeys([page] if alone else [p for p in block.pages if p != NO_PAGE])
+    return list(gone)
 
 
 class Host:
@@ -61,8 +106,8 @@ class Host:
         self.now_ns = 0
         self.words = [(0, PageState.FREE)] * num_pages
         self.effects: list[Effect] = []
-        self.loads: deque[list[PageLoad]] = deque()
-        self.writes: deque[BlockWrite] = deque()
+        self.loads: deque[list[PageReads]] = deque()
+        self.writes: deque[DiskWrite] = deque()
         self.failed: set[tuple[int, int]] = set()
         self.incarnations: defaultdict[WorkerId, str] = defaultdict(str)
         self.opened: list[tuple[WorkerId, str]] = []
@@ -77,8 +122,8 @@ class Host:
                         old, _ = self.words[page]
                         assert generation > old if state is PageState.FILLING else generation == old
                         self.words[page] = (generation, state)
-                case LoadPages(loads):
-                    self.loads.append(loads)
+                case ReadPages(reads):
+                    self.loads.append(reads)
                 case WriteBlocks(writes):
                     self.writes += writes
 
@@ -160,7 +205,7 @@ class Host:
         priority: int = 0,
         worker: WorkerId = WORKERS[0],
         blocks_max: int = NUM_PAGES,
-    ) -> Staged:
+    ) -> Pinned:
         keys = [key_of(sequence, index) for index in range(num_blocks)]
         event = Stage(
             worker, self.incarnations[worker], LAYERS, PAGE_BYTES, keys, priority, blocks_max
@@ -196,11 +241,12 @@ class Host:
         self.now_ns += duration_ns
         self.perform(self.core.on_tick(self.now_ns))
 
-    def finish_load(self, outcome: LoadOutcome = LoadOutcome.READY) -> list[PageLoad]:
+    def finish_load(self, outcome: LoadOutcome = LoadOutcome.READY) -> list[PageRead]:
         """The loader's oldest batch ends, its first page so, the others well."""
-        loads = self.loads.popleft()
-        outcomes = [outcome] + [LoadOutcome.READY] * (len(loads) - 1)
-        for load, each in zip(loads, outcomes, strict=True):
+        batch = self.loads.popleft()
+        outcomes = [[LoadOutcome.READY] * len(reads.pages) for reads in batch]
+        outcomes[0][0] = outcome
+        for load, each in zip(each_page(batch), chain.from_iterable(outcomes), strict=True):
             assert self.words[load.page] == (load.generation, PageState.FILLING) or (
                 load.block_id in self.arena.holding
             ), "a page in flight was given away"
@@ -208,8 +254,8 @@ class Host:
             self.words[load.page] = (load.generation, state)
             if each is LoadOutcome.FAILED:
                 self.failed.add((load.page, load.generation))
-        self.perform(self.core.on_loaded(list(zip(loads, outcomes, strict=True)), self.now_ns))
-        return loads
+        self.perform(self.core.on_loaded(list(zip(batch, outcomes, strict=True)), self.now_ns))
+        return each_page(batch)
 
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:
         """The writer's oldest block ends so."""
@@ -227,15 +273,18 @@ class Host:
         self.release(pages=self.lease(NUM_PAGES))
 
     def check_pages_conserved(self) -> None:
-        """Every page is in exactly one place."""
+        """Every page is in exactly one place, and its word says so."""
         places = [
             *self.arena.free_pages,
             *(page for worker in self.core.workers for page in worker.leased.get(PAGE_BYTES, ())),
-            *(page for block in self.arena.holding.values() for page in block.pages if page >= 0),
+            *(page for block in self.arena.holding.values() for page in block.present),
         ]
         assert sorted(places) == list(range(self.arena.num_pages))
         for page in self.arena.free_pages:
             assert self.words[page][1] is PageState.FREE
+        for block in self.arena.holding.values():
+            for page, generation in zip(block.pages, block.generations, strict=True):
+                assert page == NO_PAGE or self.words[page][0] == generation
         for key, block in self.arena.blocks.items():
             assert block.is_alive and block.key == key and block.block_id in self.arena.holding
 

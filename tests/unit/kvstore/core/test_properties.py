@@ -5,11 +5,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.kvstore.core import LoadOutcome, Staged, WriteOutcome
+from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
+from shared.arena import PageState
 from shared.errors import NotFound
 from shared.ids import SessionId, TenantId, WorkerId
 from shared.owners import OwnerKey, owner_key
-from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, TICKET_NS, WORKERS, Host
+from tests.unit.kvstore.core.host import (
+    LAYERS,
+    NUM_PAGES,
+    TICKET_NS,
+    WORKERS,
+    Host,
+    each_page,
+    pages_that_go,
+)
 
 workers = st.sampled_from(WORKERS)
 sequences = st.integers(0, 2)
@@ -24,7 +33,7 @@ class KvMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.host = Host(disk_bytes_max=1500)
         self.leased: dict[WorkerId, list[int]] = {}
-        self.held: dict[WorkerId, list[Staged]] = {}
+        self.held: dict[WorkerId, list[Pinned]] = {}
         self.renewed_at_ns: dict[int, int] = {}  # by ticket
         for worker in WORKERS:
             self._open(worker)
@@ -36,8 +45,17 @@ class KvMachine(RuleBasedStateMachine):
 
     @rule(worker=workers, num_pages=st.integers(1, 5))
     def lease(self, worker: WorkerId, num_pages: int) -> None:
+        arena, num_before = self.host.arena, len(self.host.effects)
+        idle = [block for block in arena.holding.values() if block.is_idle]
+        is_stored = self.host.core.disk.__contains__
+        expected = pages_that_go(idle, num_pages - arena.num_free, is_stored)
         pages = self.host.lease(num_pages, worker)
         assert len(pages) <= num_pages
+        gone: list[int] = []
+        for effect in self.host.effects[num_before:]:
+            if isinstance(effect, SetWords) and effect.state is PageState.FREE:
+                gone += effect.pages
+        assert gone == expected
         self.leased[worker] += pages
 
     @rule(worker=workers, sequence=sequences, start=st.integers(0, 3), owner=owners)
@@ -189,7 +207,7 @@ class KvMachine(RuleBasedStateMachine):
         for write in self.host.writes:
             block = self.host.arena.holding[write.block_id]
             assert block.pages == write.pages, "the only copy of a block was evicted"
-        for load in (load for batch in self.host.loads for load in batch):
+        for load in (load for batch in self.host.loads for load in each_page(batch)):
             assert self.host.words[load.page][0] == load.generation, "a page in flight was taken"
 
     def teardown(self) -> None:

@@ -24,6 +24,7 @@ from tests.unit.kvstore.core.host import (
     TICKET_NS,
     WORKERS,
     Host,
+    each_page,
     key_of,
 )
 
@@ -174,7 +175,7 @@ def test_a_release_gives_up_loads_that_have_not_begun(host: Host) -> None:
     host.store(chain(0, 5))
     host.evict_all()
     staged = host.stage(0, 5)
-    assert sum(map(len, host.loads)) == 6
+    assert sum(len(each_page(batch)) for batch in host.loads) == 6
     host.release(staged.ticket)
     assert host.arena.num_free == NUM_PAGES - 6
     host.finish_load()

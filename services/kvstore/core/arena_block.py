@@ -1,0 +1,114 @@
+"""A block as the arena holds it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.blocks import NO_PARENT, BlockKey
+from shared.owners import NOBODY, OwnerKey
+
+NO_PAGE = -1
+
+
+@dataclass(slots=True, eq=False)
+class ArenaBlock:
+    """A block with pages in the arena, perhaps not of every layer.
+
+    Attributes:
+        pages: arena page of each layer, `NO_PAGE` where there is none; changed by the methods only.
+        generations: under which each page was given to this block.
+        num_present: layers that have a page.
+        depth: how many blocks precede it in its sequence, as far as known.
+        owner: the session that made it.
+        parent: key of the block before it.
+        queued: layers waiting for the loader.
+        in_flight: layers that the loader is filling.
+        num_pins: tickets that hold it.
+        is_writing: the writer still reads its pages, which are its only copy.
+        is_alive: False once forgotten; its pages stay until nobody reads or fills them.
+    """
+
+    block_id: int
+    key: BlockKey
+    page_bytes: int
+    pages: list[int]
+    generations: list[int]
+    num_present: int
+    depth: int
+    used_at_ns: int
+    owner: OwnerKey = NOBODY
+    parent: BlockKey = NO_PARENT
+    queued: set[int] = field(default_factory=set)
+    in_flight: set[int] = field(default_factory=set)
+    num_pins: int = 0
+    is_writing: bool = False
+    is_alive: bool = True
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.pages)
+
+    @property
+    def num_missing(self) -> int:
+        """Layers that lack a page."""
+        return len(self.pages) - self.num_present
+
+    @property
+    def is_whole(self) -> bool:
+        """Every layer's bytes are in the arena."""
+        return self.num_present == len(self.pages) and not (self.queued or self.in_flight)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody reads its pages and nobody fills them."""
+        return not (self.num_pins or self.is_writing or self.queued or self.in_flight)
+
+    @property
+    def present(self) -> list[int]:
+        """The pages it has, lowest layer first."""
+        if self.num_present == len(self.pages):
+            return list(self.pages)
+        return [page for page in self.pages if page != NO_PAGE]
+
+    def highest_layer(self, below: int) -> int:
+        """The highest layer below this one that has a page; there is one."""
+        layer = below - 1
+        while self.pages[layer] == NO_PAGE:
+            layer -= 1
+        return layer
+
+    def fill(self, pages: list[int], generations: list[int]) -> list[int]:
+        """Take one page for each layer that lacks one; returns those layers."""
+        if not self.num_present:
+            lacking = list(range(len(self.pages)))
+            self.pages, self.generations = pages, generations
+        else:
+            lacking = [layer for layer, page in enumerate(self.pages) if page == NO_PAGE]
+            for layer, page, generation in zip(lacking, pages, generations, strict=True):
+                self.pages[layer] = page
+                self.generations[layer] = generation
+        self.num_present = len(self.pages)
+        return lacking
+
+    def strip_one(self, layer: int) -> int:
+        """Leave the page of this layer, which it has; returns it."""
+        page = self.pages[layer]
+        self.pages[layer] = NO_PAGE
+        self.num_present -= 1
+        return page
+
+    def strip(self, layers: Iterable[int]) -> list[int]:
+        """Leave the pages of these layers, as far as it has them; returns them."""
+        left: list[int] = []
+        for layer in layers:
+            if (page := self.pages[layer]) != NO_PAGE:
+                self.pages[layer] = NO_PAGE
+                left.append(page)
+        self.num_present -= len(left)
+        return left
+
+    def strip_all(self) -> list[int]:
+        """Leave every page; returns them, lowest layer first."""
+        left = self.present
+        self.pages = [NO_PAGE] * len(self.pages)
+        self.num_present = 0
+        return left

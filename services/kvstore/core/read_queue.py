@@ -1,0 +1,62 @@
+"""Pages waiting to be loaded from disk, in the order in which passes will want them."""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.effects import PageReads
+from shared.urgency import Order, load_order
+
+
+class ReadQueue:
+    """In the order of `shared.urgency`: an entry for each layer of each question."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Order, Iterator[ArenaBlock]]] = []  # no two have the same order
+        self._seq = count()
+
+    def push(self, layers: list[list[ArenaBlock]], priority: int) -> None:
+        """Ask for layer i of the blocks in `layers[i]`, which have it in `queued`. Asking again
+        with a higher priority moves them forward.
+        """
+        number = next(self._seq)
+        for layer, blocks in enumerate(layers):
+            if blocks:
+                heappush(self._heap, (load_order(priority, layer, number), iter(blocks)))
+
+    def pop_batch(self, bytes_max: int) -> list[PageReads]:
+        """The next loads, at least one page if any waits, up to `bytes_max`; they are then in
+        flight.
+        """
+        batch: list[PageReads] = []
+        num_bytes = first_bytes = 0
+        while self._heap and num_bytes + first_bytes <= bytes_max:
+            (_, layer, _, _), waiting = self._heap[0]
+            blocks: list[ArenaBlock] = []
+            for block in waiting:  # from where it stopped the last time
+                if layer not in block.queued:  # given up, or sent already for a higher priority
+                    continue
+                block.queued.remove(layer)
+                block.in_flight.add(layer)
+                blocks.append(block)
+                num_bytes += block.page_bytes
+                first_bytes = first_bytes or block.page_bytes
+                if num_bytes + first_bytes > bytes_max:
+                    break
+            else:
+                heappop(self._heap)
+            if blocks:
+                batch.append(_reads(layer, blocks))
+        return batch
+
+
+def _reads(layer: int, blocks: list[ArenaBlock]) -> PageReads:
+    return PageReads(
+        layer=layer,
+        page_bytes=blocks[0].page_bytes,  # one question is for pages of one size
+        block_ids=[block.block_id for block in blocks],
+        keys=[block.key for block in blocks],
+        pages=[block.pages[layer] for block in blocks],
+        generations=[block.generations[layer] for block in blocks],
+    )
