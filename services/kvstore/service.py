@@ -32,6 +32,7 @@ from services.kvstore.core import (
     TouchBlocks,
     WriteBlocks,
 )
+from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
@@ -54,6 +55,8 @@ P = ParamSpec("P")
 
 NS_PER_S = 1_000_000_000
 TICK_S = 1.0
+CHECK_EVERY_S = 60.0
+CHECK_PAGES_MAX = 65_536  # of all arenas: a check of so many holds up the event loop for some 5 ms
 SETTLE_TIMEOUT_S = 5.0
 NOTED_SHARE = 24  # a block's last use is written down once in this part of its expiry
 PAGE_BYTES_MAX = 1024**3
@@ -149,6 +152,7 @@ class KvService:
         self._tasks = [
             self._runtime.spawn(self._index.run(), "kv-index"),
             self._runtime.spawn(self._tick(), "kv-tick"),
+            self._runtime.spawn(check_for_ever(self._core), "kv-integrity"),
         ]
 
     async def close(self) -> None:
@@ -355,6 +359,19 @@ class KvService:
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
             raise PeerUnavailable("the kvstore is stopping")
+
+
+async def check_for_ever(core: KvCore) -> None:
+    """Now and then, while nothing is loaded or written, see that everything adds up.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        num_pages = sum(arena.num_pages for arena in core.arenas.values())
+        if not core.is_loading and not core.num_writing and num_pages <= CHECK_PAGES_MAX:
+            check_integrity(core)
 
 
 def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:

@@ -339,6 +339,16 @@ class KvCore:
         self._shrink_disk(now_ns, effects)
         return effects
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether the loader has work."""
+        return self._num_batches > 0
+
+    @property
+    def num_writing(self) -> int:
+        """Blocks that are with the writer."""
+        return len(self._writes)
+
     def _arena(self, page_bytes: int) -> ArenaTier:
         if (arena := self.arenas.get(page_bytes)) is None:
             raise InvalidRequest(f"no arena of {page_bytes}-byte pages is open", "page_bytes")

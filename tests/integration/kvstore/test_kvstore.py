@@ -15,7 +15,8 @@ from redis.asyncio import Redis
 
 from cli.supervisor.children import start_child, stop_child
 from services.kvstore import service
-from services.kvstore.core import LoadOutcome
+from services.kvstore.core import KvCore, LoadOutcome
+from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import ASIDE_NAME, Reader
 from services.kvstore.leases import LeaseFiles
 from shared import messages as m
@@ -170,6 +171,25 @@ def test_a_flipped_byte_on_disk_is_found_and_its_block_deleted_everywhere(place:
                 assert (await worker.stage(keys)).num_blocks == 1
 
     asyncio.run(scenario())
+
+
+def test_a_kvstore_that_has_lost_a_page_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_and_check(core: KvCore) -> None:
+        for arena in core.arenas.values():
+            arena._free.pop()
+        check_integrity(core)
+
+    monkeypatch.setattr(service, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(service, "check_integrity", lose_and_check)
+
+    async def scenario() -> None:
+        async with worker_at(place) as worker, kvstore(place) as runtime:
+            await worker.open()
+            await asyncio.wait_for(runtime.stopping.wait(), 15)
+
+    with pytest.raises(AssertionError, match="kv-integrity") as caught:
+        asyncio.run(scenario())
+    assert "a page is lost" in str(caught.value.__cause__)
 
 
 def test_a_truncated_database_begins_anew(place: Place) -> None:

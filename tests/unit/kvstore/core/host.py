@@ -25,6 +25,7 @@ from services.kvstore.core import (
     WriteOutcome,
 )
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
@@ -274,12 +275,7 @@ class Host:
 
     def check_pages_conserved(self) -> None:
         """Every page is in exactly one place, and its word says so."""
-        places = [
-            *self.arena.free_pages,
-            *(page for worker in self.core.workers for page in worker.leased.get(PAGE_BYTES, ())),
-            *(page for block in self.arena.holding.values() for page in block.present),
-        ]
-        assert sorted(places) == list(range(self.arena.num_pages))
+        check_integrity(self.core)
         for page in self.arena.free_pages:
             assert self.words[page][1] is PageState.FREE
         for block in self.arena.holding.values():
