@@ -1,9 +1,11 @@
-"""``symphony bench core``: what the worker's decisions cost, without a device.
+"""``symphony bench core``: what the decisions of worker and kvstore cost, without a device.
 
 The production core with turns of `--context` tokens and a model of `--layers` layers: planning a
 step and taking in its result while all of them decode, beside the same with short contexts; and how
 many pages a second it stages, enters as loaded, expects and takes from idle sessions. Everything of
 one kind happens in the event loop at once, so its milliseconds are how long that stands still.
+Then the kvstore: a session of as many pages is leased, committed, written, staged, displaced, and
+comes up from disk; the fastest of some rounds.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from loadtest.bench import core_kvstore
 from services.worker.core.effects import Effect, LoadPages
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
@@ -42,6 +45,9 @@ def run(argv: list[str]) -> dict[str, Any]:
         bench = _Bench(args.turns, context, args.layers)
         figures[f"decode_{context}"] = bench.decode(args.steps)
     figures |= _Bench(1, args.context, args.layers).history()
+    num_blocks = (args.context - 1) // BLOCK_TOKENS
+    for name, (took_s, num_pages) in core_kvstore.measure(num_blocks, args.layers).items():
+        figures[f"kvstore_{name}"] = _figures(took_s, num_pages)
     for name, values in figures.items():
         print(name, values, file=sys.stderr, flush=True)
     return figures
