@@ -167,10 +167,14 @@ class RedisIndex:
         self._wake.clear()
         changes, self._changes = self._changes, {}
         num_held = len(self._held())
-        await self._send(
-            [key for key, is_held in changes.items() if is_held],
-            [key for key, is_held in changes.items() if not is_held],
-        )
+        try:
+            await self._send(
+                [key for key, is_held in changes.items() if is_held],
+                [key for key, is_held in changes.items() if not is_held],
+            )
+        except BaseException:  # cut off by a stop: `close` sends them, and what came since
+            self._changes = changes | self._changes
+            raise
         return num_held
 
     async def _send(self, added: Collection[BlockKey], removed: Collection[BlockKey]) -> None:
