@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from loadtest.world.faults import Faults, draw_faults
-from loadtest.world.world import Options, World, run_seed
+from loadtest.world.run import run_seed, run_world
+from loadtest.world.world import Options, World
 
 CHUNK = 25  # seeds that a process takes at once
 TRACE_LINES = 40
@@ -49,12 +50,13 @@ class Tally:
 
     def count(self, world: World) -> None:
         """Count a world that ran to its end."""
-        self.num_events += world.timeline.num_events
-        self.num_lost += world.wires.num_lost
-        self.num_dropped += world.num_dropped
-        self.virtual_s += world.timeline.now_ns / 1e9
-        self.ends.update(str(turn.end) for turn in world.clients.turns.values())
-        self.job_ends.update(end for ends in world.clients.job_ends.values() for end in ends)
+        timeline, ledger = world.house.timeline, world.ledger
+        self.num_events += timeline.num_events
+        self.num_lost += world.house.wires.num_lost
+        self.num_dropped += sum(scheduler.num_dropped for scheduler in world.schedulers)
+        self.virtual_s += timeline.now_ns / 1e9
+        self.ends.update(str(turn.end) for turn in ledger.turns.values())
+        self.job_ends.update(end for ends in ledger.job_ends.values() for end in ends)
         self.faults.update(fault.kind for fault in world.faults.once)
 
 
@@ -134,10 +136,9 @@ def _smaller(faults: Faults) -> Iterator[Faults]:
 
 
 def _failing(seed: int, options: Options, faults: Faults) -> Shrunk | None:
-    # A run changes its faults: it heals them.
-    world = World(seed, options, Faults(faults.kinds, list(faults.once)))
+    world = World(seed, options, faults)
     try:
-        world.run()
+        run_world(world)
     except Exception as error:
-        return Shrunk(seed, why(error), faults, world.trace[-TRACE_LINES:])
+        return Shrunk(seed, why(error), faults, world.house.timeline.trace[-TRACE_LINES:])
     return None

@@ -1,28 +1,21 @@
-"""What must hold of every process at any moment, and of all of them at rest."""
+"""What must hold of every core at any moment."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Set
 
+from loadtest.world.memory import ArenaMemory
+from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
+from services.scheduler.core import SchedulerCore
+from services.scheduler.core.jobs import JobsCore
 from services.worker.core.engine import EngineCore
 from services.worker.core.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
 from services.worker.core.turn import Turn
 from shared.arena import PageState
 
-if TYPE_CHECKING:
-    from loadtest.world.kvstore import Kvstore
-    from loadtest.world.scheduler import Scheduler
-    from loadtest.world.worker import Worker
-    from loadtest.world.world import World
 
-# What makes a scheduler believe that a worker is dead. That the bus is away must not.
-SILENCING = {"loss", "delay", "freeze", "cut", "mute", "deaf", "worker", "queue", "killer"}
-
-
-def check_worker(worker: "Worker") -> None:
+def check_worker(core: EngineCore) -> None:
     """Every page of the pool is in exactly one place, and each block's counts are right."""
-    core = worker.core
     pool = core.pool
     places: list[int] = pool._free[: pool.num_free].tolist()
     table: list[list[int]] = pool.table.tolist()
@@ -103,25 +96,25 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
         assert leaving <= in_flight, "a turn that ended lingers"
 
 
-def check_kvstore(kvstore: "Kvstore") -> None:
+def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]]) -> None:
     """Every page of the arena is in exactly one place; none is taken from under a ticket."""
-    check_integrity(kvstore.core)
-    for arena in kvstore.core.arenas.values():
+    check_integrity(core)
+    for arena in core.arenas.values():
         for block in arena.holding.values():
             if block.num_missing and block.num_pins and block.is_alive:
                 gone = [layer for layer, page in enumerate(block.pages) if page == NO_PAGE]
-                taken = [layer for layer in gone if (block.block_id, layer) not in kvstore.unread]
+                taken = [layer for layer in gone if (block.block_id, layer) not in unread]
                 assert not taken, "a page was taken from under a ticket"
-        words = kvstore.arena.words
-        assert {words[page][1] for page in arena.free_pages} <= {PageState.FREE}
+        assert {memory.words[page][1] for page in arena.free_pages} <= {PageState.FREE}
 
 
-def check_scheduler(scheduler: "Scheduler") -> None:
-    """Turns and kept places are on workers that can have them, every job in at most one batch."""
-    if scheduler.core is None or scheduler.jobs is None:
-        return
-    is_lossy = scheduler.world.faults.kinds & SILENCING
-    for worker in scheduler.core._fleet:
+def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
+    """Turns and kept places are on workers that can have them.
+
+    Args:
+        is_lossy: a worker that lives may have been silent.
+    """
+    for worker in core._fleet:
         assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
         assert worker.alive or not worker.turns, f"{worker.worker_id} is dead and keeps its turns"
         for turn in worker.turns.values():
@@ -129,60 +122,10 @@ def check_scheduler(scheduler: "Scheduler") -> None:
         for held in worker.reservations.values():
             is_kept = held.worker is worker and held.model_id in worker.models
             assert is_kept, f"a place is kept at {worker.worker_id}, which cannot take the turn"
-    batches = scheduler.jobs.core._batches
-    for batch in batches:
+
+
+def check_batches(core: JobsCore) -> None:
+    """Every job is in at most one batch."""
+    for batch in core._batches:
         assert batch.device.batches.get(batch.batch_id) is batch, "a batch of no device"
         assert all(job.batch is batch for job in batch.jobs), "a job in two batches"
-
-
-def check_rest(world: "World") -> None:
-    """Nobody holds anything for anybody."""
-    for frontend in world.frontends:
-        assert not len(frontend.turns), f"{frontend.name} still waits for turns"
-        assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
-    leaders = [scheduler for scheduler in world.schedulers if scheduler.is_leading]
-    assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
-    assert leaders[0].core is not None and leaders[0].jobs is not None
-    jobs = leaders[0].jobs.core
-    assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
-    status = leaders[0].core.status(leaders[0].now_ns)
-    assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
-    assert status.num_reservations == 0, "places are still kept"
-    assert world.tracker.core.num_live == 0, "advisories still live"
-    for worker in world.workers:
-        _check_idle(worker)
-    for kvstore in world.kvstores.values():
-        _check_unheld(world, kvstore)
-
-
-def _check_idle(worker: "Worker") -> None:
-    core, stager = worker.core, worker.core.stager
-    assert not worker.device.is_busy and not core.flights, f"{worker.name} still computes"
-    assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
-    assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
-    assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
-    assert not stager._flights and not stager._tickets and not stager._prefetches
-    assert not stager._expected and stager._num_prefetching == 0
-    assert all(block.refs == 0 for block in core.pool.blocks.values())
-    assert not core.writeback._storing, "a write never ended"
-    assert not core.writeback._committing, "a commit was never settled"
-
-
-def _check_unheld(world: "World", kvstore: "Kvstore") -> None:
-    leased = {
-        page
-        for worker in kvstore.core.workers
-        for pages in worker.leased.values()
-        for page in pages
-    }
-    stock = {
-        page
-        for worker in world.workers
-        if worker.host_id == kvstore.host_id
-        for page in worker.core.writeback._stock
-    }
-    assert leased == stock, f"{kvstore.name}: leases of nobody: {leased ^ stock}"
-    for worker in kvstore.core.workers:
-        assert not worker.tickets, f"{kvstore.name}: tickets of nobody"
-    for arena in kvstore.core.arenas.values():
-        assert not any(block.num_pins for block in arena.holding.values()), "pins of nobody"

@@ -1,127 +1,100 @@
 """People and agents: sessions of several turns, and what each turn must be answered."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
 
+from loadtest.world.frontend import Frontend
+from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
+from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
-from shared.ids import JobId, SessionId, TenantId, TurnId
+from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, SamplingParams
 from shared.subjects import ADVISORY_SUBMIT
-
-if TYPE_CHECKING:
-    from loadtest.world.frontend import Frontend
-    from loadtest.world.world import World
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
 PATIENT_SLO_NS = 2 * SECOND  # time to run a job again
 CALL_TIMEOUT_NS = 5 * SECOND
-UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
-
-
-@dataclass
-class Session:
-    """A conversation: everything that was said, and how many turns are to come."""
-
-    session_id: SessionId
-    tenant: TenantId
-    history: list[int]
-    turns_left: int
-
-
-@dataclass
-class ClientTurn:
-    """A turn as its client sees it.
-
-    Attributes:
-        moved_at_ns: when it last heard something, or could not have.
-        calm_since_ns: nothing but deaths went wrong since then.
-        end: how it ended: a finish reason, the code of a failure, or ``gone``.
-    """
-
-    turn_id: TurnId
-    session: Session
-    frontend: "Frontend"
-    frontend_life: int
-    prompt: list[int]
-    sampling: SamplingParams
-    opened_at_ns: int
-    moved_at_ns: int
-    calm_since_ns: int
-    got: list[int] = field(default_factory=list)
-    end: str | None = None
-    ended_at_ns: int = 0
 
 
 class Clients:
-    """Attributes:
-    turns: every turn that was ever asked for.
-    job_ends: how each request for one-shot jobs ended, each time it did.
+    """Everybody who asks.
+
+    Args:
+        asking_ns: sessions begin, and jobs are asked for, in that time.
     """
 
-    def __init__(self, world: "World", num_sessions: int, asking_ns: int) -> None:
-        self._world = world
-        self._random = world.random
-        self.turns: dict[TurnId, ClientTurn] = {}
-        self._open: dict[TurnId, ClientTurn] = {}
+    def __init__(
+        self,
+        house: House,
+        frontends: Sequence[Frontend],
+        ledger: Ledger,
+        num_sessions: int,
+        asking_ns: int,
+    ) -> None:
+        self._house = house
+        self._timeline = house.timeline
+        self._random = house.random
+        self._frontends = frontends
+        self._ledger = ledger
+        for frontend in frontends:
+            frontend.connect(partial(self._on_broken, frontend))
+        self._open: dict[TurnId, tuple[ClientTurn, Frontend]] = {}
         self._num_waiting = 0  # sessions whose next turn is still to be asked
         kinds = {"killer": KILLER, "breaker": BREAKER}
-        self._poison = [seed for kind, seed in kinds.items() if kind in world.faults.kinds]
+        self._poison = [seed for kind, seed in kinds.items() if kind in house.fault_kinds]
         self._num_requests = 0
-        self.job_ends: dict[str, list[str]] = {}
         self._job_frontends: dict[str, Frontend] = {}
         for _ in range(self._random.randrange(8)):
-            world.timeline.after(self._random.randrange(asking_ns), self._ask_jobs)
+            self._timeline.after(self._random.randrange(asking_ns), self._ask_jobs)
         system = [self._tokens(self._random.randrange(1, 14)) for _ in range(2)]
         for number in range(num_sessions):
             session = Session(
                 SessionId(f"s{number}"),
                 self._random.choice(TENANTS),
                 list(self._random.choice(system)),
-                self._random.randrange(1, 6 if world.is_crowded else 4),
+                self._random.randrange(1, 6 if house.is_crowded else 4),
             )
             self._ask_in(self._random.randrange(asking_ns), session)
 
-    def check_progress(self, *, is_served: bool, is_undisturbed: bool) -> None:
+    def check_progress(
+        self, *, is_served: bool, is_undisturbed: bool, stall_max_ns: int, calm_stall_max_ns: int
+    ) -> None:
         """No open turn stands still while somebody is there to serve it, and less so while nothing
         goes wrong but that processes die.
         """
-        now_ns, options = self._world.timeline.now_ns, self._world.options
-        for turn in self._open.values():
-            is_heard = is_served and turn.frontend.is_well
+        now_ns = self._timeline.now_ns
+        for turn, frontend in self._open.values():
+            is_heard = is_served and frontend.is_well
             if not is_heard:
                 turn.moved_at_ns = now_ns
             if not (
                 is_heard and is_undisturbed
             ):  # what was asked meanwhile is given up a while later
                 turn.calm_since_ns = now_ns + CALL_TIMEOUT_NS
-            is_still = now_ns - turn.moved_at_ns > options.stall_max_ns
+            is_still = now_ns - turn.moved_at_ns > stall_max_ns
             calm_since_ns = max(turn.moved_at_ns, turn.calm_since_ns)
-            is_still = is_still or now_ns - calm_since_ns > options.calm_stall_max_ns
+            is_still = is_still or now_ns - calm_since_ns > calm_stall_max_ns
             assert not is_still, f"{turn.turn_id} stands still since {turn.moved_at_ns / MS} ms"
 
     @property
     def are_done(self) -> bool:
         """Nobody waits for anything any more."""
-        return not self._open and not self._num_waiting and all(self.job_ends.values())
+        return not self._open and not self._num_waiting and all(self._ledger.job_ends.values())
 
-    def is_job_over(self, job_id: JobId) -> bool:
-        """Whether its client waits for it no more."""
-        return bool(self.job_ends[job_id.partition(".")[0]])
-
-    def on_broken(self, frontend: "Frontend") -> None:
+    def _on_broken(self, frontend: Frontend) -> None:
         """A frontend died: its clients ask again, elsewhere if they can."""
-        for turn in [turn for turn in self._open.values() if turn.frontend is frontend]:
+        for turn in [turn for turn, at in self._open.values() if at is frontend]:
             self._end(turn, "gone")
             turn.session.turns_left += 1
             self._ask_in(self._random.randrange(RETRY_MAX_NS), turn.session)
 
-        for request_id, ends in self.job_ends.items():
+        for request_id, ends in self._ledger.job_ends.items():
             if not ends and self._job_frontends[request_id] is frontend:
                 ends.append("gone")
 
@@ -136,18 +109,18 @@ class Clients:
         self._ask_jobs(is_patient=True)
         self._num_waiting += 1
         self._ask(self._last)
-        return next(reversed(self.turns.values()))
+        return next(reversed(self._ledger.turns.values()))
 
     def _ask_jobs(self, *, is_patient: bool = False) -> None:
         """A request of some inputs for the one-shot model; few hang up, if they are not patient."""
-        frontends = [frontend for frontend in self._world.frontends if frontend.is_ready]
+        frontends = [frontend for frontend in self._frontends if frontend.is_ready]
         if not frontends:
             return
         frontend = self._random.choice(frontends)
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
         inputs = [f"{request_id}/{number}" for number in range(self._random.choice([1, 1, 3]))]
-        ends = self.job_ends[request_id] = []
+        ends = self._ledger.job_ends[request_id] = []
         self._job_frontends[request_id] = frontend
 
         def on_end(event: Done | JobsFail) -> None:
@@ -164,29 +137,29 @@ class Clients:
         frontend.run(frontend.life, lambda: frontend.jobs.open(request_id, inputs, slo_ns, on_end))
         if not is_patient and self._random.random() < 0.1:
             delay_ns = self._random.randrange(200 * MS)
-            self._world.timeline.after(delay_ns, lambda: self._hang_up_jobs(request_id))
+            self._timeline.after(delay_ns, lambda: self._hang_up_jobs(request_id))
 
     def _hang_up_jobs(self, request_id: str) -> None:
-        if not self.job_ends[request_id]:
-            self.job_ends[request_id].append("gone")
+        if not self._ledger.job_ends[request_id]:
+            self._ledger.job_ends[request_id].append("gone")
             frontend = self._job_frontends[request_id]
             frontend.run(frontend.life, lambda: frontend.jobs.hang_up(request_id))
 
     def _ask_in(self, delay_ns: int, session: Session) -> None:
         self._num_waiting += 1
-        self._world.timeline.after(delay_ns, lambda: self._ask(session))
+        self._timeline.after(delay_ns, lambda: self._ask(session))
 
     def _ask(self, session: Session) -> None:
         """The session's next turn, on all that was said before."""
         self._num_waiting -= 1
-        world, random = self._world, self._random
-        frontends = [frontend for frontend in world.frontends if frontend.is_ready]
+        timeline, model, random = self._timeline, self._house.model, self._random
+        frontends = [frontend for frontend in self._frontends if frontend.is_ready]
         if not frontends:
             self._ask_in(random.randrange(RETRY_MAX_NS) + 1, session)
             return
         frontend = random.choice(frontends)
         session.turns_left -= 1
-        if len(session.history) > world.model.max_model_len * 2 // 3:
+        if len(session.history) > model.max_model_len * 2 // 3:
             session.history = self._tokens(3)
         prompt = session.history + self._tokens(random.randrange(1, 10))
         sampling = SamplingParams(
@@ -195,13 +168,14 @@ class Clients:
             seed=self._poison.pop() if self._poison and random.random() < 0.5 else 0,
         )
         turn = ClientTurn(
-            TurnId(f"t{len(self.turns)}"), session, frontend, frontend.life, prompt, sampling,
-            world.timeline.now_ns, world.timeline.now_ns, world.timeline.now_ns,
+            TurnId(f"t{len(self._ledger.turns)}"), session, prompt, sampling,
+            timeline.now_ns, timeline.now_ns, timeline.now_ns,
         )  # fmt: skip
-        self.turns[turn.turn_id] = self._open[turn.turn_id] = turn
+        self._ledger.turns[turn.turn_id] = turn
+        self._open[turn.turn_id] = (turn, frontend)
         new = NewTurn(
             turn_id=turn.turn_id,
-            model_id=world.model.model_id,
+            model_id=model.model_id,
             prompt=prompt,
             sampling=sampling,
             tenant=session.tenant,
@@ -215,12 +189,11 @@ class Clients:
 
         frontend.run(life, lambda: frontend.open(new, on_news))
         if random.random() < 0.08:
-            world.timeline.after(random.randrange(SECOND), lambda: self._hang_up(turn))
+            timeline.after(random.randrange(SECOND), lambda: self._hang_up(turn, frontend, life))
 
-    def _hang_up(self, turn: ClientTurn) -> None:
+    def _hang_up(self, turn: ClientTurn, frontend: Frontend, life: int) -> None:
         if turn.end is None:
             self._end(turn, "gone")
-            frontend, life = turn.frontend, turn.frontend_life
             frontend.run(life, lambda: frontend.hang_up(turn.turn_id))
             self._go_on(turn.session)
 
@@ -229,12 +202,12 @@ class Clients:
             return
         assert turn.end is None, f"{turn.turn_id} ended as {turn.end}, and goes on"
         if isinstance(news, Fail):
-            self._world.note(f"{turn.turn_id} fails: {news.failure.code}")
+            self._timeline.note(f"{turn.turn_id} fails: {news.failure.code}")
             self._end(turn, news.failure.code)
             self._go_on(turn.session)
             return
-        model = self._world.model
-        turn.moved_at_ns = self._world.timeline.now_ns
+        model = self._house.model
+        turn.moved_at_ns = self._timeline.now_ns
         for token in news.tokens:
             before = turn.prompt + turn.got
             is_over = model.finish(turn.prompt, turn.got, turn.sampling) is not None
@@ -252,41 +225,41 @@ class Clients:
 
     def _end(self, turn: ClientTurn, how: str) -> None:
         turn.end = how
-        turn.ended_at_ns = self._world.timeline.now_ns
+        turn.ended_at_ns = self._timeline.now_ns
         del self._open[turn.turn_id]
 
     def _go_on(self, session: Session) -> None:
         """Think, perhaps be seen typing, and ask again."""
         if not session.turns_left:
             return
-        think_ns = self._random.randrange(2 * SECOND) // (8 if self._world.is_crowded else 1)
+        think_ns = self._random.randrange(2 * SECOND) // (8 if self._house.is_crowded else 1)
         if self._random.random() < 0.6:
             self._advise(session, think_ns)
         # Or only as the turn comes, or too late, which matters where history is slow to come.
-        if self._random.random() < (0.8 if self._world.is_crowded else 0.2):
+        if self._random.random() < (0.8 if self._house.is_crowded else 0.2):
             late_ns = max(think_ns + self._random.randrange(-50, 100) * MS, 0)
-            self._world.timeline.after(late_ns, lambda: self._advise(session, 0))
+            self._timeline.after(late_ns, lambda: self._advise(session, 0))
         self._ask_in(think_ns, session)
 
     def _advise(self, session: Session, in_ns: int) -> None:
-        frontends = [frontend for frontend in self._world.frontends if frontend.is_ready]
+        frontends = [frontend for frontend in self._frontends if frontend.is_ready]
         if not frontends:
             return
         advisory = Advisory(
             session_id=session.session_id,
             tenant=session.tenant,
-            model_id=self._world.model.model_id,
+            model_id=self._house.model.model_id,
             expected_arrival=self._random.choice([None, in_ns / SECOND]),
             priority=self._random.randrange(3),
         )
         frontend = self._random.choice(frontends)
         frontend.run(
             frontend.life,
-            lambda: self._world.wires.request(
+            lambda: self._house.wires.request(
                 frontend, ADVISORY_SUBMIT, advisory, lambda _: None, lambda _: None,
                 timeout_ns=500 * MS,
             ),
         )  # fmt: skip
 
     def _tokens(self, length: int) -> list[int]:
-        return [self._random.randrange(1, self._world.model.vocab_size) for _ in range(length)]
+        return [self._random.randrange(1, self._house.model.vocab_size) for _ in range(length)]

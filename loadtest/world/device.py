@@ -3,7 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Protocol
 
 from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import (
@@ -15,17 +16,13 @@ from loadtest.world.memory import (
     each_page,
     origins,
 )
-from loadtest.world.model import BREAKER, KILLER
-from loadtest.world.timeline import SECOND, US
+from loadtest.world.model import BREAKER, KILLER, Model
+from loadtest.world.timeline import SECOND, US, Action
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.arena import PageState
-
-if TYPE_CHECKING:
-    from loadtest.world.model import Model
-    from loadtest.world.worker import Worker
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
@@ -57,15 +54,48 @@ class _Step:
     is_computed: bool = False
 
 
+class Owner(Protocol):
+    """The process that a device is in, and what it hears from it."""
+
+    life: int
+
+    @property
+    def now_ns(self) -> int:
+        """Its monotonic clock."""
+
+    def run(self, life: int, action: Action) -> None:
+        """Do it now, if this life still lasts."""
+
+    def later(self, delay_ns: int, action: Action) -> None:
+        """Do it in `delay_ns`, in this life."""
+
+    def on_loaded(self, page: int, *, is_good: bool) -> None:
+        """A load into this pool page ended."""
+
+    def on_stored(self, checksums: dict[int, list[int]]) -> None:
+        """Writes are over, by number; one without checksums came to nothing."""
+
+    def on_step(self, result: StepResult) -> None:
+        """The first step that was given ended."""
+
+    def die_of_poison(self) -> None:
+        """A row ended the process."""
+
+
 class Device:
     """What a worker's threads and its GPU do.
 
     Loads and passes write when their bytes would land, whoever holds the page by then.
+
+    Args:
+        hardware: which kind it is: that decides between tokens that are close.
     """
 
-    def __init__(self, worker: "Worker", model: "Model") -> None:
-        self._worker = worker
+    def __init__(self, owner: Owner, model: Model, hardware: int, random: Random) -> None:
+        self._owner = owner
         self._model = model
+        self._hardware = hardware
+        self._random = random
         self._memory: dict[int, Content] = {}
         self._tables = BlockTables(model.num_layers)
         self._loading: dict[int, PageLoad] = {}  # by pool page
@@ -91,17 +121,17 @@ class Device:
     # Loads.
 
     def load(self, runs: list[PageLoads]) -> None:
-        """Start these; each page ends with `Worker.on_loaded`."""
+        """Start these; each page ends with `Owner.on_loaded`."""
         for load in (load for run in runs for load in each_page(run)):
             assert load.pool_page not in self._loading, "two loads into one page"
             self._memory.pop(load.pool_page, None)
             self._loading[load.pool_page] = load
             arena = self._arena
             if arena is None or load.epoch != self._epoch:
-                self._worker.later(0, partial(self._settle, load.pool_page, is_good=False))
+                self._owner.later(0, partial(self._settle, load.pool_page, is_good=False))
                 continue
-            deadline_ns = self._worker.now_ns + FETCH_TIMEOUT_NS
-            self._worker.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, 0))
+            deadline_ns = self._owner.now_ns + FETCH_TIMEOUT_NS
+            self._owner.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, 0))
             self._look(load, arena, deadline_ns)
 
     def _look(self, load: PageLoad, arena: ArenaMemory, deadline_ns: int) -> None:
@@ -112,16 +142,16 @@ class Device:
         state = arena.promise(load.arena_page, load.generation)
         if state is PageState.READY:
             self._copying.add(page)
-            random = self._worker.world.random
+            random = self._random
             is_slow = random.random() < SLOW_LOAD_SHARE
             delay_ns = random.randrange(SLOW_LOAD_NS if is_slow else LOAD_NS) + 1
-            self._worker.later(delay_ns, partial(self._copy, load, arena))
-        elif state is PageState.FILLING and self._worker.now_ns < deadline_ns:
+            self._owner.later(delay_ns, partial(self._copy, load, arena))
+        elif state is PageState.FILLING and self._owner.now_ns < deadline_ns:
             look = partial(self._look, load, arena, deadline_ns)
-            life = self._worker.life
-            arena.watch(load.arena_page, lambda: self._worker.run(life, look))
+            life = self._owner.life
+            arena.watch(load.arena_page, lambda: self._owner.run(life, look))
         else:
-            self._worker.later(0, partial(self._settle, page, is_good=False))
+            self._owner.later(0, partial(self._settle, page, is_good=False))
             self._copying.add(page)
 
     def _copy(self, load: PageLoad, arena: ArenaMemory) -> None:
@@ -142,12 +172,12 @@ class Device:
             if not is_good:
                 step.failed.update(rows)
             self._end_if_over()
-        self._worker.on_loaded(page, is_good=is_good)
+        self._owner.on_loaded(page, is_good=is_good)
 
     # Stores.
 
     def store(self, writes: list[BlockWrite], epoch: int) -> None:
-        """Copy these blocks down, each on its own; each ends with `Worker.on_stored`."""
+        """Copy these blocks down, each on its own; each ends with `Owner.on_stored`."""
         for write in writes:
             self._store(write, self._arena, epoch, [])
 
@@ -156,37 +186,36 @@ class Device:
     ) -> None:
         """One page after the other, whoever has it by then."""
         if arena is None or self._arena is not arena or self._epoch != epoch:
-            self._worker.later(0, partial(self._worker.on_stored, {write.number: []}))
+            self._owner.later(0, partial(self._owner.on_stored, {write.number: []}))
             return
         if len(sums) == self._model.num_layers:
-            self._worker.on_stored({write.number: sums})
+            self._owner.on_stored({write.number: sums})
             return
         layer = len(sums)
         content = self._memory.get(write.pool_pages[layer], GARBAGE)
         arena.contents[write.arena_pages[layer]] = content
         later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
-        random = self._worker.world.random
-        is_slow = random.random() < SLOW_STORE_SHARE
-        self._worker.later(random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
+        is_slow = self._random.random() < SLOW_STORE_SHARE
+        self._owner.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
 
     # Steps.
 
-    def start(self, plan: StepPlan) -> None:
-        """Run a step after those that were given before; it ends with `Worker.on_step`."""
-        planned = self._worker.core.flights[-1]
-        assert planned.plan is plan
+    def start(self, plan: StepPlan, turns: list[Turn]) -> None:
+        """Run a step of these turns' rows after those that were given before; it ends with
+        `Owner.on_step`.
+        """
         awaited = {p for layers in plan.awaited.values() for pages in layers for p in pages}
         assert not awaited & self._late, "a load that was given up is waited for again"
-        self._steps.append(_Step(plan, planned.turns))
+        self._steps.append(_Step(plan, turns))
         if len(self._steps) == 1:
             self._begin(set())
 
     def _begin(self, void_slots: set[int]) -> None:
         """Run the first step that waits. What it carries over is chosen by now, but for the turns
         in these slots."""
-        worker, model, step = self._worker, self._model, self._steps[0]
+        owner, model, step = self._owner, self._model, self._steps[0]
         plan = step.plan
-        step.started_at_ns = worker.now_ns
+        step.started_at_ns = owner.now_ns
         self._tables.enter(plan.entries)
         new, starts = self._tables.tokens(plan).tolist(), plan.query_starts.tolist()
         slots: list[int] = plan.slots.tolist()
@@ -205,14 +234,14 @@ class Device:
             self._write_new(turn, row, slots[index], step.tokens[index])
         duration_ns = model.step_ns + model.token_ns * plan.num_tokens
         if any(turn.sampling.seed == KILLER for turn in step.turns):
-            worker.later(worker.world.random.randrange(duration_ns), worker.die_of_poison)
-        worker.later(duration_ns, self._computed)
+            owner.later(self._random.randrange(duration_ns), owner.die_of_poison)
+        owner.later(duration_ns, self._computed)
 
     def _computed(self) -> None:
         step = self._steps[0]
         step.is_computed = True
         if step.awaited:
-            self._worker.later(STALL_TIMEOUT_NS, partial(self._give_up, step))
+            self._owner.later(STALL_TIMEOUT_NS, partial(self._give_up, step))
         self._end_if_over()
 
     def _give_up(self, step: _Step) -> None:
@@ -231,7 +260,7 @@ class Device:
         plan = step.plan
         slots: list[int] = plan.slots.tolist()
         void_slots: set[int] = set()
-        result = StepResult([], step.failed, duration_ns=self._worker.now_ns - step.started_at_ns)
+        result = StepResult([], step.failed, duration_ns=self._owner.now_ns - step.started_at_ns)
         result.stall_ns = [0] * self._model.num_layers
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
             if turn.sampling.seed == BREAKER:
@@ -246,13 +275,13 @@ class Device:
             self._verify(turn, slots[index], tokens)
             sampled = None
             if row.is_sampled:
-                sampled = Sampled(self._model.next_token(tokens, self._worker.hardware))
+                sampled = Sampled(self._model.next_token(tokens, self._hardware))
             result.sampled.append(sampled)
         self._tables.keep(plan, result.sampled)
         self._steps.popleft()
         if self._steps:
             self._begin(void_slots)
-        self._worker.on_step(result)
+        self._owner.on_step(result)
 
     def _write_new(self, turn: Turn, row: PlannedRow, slot: int, known: list[int]) -> None:
         """The KV of the row's new tokens, layer by layer."""

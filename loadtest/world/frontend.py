@@ -1,12 +1,14 @@
 """A frontend: the production core of turns, and what it owes to clients, Redis and the bus."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from loadtest.world.house import House
 from loadtest.world.jobs import FrontendJobs
+from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
-from loadtest.world.redis import Record
-from loadtest.world.timeline import MS, SECOND
+from loadtest.world.redis import Record, Redis
+from loadtest.world.timeline import MS, SECOND, Action
 from loadtest.world.wires import Reply
 from services.frontend.core.turns import (
     AnswerPull,
@@ -45,9 +47,6 @@ from shared.subjects import (
     WORKER_START,
 )
 
-if TYPE_CHECKING:
-    from loadtest.world.world import World
-
 TICK_NS = 250 * MS
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
@@ -59,18 +58,21 @@ class Frontend(Process):
     turns, jobs: the cores, of this life.
     """
 
-    def __init__(self, world: "World", number: int) -> None:
-        super().__init__(world, f"frontend-{number}")
+    def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:
+        super().__init__(house, f"frontend-{number}")
+        self._redis = redis
+        self._ledger = ledger
+        self._break_connections: Action = lambda: None
 
     def on_start(self) -> None:
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
-        limits = TurnLimits(prompt_bytes_max=self.world.random.choice(PROMPT_BYTES_MAX))
+        limits = TurnLimits(prompt_bytes_max=self.house.random.choice(PROMPT_BYTES_MAX))
         self.turns = Turns(self._frontend_id, limits)
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}
         self._pulled: dict[TurnId, int] = {}
-        wires, me = self.world.wires, self._frontend_id
+        wires, me = self.house.wires, self._frontend_id
         wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
         wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
         wires.subscribe(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
@@ -80,11 +82,15 @@ class Frontend(Process):
 
     def on_crash(self) -> None:
         """Its clients see their connections break."""
-        self.world.clients.on_broken(self)
+        self._break_connections()
 
     def on_reconnected(self) -> None:
         self._perform(self.turns.on_reconnect(self.now_ns))
         self.jobs.resubmit()
+
+    def connect(self, on_broken: Action) -> None:
+        """Clients come: every death of it breaks their connections."""
+        self._break_connections = on_broken
 
     def open(self, new: NewTurn, reader: News) -> None:
         """A client asks for a turn."""
@@ -137,20 +143,20 @@ class Frontend(Process):
                 case Start(worker_id, start):
                     starts.append((worker_id, start))
                 case Cancel(message):
-                    self.world.wires.publish(self, TURN_CANCEL, message)
+                    self.house.wires.publish(self, TURN_CANCEL, message)
                 case AskScheduler():
                     self._ask_scheduler()
         if submits:
-            self.world.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=submits))
+            self.house.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=submits))
         for worker_id, start in starts:
-            self.world.on_start_turn(start, worker_id)
-            self.world.wires.publish(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
+            self._ledger.on_start_turn(start, worker_id)
+            self.house.wires.publish(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
 
     def _ask_scheduler(self) -> None:
         def on_reply(_: Any) -> None:
             self.turns.on_scheduler_seen(self.now_ns)
 
-        self.world.wires.request(
+        self.house.wires.request(
             self, SCHEDULER_STATUS, Empty(), on_reply, lambda _: None, timeout_ns=SECOND
         )
 
@@ -167,10 +173,10 @@ class Frontend(Process):
         if new.session_id is None:
             reader(news)
             return
-        model = self.world.model
+        model = self.house.model
         root = root_key(model.fingerprint, new.tenant, "", new.cache_salt)
         record = Record(pack_keys(chain_keys(root, tokens, model.block_tokens)))
-        self.world.redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
+        self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
 
     def _forget(self, turn_id: TurnId) -> None:
         self._readers.pop(turn_id, None)

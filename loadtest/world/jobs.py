@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadtest.world.desk import Alarm, Desk
-from loadtest.world.timeline import MS
+from loadtest.world.alarm import Alarm
+from loadtest.world.candidate import Candidate
+from loadtest.world.desk import Desk
+from loadtest.world.ledger import Ledger
+from loadtest.world.process import Process
+from loadtest.world.timeline import MS, Action
 from loadtest.world.wires import Reply
 from services.frontend.core import job_events as fe
 from services.frontend.core.jobs import INPUT_MISSING, Jobs
@@ -16,7 +20,7 @@ from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
-from shared.ids import BatchId, FrontendId, JobId, ModelId
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
 from shared.messages import (
     SOLE_LEADERSHIP,
     BatchStart,
@@ -39,11 +43,6 @@ from shared.subjects import (
     LEADER_CHANGED,
     WORKER_REPORT,
 )
-
-if TYPE_CHECKING:
-    from loadtest.world.frontend import Frontend
-    from loadtest.world.scheduler import Scheduler
-    from loadtest.world.worker import Worker
 
 JOB_MODEL = ModelId("e")
 SIZE_MAX = 8
@@ -73,9 +72,9 @@ def value_of(tokens: str) -> str:
 class FrontendJobs:
     """A frontend's requests for one-shot models; `on_end` hears of each end."""
 
-    def __init__(self, frontend: "Frontend", frontend_id: FrontendId) -> None:
+    def __init__(self, frontend: Process, frontend_id: FrontendId) -> None:
         self._frontend = frontend
-        self._wires = frontend.world.wires
+        self._wires = frontend.house.wires
         self.core = Jobs(frontend_id, fe.JobLimits())
         self._alarm = Alarm(frontend, self._wake)
         self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}
@@ -162,14 +161,15 @@ class FrontendJobs:
 class SchedulerJobs:
     """The batching core of a scheduler that leads."""
 
-    def __init__(self, scheduler: "Scheduler") -> None:
+    def __init__(self, scheduler: Candidate, ledger: Ledger) -> None:
         self._scheduler = scheduler
-        self._wires = wires = scheduler.world.wires
+        self._ledger = ledger
+        self._wires = wires = scheduler.house.wires
         limits = sj.JobLimits()
         delays = Delays(limits.ctrl_ns, limits.data_ns, limits.slack_ns)
         self.core = core = sj.JobsCore(
             make_batcher("steady", delays), limits, fence=scheduler.fence,
-            started_at_ns=scheduler.now_ns, name=f"{scheduler.name}.{scheduler.life}",
+            started_at_ns=scheduler.now_ns, name=scheduler.instance,
         )  # fmt: skip
         self._desk = desk = Desk(scheduler, core.on_wake, core.on_worker_gone, self._perform)
         desk.put(core.on_wake)
@@ -188,7 +188,7 @@ class SchedulerJobs:
         """Tell everybody who leads."""
         scheduler = self._scheduler
         changed = LeaderChanged(
-            instance=f"{scheduler.name}.{scheduler.life}",
+            instance=scheduler.instance,
             fence=scheduler.fence,
             leadership=SOLE_LEADERSHIP,
         )
@@ -198,12 +198,12 @@ class SchedulerJobs:
         wires, scheduler = self._wires, self._scheduler
         match effect:
             case sj.SendBatch(worker_id, start):
-                scheduler.world.on_jobs([job.job_id for job in start.jobs], "run again")
+                self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
                 wires.publish(scheduler, BATCH_START, start, worker_id)
             case sj.CancelBatch(worker_id, cancel):
                 wires.publish(scheduler, BATCH_CANCEL, cancel, worker_id)
             case sj.AnswerDropped(frontend_id, dropped):
-                scheduler.world.on_jobs([job.job_id for job in dropped.jobs], "dropped")
+                self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
                 wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
@@ -216,21 +216,25 @@ class SchedulerJobs:
 
 
 class WorkerJobs:
-    """A worker's batches of one-shot jobs."""
+    """A worker's batches of one-shot jobs.
 
-    def __init__(self, worker: "Worker") -> None:
+    Args:
+        report: tells the schedulers what the worker holds.
+    """
+
+    def __init__(self, worker: Process, worker_id: WorkerId, report: Action) -> None:
         self._worker = worker
-        self._wires = wires = worker.world.wires
-        self.core = BatchCore(worker.worker_id, [job_card()], we.BatchLimits())
+        self._report = report
+        self._wires = wires = worker.house.wires
+        self.core = BatchCore(worker_id, [job_card()], we.BatchLimits())
         self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None
-        me = worker.worker_id
-        wires.subscribe(worker, BATCH_START, lambda message, _: self._on_batch(message), me)
+        wires.subscribe(worker, BATCH_START, lambda message, _: self._on_batch(message), worker_id)
         wires.subscribe(
             worker,
             BATCH_CANCEL,
             lambda m, _: self._perform(self.core.on_batch_cancel(m, worker.now_ns)),
-            me,
+            worker_id,
         )
         wires.subscribe(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
 
@@ -240,7 +244,7 @@ class WorkerJobs:
 
     def _on_leader(self, changed: LeaderChanged) -> None:
         self.core.on_fence(changed.leadership, changed.fence)
-        self._worker.report()
+        self._report()
 
     def _on_batch(self, start: BatchStart) -> None:
         """No batch of a leader is taken once a higher fence was seen."""

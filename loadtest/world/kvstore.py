@@ -3,11 +3,13 @@
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadtest.world.checks import check_kvstore
+from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
 from loadtest.world.process import Process
+from loadtest.world.redis import Redis
 from loadtest.world.timeline import MS, SECOND, US
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
@@ -44,9 +46,6 @@ from shared.messages import pack_ints, unpack_ints
 from shared.owners import OwnerKey
 from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
 
-if TYPE_CHECKING:
-    from loadtest.world.world import World
-
 TICK_NS = SECOND
 TICKET_NS = 4 * SECOND
 PAGE_BYTES = 64
@@ -64,20 +63,23 @@ class Kvstore(Process):
     unread: layers of blocks, by id, whose read failed.
     disk_slowness: factor on reads and writes now.
     is_disk_full: writes find no room now.
+    unread_share: reads from disk that fail now.
     """
 
     def __init__(
-        self, world: "World", host_id: HostId, num_pages: int, disk_slowness: int = 1
+        self, house: House, redis: Redis, host_id: HostId, num_pages: int, disk_slowness: int = 1
     ) -> None:
-        super().__init__(world, f"kvstore-{host_id}")
+        super().__init__(house, f"kvstore-{host_id}")
         self.host_id = host_id
+        self._redis = redis
         self._num_pages = num_pages
         self.disk: dict[BlockKey, DiskBlock] = {}
         self.disk_slowness = disk_slowness
         self.is_disk_full = False
+        self.unread_share = 0.0
 
     def check(self) -> None:
-        check_kvstore(self)
+        check_kvstore(self.core, self.arena, self.unread)
 
     def on_start(self) -> None:
         self.core = KvCore(
@@ -88,7 +90,7 @@ class Kvstore(Process):
                 ticket_ns=TICKET_NS,
                 load_bytes_max=8 * PAGE_BYTES,
             ),
-            first_ticket=self.world.timeline.now_ns // US + 1,
+            first_ticket=self.house.timeline.now_ns // US + 1,
         )
         self.arena = ArenaMemory(self._num_pages)
         self._orders: deque[DiskOrder] = deque()
@@ -101,7 +103,7 @@ class Kvstore(Process):
             for key, b in self.disk.items()
         ]
         self._perform(self.core.on_disk_found(found, self.now_ns))
-        wires = self.world.wires
+        wires = self.house.wires
         wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
         wires.subscribe(self, KV_LEASE, self._answering(self._lease), self.host_id)
         wires.subscribe(self, KV_STAGE, self._stage, self.host_id)
@@ -122,7 +124,7 @@ class Kvstore(Process):
     def lose_pages(self, share: float) -> None:
         """Damage some of what is on disk."""
         for block in self.disk.values():
-            if self.world.fault_random.random() < share:
+            if self.house.fault_random.random() < share:
                 block.is_damaged = True
 
     def lose_database(self) -> None:
@@ -161,8 +163,8 @@ class Kvstore(Process):
 
     def _stage(self, message: m.KvStage, reply: Reply) -> None:
         """In a crowd it takes its time, often too long."""
-        if self.world.is_crowded:
-            delay_ns = self.world.random.randrange(STAGE_MAX_NS)
+        if self.house.is_crowded:
+            delay_ns = self.house.random.randrange(STAGE_MAX_NS)
             self.later(delay_ns, partial(self._look_up, message, reply))
         else:
             self._look_up(message, reply)
@@ -179,7 +181,7 @@ class Kvstore(Process):
             keys = [] if record is None else unpack_keys(record.block_keys)
             self._answering(lambda _: self._staged(message, keys))(message, reply)
 
-        self.world.redis.read(self, message.tenant, message.session_id, on_record)
+        self._redis.read(self, message.tenant, message.session_id, on_record)
 
     def _staged(self, message: m.KvStage, keys: list[BlockKey]) -> m.KvStaged:
         event = Stage(
@@ -222,7 +224,7 @@ class Kvstore(Process):
             num_blocks, effects = self.core.on_commit(event, self.now_ns)
         except InvalidRequest as error:
             # Of an earlier incarnation; or overtaken by a renewal that names them no more.
-            is_late = isinstance(error, NotFound) or OVERTAKING & self.world.faults.kinds
+            is_late = isinstance(error, NotFound) or OVERTAKING & self.house.fault_kinds
             assert is_late, f"{message.worker_id} commits what is not its own"
             raise
         self._perform(effects)
@@ -273,7 +275,7 @@ class Kvstore(Process):
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
         duration_ns = READ_NS * num_pages * self.disk_slowness
-        self.later(self.world.random.randrange(duration_ns) + 1, self._end_read)
+        self.later(self.house.random.randrange(duration_ns) + 1, self._end_read)
 
     def _end_read(self) -> None:
         results = [(reads, self._read(reads)) for reads in self._reads.popleft()]
@@ -302,7 +304,7 @@ class Kvstore(Process):
         return outcomes
 
     def _read_page(self, key: BlockKey, layer: int, page: int) -> LoadOutcome:
-        if self.world.fault_random.random() < self.world.faults.unread_share:
+        if self.house.fault_random.random() < self.unread_share:
             return LoadOutcome.FAILED
         block = self.disk.get(key)
         if block is None:
@@ -319,7 +321,7 @@ class Kvstore(Process):
             self._begin_write()
 
     def _begin_write(self) -> None:
-        duration_ns = self.world.random.randrange(WRITE_NS * self.disk_slowness) + 1
+        duration_ns = self.house.random.randrange(WRITE_NS * self.disk_slowness) + 1
         self.later(duration_ns, self._end_write)
 
     def _end_write(self) -> None:

@@ -2,12 +2,9 @@
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
+from loadtest.world.house import House
 from loadtest.world.timeline import SECOND, Action
-
-if TYPE_CHECKING:
-    from loadtest.world.world import World
 
 DRIFT_MAX_PPM = 200
 
@@ -22,16 +19,17 @@ class Process:
         is_touched: something happened to a core of it since it was checked.
     """
 
-    def __init__(self, world: "World", name: str) -> None:
-        self.world = world
+    def __init__(self, house: House, name: str) -> None:
+        self.house = house
         self.name = name
+        self._timeline = house.timeline
         self.is_up = False
         self.is_ready = False
         self.life = 0
         self.is_touched = False
         self._frozen_until_ns = 0
         self._backlog: deque[tuple[int, Action]] = deque()
-        random = world.random
+        random = house.random
         self._offset_ns = random.randrange(1000 * SECOND)
         self._drift_ppm = random.randint(-DRIFT_MAX_PPM, DRIFT_MAX_PPM)
         self.wall_skew_ns = 0
@@ -39,22 +37,22 @@ class Process:
     @property
     def now_ns(self) -> int:
         """Its monotonic clock."""
-        now_ns = self.world.timeline.now_ns
+        now_ns = self._timeline.now_ns
         return self._offset_ns + now_ns + now_ns * self._drift_ppm // 1_000_000
 
     @property
     def wall_ns(self) -> int:
         """Its wall clock, which may be wrong and may jump."""
-        return 1_800_000_000 * SECOND + self.world.timeline.now_ns + self.wall_skew_ns
+        return 1_800_000_000 * SECOND + self._timeline.now_ns + self.wall_skew_ns
 
     @property
     def is_frozen(self) -> bool:
-        return self.world.timeline.now_ns < self._frozen_until_ns
+        return self._timeline.now_ns < self._frozen_until_ns
 
     @property
     def is_well(self) -> bool:
         """Up, running and connected."""
-        return self.is_ready and not self.is_frozen and self.world.wires.is_connected(self)
+        return self.is_ready and not self.is_frozen and self.house.wires.is_connected(self)
 
     def start(self) -> None:
         """Begin a life."""
@@ -63,42 +61,42 @@ class Process:
         self.life += 1
         self._frozen_until_ns = 0
         self._backlog.clear()
-        self.world.note(f"{self.name} starts")
+        self._timeline.note(f"{self.name} starts")
         self.is_ready = False
-        self.world.wires.join(self, self._begin)
+        self.house.wires.join(self, self._begin)
 
     def crash(self) -> None:
         """Die at once. What is under way arrives."""
         if not self.is_up:
             return
         was_ready, self.is_up, self.is_ready = self.is_ready, False, False
-        self.world.note(f"{self.name} dies")
-        self.world.wires.leave(self)
+        self._timeline.note(f"{self.name} dies")
+        self.house.wires.leave(self)
         if was_ready:
             self.on_crash()
 
     def end(self, restart_ns: int) -> None:
         """Die by one's own decision; the supervisor starts it again."""
         self.crash()
-        self.world.timeline.after(restart_ns, self.start)
+        self._timeline.after(restart_ns, self.start)
 
     def freeze(self, duration_ns: int) -> None:
         """Stand still, as a process without a CPU does."""
         if not self.is_up:
             return
-        until_ns = self.world.timeline.now_ns + duration_ns
+        until_ns = self._timeline.now_ns + duration_ns
         self._frozen_until_ns = max(self._frozen_until_ns, until_ns)
-        self.world.timeline.after(duration_ns, self._thaw)
+        self._timeline.after(duration_ns, self._thaw)
 
     def later(self, delay_ns: int, action: Action) -> None:
         """Do it in `delay_ns`, in this life."""
-        self.world.timeline.after(delay_ns, partial(self.run, self.life, action))
+        self._timeline.after(delay_ns, partial(self.run, self.life, action))
 
     def run(self, life: int, action: Action) -> None:
         """Do it now or after the thaw, if this life still lasts."""
         if not self.is_up or life != self.life:
             return
-        if self._backlog or self.world.timeline.now_ns < self._frozen_until_ns:
+        if self._backlog or self._timeline.now_ns < self._frozen_until_ns:
             self._backlog.append((life, action))
             return
         action()

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loadtest.world.process import Process
 from loadtest.world.timeline import MS
 from shared.ids import SessionId, TenantId
-
-if TYPE_CHECKING:
-    from loadtest.world.process import Process
-    from loadtest.world.world import World
 
 ANSWER_NS = MS
 PATIENCE_NS = 250 * MS
@@ -28,8 +24,7 @@ class Redis:
     takes_writes: it is not full.
     """
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
+    def __init__(self) -> None:
         self.is_up = True
         self.takes_writes = True
         self._records: dict[tuple[TenantId, SessionId], Record] = {}
@@ -40,7 +35,7 @@ class Redis:
 
     def read(
         self,
-        process: "Process",
+        process: Process,
         tenant: TenantId,
         session_id: SessionId,
         on_record: Callable[[Record | None], None],
@@ -54,7 +49,7 @@ class Redis:
 
     def write(
         self,
-        process: "Process",
+        process: Process,
         tenant: TenantId,
         session_id: SessionId,
         record: Record,

@@ -1,14 +1,14 @@
-"""A scheduler process: a candidate for the lease; while it leads, the cores that place."""
+"""A scheduler: a candidate for the lease; while it leads, the cores that place."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from loadtest.world.checks import check_scheduler
-from loadtest.world.desk import Alarm, Desk
+from loadtest.world.candidate import Candidate, Election
+from loadtest.world.checks import check_batches, check_scheduler
+from loadtest.world.desk import Desk
+from loadtest.world.faults import SILENCING
+from loadtest.world.house import House
 from loadtest.world.jobs import SchedulerJobs
-from loadtest.world.process import Process
-from loadtest.world.timeline import MS, SECOND
+from loadtest.world.ledger import Ledger
 from loadtest.world.wires import Reply
 from services.scheduler.core import (
     POLICIES,
@@ -25,12 +25,9 @@ from services.scheduler.core import (
     TellPlace,
     starts_together,
 )
-from services.scheduler.core.lease import effects as le
-from services.scheduler.core.lease.core import LeaseCore
-from services.scheduler.core.lease.times import LeaseTimes
 from services.scheduler.core.turns.board import first_attempt
 from shared.effects import WakeAt
-from shared.errors import NobodyListens, NoCapacity, SymphonyError
+from shared.errors import NoCapacity
 from shared.messages import (
     AdvisoryKey,
     Empty,
@@ -56,150 +53,36 @@ from shared.subjects import (
     WORKER_START,
 )
 
-if TYPE_CHECKING:
-    from loadtest.world.world import World
 
-TIMES = LeaseTimes(beat_ns=500 * MS, ttl_ns=2 * SECOND)
-RESTART_NS = 300 * MS
-
-
-class LeaseStore:
-    """The key of the leader's lease in NATS, under compare and set."""
-
-    def __init__(self) -> None:
-        self.stored = le.Stored(None, 0)
-        self._revision = 0
-
-    def write(self, write: le.WriteLease) -> int | None:
-        """The new revision; None when the expected one is not there."""
-        if write.expected_revision != self.stored.revision:
-            return None
-        self._revision += 1
-        self.stored = le.Stored(write.lease, self._revision)
-        return self._revision
-
-
-class Scheduler(Process):
+class Scheduler(Candidate):
     """Attributes:
     core, jobs: place turns, batch jobs; None while this process is a spare.
-    fence: of the term it leads.
     """
 
-    def __init__(self, world: "World", number: int) -> None:
-        super().__init__(world, f"scheduler-{number}")
+    def __init__(self, house: House, election: Election, ledger: Ledger, number: int) -> None:
+        super().__init__(house, f"scheduler-{number}", election)
+        self._ledger = ledger
         self.core: SchedulerCore | None = None
         self.jobs: SchedulerJobs | None = None
 
     def check(self) -> None:
-        check_scheduler(self)
+        if self.core is not None and self.jobs is not None:
+            check_scheduler(self.core, is_lossy=bool(self.house.fault_kinds & SILENCING))
+            check_batches(self.jobs.core)
 
     def on_start(self) -> None:
         self.core = self.jobs = None
-        self.fence = 0
-        self._lease_alarm = Alarm(self, self._look_at_lease)
-        self._question = 0
-        self.lease = LeaseCore(
-            instance=f"{self.name}.{self.life}",
-            times=TIMES,
-            wall_offset_ms=(self.wall_ns - self.now_ns) // MS,
-        )
-        self._lead_on(self.lease.on_wake(self.now_ns))
+        super().on_start()
 
     def on_crash(self) -> None:
         self.core = self.jobs = None
 
-    def on_disconnected(self) -> None:
-        self._lead_on(self.lease.on_cut(self.now_ns))
-
-    @property
-    def is_leading(self) -> bool:
-        """Whether it would act, if it looked now."""
-        has_connection = self.world.wires.has_connection(self)
-        return self.is_ready and has_connection and self.lease.is_leading(self.now_ns)
-
-    # The lease.
-
-    def _lead_on(self, effects: list[le.LeaseEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case le.ReadLease() | le.WriteLease():
-                    self._ask_store(effect)
-                case le.AskHolder():
-                    self._ask_holder()
-                case le.Announce(stored):
-                    for other in self.world.schedulers:
-                        if other is not self and other.is_ready:
-                            self.world.wires.tell(self, other, partial(other.hear_lease, stored))
-                case WakeAt(at_ns):
-                    self._lease_alarm.set(at_ns)
-                case le.Lead(fence):
-                    self.fence = fence
-                    self.world.on_lead(self, fence)
-                    if self.jobs is None:
-                        self._take_lead()
-                    else:
-                        assert self.core is not None
-                        self.core.set_fence(fence)
-                        self.jobs.set_fence(fence)
-                case le.Lost() | le.Released():
-                    self.end(RESTART_NS)
-                    return
-                case le.Suspend():
-                    pass
-                case le.Resume():
-                    self.world.check_leaders()
-
-    def _look_at_lease(self) -> bool:
-        self._lead_on(self.lease.on_wake(self.now_ns))
-        return True
-
-    def raise_fence(self, above: int) -> None:
-        """Somebody has seen a higher fence."""
-        self._lead_on(self.lease.raise_fence(above, self.now_ns))
-
-    def hear_lease(self, stored: le.Stored) -> None:
-        """Another candidate says what the store took."""
-        self._lead_on(self.lease.on_announced(stored, self.now_ns))
-
-    def _ask_store(self, question: le.ReadLease | le.WriteLease) -> None:
-        self._question += 1
-        number = self._question
-
-        def answer(event: Callable[[int], list[le.LeaseEffect]]) -> None:
-            if number == self._question:
-                self._question += 1
-                self._lead_on(event(self.now_ns))
-
-        def at_store() -> Reply | None:
-            store = self.world.lease_store
-            event: Callable[[int], list[le.LeaseEffect]]
-            if isinstance(question, le.ReadLease):
-                event = partial(self.lease.on_read, store.stored)
-            else:
-                revision = store.write(question)
-                event = self.lease.on_conflict
-                if revision is not None:
-                    event = partial(self.lease.on_written, revision)
-            return lambda _: answer(event)
-
-        self.world.wires.ask_server(self, at_store)
-        self.later(TIMES.beat_ns, lambda: answer(self.lease.on_no_answer))
-
-    def _ask_holder(self) -> None:
-        def on_reply(holder: Any) -> None:
-            self._lead_on(self.lease.on_holder(holder.instance, self.now_ns))
-
-        def on_error(error: SymphonyError) -> None:
-            if isinstance(error, NobodyListens):
-                self._lead_on(self.lease.on_holder(None, self.now_ns))
-            else:
-                self._lead_on(self.lease.on_holder_silent(self.now_ns))
-
-        self.world.wires.request(
-            self, LEASE_HOLDER, Empty(), on_reply, on_error, ident="all", timeout_ns=TIMES.answer_ns
-        )
-
-    # The leadership.
+    def on_lead(self) -> None:
+        if self.core is None or self.jobs is None:
+            self._take_lead()
+        else:
+            self.core.set_fence(self.fence)
+            self.jobs.set_fence(self.fence)
 
     def _take_lead(self) -> None:
         limits = Limits()
@@ -211,9 +94,9 @@ class Scheduler(Process):
         )
         self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, starts_together)
         self._desk.put(core.on_wake)
-        wires, instance = self.world.wires, f"{self.name}.{self.life}"
+        wires = self.house.wires
         wires.subscribe(
-            self, LEASE_HOLDER, lambda _, r: r(LeaseHolder(instance=instance)), ident="all"
+            self, LEASE_HOLDER, lambda _, r: r(LeaseHolder(instance=self.instance)), ident="all"
         )
         for subject, handler in (
             (WORKER_REPORT, core.on_report),
@@ -225,7 +108,7 @@ class Scheduler(Process):
         wires.subscribe(self, SESSION_EXPECT, self._on_expect)
         wires.subscribe(self, SESSION_DROP, self._on_drop)
         wires.subscribe(self, SCHEDULER_STATUS, lambda _, r: r(SchedulerStatus(workers=[])))
-        self.jobs = SchedulerJobs(self)
+        self.jobs = SchedulerJobs(self, self._ledger)
 
     def _on_expect(self, message: ExpectSession, reply: Reply) -> None:
         def event(now_ns: int) -> list[Effect]:
@@ -243,12 +126,12 @@ class Scheduler(Process):
         reply(Empty() if has_room else NoCapacity("the scheduler has too much to do"))
 
     def _perform(self, effect: Effect) -> None:
-        wires = self.world.wires
+        wires = self.house.wires
         match effect:
             case StartTurns(worker_id, starts):
                 turns = [each.start for each in starts if not each.is_sent]
                 for start in turns:
-                    self.world.on_start_turn(start, worker_id)
+                    self._ledger.on_start_turn(start, worker_id)
                 wires.publish(self, WORKER_START, TurnsStart(turns=turns), worker_id)
             case CancelTurn(worker_id, cancel):
                 wires.publish(self, WORKER_CANCEL, cancel, worker_id)

@@ -1,4 +1,4 @@
-"""Virtual time: one heap of everything that is going to happen."""
+"""Virtual time: one heap of everything that is going to happen, and a trace of what did."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -16,13 +16,19 @@ class Timeline:
     Attributes:
         now_ns: the world's own time, which no process can see.
         num_events: that have happened.
+        trace: what was worth a note, a line each.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.num_events = 0
+        self.trace: list[str] = []
         self._heap: list[tuple[int, int, Action]] = []
         self._num_asked = 0
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.now_ns / MS:10.3f} {text}")
 
     def after(self, delay_ns: int, action: Action) -> None:
         """Run `action` once `delay_ns` have passed."""

@@ -1,8 +1,9 @@
 """The tracker: the production core and its questions to the scheduler."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadtest.world.desk import Alarm
+from loadtest.world.alarm import Alarm
+from loadtest.world.house import House
 from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
@@ -12,9 +13,6 @@ from shared.errors import SymphonyError
 from shared.messages import Advisory, AdvisoryKey, Empty, ExpectSession, TurnArrived
 from shared.subjects import ADVISORY_SUBMIT, SESSION_DROP, SESSION_EXPECT, TURN_ARRIVED
 
-if TYPE_CHECKING:
-    from loadtest.world.world import World
-
 PLACEMENT_TIMEOUT_NS = 2 * SECOND
 
 
@@ -23,13 +21,13 @@ class Tracker(Process):
     core: live advisories, of this life.
     """
 
-    def __init__(self, world: "World") -> None:
-        super().__init__(world, "tracker")
+    def __init__(self, house: House) -> None:
+        super().__init__(house, "tracker")
 
     def on_start(self) -> None:
         self.core = TrackerCore(Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND))
         self._alarm = Alarm(self, self._wake)
-        wires = self.world.wires
+        wires = self.house.wires
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
         wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
 
@@ -51,7 +49,7 @@ class Tracker(Process):
                 case Expect(message):
                     self._ask(message)
                 case Drop(key):
-                    self.world.wires.request(
+                    self.house.wires.request(
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
                         timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
@@ -69,7 +67,7 @@ class Tracker(Process):
         def on_error(_: SymphonyError) -> None:
             self._perform(self.core.on_placed(key, None, self.now_ns))
 
-        self.world.wires.request(
+        self.house.wires.request(
             self, SESSION_EXPECT, message, on_reply, on_error, timeout_ns=PLACEMENT_TIMEOUT_NS
         )
 

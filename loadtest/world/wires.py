@@ -8,15 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any, Protocol
 
-from loadtest.world.timeline import MS, SECOND, Action
+from loadtest.world.timeline import MS, SECOND, Action, Timeline
 from shared.errors import NobodyListens, PeerUnavailable, SymphonyError
 from shared.subjects import Subject
-
-if TYPE_CHECKING:
-    from loadtest.world.process import Process
-    from loadtest.world.world import World
 
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
@@ -24,9 +21,34 @@ PENDING_MAX = 4096  # messages that wait in a client for its server
 RECONNECT_MAX_NS = 300 * MS
 
 
+class Peer(Protocol):
+    """A client of the bus: it lives, stands still and dies.
+
+    Attributes:
+        life: counts its starts.
+        is_ready: it had its first connection in this life.
+    """
+
+    is_up: bool
+    is_ready: bool
+    life: int
+
+    def run(self, life: int, action: Action) -> None:
+        """Do it now or as soon as it stands still no more, if this life still lasts."""
+
+    def later(self, delay_ns: int, action: Action) -> None:
+        """Do it in `delay_ns`, in this life."""
+
+    def on_disconnected(self) -> None:
+        """Its connection broke."""
+
+    def on_reconnected(self) -> None:
+        """Its connection is back."""
+
+
 @dataclass(slots=True)
 class _Subscription:
-    process: "Process"
+    process: Peer
     life: int
     handler: Handler
 
@@ -70,20 +92,24 @@ class Weather:
 class Wires:
     """The bus.
 
+    Args:
+        random: decides how messages fare.
+
     Attributes:
         is_up: the server runs.
         weather: shared by all connections.
     """
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
+    def __init__(self, timeline: Timeline, random: Random) -> None:
+        self._timeline = timeline
+        self._random = random
         self.is_up = True
         self.weather = Weather()
         self.num_lost = 0
-        self._connections: dict[Process, _Connection] = {}
+        self._connections: dict[Peer, _Connection] = {}
         self._listeners: dict[tuple[str, str], list[_Subscription]] = {}
 
-    def join(self, process: "Process", on_first: Action) -> None:
+    def join(self, process: Peer, on_first: Action) -> None:
         """A process starts; `on_first` is called when it has its first connection."""
         old = self._connections.get(process)
         new = _Connection(on_open=on_first, is_open=False)
@@ -92,7 +118,7 @@ class Wires:
         self._connections[process] = new
         self._connect(process, new)
 
-    def leave(self, process: "Process") -> None:
+    def leave(self, process: Peer) -> None:
         """A process died."""
         connection = self._connections[process]
         connection.is_open = False
@@ -100,36 +126,34 @@ class Wires:
         for subscriptions in self._listeners.values():
             subscriptions[:] = [s for s in subscriptions if s.process is not process]
 
-    def is_connected(self, process: "Process") -> bool:
+    def is_connected(self, process: Peer) -> bool:
         """Whether the process believes that it is, and is neither mute nor deaf."""
         connection = self._connections[process]
-        now_ns = self._world.timeline.now_ns
+        now_ns = self._timeline.now_ns
         return connection.is_open and now_ns >= max(
             connection.mute_until_ns, connection.deaf_until_ns
         )
 
-    def has_connection(self, process: "Process") -> bool:
+    def has_connection(self, process: Peer) -> bool:
         """Whether the process believes that it is connected."""
         return self._connections[process].is_open
 
-    def steady_for_ns(self, process: "Process") -> int:
+    def steady_for_ns(self, process: Peer) -> int:
         """How long ago its connection came back; 0 if it is away, very long if it never broke."""
         connection = self._connections[process]
         if not connection.is_open:
             return 0
-        return (
-            self._world.timeline.now_ns - connection.opened_at_ns if connection.number else 1 << 62
-        )
+        return self._timeline.now_ns - connection.opened_at_ns if connection.number else 1 << 62
 
     def subscribe(
-        self, process: "Process", subject: Subject[Any, Any], handler: Handler, ident: str = ""
+        self, process: Peer, subject: Subject[Any, Any], handler: Handler, ident: str = ""
     ) -> None:
         """Listen, for this life. `handler` is given the message and how to reply."""
         subscription = _Subscription(process, process.life, handler)
         self._listeners.setdefault((subject.pattern, ident), []).append(subscription)
 
     def publish(
-        self, process: "Process", subject: Subject[Any, Any], message: object, ident: str = ""
+        self, process: Peer, subject: Subject[Any, Any], message: object, ident: str = ""
     ) -> None:
         """Send to everybody who listens when it gets there."""
 
@@ -140,7 +164,7 @@ class Wires:
 
     def request(
         self,
-        process: "Process",
+        process: Peer,
         subject: Subject[Any, Any],
         message: object,
         on_reply: Reply,
@@ -167,7 +191,7 @@ class Wires:
         def arrive(answer: object) -> None:
             process.run(life, partial(settle, answer))
 
-        def reply_from(server: "Process", answer: object) -> None:
+        def reply_from(server: Peer, answer: object) -> None:
             self._send(server, partial(self._deliver, process, partial(arrive, answer)))
 
         def ask() -> None:
@@ -178,13 +202,13 @@ class Wires:
         process.later(timeout_ns, partial(settle, PeerUnavailable("no answer")))
         self._send(process, ask)
 
-    def tell(self, process: "Process", other: "Process", action: Action) -> None:
+    def tell(self, process: Peer, other: Peer, action: Action) -> None:
         """Send `other` something to do, over no subject of the table."""
         life = other.life
         at_other = partial(self._deliver, other, lambda: other.run(life, action))
         self._send(process, at_other)
 
-    def ask_server(self, process: "Process", question: Callable[[], Reply | None]) -> None:
+    def ask_server(self, process: Peer, question: Callable[[], Reply | None]) -> None:
         """Ask the server itself (its key-value store): `question` runs there, and what it returns
         runs at the process when the answer arrives.
         """
@@ -200,40 +224,40 @@ class Wires:
 
     def stop(self, duration_ns: int) -> None:
         """The server goes away and comes back."""
-        world = self._world
-        world.note(f"nats away for {duration_ns / MS:.0f} ms")
+        timeline = self._timeline
+        timeline.note(f"nats away for {duration_ns / MS:.0f} ms")
         self.is_up = False
         for process, connection in self._connections.items():
             self._break(process, connection)
 
         def start() -> None:
-            world.note("nats is back")
+            timeline.note("nats is back")
             self.is_up = True
             for process, connection in self._connections.items():
                 if process.is_up:
                     self._connect(process, connection)
 
-        world.timeline.after(duration_ns, start)
+        timeline.after(duration_ns, start)
 
-    def cut(self, process: "Process", duration_ns: int) -> None:
+    def cut(self, process: Peer, duration_ns: int) -> None:
         """The process loses its connection, and knows."""
         connection = self._connections[process]
-        connection.cut_until_ns = self._world.timeline.now_ns + duration_ns
+        connection.cut_until_ns = self._timeline.now_ns + duration_ns
         self._break(process, connection)
-        self._world.timeline.after(
+        self._timeline.after(
             duration_ns, lambda: self._connect(process, self._connections[process])
         )
 
-    def silence(self, process: "Process", duration_ns: int, *, mute: bool, deaf: bool) -> None:
+    def silence(self, process: Peer, duration_ns: int, *, mute: bool, deaf: bool) -> None:
         """Nothing gets out, or in, and the process does not know."""
-        until_ns = self._world.timeline.now_ns + duration_ns
+        until_ns = self._timeline.now_ns + duration_ns
         connection = self._connections[process]
         if mute:
             connection.mute_until_ns = max(connection.mute_until_ns, until_ns)
         if deaf:
             connection.deaf_until_ns = max(connection.deaf_until_ns, until_ns)
 
-    def _break(self, process: "Process", connection: _Connection) -> None:
+    def _break(self, process: Peer, connection: _Connection) -> None:
         if not connection.is_open:
             return
         connection.is_open = False
@@ -241,9 +265,9 @@ class Wires:
         if process.is_ready:
             process.run(process.life, process.on_disconnected)
 
-    def _connect(self, process: "Process", connection: _Connection) -> None:
+    def _connect(self, process: Peer, connection: _Connection) -> None:
         """Soon, if nothing is in the way by then; whoever removes what is calls again."""
-        timeline, number = self._world.timeline, connection.number
+        timeline, number = self._timeline, connection.number
 
         def connect() -> None:
             is_stale = connection is not self._connections[process] or connection.number != number
@@ -257,16 +281,16 @@ class Wires:
             while connection.pending and connection.is_open:
                 connection.pending.popleft()()
 
-        timeline.after(self._world.network_random.randrange(RECONNECT_MAX_NS), connect)
+        timeline.after(self._random.randrange(RECONNECT_MAX_NS), connect)
 
-    def _send(self, process: "Process", at_server: Action) -> None:
+    def _send(self, process: Peer, at_server: Action) -> None:
         """From a process to the server."""
         connection = self._connections[process]
         if not connection.is_open:
             if len(connection.pending) < PENDING_MAX:
                 connection.pending.append(lambda: self._send(process, at_server))
             return
-        number, now_ns = connection.number, self._world.timeline.now_ns
+        number, now_ns = connection.number, self._timeline.now_ns
 
         def arrive() -> None:
             if connection.number == number:
@@ -276,7 +300,7 @@ class Wires:
 
         mute_ns = connection.mute_until_ns - now_ns
         if mute_ns > 0:
-            self._world.timeline.after(mute_ns, arrive)
+            self._timeline.after(mute_ns, arrive)
         else:
             at_server()
 
@@ -285,7 +309,7 @@ class Wires:
         pattern: str,
         ident: str,
         message: object,
-        reply_from: Callable[["Process", object], None] | None,
+        reply_from: Callable[[Peer, object], None] | None,
     ) -> bool:
         """From the server to all who listen; whether anybody does."""
         if not self.is_up:
@@ -299,9 +323,9 @@ class Wires:
             self._deliver(process, _handling(subscription, message, reply_from))
         return heard
 
-    def _deliver(self, process: "Process", action: Action) -> None:
+    def _deliver(self, process: Peer, action: Action) -> None:
         """From the server to a process, badly."""
-        world, weather, random = self._world, self.weather, self._world.network_random
+        timeline, weather, random = self._timeline, self.weather, self._random
         connection = self._connections[process]
         if not connection.is_open or (weather.loss and random.random() < weather.loss):
             self.num_lost += 1
@@ -312,27 +336,27 @@ class Wires:
             if connection.number != number or process.life != life:
                 self.num_lost += 1
                 return
-            deaf_ns = connection.deaf_until_ns - world.timeline.now_ns
+            deaf_ns = connection.deaf_until_ns - timeline.now_ns
             if deaf_ns > 0:
-                world.timeline.after(deaf_ns, arrive)
+                timeline.after(deaf_ns, arrive)
             else:
                 action()
 
-        now_ns = world.timeline.now_ns
+        now_ns = timeline.now_ns
         if weather.slow and random.random() < weather.slow:  # others overtake it
-            world.timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
+            timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
         else:
             at_ns = max(now_ns + random.randrange(weather.delay_max_ns), connection.last_at_ns)
             connection.last_at_ns = at_ns
-            world.timeline.after(at_ns - now_ns, arrive)
+            timeline.after(at_ns - now_ns, arrive)
         if weather.duplication and random.random() < weather.duplication:
-            world.timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
+            timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
 
 
 def _handling(
     subscription: _Subscription,
     message: object,
-    reply_from: Callable[["Process", object], None] | None,
+    reply_from: Callable[[Peer, object], None] | None,
 ) -> Action:
     process, life, handler = subscription.process, subscription.life, subscription.handler
 

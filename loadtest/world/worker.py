@@ -1,11 +1,13 @@
 """A worker: the production cores of engine, puller and kvstore link in a shell."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadtest.world.checks import check_worker, watch_step
 from loadtest.world.device import Device
+from loadtest.world.house import House
 from loadtest.world.jobs import WorkerJobs, job_card
+from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import NUM_HARDWARE
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND
@@ -33,7 +35,7 @@ from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, HostId, TurnId, WorkerId
+from shared.ids import FrontendId, TurnId, WorkerId
 from shared.messages import (
     Empty,
     KvStage,
@@ -68,9 +70,6 @@ from shared.subjects import (
     WORKER_START,
 )
 
-if TYPE_CHECKING:
-    from loadtest.world.world import World
-
 REPORT_EVERY_NS = 500 * MS
 RENEW_EVERY_NS = SECOND
 REOPEN_AFTER_NS = 500 * MS
@@ -80,16 +79,16 @@ RESTART_NS = 300 * MS
 class Worker(Process):
     """Attributes:
     core: the engine, of this life.
-    hardware: kind of device, which decides between tokens that are close.
-        device: pool memory and the forward pass, of this life.
+    device: pool memory and the forward pass, of this life.
     """
 
-    def __init__(self, world: "World", host_id: HostId, number: int) -> None:
-        super().__init__(world, f"worker-{number}")
-        self.worker_id = WorkerId(f"{host_id}-w{number}")
-        self.host_id = host_id
-        self.hardware = number % NUM_HARDWARE
-        random, model = world.random, world.model
+    def __init__(self, house: House, kvstore: Kvstore, number: int) -> None:
+        super().__init__(house, f"worker-{number}")
+        self.host_id = kvstore.host_id
+        self.worker_id = WorkerId(f"{self.host_id}-w{number}")
+        self._kvstore = kvstore
+        self._hardware = number % NUM_HARDWARE
+        random, model = house.random, house.model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=random.choice([3, 8, 16]),
@@ -99,7 +98,7 @@ class Worker(Process):
             lease_target_blocks=random.choice([2, 8]),
         )
         self._num_pages = model.num_layers * (
-            16 if world.is_crowded else random.choice([16, 16, 24, 32])
+            16 if house.is_crowded else random.choice([16, 16, 24, 32])
         )
         self._shape = ModelShape(
             fingerprint=model.fingerprint,
@@ -109,10 +108,10 @@ class Worker(Process):
         )
 
     def check(self) -> None:
-        check_worker(self)
+        check_worker(self.core)
 
     def on_start(self) -> None:
-        model = self.world.model
+        model = self.house.model
         self._incarnation = f"{self.name}.{self.life}"
         self.is_touched = True
         self._num_reports = 0
@@ -122,7 +121,7 @@ class Worker(Process):
         self.core = EngineCore(
             self._limits, pool, model.page_bytes, frozenset({model.end_token}), model.block_tokens
         )
-        self.device = Device(self, model)
+        self.device = Device(self, model, self._hardware, self.house.random)
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
         self._not_wanted: set[tuple[TurnId, int]] = set()  # cancelled before their prompts came
@@ -130,21 +129,21 @@ class Worker(Process):
         self._ends: list[TurnEnd] = []
         self._wake_at_ns: int | None = None
         self._open()
-        self.later(self.world.random.randrange(200 * MS), self._get_ready)
+        self.later(self.house.random.randrange(200 * MS), self._get_ready)
 
     def _get_ready(self) -> None:
-        wires, me = self.world.wires, self.worker_id
+        wires, me = self.house.wires, self.worker_id
         wires.subscribe(self, WORKER_START, lambda message, _: self._on_starts(message), me)
         wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
         wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
         wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
-        self.jobs = WorkerJobs(self)
+        self.jobs = WorkerJobs(self, me, self.report)
         self._report_for_ever()
 
     def die_of_poison(self) -> None:
         """What it computes ends the process; its supervisor starts it again."""
-        self.world.note(f"{self.name} is poisoned")
-        self.end(RESTART_NS + self.world.random.randrange(SECOND))
+        self.house.timeline.note(f"{self.name} is poisoned")
+        self.end(RESTART_NS + self.house.random.randrange(SECOND))
 
     # What comes over the bus.
 
@@ -162,7 +161,7 @@ class Worker(Process):
             self._ask_for(pull)
 
     def _ask_for(self, pull: Pull) -> None:
-        self.world.wires.request(
+        self.house.wires.request(
             self, PROMPT_PULL, PromptPull(turns=pull.refs),
             partial(self._on_pulled, pull), partial(self._on_unpulled, pull),
             ident=pull.frontend_id,
@@ -215,10 +214,10 @@ class Worker(Process):
     def report(self) -> None:
         """Tell the schedulers what is held here."""
         assert self.jobs is not None
-        if not self.world.wires.has_connection(self):
+        if not self.house.wires.has_connection(self):
             return
         self._num_reports += 1
-        core, pool, model = self.core, self.core.pool, self.world.model
+        core, pool, model = self.core, self.core.pool, self.house.model
         card = ModelCard(
             model_id=model.model_id, source="", fingerprint=model.fingerprint,
             max_model_len=core.tokens_max, block_tokens=model.block_tokens,
@@ -247,7 +246,7 @@ class Worker(Process):
                 for name, fence in self.jobs.core.fences.items()
             ],
         )
-        self.world.wires.publish(self, WORKER_REPORT, report)
+        self.house.wires.publish(self, WORKER_REPORT, report)
 
     # The engine.
 
@@ -268,7 +267,9 @@ class Worker(Process):
             self._perform(effects)
             if plan is None:
                 break
-            self.device.start(plan)
+            planned = self.core.flights[-1]
+            assert planned.plan is plan
+            self.device.start(plan, planned.turns)
             at_ns = self.core.plan_at_ns()
         self._flush()
         deadline_ns = self.core.next_deadline_ns()
@@ -329,11 +330,11 @@ class Worker(Process):
         deltas, self._deltas = self._deltas, {}
         for frontend_id, said in deltas.items():
             output = StepOutput(worker_id=self.worker_id, deltas=said)
-            self.world.wires.publish(self, STEP_OUTPUT, output, frontend_id)
+            self.house.wires.publish(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             message = TurnsEnded(turns=ends)
-            self.world.wires.publish(self, TURNS_ENDED, message)
+            self.house.wires.publish(self, TURNS_ENDED, message)
 
     # The kvstore.
 
@@ -343,7 +344,7 @@ class Worker(Process):
         incarnation = f"{self._incarnation}.{self._num_opens}"
 
         def on_opened(_: Any) -> None:
-            kvstore = self.world.kvstores[self.host_id]
+            kvstore = self._kvstore
             if not kvstore.is_ready:  # its arena's file is gone
                 on_error(None)
                 return
@@ -357,7 +358,7 @@ class Worker(Process):
         def on_error(_: SymphonyError | None) -> None:
             self.later(REOPEN_AFTER_NS, self._open)
 
-        self.world.wires.request(
+        self.house.wires.request(
             self, KV_OPEN, self.link.open(incarnation), on_opened, on_error, ident=self.host_id
         )
 
@@ -371,7 +372,7 @@ class Worker(Process):
                 self.later(0, self._open)
             then(None)
 
-        self.world.wires.request(self, subject, message, then, on_error, ident=self.host_id)
+        self.house.wires.request(self, subject, message, then, on_error, ident=self.host_id)
 
     def _renew(self, epoch: int) -> None:
         if self.link.is_open and epoch == self.link.epoch:
@@ -437,4 +438,4 @@ class Worker(Process):
 
     def _release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
         message = self.link.release(ticket, pages)
-        self.world.wires.publish(self, KV_RELEASE, message, self.host_id)
+        self.house.wires.publish(self, KV_RELEASE, message, self.host_id)

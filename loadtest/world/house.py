@@ -1,0 +1,26 @@
+"""What every process of a world stands on, and all that it knows of the world."""
+
+from dataclasses import dataclass
+from random import Random
+
+from loadtest.world.model import Model
+from loadtest.world.timeline import Timeline
+from loadtest.world.wires import Wires
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """Attributes:
+    random: decides what people and processes do; `fault_random` how faults show.
+    fault_kinds: that are on in this world (see `faults.KINDS`).
+    model: served by all workers.
+    is_crowded: many busy sessions on one small worker over a slow disk.
+    """
+
+    timeline: Timeline
+    random: Random
+    fault_random: Random
+    fault_kinds: frozenset[str]
+    wires: Wires
+    model: Model
+    is_crowded: bool

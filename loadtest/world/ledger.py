@@ -1,0 +1,73 @@
+"""What was asked for, as clients see it, and what nobody may do about it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from loadtest.world.timeline import Timeline
+from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId
+from shared.messages import SamplingParams, TurnStart
+
+
+@dataclass
+class Session:
+    """A conversation: everything that was said, and how many turns are to come."""
+
+    session_id: SessionId
+    tenant: TenantId
+    history: list[int]
+    turns_left: int
+
+
+@dataclass
+class ClientTurn:
+    """A turn as its client sees it.
+
+    Attributes:
+        moved_at_ns: when it last heard something, or could not have.
+        calm_since_ns: nothing but deaths went wrong since then.
+        end: how it ended: a finish reason, the code of a failure, or ``gone``.
+    """
+
+    turn_id: TurnId
+    session: Session
+    prompt: list[int]
+    sampling: SamplingParams
+    opened_at_ns: int
+    moved_at_ns: int
+    calm_since_ns: int
+    got: list[int] = field(default_factory=list)
+    end: str | None = None
+    ended_at_ns: int = 0
+
+
+class Ledger:
+    """Clients write it; whoever starts or runs something for them tells it so.
+
+    Attributes:
+        turns: every turn that was ever asked for.
+        job_ends: how each request for one-shot jobs ended, each time it did.
+        is_calm: nothing goes wrong any more.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.turns: dict[TurnId, ClientTurn] = {}
+        self.job_ends: dict[str, list[str]] = {}
+        self.is_calm = False
+        self._started: set[tuple[TurnId, int]] = set()
+
+    def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
+        """No attempt is given out twice; where nothing goes wrong, no turn that was served. (One
+        whose client left may have been under way.)"""
+        name = (start.turn_id, start.attempt)
+        assert name not in self._started, f"{name} is started twice"
+        self._started.add(name)
+        is_over = self.turns[start.turn_id].end not in (None, "gone")
+        assert not (self.is_calm and is_over), f"{start.turn_id} is over, and placed again"
+        self._timeline.note(f"{start.turn_id}.{start.attempt} -> {worker_id}")
+
+    def on_jobs(self, job_ids: Iterable[JobId], what: str) -> None:
+        """Where nothing goes wrong, a job that is over is over for the scheduler, too."""
+        if self.is_calm:
+            over = [job_id for job_id in job_ids if self.job_ends[job_id.partition(".")[0]]]
+            assert not over, f"{over} are over, and {what}"

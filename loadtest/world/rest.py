@@ -1,0 +1,58 @@
+"""What must hold of all processes at rest, once nobody asks for anything any more."""
+
+from loadtest.world.kvstore import Kvstore
+from loadtest.world.worker import Worker
+from loadtest.world.world import World
+
+
+def check_rest(world: World) -> None:
+    """Nobody holds anything for anybody."""
+    for frontend in world.frontends:
+        assert not len(frontend.turns), f"{frontend.name} still waits for turns"
+        assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
+    leaders = [scheduler for scheduler in world.schedulers if scheduler.is_leading]
+    assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
+    assert leaders[0].core is not None and leaders[0].jobs is not None
+    jobs = leaders[0].jobs.core
+    assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
+    status = leaders[0].core.status(leaders[0].now_ns)
+    assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
+    assert status.num_reservations == 0, "places are still kept"
+    assert world.tracker.core.num_live == 0, "advisories still live"
+    for worker in world.workers:
+        _check_idle(worker)
+    for kvstore in world.kvstores.values():
+        _check_unheld(kvstore, world.workers)
+
+
+def _check_idle(worker: Worker) -> None:
+    core, stager = worker.core, worker.core.stager
+    assert not worker.device.is_busy and not core.flights, f"{worker.name} still computes"
+    assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
+    assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
+    assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
+    assert not stager._flights and not stager._tickets and not stager._prefetches
+    assert not stager._expected and stager._num_prefetching == 0
+    assert all(block.refs == 0 for block in core.pool.blocks.values())
+    assert not core.writeback._storing, "a write never ended"
+    assert not core.writeback._committing, "a commit was never settled"
+
+
+def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
+    leased = {
+        page
+        for worker in kvstore.core.workers
+        for pages in worker.leased.values()
+        for page in pages
+    }
+    stock = {
+        page
+        for worker in workers
+        if worker.host_id == kvstore.host_id
+        for page in worker.core.writeback._stock
+    }
+    assert leased == stock, f"{kvstore.name}: leases of nobody: {leased ^ stock}"
+    for worker in kvstore.core.workers:
+        assert not worker.tickets, f"{kvstore.name}: tickets of nobody"
+    for arena in kvstore.core.arenas.values():
+        assert not any(block.num_pins for block in arena.holding.values()), "pins of nobody"

@@ -1,0 +1,123 @@
+"""A world's way to its end: things go wrong, then nothing does, and what must hold by then."""
+
+from loadtest.world.faults import Faults
+from loadtest.world.model import BREAKER, KILLER
+from loadtest.world.rest import check_rest
+from loadtest.world.timeline import MS, SECOND
+from loadtest.world.unleash import heal, unleash
+from loadtest.world.world import Options, World
+from shared.messages import AdvisoryKey
+
+SAMPLE_NS = 500 * MS
+DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
+UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
+
+
+def run_seed(seed: int, options: Options | None = None, faults: Faults | None = None) -> World:
+    """Run a seed's world to its end.
+
+    Raises:
+        AssertionError: something does not hold; its notes name the seed.
+    """
+    world = World(seed, options or Options(), faults)
+    try:
+        run_world(world)
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+    return world
+
+
+def run_world(world: World) -> None:
+    """Faults, then calm until everything is over and everybody at rest.
+
+    Raises:
+        AssertionError: something does not hold.
+    """
+    timeline, options, clients = world.house.timeline, world.options, world.clients
+    unleash(world)
+    watch = _Watch(world)
+    timeline.run_until(options.faults_for_ns, options.events_max)
+    heal(world)
+    calm_until_ns = options.faults_for_ns + options.calm_max_ns
+    while not (clients.are_done and all(process.is_well for process in world.processes)):
+        assert timeline.now_ns < calm_until_ns, f"never ended: {_left_over(world)}"
+        timeline.run_until(timeline.now_ns + SECOND, options.events_max)
+    timeline.run_until(timeline.now_ns + options.settle_ns, options.events_max)
+    world.ledger.is_calm = True
+    clients.announce_last()
+    timeline.run_until(timeline.now_ns + SECOND, options.events_max)
+    last = clients.ask_last()
+    timeline.run_until(timeline.now_ns + options.rest_ns, options.events_max)
+    written_by_ns = timeline.now_ns + options.rest_ns
+    while timeline.now_ns < written_by_ns and any(w.is_writing for w in world.workers):
+        timeline.run_until(timeline.now_ns + SECOND, options.events_max)
+    watch.check_ends()
+    assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
+    advised = world.tracker.core.get(
+        AdvisoryKey(tenant=last.session.tenant, session_id=last.session.session_id)
+    )
+    assert advised.state == "used", f"the last advisory is {advised.state}"
+    ends = next(reversed(world.ledger.job_ends.values()))
+    assert ends == ["done"], f"the last jobs ended as {ends}"
+    check_rest(world)
+
+
+def _left_over(world: World) -> list[str]:
+    return [turn.turn_id for turn in world.ledger.turns.values() if turn.end is None]
+
+
+class _Watch:
+    """Looks at a world from time to time: who leads, who could have been served, who was."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._unserved_at_ns: list[int] = []
+        self._sample()
+
+    def _sample(self) -> None:
+        """Note the moments at which nobody could have served a turn."""
+        world, options = self._world, self._world.options
+        timeline = world.house.timeline
+        world.election.check_leaders()
+        is_served = (
+            world.house.wires.is_up
+            and any(scheduler.is_well and scheduler.is_leading for scheduler in world.schedulers)
+            and any(worker.is_well for worker in world.workers)
+            and any(frontend.is_well for frontend in world.frontends)
+        )
+        if not is_served:
+            self._unserved_at_ns.append(timeline.now_ns)
+        is_undisturbed = (
+            not world.house.is_crowded
+            and not world.faults.kinds & DISTURBING
+            and all(process.is_well for process in world.processes if process.is_up)
+        )
+        world.clients.check_progress(
+            is_served=is_served,
+            is_undisturbed=is_undisturbed,
+            stall_max_ns=options.stall_max_ns,
+            calm_stall_max_ns=options.calm_stall_max_ns,
+        )
+        timeline.after(SAMPLE_NS, self._sample)
+
+    def check_ends(self) -> None:
+        """Every turn ended well, unless nobody was there to serve it for too long."""
+        for turn in self._world.ledger.turns.values():
+            assert turn.end is not None
+            if turn.sampling.seed == BREAKER:
+                assert turn.end in {"poisoned", "gone", *UNSERVED_CODES}, f"a breaker: {turn.end}"
+                continue
+            if turn.end in ("stop", "length", "gone"):
+                assert turn.sampling.seed != KILLER or turn.end == "gone"
+                continue
+            if turn.sampling.seed == KILLER and turn.end in ("poisoned", "worker_lost"):
+                continue
+            if turn.end == "poisoned" and self._world.faults.kinds >= {"killer", "worker"}:
+                continue  # beside a killer twice, and then alone when a worker died by itself
+            num_unserved = sum(
+                turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns
+            )
+            unserved_ns = num_unserved * SAMPLE_NS
+            is_excused = unserved_ns >= self._world.options.unserved_ns
+            assert turn.end in UNSERVED_CODES and is_excused, f"{turn.turn_id} ended as {turn.end}"

@@ -1,0 +1,149 @@
+"""Faults, done to a world: some from the beginning on, others in their time."""
+
+from collections.abc import Callable
+from random import Random
+
+from loadtest.world.candidate import QUEUE_MAX
+from loadtest.world.faults import Fault
+from loadtest.world.timeline import MS, SECOND
+from loadtest.world.world import World
+
+RESTART_MAX_NS = 4 * SECOND
+AWAY_MAX_NS = 60 * SECOND
+LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
+UNREAD_SHARE = 0.2
+
+
+def unleash(world: World) -> None:
+    """Let the world's faults happen in their time."""
+    faults, house = world.faults, world.house
+    random, weather = house.fault_random, house.wires.weather
+    if "loss" in faults.kinds:
+        weather.loss = random.choice([0.002, 0.01, 0.03])
+    if "duplication" in faults.kinds:
+        weather.duplication = random.choice([0.01, 0.1])
+    if "delay" in faults.kinds:
+        weather.slow, weather.delay_max_ns = 0.03, random.choice([10, 100]) * MS
+    if "queue" in faults.kinds:
+        queue_max = random.choice([4, 16])
+        for scheduler in world.schedulers:
+            scheduler.queue_max = queue_max
+    if "unread disk" in faults.kinds:
+        for kvstore in world.kvstores.values():
+            kvstore.unread_share = UNREAD_SHARE
+    for fault in faults.once:
+        action = _ACTIONS[fault.kind]
+        house.timeline.after(fault.at_ns, _happening(world, fault, action))
+
+
+def heal(world: World) -> None:
+    """From now on nothing goes wrong any more; what is down or frozen comes back in its time."""
+    weather = world.house.wires.weather
+    weather.loss = weather.duplication = weather.slow = 0.0
+    weather.delay_max_ns = 2 * MS
+    world.redis.is_up = world.redis.takes_writes = True
+    for kvstore in world.kvstores.values():
+        kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
+    for scheduler in world.schedulers:
+        scheduler.queue_max = QUEUE_MAX
+
+
+def _happening(
+    world: World, fault: Fault, action: Callable[[World, Random], None]
+) -> Callable[[], None]:
+    def happen() -> None:
+        world.house.timeline.note(fault.kind)
+        action(world, Random(fault.draw))
+
+    return happen
+
+
+def _duration_ns(random: Random) -> int:
+    """0.1 to 20 s, more often short."""
+    return int(100 * MS * 200 ** random.random())
+
+
+def _crash_one_of(kind: str) -> Callable[[World, Random], None]:
+    def happen(world: World, random: Random) -> None:
+        process = random.choice([p for p in world.processes if p.name.startswith(kind)])
+        if process.is_up:
+            process.crash()
+            is_long = kind == "worker" and random.random() < LONG_SHARE
+            down_ns = LONG_NS if is_long else random.randrange(RESTART_MAX_NS)
+            world.house.timeline.after(down_ns, process.start)
+
+    return happen
+
+
+def _freeze(world: World, random: Random) -> None:
+    random.choice(world.processes).freeze(_duration_ns(random))
+
+
+def _cut(world: World, random: Random) -> None:
+    world.house.wires.cut(random.choice(world.processes), _duration_ns(random))
+
+
+def _silence(mute: bool, deaf: bool) -> Callable[[World, Random], None]:
+    def happen(world: World, random: Random) -> None:
+        process = random.choice(world.processes)
+        world.house.wires.silence(process, _duration_ns(random), mute=mute, deaf=deaf)
+
+    return happen
+
+
+def _stop_nats(world: World, random: Random) -> None:
+    if world.house.wires.is_up:
+        away_ns = int(100 * MS * (AWAY_MAX_NS / (100 * MS)) ** (random.random() ** 2))
+        world.house.wires.stop(away_ns)
+
+
+def _jump_clock(world: World, random: Random) -> None:
+    random.choice(world.processes).wall_skew_ns = random.randrange(-10, 10) * SECOND
+
+
+def _slow_disk(world: World, random: Random) -> None:
+    random.choice(list(world.kvstores.values())).disk_slowness = random.choice([20, 1000, 3000])
+
+
+def _fill_disk(world: World, random: Random) -> None:
+    random.choice(list(world.kvstores.values())).is_disk_full = True
+
+
+def _tear_disk(world: World, random: Random) -> None:
+    random.choice(list(world.kvstores.values())).lose_pages(random.choice([0.1, 1.0]))
+
+
+def _lose_disk(world: World, random: Random) -> None:
+    kvstore = random.choice(list(world.kvstores.values()))
+    if kvstore.is_ready:
+        kvstore.run(kvstore.life, kvstore.lose_database)
+
+
+def _break_redis(world: World, random: Random) -> None:
+    what = random.randrange(3)
+    if what == 0:
+        world.redis.wipe()
+    elif what == 1:
+        world.redis.takes_writes = False
+    else:
+        world.redis.is_up = False
+
+
+_ACTIONS: dict[str, Callable[[World, Random], None]] = {
+    "freeze": _freeze,
+    "cut": _cut,
+    "mute": _silence(mute=True, deaf=False),
+    "deaf": _silence(mute=False, deaf=True),
+    "nats": _stop_nats,
+    "worker": _crash_one_of("worker"),
+    "scheduler": _crash_one_of("scheduler"),
+    "tracker": _crash_one_of("tracker"),
+    "kvstore": _crash_one_of("kvstore"),
+    "frontend": _crash_one_of("frontend"),
+    "clock": _jump_clock,
+    "slow disk": _slow_disk,
+    "full disk": _fill_disk,
+    "torn disk": _tear_disk,
+    "lost disk": _lose_disk,
+    "redis": _break_redis,
+}
