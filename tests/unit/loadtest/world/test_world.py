@@ -1,0 +1,61 @@
+"""A world as it is built: who leads is looked at, and what is unleashed can be healed."""
+
+import pytest
+
+from loadtest.world.candidate import QUEUE_MAX, Candidate, Election
+from loadtest.world.faults import KINDS, Faults
+from loadtest.world.timeline import SECOND, Timeline
+from loadtest.world.unleash import heal, unleash
+from loadtest.world.wires import Weather
+from loadtest.world.world import Options, World
+
+
+def world_with(*kinds: str) -> World:
+    """Of the first seed that has two schedulers; faults of these kinds that last are on."""
+    worlds = (World(seed, Options(), Faults(frozenset(kinds), [])) for seed in range(100))
+    return next(world for world in worlds if len(world.schedulers) == 2)
+
+
+def test_no_fence_is_told_to_two() -> None:
+    election = Election(Timeline())
+    election.on_lead("scheduler-0.1", 1)
+    election.on_lead("scheduler-0.1", 1)
+    election.on_lead("scheduler-1.1", 2)
+    with pytest.raises(AssertionError, match="both lead under 1"):
+        election.on_lead("scheduler-0.2", 1)
+
+
+def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_with()
+    world.election.check_leaders()
+    monkeypatch.setattr(Candidate, "is_leading", True)
+    with pytest.raises(AssertionError, match="lead at once"):
+        world.election.check_leaders()
+
+
+def test_what_is_unleashed_is_healed() -> None:
+    world = world_with(*KINDS)
+    wires, kvstores = world.house.wires, list(world.kvstores.values())
+    unleash(world)
+    assert wires.weather.loss and wires.weather.duplication and wires.weather.slow
+    assert all(scheduler.queue_max < QUEUE_MAX for scheduler in world.schedulers)
+    assert all(kvstore.unread_share for kvstore in kvstores)
+    for kvstore in kvstores:
+        kvstore.is_disk_full, kvstore.disk_slowness = True, 20
+    world.redis.is_up = world.redis.takes_writes = False
+    heal(world)
+    assert wires.weather == Weather()
+    assert all(scheduler.queue_max == QUEUE_MAX for scheduler in world.schedulers)
+    for kvstore in kvstores:
+        assert (kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share) == (False, 1, 0)
+    assert world.redis.is_up and world.redis.takes_writes
+
+
+def test_the_death_of_a_frontend_breaks_its_clients_connections() -> None:
+    world = world_with()
+    frontend, timeline = world.frontends[0], world.house.timeline
+    timeline.run_until(SECOND, 100_000)
+    broken: list[int] = []
+    frontend.connect(lambda: broken.append(frontend.life))
+    frontend.crash()
+    assert broken == [1]
