@@ -77,9 +77,12 @@ class RedisIndex:
         self._sessions = SessionCount(self._redis)
 
     async def close(self) -> None:
-        """Send what is queued, if Redis is there, and disconnect."""
-        if self._is_in_step:
+        """Send what is queued, or everything if a stop cut that off, if Redis is there, and
+        disconnect."""
+        if self._is_up:
             try:
+                if not self._is_in_step:
+                    await self._publish_all()
                 await self._send_changes()
             except (RedisError, OSError) as error:
                 self._failed(error)
@@ -121,8 +124,8 @@ class RedisIndex:
                 end_if_cancelled()
                 self._recovered()
             except (RedisError, OSError) as error:
+                end_if_cancelled()  # then it says nothing about Redis
                 self._failed(error)
-                end_if_cancelled()
                 await asyncio.sleep(CHECK_INTERVAL_S)
                 continue
             try:

@@ -36,3 +36,61 @@ def test_what_a_stop_cuts_off_is_sent_at_the_close(monkeypatch: pytest.MonkeyPat
         assert sent == [({KEYS[0]}, set(KEYS[1:]))]
 
     asyncio.run(scenario())
+
+
+class SlowRedis:
+    """Lists nothing, and does not answer its first question before it is cancelled."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        self.is_asked = asyncio.Event()
+        self._breaks = breaks
+
+    async def smembers(self, _: str) -> set[bytes]:
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if self._breaks:  # as its client says of a connection that was cut
+                    raise ConnectionError("cut") from None
+                raise
+        return set()
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_first_publication_that_a_stop_cuts_off_is_made_at_the_close(
+    monkeypatch: pytest.MonkeyPatch, *, breaks: bool
+) -> None:
+    async def scenario() -> None:
+        index = RedisIndex("redis://nowhere", HostId("h"), 60, lambda: dict.fromkeys(KEYS).keys())
+        redis = SlowRedis(breaks=breaks)
+        index._redis = redis
+        sent: set[BlockKey] = set()
+
+        async def send(added: Collection[BlockKey], removed: Collection[BlockKey]) -> None:
+            sent.update(added)
+
+        monkeypatch.setattr(index, "_send", send)
+        keeping = asyncio.create_task(index._keep_in_step())
+        await redis.is_asked.wait()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await index.close()
+        assert sent == set(KEYS)
+
+    asyncio.run(scenario())
+
+
+def test_a_redis_that_is_away_is_not_asked_at_the_close() -> None:
+    async def scenario() -> None:
+        index = RedisIndex("redis://nowhere", HostId("h"), 60, lambda: dict.fromkeys(KEYS).keys())
+        redis = SlowRedis(breaks=False)
+        index._redis = redis
+        index._failed(ConnectionError("away"))
+        await index.close()
+        assert not redis.is_asked.is_set()
+
+    asyncio.run(scenario())
