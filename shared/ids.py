@@ -5,9 +5,10 @@ only letters, digits, ``-`` and ``_``; `subject_token` checks that.
 """
 
 import re
-import secrets
 import zlib
 from typing import NewType
+
+from shared.randomness import random_bytes
 
 TurnId = NewType("TurnId", str)
 SessionId = NewType("SessionId", str)
@@ -29,7 +30,7 @@ _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def new_id(prefix: str) -> str:
     """A fresh random id such as ``turn-3f9c...`` (96 random bits)."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}-{random_bytes(12).hex()}"
 
 
 def job_group(request_id: str) -> str:

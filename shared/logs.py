@@ -57,6 +57,9 @@ def _cut(value: Any) -> Any:
 
 def configure_logs(service: str, instance: str, level: str) -> None:
     """Send everything through the JSON formatter to stderr."""
+    # What a line does not tell is not looked up (logging's documentation: Optimization).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service, instance))
     root = logging.getLogger()

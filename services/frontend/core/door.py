@@ -10,6 +10,7 @@ no JSON by its type.
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 HTTP_PORTS = {"http": 80, "https": 443}
@@ -83,6 +84,7 @@ class Door:
         return place in self.allowed or Place(place.host) in self.allowed
 
 
+@lru_cache(256)  # of the same few hosts, request after request
 def parse_place(text: str) -> Place | None:
     """A ``Host`` header's value; None if it is none.
 

@@ -56,7 +56,7 @@ class Quotas:
     def __init__(self, default: TenantLimits, own: Mapping[TenantId, TenantLimits]) -> None:
         self._default = default
         self._own = own
-        self._used: dict[TenantId, Counter[Kind]] = {}
+        self._used: dict[TenantId, dict[Kind, int]] = {}
 
     @property
     def is_unused(self) -> bool:
@@ -69,13 +69,15 @@ class Quotas:
 
     def used(self, tenant: TenantId, kind: Kind) -> int:
         """How much the tenant has."""
-        return self._used[tenant][kind] if tenant in self._used else 0
+        return self._used[tenant].get(kind, 0) if tenant in self._used else 0
 
     def take(self, tenant: TenantId, amounts: Amounts) -> Kind | None:
         """Take all of `amounts`, or nothing. Answers which limit does not let it have them."""
         if (kind := self._passed(tenant, amounts)) is not None:
             return kind
-        self._used.setdefault(tenant, Counter()).update(amounts)
+        used = self._used.setdefault(tenant, {})
+        for name, amount in amounts.items():
+            used[name] = used.get(name, 0) + amount
         return None
 
     def take_or_raise(self, tenant: TenantId, amounts: Amounts, held: Amounts = NOTHING) -> None:
@@ -102,9 +104,10 @@ class Quotas:
 
     def give(self, tenant: TenantId, amounts: Amounts) -> None:
         """Give back what was taken."""
-        used = self._used.get(tenant, Counter())
-        used.subtract(amounts)
-        assert min(used.values(), default=0) >= 0, "more given back than was taken"
+        used = self._used.get(tenant, {})
+        for name, amount in amounts.items():
+            used[name] = used.get(name, 0) - amount
+            assert used[name] >= 0, "more given back than was taken"
         if not any(used.values()):  # without keys anybody may name tenants
             self._used.pop(tenant, None)
 

@@ -1,10 +1,9 @@
 """From a request's fields to how tokens are chosen."""
 
-import secrets
-
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults, SamplingParams
+from shared.randomness import random_bytes
 
 SEEDS = 2**63
 ID_DIGITS_MAX = 12
@@ -27,7 +26,7 @@ def sampling_params(
     _check_ids("stop_token_ids", body.stop_token_ids, vocab_size)
     _check_ids("allowed_token_ids", body.allowed_token_ids, vocab_size)
     logprobs, prompt_logprobs = _logprobs(body)
-    seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed % SEEDS
+    seed = (int.from_bytes(random_bytes(8)) if body.seed is None else body.seed) % SEEDS
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=_or(body.temperature, defaults.temperature),

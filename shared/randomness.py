@@ -1,0 +1,36 @@
+"""Random bytes of the system's, fetched many at a time: each fetch is a call into the kernel, which
+can take longer than what the bytes are for.
+"""
+
+import os
+import threading
+
+FETCHED = 4096
+
+
+class _Fetched:
+    """What is left of the latest fetch. Threads may share it; a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+        os.register_at_fork(after_in_child=self.begin_anew)
+
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = b""
+        self._at = 0
+
+    def take(self, num: int) -> bytes:
+        with self._lock:
+            if len(self._bytes) - self._at < num:
+                self._bytes, self._at = os.urandom(max(FETCHED, num)), 0
+            self._at += num
+            return self._bytes[self._at - num : self._at]
+
+
+_fetched = _Fetched()
+
+
+def random_bytes(num: int) -> bytes:
+    """So many bytes that nobody can guess, and that were given to nobody else."""
+    return _fetched.take(num)
