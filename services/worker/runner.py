@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 COMMITS_PATIENCE_S = 5.0
 CHECK_EVERY_S = 60.0
+ENDS_TOGETHER_S = 0.005
+ENDS_PATIENCE_S = 1.0
 
 
 class EngineRunner:
@@ -97,6 +99,7 @@ class EngineRunner:
         self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[Ended] = []
+        self._is_telling_ends = False
         self._tasks = Tasks("performing an effect failed")
         self._commits = Tasks("committing blocks failed")
 
@@ -187,21 +190,28 @@ class EngineRunner:
         """Wait until no turn is left and everything written is below."""
         while self.core.is_busy or (self._kv.is_connected and self.core.writeback.num_unwritten):
             await self._steps.wait_idle()
+        await self._tasks.wait(ENDS_PATIENCE_S)
 
     async def _flush(self) -> None:
-        """Send what turns have said, one message a frontend, and which of them ended."""
+        """Send what turns have said, one message a frontend. Which of them ended is told soon."""
         if self._deltas:
             deltas, self._deltas = self._deltas, defaultdict(list)
             for frontend_id, said in deltas.items():
                 for group in split_deltas(said, self._bus.payload_bytes_max):
                     output = StepOutput(worker_id=self._worker_id, deltas=group)
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
-        if self._ends:
-            ends, self._ends = self._ends, []
-            turns = [ended.end for ended in ends]
-            await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=turns))
-            for ended in ends:
-                _log_end(ended.end, ended.account)
+        if self._ends and not self._is_telling_ends:
+            self._is_telling_ends = True
+            self._tasks.spawn(self._tell_ends())
+
+    async def _tell_ends(self) -> None:
+        """The scheduler needs no end at once: those of some steps go together."""
+        await asyncio.sleep(ENDS_TOGETHER_S)
+        self._is_telling_ends = False
+        ends, self._ends = self._ends, []
+        await self._bus.publish(TURNS_ENDED, TurnsEnded(turns=[ended.end for ended in ends]))
+        for ended in ends:
+            _log_end(ended.end, ended.account)
 
     # Effects.
 
