@@ -33,7 +33,7 @@ from services.worker.step_loop import StepLoop
 from shared.blocks import root_key
 from shared.clock import SystemClock
 from shared.dying import die
-from shared.ids import DEFAULT_TENANT, FrontendId, TurnId, WorkerId
+from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
 from shared.messages import SamplingParams, StepOutput, TurnDelta, encode
 
 FRONTEND = FrontendId("local")
@@ -181,7 +181,7 @@ class LocalEngine:
 
     async def _send(self) -> None:
         if self._deltas:
-            encode(StepOutput(worker_id=WorkerId("local"), deltas=self._deltas))
+            encode(StepOutput(deltas=self._deltas))
             self._deltas = []
         has_room = self.store is not None and self.store.has_room
         if not self.core.is_busy and not (has_room and self.core.writeback.num_unwritten):

@@ -329,7 +329,7 @@ class Worker(Process):
     def _flush(self) -> None:
         deltas, self._deltas = self._deltas, {}
         for frontend_id, said in deltas.items():
-            output = StepOutput(worker_id=self.worker_id, deltas=said)
+            output = StepOutput(deltas=said)
             self.house.wires.publish(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []

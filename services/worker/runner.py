@@ -38,7 +38,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.dying import die
 from shared.errors import PeerUnavailable, SymphonyError
-from shared.ids import FrontendId, TurnId, WorkerId
+from shared.ids import FrontendId, TurnId
 from shared.messages import (
     Prefetch,
     Prompt,
@@ -74,7 +74,6 @@ class EngineRunner:
         self,
         bus: Bus,
         clock: Clock,
-        worker_id: WorkerId,
         core: EngineCore,
         executor: Executor,
         kv: KvClient,
@@ -86,7 +85,6 @@ class EngineRunner:
         self.executor = executor
         self._bus = bus
         self._clock = clock
-        self._worker_id = worker_id
         self._kv = kv
         self._on_progress = on_progress
         info = executor.info
@@ -198,7 +196,7 @@ class EngineRunner:
             deltas, self._deltas = self._deltas, defaultdict(list)
             for frontend_id, said in deltas.items():
                 for group in split_deltas(said, self._bus.payload_bytes_max):
-                    output = StepOutput(worker_id=self._worker_id, deltas=group)
+                    output = StepOutput(deltas=group)
                     await self._bus.publish(STEP_OUTPUT, output, frontend_id)
         if self._ends and not self._is_telling_ends:
             self._is_telling_ends = True

@@ -199,7 +199,6 @@ class Worker:
         runner = EngineRunner(
             runtime.bus,
             runtime.clock,
-            self._worker_id,
             core,
             executor,
             kv,

@@ -233,5 +233,4 @@ class TurnDelta:
 class StepOutput:
     """Worker to frontend: everything one step made for this frontend's turns."""
 
-    worker_id: WorkerId
     deltas: list[TurnDelta]

@@ -206,7 +206,7 @@ class FakeHouse:
         )
 
     async def _emit(self, submit: m.TurnSubmit, delta: m.TurnDelta) -> None:
-        step = m.StepOutput(worker_id=WorkerId("w1"), deltas=[delta])
+        step = m.StepOutput(deltas=[delta])
         await self.bus.publish(STEP_OUTPUT, step, submit.frontend_id)
 
 

@@ -16,7 +16,7 @@ from services.worker.core.step import StepPlan
 from services.worker.device.executor import Finished
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
-from shared.ids import FrontendId, ModelId, TurnId, WorkerId
+from shared.ids import FrontendId, ModelId, TurnId
 from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
 
@@ -31,7 +31,6 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
     return EngineRunner(
         nothing,
         ManualClock(7 * MS),
-        WorkerId("w"),
         core,
         cast(Any, SimpleNamespace(info=info)),
         nothing,
@@ -167,7 +166,7 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         nothing = cast(Any, None)
         with ThreadPoolExecutor(1) as thread:
             runner = EngineRunner(
-                nothing, ManualClock(7 * MS), WorkerId("w"), core, cast(Any, executor), nothing,
+                nothing, ManualClock(7 * MS), core, cast(Any, executor), nothing,
                 thread, on_stuck,
             )  # fmt: skip
             runner.on_prompt(start(), prompt())

@@ -42,7 +42,7 @@ def test_every_message_fits_and_nothing_is_lost(sizes: list[int], top: int) -> N
     groups = split_deltas(deltas, PAYLOAD)
     for group in groups:
         assert group
-        assert len(encode(StepOutput(worker_id=WorkerId("w" * 64), deltas=group))) <= PAYLOAD
+        assert len(encode(StepOutput(deltas=group))) <= PAYLOAD
     parts = [part for group in groups for part in group]
     for given_ in deltas:
         mine = [part for part in parts if part.turn_id == given_.turn_id]
@@ -55,7 +55,7 @@ def test_every_message_fits_and_nothing_is_lost(sizes: list[int], top: int) -> N
 def test_no_message_holds_up_its_reader_however_large_the_server_lets_it_be() -> None:
     long = delta("long", num_prompt=4500)
     groups = split_deltas([delta("before"), long, delta("behind")], 8 * 1024**2)
-    sizes = [len(encode(StepOutput(worker_id=WorkerId("w"), deltas=group))) for group in groups]
+    sizes = [len(encode(StepOutput(deltas=group))) for group in groups]
     assert max(sizes) <= 256 * 1024
     parts = [part for group in groups for part in group if part.turn_id == long.turn_id]
     assert sum(len(part.prompt_logprobs or []) for part in parts) == 4500
