@@ -85,7 +85,8 @@ MUTANTS = (
     ),
     Mutant(
         "a repeat is not cut off", FRONTEND_TURNS,
-        "fresh = delta.tokens[num_repeated:]", "fresh = delta.tokens",
+        "num_repeated = num_known - delta.index\n        said = turn.generated[delta.index :]",
+        "num_repeated = 0\n        said = []",
     ),
     Mutant(
         "a pull forgets what was generated", FRONTEND_TURNS,

@@ -286,7 +286,8 @@ class Turns:
         if delta.index > num_known or delta.finish == "cancelled":
             return self._lose_attempt(turn, now_ns)
         num_repeated = num_known - delta.index
-        if delta.tokens[:num_repeated] != turn.generated[delta.index :][: len(delta.tokens)]:
+        said = turn.generated[delta.index :][: len(delta.tokens)]
+        if delta.tokens[:num_repeated] != said:
             return self._lose_attempt(turn, now_ns)  # it goes on from something else
         if num_repeated > len(delta.tokens) or (
             num_repeated == len(delta.tokens) > 0 and delta.finish is None
