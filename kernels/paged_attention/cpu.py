@@ -18,9 +18,6 @@ from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 from kernels.paged_attention.raw import raw
 from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
 
-# Up to so much history, one thread has read it before a second one has been woken for its half.
-ALONE_BYTES_MAX = 2 << 20
-
 _COMPILED: set[tuple[Any, ...]] = set()
 
 
@@ -53,15 +50,13 @@ def paged_attention_cpu(
         shape.window,
         raw(out),
     )
-    num_bytes = on_host.num_tokens * 2 * pool.shape[2] * pool.shape[4] * pool.element_size()
-    attend = _attend_alone if num_bytes <= ALONE_BYTES_MAX else _attend
     # What numba compiles for; whatever else differs is the same at every call.
-    signature = (attend, query.dtype, query.is_contiguous(), out.is_contiguous())
+    signature = query.dtype, query.is_contiguous(), out.is_contiguous()
     if signature in _COMPILED:
-        attend(*arguments)
+        _attend(*arguments)
         return
     with compiling():
-        attend(*arguments)
+        _attend(*arguments)
     _COMPILED.add(signature)
 
 
@@ -74,19 +69,6 @@ def supports(query: torch.Tensor) -> bool:
 def _attend(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
-        seq = task // num_kv_heads
-        if starts[seq + 1] > starts[seq]:
-            _attend_head(
-                query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
-                contexts[seq], task % num_kv_heads, scale, cap, window, out,
-            )  # fmt: skip
-
-
-@njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend_alone(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
-    """The same by one thread."""
-    num_kv_heads = pool.shape[2]
-    for task in range(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(

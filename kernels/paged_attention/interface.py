@@ -59,7 +59,6 @@ class HostArrays:
 
     Attributes:
         page_tables: int32 ``[num_layers, num_slots, max_blocks]``, the tensor's memory.
-        num_tokens: of all contexts.
         runs: sequences by who serves them, for each kind of division that was asked for.
     """
 
@@ -67,7 +66,6 @@ class HostArrays:
     context_lens: Ints
     slots: Ints
     page_tables: npt.NDArray[np.int32]
-    num_tokens: int
     runs: dict[tuple[int, ...], list[tuple[range, int]]] = field(default_factory=dict)
 
 
@@ -103,7 +101,6 @@ class RaggedBatch:
                 np.asarray(self.context_lens, np.int64),
                 np.asarray(self.slots, np.int64),
                 self.page_tables.numpy(),
-                sum(self.context_lens),
             )
             self._arrays.append(made)
         return self._arrays[0]

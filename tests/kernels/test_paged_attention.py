@@ -77,7 +77,7 @@ def attend(
         return paged_attention(query, pool, 1, batch, shape)
     out = torch.full_like(query, float("nan"))
     arguments = query, pool, 1, batch, shape, out, range(batch.num_seqs)
-    if implementation in ("stream", "alone"):
+    if implementation == "stream":
         cpu.paged_attention_cpu(*arguments)
     elif implementation == "gather":
         paged_attention_gather(*arguments)
@@ -101,10 +101,8 @@ def test_agrees_with_the_reference(
     head_dim: int,
     shape: AttentionShape,
     dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype)
-    monkeypatch.setattr(cpu, "ALONE_BYTES_MAX", 1 << 40 if implementation == "alone" else 0)
     got = attend(implementation, query, pool, batch, shape)
     want = paged_attention_reference(query, pool, 1, batch, shape)
     tolerance = TOLERANCE[dtype]
