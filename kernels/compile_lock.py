@@ -7,11 +7,14 @@ same name, and from then on the index names the wrong one: every later process f
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 LOCK_PATH = Path(tempfile.gettempdir()) / f"symphony-compile-{os.getuid()}.lock"
+
+_COMPILED: set[tuple[Any, Hashable]] = set()
 
 
 @contextmanager
@@ -20,3 +23,17 @@ def compiling() -> Iterator[None]:
     with LOCK_PATH.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back, and so does the process's death
+
+
+def call_compiled(function: Callable[..., None], kind: Hashable, *arguments: Any) -> None:
+    """Call a function of numba's, under the lock if it is to be compiled first.
+
+    Args:
+        kind: what it is compiled for: all that differs from call to call in the arguments' types.
+    """
+    if (function, kind) in _COMPILED:
+        function(*arguments)
+        return
+    with compiling():
+        function(*arguments)
+    _COMPILED.add((function, kind))

@@ -6,15 +6,13 @@ scratch that stays in the cache, and serve all rows of the tile; the softmax is 
 gathered, and pages that the tile does not see are not read.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 import torch
 from numba import njit, prange
 
 from kernels.bits import LOOSE, narrow, widen
-from kernels.compile_lock import compiling
+from kernels.compile_lock import call_compiled
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 from kernels.paged_attention.products import (
     COLUMNS,
@@ -35,8 +33,6 @@ from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of
 
 # Rows of a tile (a row is a query of one head): enough that packing a page costs little beside.
 TILE_ROWS = 128
-
-_COMPILED: set[tuple[tuple[np.dtype[Any], bool], ...]] = set()
 
 
 def paged_attention_chunk(
@@ -80,14 +76,8 @@ def paged_attention_chunk(
         raw(out),
     )
     numbers = (*powers(shape), shape.window)
-    # What numba compiles for; whatever else differs is the same at every call.
-    signature = tuple((array.dtype, array.flags.c_contiguous) for array in arrays)
-    if signature in _COMPILED:
-        _attend_chunks(*arrays, *numbers)
-        return
-    with compiling():
-        _attend_chunks(*arrays, *numbers)
-    _COMPILED.add(signature)
+    kind = tuple((array.dtype, array.flags.c_contiguous) for array in arrays)
+    call_compiled(_attend_chunks, kind, *arrays, *numbers)
 
 
 def uses_amx(pool: torch.Tensor) -> bool:

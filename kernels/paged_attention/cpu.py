@@ -5,20 +5,16 @@ caches page by page, bf16 is widened in registers, and the softmax is online, so
 gathered, copied or repeated for grouped heads. One task a (sequence, KV head).
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 import torch
 from numba import njit, prange
 
 from kernels.bits import LOOSE, narrow, widen
-from kernels.compile_lock import compiling
+from kernels.compile_lock import call_compiled
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 from kernels.paged_attention.raw import raw
 from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
-
-_COMPILED: set[tuple[Any, ...]] = set()
 
 
 def paged_attention_cpu(
@@ -39,7 +35,9 @@ def paged_attention_cpu(
     """
     first, last = seqs.start, seqs.stop
     on_host = batch.arrays
-    arguments = (
+    call_compiled(
+        _attend,
+        (query.dtype, query.is_contiguous(), out.is_contiguous()),
         raw(query),
         raw(pool),
         on_host.page_tables[layer],
@@ -50,14 +48,6 @@ def paged_attention_cpu(
         shape.window,
         raw(out),
     )
-    # What numba compiles for; whatever else differs is the same at every call.
-    signature = query.dtype, query.is_contiguous(), out.is_contiguous()
-    if signature in _COMPILED:
-        _attend(*arguments)
-        return
-    with compiling():
-        _attend(*arguments)
-    _COMPILED.add(signature)
 
 
 def supports(query: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Which implementation serves which sequences of a batch."""
 
 from functools import cache
+from itertools import product
 from types import ModuleType
 
 import torch
@@ -153,9 +154,9 @@ def warm_up(pool: torch.Tensor, num_heads: int | None = None) -> None:
     if cpu is not None and cpu.supports(query):
         out = torch.empty_like(query)
         nowhere = torch.tensor([-1, -1], dtype=torch.int32)
-        new = torch.zeros((2, pool.shape[2], 2, head_dim), dtype=pool.dtype)
-        for rows in (new[:, :, 0].contiguous(), new[:, :, 0]):
-            store_kv(rows, rows, pool, nowhere, nowhere)
+        view = torch.zeros((2, pool.shape[2], 2, head_dim), dtype=pool.dtype)[:, :, 0]
+        for key, value in product((view.contiguous(), view), repeat=2):
+            store_kv(key, value, pool, nowhere, nowhere)
         chunk.paged_attention_chunk(query, pool, 0, batch, shape, out, range(2))
         # In a step, queries are a view of something larger: for numba that is another kind.
         query = torch.zeros((2, num_heads, 2, head_dim), dtype=pool.dtype)[:, :, 0]

@@ -2,16 +2,12 @@
 and five times as long for the few rows of a decode.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import njit
 
-from kernels.compile_lock import compiling
+from kernels.compile_lock import call_compiled
 from kernels.paged_attention.raw import raw
-
-_COMPILED: set[tuple[Any, ...]] = set()
 
 
 def store_kv_cpu(
@@ -28,13 +24,7 @@ def store_kv_cpu(
             contiguous.
     """
     arrays = raw(key), raw(value), raw(pool), slot_pages.numpy(), slot_offsets.numpy()
-    signature = (key.dtype, *(array.flags.c_contiguous for array in arrays))
-    if signature in _COMPILED:
-        _store(*arrays)
-        return
-    with compiling():
-        _store(*arrays)
-    _COMPILED.add(signature)
+    call_compiled(_store, (key.dtype, key.is_contiguous(), value.is_contiguous()), *arrays)
 
 
 @njit(error_model="numpy", nogil=True, cache=True)

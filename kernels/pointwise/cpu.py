@@ -12,7 +12,7 @@ import torch
 from numba import carray, njit, prange
 
 from kernels.bits import LOOSE, narrow, pointer, sigmoid, widen
-from kernels.compile_lock import compiling
+from kernels.compile_lock import call_compiled
 
 SILU, GELU_TANH = 0, 1
 
@@ -21,8 +21,6 @@ SHARED_FROM = 1 << 16
 
 # Stands for the kind of the elements in a signature: bf16 as its bits, or float32.
 _KINDS = {torch.bfloat16: np.zeros(1, np.uint16), torch.float32: np.zeros(1, np.float32)}
-
-_COMPILED: set[tuple[Any, torch.dtype]] = set()
 
 
 def supports(tensor: torch.Tensor) -> bool:
@@ -114,12 +112,7 @@ def warm_up(dtype: torch.dtype) -> None:
 
 
 def _call(function: Any, dtype: torch.dtype, *numbers: float) -> None:
-    if (function, dtype) in _COMPILED:
-        function(_KINDS[dtype], *numbers)
-        return
-    with compiling():
-        function(_KINDS[dtype], *numbers)
-    _COMPILED.add((function, dtype))
+    call_compiled(function, dtype, _KINDS[dtype], *numbers)
 
 
 @njit(fastmath=LOOSE, error_model="numpy", inline="always")

@@ -35,7 +35,6 @@ class PromptPuller:
         self._clock = clock
         self._on_prompt = on_prompt
         self._core = Pulling()
-        self._is_flush_due = False
         self._tasks = Tasks("pulling prompts failed")
 
     def __len__(self) -> int:
@@ -54,8 +53,7 @@ class PromptPuller:
         prompt = self._core.on_start(start, self._clock.now_ns())
         if prompt is not None:
             self._on_prompt(start, prompt)
-        elif not self._is_flush_due:
-            self._is_flush_due = True
+        else:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def cancel(self, turn_id: TurnId, attempt: int) -> None:
@@ -67,7 +65,6 @@ class PromptPuller:
         self._core.on_forget(tenant, session_id, self._clock.now_ns())
 
     def _flush(self) -> None:
-        self._is_flush_due = False
         for pull in self._core.take_pulls():
             self._tasks.spawn(self._pull(pull))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels import compile_lock
 from kernels.paged_attention import AttentionShape, RaggedBatch, chunk, cpu
 from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.products import has_amx
@@ -205,8 +206,7 @@ def test_nothing_is_left_to_compile_after_warming_up(
 ) -> None:
     pool = torch.zeros((3, 2, 2, 64, 32), dtype=dtype)
     warm_up(pool, num_heads=6)
-    monkeypatch.setattr(cpu, "compiling", None)
-    monkeypatch.setattr(chunk, "compiling", None)
+    monkeypatch.setattr(compile_lock, "compiling", None)
     table = torch.tensor([[[0, 1]]], dtype=torch.int32)
     for num_new in (1, 5, 16, 70):
         rows = torch.zeros((num_new, 6, 32), dtype=dtype)
@@ -214,6 +214,10 @@ def test_nothing_is_left_to_compile_after_warming_up(
         for query in (rows, view):
             batch = RaggedBatch([0, num_new], [num_new + 20], [0], table)
             paged_attention(query, pool, 0, batch, SHAPES[0])
+        slots = torch.full((num_new,), -1, dtype=torch.int32)
+        for key in (rows[:, :2].contiguous(), view[:, :2]):
+            for value in (rows[:, :2].contiguous(), view[:, :2]):
+                store_kv(key, value, pool, slots, slots)
 
 
 @pytest.mark.parametrize("is_view", [False, True])

@@ -36,6 +36,7 @@ from shared.messages import (
 
 ENVELOPE_BYTES = 64  # of an answer around its prompts
 NO_LIMIT = 1 << 62
+TOKEN_BYTES = 4  # of one in a prompt, and more as text
 # Of what a worker says of a turn; 500 of the rest.
 STATUS_OF = {"overloaded": 503, "no_capacity": 503, "context_length_exceeded": 400}
 
@@ -216,9 +217,8 @@ class Turns:
         assert new.turn_id not in self._turns, f"{new.turn_id} twice"
         turn = _Turn(new, attempt=1, began_at_ns=now_ns, submitted_at_ns=now_ns, news_at_ns=now_ns)
         self._turns[new.turn_id] = turn
-        encoded = encode(_prompt(turn, TurnRef(turn_id=new.turn_id)))
-        turn.is_sent_along = len(encoded) <= self._limits.prompt_bytes_max
-        prompt = encoded.decode() if turn.is_sent_along else ""
+        prompt = self._short_prompt(turn)
+        turn.is_sent_along = bool(prompt)
         sent_to = self._places.take(new.tenant, new.session_id, new.model_id, now_ns)
         if sent_to is None:
             return [self._submit(turn, now_ns, prompt)]
@@ -343,6 +343,14 @@ class Turns:
         if effects:
             effects.append(AskScheduler())
         return effects
+
+    def _short_prompt(self, turn: _Turn) -> str:
+        """The prompt as it goes along; empty if it is too long for that."""
+        bytes_max = self._limits.prompt_bytes_max
+        if len(turn.new.prompt) * TOKEN_BYTES > bytes_max:
+            return ""  # seen without writing it down
+        prompt = encode(_prompt(turn, TurnRef(turn_id=turn.new.turn_id)))
+        return prompt.decode() if len(prompt) <= bytes_max else ""
 
     def _submit(
         self, turn: _Turn, now_ns: int, prompt: str = "", sent_to: WorkerId | None = None

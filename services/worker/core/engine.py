@@ -356,7 +356,7 @@ class EngineCore:
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # told at once: others may be waiting for the same
-                self.history.residency.give_up(turn.prefix)
+                self.residency.give_up(turn.prefix)
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             self._retire(self.history.register(turn))

@@ -220,7 +220,8 @@ class Turns:
 
     def _note_sent(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
         """The worker's report was faster than the submit of what its frontend sent there."""
-        assert submit.session_id is not None, "places are kept for sessions"
+        if submit.session_id is None:
+            return
         reserved = self._reservations.take((submit.tenant, submit.session_id), submit.model_id)
         self._board.note_arrival(submit, turn, worker, now_ns, is_reserved=reserved is worker)
 

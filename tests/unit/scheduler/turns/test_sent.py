@@ -95,3 +95,10 @@ def test_one_whose_frontend_gave_up_the_first_attempt_is_started_anew() -> None:
     d.submit("t", "s", sent_to="w1")
     d.submit("t", "s", attempt=2)
     assert starts(d.report("w1")) == [("w1", 4096, "balance", False)]
+
+
+def test_one_of_no_session_costs_nobody_anything() -> None:
+    d = expecting()
+    d.report("w1", ("t", 1))
+    assert d.submit("t", sent_to="w1") == []
+    assert [started[0] for started in starts(d.submit("u", sent_to="w9"))] == ["w2"]
