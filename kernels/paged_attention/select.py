@@ -1,18 +1,19 @@
 """Which implementation serves which sequences of a batch."""
 
-from functools import cache
 from itertools import product
-from types import ModuleType
 
 import torch
 
 from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
+from kernels.triton_kernels import triton_kernels
 
 try:
     from kernels.paged_attention import chunk, cpu, store
 except ImportError:  # numba is optional: the gathering implementation does everything, slower
     cpu = None  # type: ignore[assignment]
+
+PACKAGE = "paged_attention"
 
 # From this many new queries on, packing each page once for all of them beats streaming it per
 # query. Over 2,000 tokens: with AMX 2.2x to 4.6x at 4; without, 1.0x to 2.5x at 4 and 1.8x to 3.1x
@@ -45,7 +46,8 @@ def paged_attention(
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch.on_device is not None:
-        if (fused := _fused(query.device)) is not None and fused.supports(query, pool):
+        fused = triton_kernels(PACKAGE, query.device)
+        if fused is not None and fused.supports(query, pool):
             fused.paged_attention_triton(
                 query, pool, batch.page_tables, layer, batch.on_device, shape, out
             )
@@ -97,7 +99,8 @@ def store_kv(
             or to the pool's last page. No two others have the same place.
         slot_offsets: int32 ``[num_tokens]``.
     """
-    if (fused := _fused(pool.device)) is not None and key.dtype == pool.dtype:
+    fused = triton_kernels(PACKAGE, pool.device)
+    if fused is not None and key.dtype == pool.dtype:
         fused.store_kv(key, value, pool, slot_pages, slot_offsets)
         return
     if cpu is not None and cpu.supports(key) and key.dtype == pool.dtype:
@@ -109,22 +112,7 @@ def store_kv(
 
 def is_fused(device: torch.device) -> bool:
     """Whether batches that are on this device are attended there, without a look from the host."""
-    return _fused(device) is not None
-
-
-def _fused(device: torch.device) -> ModuleType | None:
-    """The Triton kernels, for a GPU; None where Triton is not installed."""
-    return _imported() if device.type == "cuda" else None
-
-
-@cache
-def _imported() -> ModuleType | None:
-    """Only a GPU pays for the import."""
-    try:
-        from kernels.paged_attention import triton
-    except ImportError:
-        return None
-    return triton
+    return triton_kernels(PACKAGE, device) is not None
 
 
 def _on_host(batch: DeviceBatch, page_tables: torch.Tensor) -> RaggedBatch:

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from kernels.paged_attention import AttentionShape, DeviceBatch
+from kernels.sgmv import Site
+from kernels.sgmv.device import make_device_segments, make_device_tables
 
 pytest.importorskip("triton", reason="Triton is not installed")
 CASES = Path(__file__).with_name("test_paged_attention_triton.py")
@@ -30,7 +32,8 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
         if not name.startswith(("PYTEST_", "TRITON_"))
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    files = [str(CASES), str(CASES.with_name("test_page_copy.py"))]
+    others = "test_page_copy.py", "test_sgmv_triton.py"
+    files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
         command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True,
@@ -63,7 +66,13 @@ def compile_for_hopper(kernel: Any, launch: dict[str, Any]) -> Any:
     from triton.compiler import ASTSource
 
     kinds: dict[Any, str] = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-    kinds |= {torch.float32: "*fp32", torch.int32: "*i32", float: "fp32", int: "i32"}
+    kinds |= {
+        torch.float32: "*fp32",
+        torch.int32: "*i32",
+        torch.int16: "*i16",
+        float: "fp32",
+        int: "i32",
+    }
     signature, constants, aligned = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         value = launch.pop(parameter.name)
@@ -125,3 +134,39 @@ def test_kernels_compile_for_hopper(
     assert "cp.async" in for_decodes and "cp.async" in for_chunks, "copies run ahead"
     if dtype != torch.float32:
         assert "mma.sync" in for_decodes and "wgmma" in for_chunks, "the matrix units work"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kernels_for_adapters_compile_for_hopper(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kernels.sgmv import triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = ("_shrink_kernel", "_expand_kernel")
+    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(kernels, name, recorder)
+    monkeypatch.setattr(kernels, "_is_interpreted", lambda: False)
+    tables = make_device_tables(
+        2, 7, lines_max=32, blocks_max=4, tiles_max=8, rank_max=64, device="cpu"
+    )
+    segments = make_device_segments(32, 32, "cpu")
+    x, pool = torch.zeros((32, 4096), dtype=dtype), torch.zeros((1, 1 << 16), dtype=dtype)
+    site = Site((0, 1, 2), (0, 4096, 5120), (4096, 1024, 1024))
+    y = torch.zeros((32, 6144), dtype=dtype)
+    kernels.add_lora_triton(x, y, pool, 0, site, segments, tables)
+
+    for name, recorder in recorders.items():
+        (launch,) = recorder.launches
+        compiled = compile_for_hopper(recorder.kernel, launch)
+        ptx = compiled.asm["ptx"]
+        assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
+        spilled = [int(number) for number in re.findall(r"depot0\[(\d+)\]", ptx)]
+        assert not spilled, "everything is in registers"
+        if dtype == torch.float32:
+            assert "tf32" not in ptx, "float32 keeps its precision"
+        elif name == "_shrink_kernel":
+            assert "mma.sync" in ptx or "wgmma" in ptx, "the matrix units work"
+        else:
+            assert "tf32" in ptx, "x A keeps its precision there too"
