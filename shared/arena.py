@@ -36,6 +36,7 @@ _STATE_BITS = 8
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 States = npt.NDArray[np.uint8]
+Pages = npt.NDArray[np.int64]
 
 
 class PageState(IntEnum):
@@ -56,10 +57,16 @@ def checksum(page: Buffer) -> int:
     return xxhash.xxh3_64_intdigest(page)
 
 
+def ready_words(generations: npt.ArrayLike) -> Words:
+    """The words of pages that hold what was promised under these generations."""
+    return np.array(generations, np.uint64) << np.uint64(_STATE_BITS) | np.uint64(PageState.READY)
+
+
 class Arena:
     """A mapped arena. Make with `create` (kvstore) or `attach` (worker); `close` unmaps.
 
     Attributes:
+        identity: device and inode of the file: its path may lead to a newer one.
         words: uint64 [num_pages], shared; written by the kvstore only.
         pages: uint8 [num_pages, page_bytes], shared.
     """
@@ -68,6 +75,8 @@ class Arena:
         self, path: Path, file_number: int, num_pages: int, page_bytes: int, first: int
     ) -> None:
         self.path = path
+        status = os.fstat(file_number)
+        self.identity = (status.st_dev, status.st_ino)
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
@@ -156,6 +165,14 @@ class Arena:
         is_other = words >> np.uint64(_STATE_BITS) != np.array(generations, np.uint64)
         states[is_other | (states == PageState.FREE)] = PageState.BAD
         return states
+
+    def hold(self, pages: Pages, ready_words: Words) -> bool:
+        """Whether all these pages hold what was promised, from one look at each word.
+
+        Args:
+            ready_words: `ready_words` of the generations of the promises.
+        """
+        return bool((self.words[pages] == ready_words).all())
 
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""

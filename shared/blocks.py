@@ -15,6 +15,7 @@ BlockKey = NewType("BlockKey", bytes)
 
 BLOCK_TOKENS = 64
 KEY_BYTES = 16
+IMAGE_SALT = "adapter image 1"  # counts how images are laid out
 NO_PARENT = BlockKey(bytes(KEY_BYTES))  # where what stands before a block is not known
 
 
@@ -55,6 +56,20 @@ def chain_keys(
         parent = child_key(parent, tokens[start : start + block_tokens])
         keys.append(parent)
     return keys
+
+
+def image_keys(fingerprint: str, adapter_hash: str, num_blocks: int) -> list[BlockKey]:
+    """Keys of the blocks of an adapter's image (`shared.adapters.layout`) for this model.
+
+    No tenant is empty, so that no KV can have one of them.
+    """
+    root = image_root(fingerprint, adapter_hash)
+    return chain_keys(root, range(num_blocks), block_tokens=1)
+
+
+def image_root(fingerprint: str, adapter_hash: str) -> BlockKey:
+    """Parent of an image's first block. Block `i` has the one token `i`."""
+    return root_key(fingerprint, "", adapter_hash, IMAGE_SALT)
 
 
 def pack_keys(keys: Sequence[BlockKey]) -> str:

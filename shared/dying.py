@@ -1,12 +1,15 @@
-"""The end of a process that cannot even stop in order."""
+"""The end of a process that cannot even stop in order, and of one whose parent has ended."""
 
+import ctypes
 import logging
 import os
+import signal
 from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
 EXIT_STUCK = 70
+PR_SET_PDEATHSIG = 1
 
 
 def die(why: str) -> NoReturn:
@@ -16,3 +19,15 @@ def die(why: str) -> NoReturn:
     log.critical(why)
     logging.shutdown()
     os._exit(EXIT_STUCK)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, in the middle of work too: or rather
+    the parent's thread that started it, which has to live as long.
+
+    Args:
+        parent: its process id, for it may have ended already.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

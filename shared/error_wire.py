@@ -34,4 +34,5 @@ def error_from_wire(data: bytes) -> SymphonyError:
     else:
         error = SymphonyError(message)
     error.code = fields["code"]
+    error.http_status = status
     return error

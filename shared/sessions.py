@@ -62,6 +62,7 @@ class SessionRecord:
     last_used: float  # wall-clock seconds
     expires: float  # wall-clock seconds
     cache_salt: str = ""
+    adapter_hash: str = ""  # of the adapter of the last turn
 
 
 def session_redis_key(tenant: TenantId, session_id: SessionId) -> str:

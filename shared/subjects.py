@@ -141,6 +141,15 @@ KV_RENEW = Subject("symphony.kv.*.renew", m.KvRenew, m.Empty)
 KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)
 KV_COMMIT = Subject("symphony.kv.*.commit", m.KvCommit, m.KvCommitted)
 
+# Adapters: the star is a host, or the frontend that was sent the files.
+ADAPTER_ADD = Subject("symphony.kv.*.adapter.add", m.AdapterAdd, m.AdapterRecord)
+ADAPTER_ADD_ANYWHERE = Subject(
+    "symphony.adapter.add", m.AdapterAdd, m.AdapterRecord, queue="kvstore"
+)
+ADAPTER_REMOVE = Subject("symphony.kv.*.adapter.remove", m.AdapterRemove, m.AdapterRecord)
+ADAPTER_CHANGED = Subject("symphony.adapter.changed", m.AdapterChanged, NoReply)
+UPLOAD_PULL = Subject("symphony.frontend.*.upload", m.UploadPull, m.UploadPart)
+
 # Everyone.
 SESSION_FORGET = Subject("symphony.session.forget", m.SessionForget, m.SessionForgotten)
 SESSION_DELETE = Subject("symphony.session.delete", m.KvDelete, m.KvDeleted)

@@ -6,6 +6,15 @@ wire are wall clock; anything that must survive clock skew is a duration. Bulk i
 base64 (`codec.pack_ints`).
 """
 
+from shared.messages.adapters import (
+    ADAPTERS_TOLD_MAX,
+    RANK_MAX,
+    AdapterRef,
+    LoraCard,
+    LoraTarget,
+    pack_hashes,
+    unpack_hashes,
+)
 from shared.messages.advisories import (
     ADVISORY_PRIORITY,
     Advisory,
@@ -64,6 +73,15 @@ from shared.messages.kv import (
     KvStats,
 )
 from shared.messages.lease import LeaderLease, LeaseHolder, LeaseWritten
+from shared.messages.registry import (
+    AdapterAdd,
+    AdapterChanged,
+    AdapterRecord,
+    AdapterRemove,
+    AdapterUpload,
+    UploadPart,
+    UploadPull,
+)
 from shared.messages.services import Empty, SchedulerStatus, ServiceStatus, WorkerStatus
 from shared.messages.sessions import SessionForget, SessionForgotten
 from shared.messages.turns import (
@@ -95,10 +113,18 @@ from shared.messages.workers import (
 )
 
 __all__ = [
+    "ADAPTERS_TOLD_MAX",
     "ADVISORY_PRIORITY",
     "NO_GRANT",
+    "RANK_MAX",
     "SLO_MS_MAX",
     "SOLE_LEADERSHIP",
+    "AdapterAdd",
+    "AdapterChanged",
+    "AdapterRecord",
+    "AdapterRef",
+    "AdapterRemove",
+    "AdapterUpload",
     "Advisory",
     "AdvisoryKey",
     "AdvisoryLife",
@@ -141,6 +167,8 @@ __all__ = [
     "LeadershipFence",
     "LeaseHolder",
     "LeaseWritten",
+    "LoraCard",
+    "LoraTarget",
     "Modality",
     "ModelCard",
     "OneshotCard",
@@ -174,12 +202,16 @@ __all__ = [
     "TurnsEnded",
     "TurnsStart",
     "TurnsSubmit",
+    "UploadPart",
+    "UploadPull",
     "WorkerReport",
     "WorkerStatus",
     "decode",
     "encode",
+    "pack_hashes",
     "pack_ints",
     "prepare",
     "start_of",
+    "unpack_hashes",
     "unpack_ints",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.messages.adapters import AdapterRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
 
@@ -20,6 +21,7 @@ class Advisory:
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
     advisories of this sender arrive in the order of their turns: senders may say so, and nobody
     reads it yet. Higher `priority` goes first. `request_id` is what the sender calls it in logs.
+    `adapter` is what a frontend found under the name that it was sent as the model.
     """
 
     session_id: SessionId
@@ -29,6 +31,7 @@ class Advisory:
     priority: int = ADVISORY_PRIORITY
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class ExpectSession:
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 1
     expires_in_ns: int = 60_000_000_000
+    adapter: AdapterRef | None = None  # of `model_id`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ class KvOpened:
 
     arena_path: str
     lease_path: str
+    adapters_path: str = ""  # folder with the files of each adapter, under its hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

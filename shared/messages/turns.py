@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.messages.adapters import AdapterRef
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -47,6 +48,8 @@ class TurnRef:
     turn_id: TurnId
     attempt: int = 1
     num_generated: int = 0  # in reports: tokens of all attempts, as far as the worker knows
+    adapter_hash: str = ""  # in reports: of the adapter that it runs on
+    lora_rank: int = 0  # of that one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class TurnSubmit:
     request_id: str = ""
     slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
     prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
+    adapter: AdapterRef | None = None  # None: the base model
     sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
 
 
@@ -103,6 +107,7 @@ class TurnStart:
     request_id: str = ""
     slo_ttft_ms: float | None = None  # as in `TurnSubmit`
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
+    adapter: AdapterRef | None = None  # as in `TurnSubmit`
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
 
 
@@ -122,6 +127,7 @@ def start_of(
         request_id=submit.request_id,
         slo_ttft_ms=submit.slo_ttft_ms,
         was_lost=was_lost,
+        adapter=submit.adapter,
         prompt=prompt,
     )
 

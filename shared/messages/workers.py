@@ -5,6 +5,7 @@ from typing import Literal
 
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, WorkerId
+from shared.messages.adapters import AdapterRef, LoraCard
 from shared.messages.jobs import BatchRef, LeadershipFence, OneshotCard
 from shared.messages.turns import TurnRef
 
@@ -35,6 +36,7 @@ class ModelCard:
     emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     vocab_size: int = 0  # token ids that it can read and say; 0: not told
+    lora: LoraCard | None = None  # what adapters it takes; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class WorkerReport:
     oneshot: list[OneshotCard] = field(default_factory=list)
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
     fences: list[LeadershipFence] = field(default_factory=list)
+    adapters: str = ""  # packed hashes of those in its pools, the ones used last first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class Prefetch:
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 1
     expires_in_ns: int = 60_000_000_000
+    adapter: AdapterRef | None = None  # that the turn will run on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

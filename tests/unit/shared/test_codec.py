@@ -57,6 +57,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values, arguments))
         case origin if origin is tuple:
             return st.tuples(*map(values, arguments))
+        case origin if origin is dict:
+            return st.dictionaries(*map(values, arguments), max_size=2)
         case origin:
             assert origin is list, f"no strategy for {hint}"
             return st.lists(values(arguments[0]), max_size=2)
