@@ -10,13 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from services.kvstore.redis_link import Presence, connect
 from services.kvstore.session_count import SessionCount
-from services.kvstore.telemetry import REDIS_FAILURES
 from shared.access import RedisAccess
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage
@@ -33,7 +30,6 @@ from shared.tasks import end_if_cancelled
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
-TIMEOUT_S = 1.0
 CHUNK = 1000
 
 
@@ -58,20 +54,14 @@ class RedisIndex:
         held: Callable[[], Collection[BlockKey]],
         access: RedisAccess | None = None,
     ) -> None:
-        self._redis: Any = Redis.from_url(
-            url,
-            **(access or RedisAccess()).options(url),
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 1),  # a connection that Redis's restart broke is made anew
-        )
+        self._redis: Any = connect(url, access)
         self._host_id = host_id
         self._host_key = host_blocks_redis_key(host_id)
         self._ttl_s = math.ceil(ttl_s)
         self._held = held
         self._changes: dict[BlockKey, bool] = {}
         self._wake = asyncio.Event()
-        self._is_up = True
+        self._presence = Presence("Redis is away")
         self._is_in_step = False
         self._checked_at_s = -math.inf
         self._sessions = SessionCount(self._redis)
@@ -79,7 +69,7 @@ class RedisIndex:
     async def close(self) -> None:
         """Send what is queued, or everything if a stop cut that off, if Redis is there, and
         disconnect."""
-        if self._is_up:
+        if self._presence.is_up:
             try:
                 if not self._is_in_step:
                     await self._publish_all()
@@ -122,7 +112,7 @@ class RedisIndex:
             try:
                 await self._step()
                 end_if_cancelled()
-                self._recovered()
+                self._presence.on_answered()
             except (RedisError, OSError) as error:
                 end_if_cancelled()  # then it says nothing about Redis
                 self._failed(error)
@@ -195,16 +185,8 @@ class RedisIndex:
                     await pipe.execute()
 
     def _failed(self, error: Exception) -> None:
-        REDIS_FAILURES.inc()
+        self._presence.on_failed(error)
         self._is_in_step = False
-        if self._is_up:
-            log.warning("Redis is away", extra={"error": str(error)})
-        self._is_up = False
-
-    def _recovered(self) -> None:
-        if not self._is_up:
-            log.info("Redis is back")
-        self._is_up = True
 
 
 def _decode(data: bytes | None) -> SessionRecord | None:

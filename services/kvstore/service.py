@@ -10,6 +10,7 @@ from typing import ParamSpec
 import lmdb
 from nats.aio.subscription import Subscription
 
+from services.kvstore.adapters.service import Adapters
 from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import (
@@ -66,7 +67,9 @@ STAGED_FIELDS_BYTES = 512  # of an answer to a stage, besides what it says of ea
 async def main(runtime: Runtime, config: KvstoreConfig) -> None:
     """Run the kvstore of this host until the runtime stops."""
     service = await KvService.open(runtime, config)
+    adapters = await open_adapters(runtime, config)
     await service.serve()
+    await adapters.serve()
     await runtime.ready()
     await runtime.stopping.wait()
 
@@ -195,6 +198,7 @@ class KvService:
         return m.KvOpened(
             arena_path=str(arena.path),
             lease_path=str(lease_path),
+            adapters_path=str(self._config.adapters_path),
         )
 
     async def _lease(self, message: m.KvLease) -> m.KvLeased:
@@ -398,6 +402,20 @@ def open_disk(config: KvstoreConfig) -> Started:
         return start_disk(config.disk_path, config.disk_bytes_max)
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
+
+
+async def open_adapters(runtime: Runtime, config: KvstoreConfig) -> Adapters:
+    """The adapters in the data folder.
+
+    Raises:
+        ConfigError: they cannot be read there.
+    """
+    adapters = Adapters(runtime, config)
+    try:
+        await adapters.open()
+    except OSError as error:
+        raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
+    return adapters
 
 
 def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:

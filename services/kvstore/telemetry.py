@@ -8,6 +8,10 @@ from shared.metrics import counter, gauge, histogram
 BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])
 LOAD_SECONDS = histogram("kv_load_seconds", "Time to copy one batch of pages from disk")
 REDIS_FAILURES = counter("kv_redis_failures_total", "Calls to Redis that failed")
+ADAPTERS = gauge("adapters", "Names of adapters whose files are on this host")
+ADAPTER_CHANGES = counter(
+    "adapter_changes_total", "Adapters that came and went, by what became of it", ["outcome"]
+)
 _EVICTED = counter("kv_evicted_pages_total", "Pages that left the arena to make room")
 _COUNTERS = {
     "num_pages_loaded": counter("kv_loaded_pages_total", "Pages copied from disk to the arena"),

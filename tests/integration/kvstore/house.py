@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Place:
     nats: Server
     redis: Server
     directory: Path
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> KvstoreConfig:
@@ -50,6 +51,7 @@ class Place:
             arena_dir=self.directory / "arena",
             arena_bytes=64 * NUM_LAYERS * PAGE_BYTES,
             disk_bytes_max=64 * 1024**2,
+            **self.settings,
         )
 
     @property

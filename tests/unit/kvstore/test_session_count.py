@@ -74,7 +74,7 @@ def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
 ) -> None:
     redis = Names()
     redis.is_stuck = True
-    monkeypatch.setattr("services.kvstore.index.Redis.from_url", lambda *_, **__: redis)
+    monkeypatch.setattr("services.kvstore.index.connect", lambda *_, **__: redis)
     monkeypatch.setattr("services.kvstore.session_count.TIMEOUT_S", 0)
     failures = REDIS_FAILURES._value.get()
 

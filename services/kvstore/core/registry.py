@@ -1,0 +1,234 @@
+"""Which adapter stands under which name on this host, what a tenant may have of them, and when an
+adapter's files may go.
+
+A name is only a pointer to an adapter's hash: several may point to one. Files that no name points
+to any more stay for as long as a turn can last that began on them, and count as their tenant's for
+so long: else somebody who replaces an adapter again and again would fill the disk.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from shared.adapters.config import AdapterTooLarge
+from shared.adapters.record import AdapterExists, encode_adapter
+from shared.adapters.tensors import WEIGHTS_FILE
+from shared.errors import NoCapacity, TenantQuota
+from shared.ids import TenantId
+from shared.messages import AdapterRecord
+
+Name = tuple[TenantId, str]
+
+STATE_BYTES = 16
+NOBODY = TenantId("\n")  # whose files are of whom nothing is known
+
+
+class AdapterBusy(NoCapacity):
+    """Somebody adds an adapter under the same name at the moment."""
+
+    code = "adapter_busy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryLimits:
+    """Attributes:
+    adapter_bytes_max: of one adapter's files.
+    tenant_adapters_max: names of one tenant; 0: any number.
+    tenant_bytes_max: of all files of one tenant; 0: as many as there is room for.
+    adds_max: adapters on their way at once.
+    keep_ns: how long files stay that no name points to.
+    """
+
+    adapter_bytes_max: int
+    tenant_adapters_max: int = 0
+    tenant_bytes_max: int = 0
+    adds_max: int = 64
+    keep_ns: int = 7_200_000_000_000
+
+
+@dataclass(slots=True)
+class _Files:
+    """Attributes:
+    names: that point to them.
+    tenant: whose the last of those was; of several tenants' files, one of them.
+    drop_at_ns: when they may go; None: while a name points to them, never.
+    """
+
+    num_bytes: int
+    tenant: TenantId = NOBODY
+    names: set[Name] = field(default_factory=set)
+    drop_at_ns: int | None = None
+
+
+class Registry:
+    """The records of one host. Told what has happened on disk; what is decided here is done there
+    by the shell, which serialises changes: see `adapters.service`.
+    """
+
+    def __init__(self, limits: RegistryLimits) -> None:
+        self._limits = limits
+        self._records: dict[Name, AdapterRecord] = {}
+        self._adding: dict[Name, int] = {}
+        self._files: dict[str, _Files] = {}
+        self._num_of: dict[TenantId, int] = {}
+        self._bytes_of: dict[TenantId, int] = {}
+        self._state = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def state(self) -> str:
+        """All records as one hash."""
+        return self._state.to_bytes(STATE_BYTES, "little").hex()
+
+    @property
+    def names(self) -> frozenset[Name]:
+        """Every name that stands for something here."""
+        return frozenset(self._records)
+
+    @property
+    def num_files(self) -> int:
+        """Adapters whose files are here, wanted or not."""
+        return len(self._files)
+
+    def get(self, name: Name) -> AdapterRecord | None:
+        """What stands under a name."""
+        return self._records.get(name)
+
+    def bytes_of(self, tenant: TenantId) -> int:
+        """Of a tenant's files, also of those that are to go."""
+        return self._bytes_of.get(tenant, 0)
+
+    def on_found(
+        self, records: list[AdapterRecord], files: dict[str, int], now_ns: int
+    ) -> list[AdapterRecord]:
+        """What was on the disk at the start. Returns records whose files are gone: they stand for
+        nothing.
+
+        Args:
+            files: bytes, by hash.
+        """
+        assert not self._records and not self._files
+        self._files = {
+            adapter_hash: _Files(num_bytes, drop_at_ns=now_ns + self._limits.keep_ns)
+            for adapter_hash, num_bytes in files.items()
+        }
+        for found in self._files.values():
+            self._weigh(NOBODY, found.num_bytes)
+        lost = []
+        for record in records:
+            if record.adapter_hash in self._files:
+                self.stand(record, now_ns)
+            else:
+                lost.append(record)
+        return lost
+
+    def begin(self, name: Name, num_bytes: int, *, replace: bool) -> None:
+        """An adapter is about to come; `end` says that it has, or will not.
+
+        Raises:
+            AdapterExists: the name is taken, and it is not to be replaced.
+            AdapterBusy: another one is coming under the name, or too many are under any.
+            AdapterTooLarge: by its files' bytes.
+            TenantQuota: the tenant has as many as it may, or as many bytes.
+        """
+        limits, tenant = self._limits, name[0]
+        if name in self._adding:
+            raise AdapterBusy(f"another adapter is being added as {name[1]!r}")
+        if len(self._adding) >= limits.adds_max:
+            raise AdapterBusy("too many adapters are being added")
+        is_new = name not in self._records
+        if not is_new and not replace:
+            raise AdapterExists(name[1])
+        if num_bytes > limits.adapter_bytes_max:
+            raise AdapterTooLarge(
+                WEIGHTS_FILE,
+                f"{num_bytes} bytes of files, at most {limits.adapter_bytes_max} are taken",
+            )
+        coming = [(key, size) for key, size in self._adding.items() if key[0] == tenant]
+        num_new = is_new + sum(key not in self._records for key, _ in coming)
+        num = self._num_of.get(tenant, 0) + num_new
+        if 0 < limits.tenant_adapters_max < num:
+            raise TenantQuota(
+                f"this tenant has as many adapters as it may: {limits.tenant_adapters_max}"
+            )
+        whole = self.bytes_of(tenant) + num_bytes + sum(size for _, size in coming)
+        if 0 < limits.tenant_bytes_max < whole:
+            raise TenantQuota(
+                f"this tenant's adapters would have {whole} bytes, and may have "
+                f"{limits.tenant_bytes_max}; those that were replaced or removed count until "
+                "no turn can need them"
+            )
+        self._adding[name] = num_bytes
+
+    def end(self, name: Name) -> None:
+        """The adapter has come, or will not."""
+        del self._adding[name]
+
+    def stand(self, record: AdapterRecord, now_ns: int) -> AdapterRecord | None:
+        """A record is on the disk, and its files are. Returns what stood there before."""
+        name = (record.tenant, record.name)
+        old = self._take(name, now_ns)
+        self._records[name] = record
+        self._state ^= _mark(record)
+        self._num_of[record.tenant] = self._num_of.get(record.tenant, 0) + 1
+        found = self._files.setdefault(record.adapter_hash, _Files(record.num_bytes))
+        if found.drop_at_ns is not None:
+            self._weigh(found.tenant, -found.num_bytes)
+            found.drop_at_ns = None
+        found.names.add(name)
+        found.tenant = record.tenant
+        self._weigh(record.tenant, record.num_bytes)
+        return old
+
+    def fall(self, name: Name, now_ns: int) -> AdapterRecord | None:
+        """A record is gone from the disk. Returns it."""
+        return self._take(name, now_ns)
+
+    def droppable(self, now_ns: int) -> list[str]:
+        """Hashes of files that nobody can need any more. Each is named once: they are removed
+        now."""
+        due = [
+            adapter_hash
+            for adapter_hash, found in self._files.items()
+            if found.drop_at_ns is not None and found.drop_at_ns <= now_ns
+        ]
+        for adapter_hash in due:
+            found = self._files.pop(adapter_hash)
+            self._weigh(found.tenant, -found.num_bytes)
+        return due
+
+    def _take(self, name: Name, now_ns: int) -> AdapterRecord | None:
+        record = self._records.pop(name, None)
+        if record is None:
+            return None
+        tenant = record.tenant
+        self._state ^= _mark(record)
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
+        self._weigh(tenant, -record.num_bytes)
+        found = self._files[record.adapter_hash]
+        found.names.discard(name)
+        if not found.names:
+            found.tenant, found.drop_at_ns = tenant, now_ns + self._limits.keep_ns
+            self._weigh(tenant, found.num_bytes)
+        return record
+
+    def _weigh(self, tenant: TenantId, num_bytes: int) -> None:
+        whole = self._bytes_of.get(tenant, 0) + num_bytes
+        assert whole >= 0, f"{tenant!r} has {whole} bytes of adapters"
+        if whole:
+            self._bytes_of[tenant] = whole
+        else:
+            self._bytes_of.pop(tenant, None)
+
+
+def next_revision(*standing: int) -> int:
+    """Above everything that stands or stood."""
+    return max(standing, default=0) + 1
+
+
+def _mark(record: AdapterRecord) -> int:
+    digest = blake2b(encode_adapter(record), digest_size=STATE_BYTES)
+    return int.from_bytes(digest.digest(), "little")
