@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.worker.core.limits import AdmissionName
+from services.worker.core.limits import AdmissionName, LoraStart
 from services.worker.oneshot.model import ServedTask
 from shared.config import ServiceConfig
 from shared.messages import SLO_MS_MAX
@@ -32,6 +32,12 @@ class WorkerConfig(ServiceConfig):
     oneshot_pull_ms: how long after its expected start a batch waits for inputs.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
     slo_ttft_ms: target for the time to the first token of turns that bring none; 0: none.
+    lora_start: how turns begin whose adapter is on its way: `wait` for all of it, `stream` its
+        layers behind the pass where they come in time, `assist` by computing on the host what is
+        not there, or `auto`, the best that there is.
+    assist_helpers: processes for that; 0: one a core.
+    link_mb_s: on a CPU, loads into the KV pool take as long as over a link of so many MB/s; 0: as
+        fast as memory is.
     """
 
     models: list[str] = Field(default_factory=list)
@@ -47,6 +53,9 @@ class WorkerConfig(ServiceConfig):
     turns_running_max: int = Field(64, ge=1)
     prefill_admission: AdmissionName = "eager"
     slo_ttft_ms: float = Field(2000.0, ge=0)
+    lora_start: LoraStart = "auto"
+    assist_helpers: int = Field(0, ge=0)
+    link_mb_s: float = Field(0.0, ge=0)
     write_behind: bool = True
     report_interval_ms: int = Field(500, ge=10)
     drain_ms: int = Field(5000, ge=0)

@@ -41,6 +41,9 @@ class KvClient:
             every lease of ours: nothing may be written to their pages any more when it returns.
         take_used: gives what was used of blocks below since it was called last.
         before_use: called, in a thread, with an arena that is to be used next.
+
+    Attributes:
+        adapters_path: folder of this host with the files of every adapter; empty: none is known.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class KvClient:
         self._before_open = before_open
         self._before_use = before_use
         self._take_used = take_used
+        self.adapters_path = ""
         self._lease_lock: int | None = None
         self._lost = asyncio.Event()
         self._lost.set()
@@ -159,6 +163,7 @@ class KvClient:
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._lease_lock = lock
         await asyncio.to_thread(self._before_use, arena)
+        self.adapters_path = opened.adapters_path
         self._link.on_opened(incarnation, arena.num_pages)
         self._lost.clear()
         log.info("kvstore connected", extra={"arena_pages": arena.num_pages})

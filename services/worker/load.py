@@ -23,11 +23,13 @@ from shared.profiles import LatencyProfile
 from shared.zoo import ZooModel
 
 if TYPE_CHECKING:  # torch comes with it
+    from services.worker.device.assist.crew import AssistCrew
     from services.worker.device.model import LoadedModel
 
 OnMoved = Callable[[Moved], None]
 
 CPU_KV_BYTES = 1 << 30
+ASSIST_TOKENS_MAX = 512
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:
@@ -105,9 +107,21 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     if device == "cuda":
         return _make_cuda(config, model, model_id, on_moved)
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)
-    executor = TorchExecutor(model, model_id, num_pages, on_moved)
+    crew = _make_crew(config, model)
+    executor = TorchExecutor(model, model_id, num_pages, on_moved, config.link_mb_s * 1e6, crew)
     executor.warm_up()
     return executor
+
+
+def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "AssistCrew | None":
+    """Helpers, where they can be of use: an arena as near as the pool is waited for."""
+    is_wanted = config.lora_start == "assist" or (config.lora_start == "auto" and config.link_mb_s)
+    if not is_wanted or model.lora is None:
+        return None
+    from services.worker.device.assist.crew import AssistCrew
+
+    num_helpers = config.assist_helpers or config.num_threads or len(os.sched_getaffinity(0))
+    return AssistCrew(model.lora, model.dtype, model.lora_sites, num_helpers, ASSIST_TOKENS_MAX)
 
 
 def _make_cuda(

@@ -25,12 +25,31 @@ DEVICE_SECONDS = counter(
 )  # fmt: skip
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
 
+# Read by gateways: which adapters a worker has at work, under the names that vLLM gave these.
+LORA_INFO = gauge(
+    "lora_requests_info", "Adapters that turns run on, and wait for; when that was so, seconds",
+    ["model", "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+)  # fmt: skip
+ADAPTER_LOAD_SECONDS = histogram(
+    "adapter_load_seconds", "From the question for an adapter until it was there",
+    ["model", "source"],
+)  # fmt: skip
+ADAPTER_LOAD_FAILURES = counter("adapter_load_failures", "Adapters that did not come", ["model"])
+ADAPTER_PAGES = gauge("adapter_pages", "Pool pages of adapters that turns want", ["model"])
+ADAPTER_FIRST_TOKEN_SECONDS = histogram(
+    "adapter_first_token_seconds",
+    "From a turn's arrival here to its first token, by how it came to its adapter",
+    ["model", "start"],
+)  # fmt: skip
+
 ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
 ONESHOT_JOBS = counter("oneshot_jobs", "Inputs that one-shot models ran", ["model"])
 ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", ["model"])
 ONESHOT_WAIT_SECONDS = histogram("oneshot_wait_seconds", "Batches before their start", ["model"])
 ONESHOT_DROPPED = counter("oneshot_events_dropped", "Batches and reports there was no room for")
 
+WAITING_TOLD_MAX = 64
+_told: dict[str, tuple[str, str, str]] = {}  # the labels of `LORA_INFO`, by model
 _reported: dict[Counter, float] = {}  # the core's totals at the last report
 
 
@@ -65,6 +84,7 @@ def count_done(done: BatchDone) -> None:
 
 def report(model_id: str, core: EngineCore) -> None:
     """Set the gauges from the core's state."""
+    _report_adapters(model_id, core)
     pool = core.pool
     RUNNING.labels(model_id).set(len(core.running))
     WAITING.labels(model_id).set(len(core.waiting))
@@ -81,9 +101,28 @@ def report(model_id: str, core: EngineCore) -> None:
         PREFIX_HITS.labels(model_id): core.history.num_prefix_hits,
         PREEMPTIONS.labels(model_id): core.planner.num_preemptions,
         LOAD_FAILURES.labels(model_id): core.num_load_failures,
+        ADAPTER_LOAD_FAILURES.labels(model_id): core.adapters.stats.num_failures,
         DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,
         DEVICE_SECONDS.labels(model_id, "idle"): device.idle_ns / 1e9,
     }
     for metric, total in totals.items():
         metric.inc(total - _reported.get(metric, 0))
         _reported[metric] = total
+
+
+def _report_adapters(model_id: str, core: EngineCore) -> None:
+    adapters = core.adapters
+    loads, first_tokens = adapters.stats.take()
+    for source, duration_ns in loads:
+        ADAPTER_LOAD_SECONDS.labels(model_id, source).observe(duration_ns / 1e9)
+    for start, duration_ns in first_tokens:
+        ADAPTER_FIRST_TOKEN_SECONDS.labels(model_id, start).observe(duration_ns / 1e9)
+    ADAPTER_PAGES.labels(model_id).set(adapters.num_pages)
+    running = [each.adapter.name for each in adapters.images.values() if each.running]
+    waiting = [each.adapter.name for each in adapters.images.values() if not each.running]
+    told = str(adapters.lines_max), ",".join(running), ",".join(waiting[:WAITING_TOLD_MAX])
+    if (before := _told.get(model_id)) != told:
+        if before is not None:
+            LORA_INFO.remove(model_id, *before)
+        _told[model_id] = told
+    LORA_INFO.labels(model_id, *told).set_to_current_time()

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from services.worker import metrics
 from services.worker.core.effects import (
+    BuildImage,
     CommitBlocks,
     Effect,
     Emit,
@@ -18,13 +19,14 @@ from services.worker.core.effects import (
     ReleaseTicket,
     ReportSoon,
     ReturnPages,
+    StageImage,
     StageSession,
     StageTurn,
     StoreBlocks,
     TurnAccount,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.intake import ModelShape, take_in
+from services.worker.core.intake import ModelShape, num_image_blocks, take_in
 from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
@@ -93,6 +95,7 @@ class EngineRunner:
             num_layers=info.num_layers,
             block_tokens=info.block_tokens,
             vocab_size=info.vocab_size,
+            lora=info.lora,
         )
         self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
@@ -135,6 +138,16 @@ class EngineRunner:
         ):
             assert isinstance(effect, StageSession)
             self._tasks.spawn(self._stage_session(effect, expires_at_ns))
+        if (adapter := prefetch.adapter) is None:
+            return
+        try:
+            num_blocks = num_image_blocks(adapter, self._shape)
+        except SymphonyError as error:
+            metrics.REJECTED.labels("prefetch", error.code).inc()
+            return
+        self._react(
+            self.core.on_adapter_expected(adapter, num_blocks, prefetch.priority, expires_at_ns)
+        )
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
         """A session was deleted. Returns once no block of it is here, or on its way to the kvstore.
@@ -229,6 +242,10 @@ class EngineRunner:
                     self.executor.mover.submit_loads(effect.loads)
                 case StageTurn():
                     self._tasks.spawn(self._stage_turn(effect))
+                case StageImage():
+                    self._tasks.spawn(self._stage_image(effect))
+                case BuildImage():
+                    self.executor.builder.submit(effect, self._kv.adapters_path)
                 case StoreBlocks():
                     self.executor.mover.submit_stores(effect.writes, effect.epoch)
                 case CommitBlocks():
@@ -248,6 +265,10 @@ class EngineRunner:
         staged = await self._kv.stage(effect.keys, effect.request_id)
         now_ns = self._clock.now_ns()
         self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
+
+    async def _stage_image(self, effect: StageImage) -> None:
+        staged = await self._kv.stage(effect.keys)
+        self._react(self.core.on_image_staged(effect.number, staged, self._clock.now_ns()))
 
     async def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
         staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)

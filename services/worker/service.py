@@ -46,6 +46,7 @@ from shared.messages import (
     TurnsStart,
     TurnStart,
     WorkerReport,
+    pack_hashes,
 )
 from shared.owners import owner_key
 from shared.service import Runtime
@@ -177,6 +178,7 @@ class Worker:
             turns_running_max=config.turns_running_max,
             prefill_admission=config.prefill_admission,
             slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
+            lora_start=config.lora_start,
         )
         core = EngineCore(
             limits,
@@ -184,6 +186,7 @@ class Worker:
             info.page_bytes,
             info.end_token_ids,
             info.block_tokens,
+            info.fingerprint,
         )
         kv = KvClient(
             runtime.bus,
@@ -307,6 +310,7 @@ class Worker:
             oneshot=oneshot.cards() if oneshot is not None else [],
             batches=oneshot.refs() if oneshot is not None else [],
             fences=oneshot.fences if oneshot is not None else [],
+            adapters=pack_hashes([name for core in cores for name in core.adapters.resident()]),
         )
 
     def _card(self, runner: EngineRunner) -> ModelCard:
@@ -321,6 +325,7 @@ class Worker:
             emulated=info.is_emulated,
             sampling=info.sampling,
             vocab_size=info.vocab_size,
+            lora=info.lora,
         )
 
     async def _drain(self) -> None:

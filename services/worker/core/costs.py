@@ -17,8 +17,8 @@ ERRORS_IN_MARGIN = 3.0
 
 
 @dataclass(slots=True)
-class _Line:
-    """A weighted least-squares line through (rows, ns)."""
+class Line:
+    """A weighted least-squares line through (rows, ns), old points counting ever less."""
 
     weight: float = 0.0
     rows: float = 0.0
@@ -54,7 +54,7 @@ class StepCosts:
     """
 
     error: float = 0.0
-    _decode: _Line = field(default_factory=_Line)
+    _decode: Line = field(default_factory=Line)
     _tokens: float = 0.0
     _tokens_ns: float = 0.0
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from shared.blocks import BlockKey
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
-from shared.messages import TurnDelta, TurnEnd
+from shared.messages import AdapterRef, TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -29,6 +29,29 @@ class StageSession:
     tenant: TenantId
     session_id: SessionId
     priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageImage:
+    """Ask the kvstore for these blocks of an adapter's image; answer with `on_image_staged`, by
+    `number`.
+    """
+
+    number: int
+    keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildImage:
+    """Make pages of an adapter's image from its files; answer each with `on_loaded`.
+
+    Attributes:
+        places: layer and number of the block, of each page; low layers first.
+    """
+
+    adapter: AdapterRef
+    places: list[tuple[int, int]]
+    pool_pages: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +176,8 @@ class ReportSoon:
 Effect: TypeAlias = (
     StageTurn
     | StageSession
+    | StageImage
+    | BuildImage
     | LoadPages
     | ReleaseTicket
     | LeasePages

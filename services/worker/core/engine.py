@@ -15,6 +15,9 @@ its pages until that has landed.
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from services.worker.core.adapters import Adapters
 from services.worker.core.admission import (
     EAGER,
     AdmissionView,
@@ -37,11 +40,12 @@ from services.worker.core.residency import Residency
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
 from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.core.streaming import Ways
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import FinishReason, TurnRef
+from shared.messages import AdapterRef, FinishReason, TurnRef
 from shared.owners import OwnerKey, owner_key
 
 STEP_MIN_NS = 30_000_000_000
@@ -58,6 +62,7 @@ class EngineCore:
     Attributes:
         page_bytes: of one pool page, for the fetch-or-recompute decision.
         end_token_ids: tokens that end a turn unless it asked to ignore them.
+        fingerprint: the model's, for the keys of its adapters' images.
         flights: steps that were planned and have not landed, in order.
     """
 
@@ -66,6 +71,7 @@ class EngineCore:
     page_bytes: int
     end_token_ids: frozenset[int]
     block_tokens: int
+    fingerprint: str = ""
     estimates: Estimates = field(default_factory=Estimates)
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
@@ -74,6 +80,7 @@ class EngineCore:
     stager: Stager = field(init=False)
     writeback: WriteBehind = field(init=False)
     history: History = field(init=False)
+    adapters: Adapters = field(init=False)
     queue: TurnQueue = field(init=False)
     planner: Planner = field(init=False)
     num_load_failures: int = 0
@@ -96,12 +103,22 @@ class EngineCore:
             self.block_tokens,
         )
         self.queue = TurnQueue(self.limits.turns_running_max)
+        self.adapters = Adapters(
+            self.residency,
+            self.writeback,
+            self.fingerprint,
+            self.limits.turns_running_max,
+            self.page_bytes,
+            self.estimates,
+            Ways(self.limits.lora_start),
+        )
         self.planner = Planner(
             self.queue,
             self.history,
+            self.adapters,
             self.residency,
+            self.costs,
             self.limits.prefill_tokens_max,
-            self.tokens_max,
         )
 
     @property
@@ -119,9 +136,12 @@ class EngineCore:
 
     @property
     def tokens_max(self) -> int:
-        """Tokens, prompt and output together, that one turn can have here."""
-        in_pool = self.pool.num_pages // self.pool.num_layers * self.block_tokens
-        return min(self.limits.max_model_len, in_pool)
+        """Tokens, prompt and output together, that one turn of the base model can have here."""
+        return self._tokens_max_beside(0)
+
+    def _tokens_max_beside(self, num_image_blocks: int) -> int:
+        num_blocks = self.pool.num_pages // self.pool.num_layers - num_image_blocks
+        return min(self.limits.max_model_len, num_blocks * self.block_tokens)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -131,7 +151,13 @@ class EngineCore:
     def refs(self) -> list[TurnRef]:
         """Every attempt held here."""
         return [
-            TurnRef(turn_id=t.turn_id, attempt=t.attempt, num_generated=t.num_generated)
+            TurnRef(
+                turn_id=t.turn_id,
+                attempt=t.attempt,
+                num_generated=t.num_generated,
+                adapter_hash="" if t.adapter is None else t.adapter.adapter_hash,
+                lora_rank=0 if t.adapter is None else t.adapter.lora_rank,
+            )
             for t in self.turns.values()
         ]
 
@@ -144,14 +170,16 @@ class EngineCore:
             if old.attempt >= turn.attempt:
                 return []
             effects += self._end(old, "cancelled")
-        if len(turn.tokens) >= self.tokens_max:
-            message = (
-                f"the prompt has {len(turn.tokens)} tokens; this worker takes {self.tokens_max - 1}"
-            )
+        turn.tokens_max = self._tokens_max_beside(turn.num_image_blocks)
+        if len(turn.tokens) >= turn.tokens_max:
+            most = max(turn.tokens_max - 1, 0)
+            beside = " beside its adapter" if turn.num_image_blocks else ""
+            message = f"the prompt has {len(turn.tokens)} tokens; this worker takes {most}{beside}"
             return effects + refuse(turn, "context_length_exceeded", message)
         if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
         self.queue.add(turn)
+        effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 
     def on_cancel(self, turn_id: TurnId, attempt: int = 0) -> list[Effect]:
@@ -177,6 +205,16 @@ class EngineCore:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
         return self.history.on_staged(turn, staged)
 
+    def on_image_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
+        """The kvstore's answer for an adapter's image; None if it could not be asked."""
+        return self.adapters.on_staged(number, staged, self.planner.reserve, now_ns)
+
+    def on_adapter_expected(
+        self, adapter: AdapterRef, num_image_blocks: int, priority: int, expires_at_ns: int
+    ) -> list[Effect]:
+        """An advisory was placed here of a turn that will run on this adapter."""
+        return self.adapters.expect(adapter, num_image_blocks, priority, expires_at_ns)
+
     def on_prefetch(self, tenant: TenantId, session_id: SessionId, priority: int) -> list[Effect]:
         """An advisory was placed here."""
         if not self.writeback.is_connected:
@@ -198,10 +236,11 @@ class EngineCore:
         return self.stager.pump(now_ns)
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
-        """Loads into these pool pages ended."""
+        """Loads into these pool pages, or builds of them, ended."""
         self.num_load_failures += len(bad)
         effects = self.stager.on_loaded(good, is_good=True)
         effects += self.stager.on_loaded(bad, is_good=False)
+        effects += self.adapters.on_loaded(now_ns)
         return effects + self.stager.pump(now_ns)
 
     # Steps.
@@ -227,12 +266,16 @@ class EngineCore:
         starts_at_ns = max([now_ns, *(planned.ends_at_ns for planned in self.flights)])
         for turn in self.waiting:
             turn.prefix.on_time(now_ns)
+        self.adapters.on_time(now_ns)
         effects = self.writeback.pump(now_ns)
         draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)
         self._is_short = draft.is_short
         effects += draft.effects
+        for turn in draft.lost:
+            why = f"the adapter {turn.adapter.name!r} cannot be loaded" if turn.adapter else ""
+            effects += [error(turn, "adapter_unavailable", why), *self._end(turn, "error")]
         effects += self.stager.pump(now_ns)
         if planned is None:
             if not self.flights:
@@ -250,9 +293,11 @@ class EngineCore:
         planned = self.flights.popleft()
         plan = planned.plan
         self._measure(plan, result)
+        effects: list[Effect] = []
+        for ticket in planned.tickets:
+            effects += self.stager.let_go(ticket)
         for later in self.flights:
             later.ends_at_ns = now_ns + self._predicted_ns(later.plan)
-        effects: list[Effect] = []
         ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             turn.on_landed(is_sampled=plan.sampling[index] is not None)
@@ -275,7 +320,11 @@ class EngineCore:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected
         session did not come, arena pages may be there again."""
         deadlines = [t.prefix.answer_due_at_ns for t in self.waiting if t.prefix.is_asked]
-        for at_ns in (self.stager.next_expiry_ns, self.writeback.next_ask_at_ns):
+        for at_ns in (
+            self.stager.next_expiry_ns,
+            self.writeback.next_ask_at_ns,
+            self.adapters.next_deadline_ns,
+        ):
             if at_ns is not None:
                 deadlines.append(at_ns)
         return min(deadlines, default=None)
@@ -326,7 +375,7 @@ class EngineCore:
         staged, num_blocks = turn.prefix.staged, turn.prefix.num_in_sight
         return PromptView(
             num_tokens=len(turn.tokens) - max(turn.num_planned, num_blocks * self.block_tokens),
-            num_pages=self.history.num_pages_wanted(turn),
+            num_pages=self.history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn),
             num_staged_blocks=staged.num_blocks if staged is not None else 0,
             arrived_at_ns=turn.arrived_at_ns,
             target_ns=0 if turn.num_generated else self._target_ns(turn),
@@ -357,6 +406,7 @@ class EngineCore:
             turn.is_void = True
             if index in result.failed:  # told at once: others may be waiting for the same
                 self.residency.give_up(turn.prefix)
+                self.adapters.on_failed(turn)
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             self._retire(self.history.register(turn))
@@ -389,11 +439,14 @@ class EngineCore:
     def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:
         """Append a sampled token, tell the frontend, and end the turn if it was the last."""
         turn.tokens.append(sampled.token)
-        finish = finish_reason(turn, sampled.token, self.end_token_ids, self.tokens_max)
+        finish = finish_reason(turn, sampled.token, self.end_token_ids)
         is_first = turn.first_token_at_ns is None
         if is_first:
             turn.first_token_at_ns = now_ns
             self._learn_punctuality(turn, now_ns)
+            if turn.adapter is not None and not turn.num_generated_before:
+                duration_ns = now_ns - turn.arrived_at_ns
+                self.adapters.stats.on_first_token(turn.adapter_start, duration_ns)
         delta = token_delta(turn, sampled, finish, now_ns, is_first=is_first)
         effects: list[Effect] = [Emit(turn.frontend_id, delta)]
         if is_first and turn.was_lost:
@@ -412,14 +465,18 @@ class EngineCore:
 
     def _let_go(self, turn: Turn, reason: FinishReason) -> list[Effect]:
         """Its blocks stay as clean copies for whoever needs them or their room."""
+        effects = self.adapters.drop(turn)
         self.queue.remove(turn)
-        return [*self.history.release(turn), ended(turn, reason)]
+        return [*effects, *self.history.release(turn), ended(turn, reason)]
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         """Let the speed estimates learn from a step."""
         self.device_time.on_step(result.started_at_ns, result.duration_ns)
         num_prefill = plan.num_prefill_tokens
-        busy_ns = result.duration_ns - sum(result.stall_ns)
+        if result.assist_ns:
+            assisted = np.isin(plan.adapters, list(plan.assists))
+            self.adapters.ways.assists.add(int(plan.lengths[assisted].sum()), result.assist_ns)
+        busy_ns = result.duration_ns - sum(result.stall_ns) - result.assist_ns
         self.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
         self.estimates.on_prefill(num_prefill, busy_ns)
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from services.worker.core.turn import Turn
+from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
-from shared.messages import SLO_MS_MAX, Prompt, TurnStart, unpack_ints
+from shared.messages import SLO_MS_MAX, AdapterRef, LoraCard, Prompt, TurnStart, unpack_ints
 from shared.sampling import flaw_in
 
 
@@ -15,12 +16,14 @@ class ModelShape:
 
     Attributes:
         vocab_size: token ids that the model can read and say.
+        lora: what adapters it takes; None: none.
     """
 
     fingerprint: str
     num_layers: int
     block_tokens: int
     vocab_size: int
+    lora: LoraCard | None = None
 
 
 def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) -> Turn:
@@ -28,7 +31,8 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
 
     Raises:
         MalformedMessage: its tokens cannot be read.
-        InvalidRequest: its tokens or how to choose further ones cannot be what a model takes.
+        InvalidRequest: its tokens, its adapter or how to choose further ones cannot be what a model
+            takes.
     """
     tokens = unpack_ints(prompt.tokens)
     if not tokens or not 0 <= prompt.num_generated < len(tokens):
@@ -39,13 +43,16 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         )
     if flaw := flaw_in(prompt.sampling, shape.vocab_size):
         raise InvalidRequest(flaw, flaw.partition(":")[0])
+    num_blocks = num_image_blocks(start.adapter, shape)
+    outer = () if shape.lora is None else [each.name for each in shape.lora.outer]
+    adapter_hash = start.adapter.adapter_hash if start.adapter is not None else ""
     return Turn(
         turn_id=start.turn_id,
         attempt=start.attempt,
         frontend_id=start.frontend_id,
         tenant=start.tenant,
         session_id=start.session_id,
-        root=root_key(shape.fingerprint, start.tenant, "", prompt.cache_salt),
+        root=root_key(shape.fingerprint, start.tenant, adapter_hash, prompt.cache_salt),
         tokens=tokens,
         num_generated_before=prompt.num_generated,
         sampling=prompt.sampling,
@@ -56,7 +63,25 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         request_id=start.request_id,
         slo_ttft_ns=_slo_ttft_ns(start.slo_ttft_ms),
         was_lost=start.was_lost,
+        adapter=start.adapter,
+        num_image_blocks=num_blocks,
+        can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
+
+
+def num_image_blocks(adapter: AdapterRef | None, shape: ModelShape) -> int:
+    """Blocks of an adapter's image; 0 without one.
+
+    Raises:
+        InvalidRequest: it is none of this model's.
+    """
+    if adapter is None:
+        return 0
+    if shape.lora is None:
+        raise InvalidRequest("adapter: this model takes none", "adapter")
+    if not (adapter.adapter_hash and adapter.ranks):
+        raise InvalidRequest("adapter: it has no hash or no targets", "adapter")
+    return layout_image(shape.lora, adapter.ranks).num_blocks
 
 
 def _slo_ttft_ns(target_ms: float | None) -> int | None:

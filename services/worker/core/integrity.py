@@ -50,6 +50,8 @@ def _check_places(core: EngineCore, blocks: list[Block]) -> None:
 
 def _check_refs(core: EngineCore, turns: list[Turn]) -> None:
     refs = Counter(id(block) for turn in turns for block in turn.prefix.blocks)
+    images = core.adapters.images.values()
+    refs.update(id(block) for image in images for block in image.chain.blocks)
     for key, block in core.pool.blocks.items():
         assert block.key == key
         assert block.refs == refs.pop(id(block), 0), "a block's users are miscounted"

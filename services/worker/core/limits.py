@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 AdmissionName: TypeAlias = Literal["eager", "deferred"]
+LoraStart: TypeAlias = Literal["auto", "wait", "stream", "assist"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,9 @@ class EngineLimits:
             more where steps compute more.
         prefill_admission: when waiting prompts join a step, see `admission`.
         slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
+        lora_start: how turns begin whose adapter is on its way: when all of it is here (`wait`), or
+            when its later layers will be here in time (`stream`), or at once, if helpers compute
+            from the arena what is not here (`assist`).
     """
 
     max_model_len: int
@@ -33,6 +37,7 @@ class EngineLimits:
     lease_target_blocks: int = 32
     prefill_admission: AdmissionName = "eager"
     slo_ttft_ns: int = 0
+    lora_start: LoraStart = "auto"
 
 
 @dataclass(slots=True)

@@ -26,16 +26,14 @@ def token_delta(
     )
 
 
-def finish_reason(
-    turn: Turn, token: int, end_token_ids: frozenset[int], tokens_max: int
-) -> FinishReason | None:
+def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> FinishReason | None:
     """Why a turn is over with `token`, its latest; None if it goes on."""
     sampling = turn.sampling
     if turn.num_generated > sampling.min_tokens or not sampling.min_tokens:
         is_end = token in end_token_ids and not sampling.ignore_eos
         if is_end or token in sampling.stop_token_ids:
             return "stop"
-    is_full = len(turn.tokens) >= tokens_max
+    is_full = len(turn.tokens) >= turn.tokens_max
     return "length" if is_full or turn.num_generated >= sampling.max_tokens else None
 
 

@@ -43,6 +43,7 @@ class Block:
         times_given_up: how often its copy below was given up, without one since, on the connection
             to a kvstore that is `given_up_epoch`.
         loading: how many pages have bytes on their way from the arena.
+        is_late: a pass waited for some of those long enough: nobody waits in a pass for the rest.
         lost: a load failed; the block serves no new turn.
         owner: the session for which it was computed or brought up.
         is_forgotten: its session was deleted; nobody finds it, and it goes when its last user does.
@@ -56,6 +57,7 @@ class Block:
     times_given_up: int = 0
     given_up_epoch: int = 0
     loading: int = 0
+    is_late: bool = False
     lost: bool = False
     group: GroupId = 0
     owner: OwnerKey = NOBODY

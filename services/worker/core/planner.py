@@ -12,15 +12,19 @@ a step in flight has a row of: what would take it waits until nothing is in flig
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 
+from services.worker.core.adapters import AHEAD_MAX, Adapters, Readiness
 from services.worker.core.admission import Decision
+from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect
 from services.worker.core.history import History
 from services.worker.core.pages import Block
 from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
-from services.worker.core.rows import Row, step_plan
+from services.worker.core.rows import Row, by_adapter, step_plan
 from services.worker.core.step import StepPlan
+from services.worker.core.streaming import FirstPass
 from services.worker.core.turn import Turn, TurnState
 
 
@@ -29,12 +33,14 @@ class PlannedStep:
     """A plan, and whose turns its rows are.
 
     Attributes:
+        tickets: of what the step may read in the arena, kept until it has landed.
         retired: blocks that nobody needs any more once the step has landed.
         ends_at_ns: when that will probably be.
     """
 
     plan: StepPlan
     turns: list[Turn]
+    tickets: list[int] = field(default_factory=list)
     retired: list[Block] = field(default_factory=list)
     ends_at_ns: int = 0
 
@@ -46,6 +52,7 @@ class Draft:
     Attributes:
         is_ahead: a step is in flight.
         is_short: a turn was left out because it needs pages that others have.
+        lost: turns whose adapter cannot be brought up.
         budget: prompt tokens that the step can still take.
         num_kept: tokens that each prompt keeps back.
     """
@@ -56,6 +63,7 @@ class Draft:
     is_short: bool = False
     num_kept: int = 0
     rows: list[Row] = field(default_factory=list)
+    lost: list[Turn] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
 
@@ -65,16 +73,17 @@ class Planner:
 
     queue: TurnQueue
     history: History
+    adapters: Adapters
     residency: Residency
+    costs: StepCosts
     prefill_tokens_max: int
-    tokens_max: int
     num_preemptions: int = 0
 
     def begin(self, now_ns: int, *, is_ahead: bool) -> Draft:
         """A step with every turn that decodes."""
         draft = Draft(now_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
-            if turn.can_run and turn.is_decoding and not turn.awaits_last(self.tokens_max):
+            if turn.can_run and turn.is_decoding and not turn.awaits_last:
                 self._add_row(turn, 1, draft)
         return draft
 
@@ -92,10 +101,17 @@ class Planner:
         """The plan; None when there is nothing to run."""
         if not draft.rows:
             return None
-        plan = step_plan(draft.rows, self.residency.pool)
-        for row in draft.rows:
+        rows = by_adapter(draft.rows)
+        turns = [row.turn for row in rows]
+        adapters, stager = self.adapters, self.residency.stager
+        sources = adapters.assists(turns)
+        plan = step_plan(rows, self.residency.pool, adapters.streams(turns), sources)
+        for row in rows:
             row.turn.on_planned(row.end)
-        return PlannedStep(plan, [row.turn for row in draft.rows])
+        tickets = [source.ticket for source in sources.values()]
+        for ticket in tickets:
+            stager.hold(ticket)
+        return PlannedStep(plan, turns, tickets)
 
     def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Take a running turn's pages; it comes back first, with what it generated so far."""
@@ -112,6 +128,7 @@ class Planner:
         assert not turn.num_flights, "a step in flight reads its pages"
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
+        self.adapters.stop(turn)
         self.queue.put_back(turn)
         return effects + self.history.look_up(turn, now_ns)
 
@@ -121,9 +138,43 @@ class Planner:
                 break
             if turn.prefix.is_asked:
                 continue
-            if not self._admit(turn, draft.effects):
+            match self._bring_adapter(turn, draft):
+                case Readiness.COMING:
+                    continue  # others may pass it meanwhile
+                case Readiness.LOST:
+                    draft.lost.append(turn)
+                    continue
+                case Readiness.SHORT:
+                    break
+            if not self._admit(turn, draft):
                 break
             self._add_chunk(turn, draft)
+        draft.effects += self.adapters.prepare(islice(self.queue.waiting, AHEAD_MAX), draft.now_ns)
+
+    def _bring_adapter(self, turn: Turn, draft: Draft) -> Readiness:
+        """Get on with a waiting turn's adapter. Where it finds no pages nobody passes it."""
+        adapters, effects = self.adapters, draft.effects
+        if turn.image is None:
+            return Readiness.READY
+        num_pages = self.history.num_pages_wanted(turn) + self.reserve
+        first = self._first_pass(turn, draft)
+        readiness = adapters.bring(turn, num_pages, first, draft.now_ns, effects)
+        if readiness is Readiness.SHORT and self._make_room(turn, draft):
+            readiness = adapters.bring(turn, 0, first, draft.now_ns, effects)
+        return readiness
+
+    def _first_pass(self, turn: Turn, draft: Draft) -> FirstPass:
+        """What a waiting turn would begin with in this step."""
+        num_known = max(turn.num_planned, turn.prefix.num_in_sight * turn.block_tokens)
+        num_tokens = max(min(draft.budget, len(turn.tokens) - num_known), 1)
+        num_assisted = sum(
+            row.end - row.start
+            for row in draft.rows
+            if row.turn.image is not None and row.turn.image.is_assisted
+        )
+        is_known = self.costs.is_known
+        duration_ns = self.costs.step_ns(num_tokens, len(draft.rows)) if is_known else 0
+        return FirstPass(num_assisted + num_tokens, duration_ns)
 
     def _add_chunk(self, turn: Turn, draft: Draft) -> None:
         """A chunk of a prompt, within what is left of the budget."""
@@ -142,10 +193,16 @@ class Planner:
             if not turn.num_flights:
                 draft.effects += self.recompute(turn, draft.now_ns)
             return False
+        if not self.adapters.is_good(turn):
+            if not turn.num_flights:
+                draft.effects += self._restart(turn, draft.now_ns)
+            return False
         end = turn.num_planned + num_tokens
         while (num_lacking := -(-end // turn.block_tokens) - turn.num_blocks) > 0:
             blocks = residency.pool.allocate(num_lacking)
             if not blocks:
+                if self.adapters.give_way(draft.effects):
+                    continue
                 if draft.is_ahead:
                     draft.is_short = True
                     return False
@@ -159,32 +216,40 @@ class Planner:
         draft.rows.append(Row(turn, turn.num_planned, end, residency.awaited(prefix)))
         return True
 
-    def _admit(self, turn: Turn, effects: list[Effect]) -> bool:
+    def _admit(self, turn: Turn, draft: Draft) -> bool:
         """Move a waiting turn into the batch if there are pages for its whole prompt."""
-        history, residency, running = self.history, self.residency, self.queue.running
+        history, residency = self.history, self.residency
         if not residency.settle(turn.prefix):
-            effects += history.release(turn)
+            draft.effects += history.release(turn)
         history.acquire_resident(turn)
-        reserve = len(running) * residency.pool.num_layers
-        is_short = residency.num_available < history.num_pages_wanted(turn) + reserve
-        if is_short and (running or not self._make_room(turn, effects)):
+        is_short = residency.num_available < history.num_pages_wanted(turn) + self.reserve
+        if is_short and not self._make_room(turn, draft):
             return False
-        effects += history.load_staged(turn)
+        draft.effects += history.load_staged(turn)
         if turn.first_step_at_ns is None:
             turn.num_cached = turn.num_computed
             history.num_prefix_hits += len(turn.prefix.blocks)
         self.queue.start(turn)
+        self.adapters.start(turn)
         turn.state = TurnState.RUNNING
         return True
 
-    def _make_room(self, turn: Turn, effects: list[Effect]) -> bool:
-        """Nothing runs, so only what waiting turns hold, and blocks for which the kvstore has no
+    @property
+    def reserve(self) -> int:
+        """Pages that running turns may soon take."""
+        return len(self.queue.running) * self.residency.pool.num_layers
+
+    def _make_room(self, turn: Turn, draft: Draft) -> bool:
+        """Where nothing runs, only what waiting turns hold, and blocks for which the kvstore has no
         room, can stand in the way of `turn`."""
-        history, residency = self.history, self.residency
+        if self.queue.running:
+            return False
+        history, residency, effects = self.history, self.residency, draft.effects
         for other in self.queue.waiting:
             if other is not turn:
                 effects += history.release(other)
-        num_wanted = history.num_pages_wanted(turn)
+        effects += self.adapters.make_room(turn)
+        num_wanted = history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn)
         if residency.num_available < num_wanted:
             history.writeback.give_up_unwritten()
         return residency.num_available >= num_wanted

@@ -13,6 +13,8 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from services.worker.core.step import (
+    ImageEntry,
+    ImageSource,
     Ints,
     RowSampling,
     RowScoring,
@@ -76,7 +78,17 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
             _ints(entries["blocks"]),
             _ints(entries["pages"]).reshape(num_entries, -1) if num_entries else _NO_PAGES,
         ),
+        adapters=_ints(fields["adapters"]),
+        images=[_image(image) for image in fields["images"]],
+        streams={int(line): pages for line, pages in fields["streams"].items()},
+        assists={int(line): ImageSource(**source) for line, source in fields["assists"].items()},
     )
+
+
+def _image(fields: dict[str, Any]) -> ImageEntry:
+    ranks = {str(name): int(rank) for name, rank in fields["ranks"].items()}
+    pages = _ints(fields["pages"])
+    return ImageEntry(int(fields["line"]), str(fields["adapter_hash"]), ranks, pages)
 
 
 def _ints(values: list[Any]) -> Ints:

@@ -164,6 +164,25 @@ class Residency:
             _hold(chain, block)
         return effects + self.stager.let_go(staged.ticket)
 
+    def fill(self, chain: Chain) -> list[tuple[Block, list[int]]]:
+        """Hold all blocks that the chain lacks, with pages for bytes that its user makes and puts
+        there itself, as a load would: they are on their way from now on.
+
+        Returns:
+            Each block with the layers that it had lacked; nothing if there is no room for all.
+        """
+        if not self._has_room(chain.missing):
+            return []
+        filled: list[tuple[Block, list[int]]] = []
+        for key in chain.missing:
+            block = self._acquire_for_load(key, chain.owner)
+            assert block is not None, "counted as available"
+            filled.append((block, self.pool.fill(block)))
+        self.stager.make(filled)
+        for block, _ in filled:
+            _hold(chain, block)
+        return filled
+
     def is_coming(self, chain: Chain, layer: int) -> bool:
         """Whether a pass that came to `layer` now would have to wait for bytes of the chain."""
         return self.stager.is_loading(chain.coming, layer)
@@ -188,6 +207,16 @@ class Residency:
             if block.loading:
                 block.lost = True
         chain.may_ask = False
+
+    def put_off(self, chain: Chain) -> None:
+        """What has not come by now comes too late for a pass, but is still wanted: see `is_late`.
+        Whoever has these blocks in a chain waits for them outside."""
+        for block in chain.coming:
+            block.is_late = block.loading > 0
+
+    def is_late(self, chain: Chain) -> bool:
+        """Whether a pass must not wait for what is on its way of the chain."""
+        return any(block.is_late for block in chain.coming)
 
     # Use is holding blocks. Release, and what is evicted then.
 

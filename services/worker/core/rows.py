@@ -4,8 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.worker.core.image import NO_LINE
 from services.worker.core.pages import PagePool
-from services.worker.core.step import RowSampling, RowScoring, StepPlan, TableEntries
+from services.worker.core.staged import Staged
+from services.worker.core.step import (
+    ImageEntry,
+    ImageSource,
+    Ints,
+    RowSampling,
+    RowScoring,
+    StepPlan,
+    TableEntries,
+)
 from services.worker.core.turn import Turn
 from shared.sampling import has_penalties
 
@@ -30,7 +40,12 @@ class Row:
         return self.end > len(self.turn.tokens)
 
 
-def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
+def step_plan(
+    rows: list[Row],
+    pool: PagePool,
+    streams: dict[int, list[list[int]]],
+    sources: dict[int, Staged],
+) -> StepPlan:
     """The plan of these rows. What it tells of block tables is not told again."""
     lengths = [row.end - row.start for row in rows]
     tokens = [token for row in rows for token in _tokens(row)]
@@ -46,7 +61,46 @@ def step_plan(rows: list[Row], pool: PagePool) -> StepPlan:
         scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
         entries=_entries([row.turn for row in rows], pool),
+        adapters=np.array([_line(row.turn) for row in rows], np.int32),
+        images=_images([row.turn for row in rows], pool),
+        streams=streams,
+        assists={
+            line: ImageSource(source.pages, source.generations, source.epoch)
+            for line, source in sources.items()
+            if line in streams
+        },
     )
+
+
+def by_adapter(rows: list[Row]) -> list[Row]:
+    """The rows so that those of one adapter follow each other, decodes before prompts: where both
+    have rows of an adapter, those meet in the middle (Punica, section 6)."""
+    if all(row.turn.image is None for row in rows):
+        return rows
+    decodes = [row for row in rows if row.turn.is_decoding]
+    prompts = [row for row in rows if not row.turn.is_decoding]
+    lines = {_line(row.turn) for row in prompts}
+    shared = max((line for row in decodes if (line := _line(row.turn)) in lines), default=NO_LINE)
+    decodes.sort(key=lambda row: (_line(row.turn) == shared, _line(row.turn)))
+    prompts.sort(key=lambda row: (_line(row.turn) != shared, _line(row.turn)))
+    return decodes + prompts
+
+
+def _line(turn: Turn) -> int:
+    return NO_LINE if turn.image is None else turn.image.line
+
+
+def _images(turns: list[Turn], pool: PagePool) -> list[ImageEntry]:
+    """What the executor's adapter tables lack of these turns."""
+    entries: list[ImageEntry] = []
+    for turn in turns:
+        image = turn.image
+        if image is not None and not image.is_told:
+            image.is_told = True
+            pages: Ints = pool.table[[block.row for block in image.chain.blocks]]
+            adapter = image.adapter
+            entries.append(ImageEntry(image.line, adapter.adapter_hash, adapter.ranks, pages))
+    return entries
 
 
 def _tokens(row: Row) -> list[int]:

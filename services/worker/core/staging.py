@@ -13,6 +13,7 @@ from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 from shared.urgency import DEMAND_PRIORITY, Order, load_order
 
+NO_TICKET = 0
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
 
 
@@ -115,6 +116,11 @@ class Stager:
         """When to look whether a prefetch has expired."""
         return self._next_expiry_ns if self._prefetches else None
 
+    @property
+    def num_demanded(self) -> int:
+        """Pages that somebody waits for."""
+        return len(self._flights) - self._num_prefetching
+
     def num_loading_of(self, block: Block) -> int:
         """Pages of a block that bytes are on their way into."""
         return sum(page in self._flights for page in self.pool.pages_of(block))
@@ -128,6 +134,10 @@ class Stager:
         rows = [block.row for block in blocks if block.loading]
         pages: list[list[int]] = self.pool.table[rows].T.tolist()
         return [[page for page in layer if page in self._flights] for layer in pages]
+
+    def holds(self, ticket: int) -> bool:
+        """Whether what the kvstore answered under this ticket is still pinned."""
+        return ticket in self._tickets
 
     def hold(self, ticket: int, num: int = 1) -> None:
         """Keep a ticket until as many `let_go`."""
@@ -172,6 +182,15 @@ class Stager:
             self.hold(staged.ticket, num_pages)
         return loads.effects()
 
+    def make(self, filled: list[tuple[Block, list[int]]]) -> None:
+        """Somebody makes the bytes of the pages that acquired blocks were just given: each block
+        with the layers that it had lacked."""
+        for block, layers in filled:
+            flight = _Flight(block, NO_TICKET, is_prefetch=False)
+            block.loading += len(layers)
+            pages = self.pool.pages_of(block)
+            self._flights.update(dict.fromkeys([pages[layer] for layer in layers], flight))
+
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
         landed: Counter[int] = Counter()
@@ -180,6 +199,7 @@ class Stager:
             block = flight.block
             block.loading -= 1
             block.lost |= not is_good
+            block.is_late &= block.loading > 0
             if flight.is_prefetch:
                 self._num_prefetching -= 1
             landed[flight.ticket] += 1

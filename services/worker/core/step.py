@@ -81,6 +81,37 @@ class PlannedRow(NamedTuple):
     is_sampled: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ImageEntry:
+    """A line of the adapter tables, to be entered before the step.
+
+    Attributes:
+        ranks: of each target that the adapter has, by name; with the model's card, they tell where
+            in the pages what lies.
+        pages: int32 [blocks, num_layers]: pool page of each block of its image in each layer.
+    """
+
+    line: int
+    adapter_hash: str
+    ranks: dict[str, int]
+    pages: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """Where in the host's arena an adapter's image is, which stays pinned while a step may read it.
+
+    Attributes:
+        pages: by layer and block.
+        generations: what each page's word must hold.
+        epoch: connection to a kvstore that the pages belong to.
+    """
+
+    pages: list[list[int]]
+    generations: list[list[int]]
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """The whole decision of one step.
@@ -99,6 +130,12 @@ class StepPlan:
         scoring: by row.
         awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
         entries: of the block tables.
+        adapters: int32 [R]: each row's line in the adapter tables; negative: the base model's. Rows
+            of one adapter follow each other, among the decodes and among the prompts.
+        images: entries of the adapter tables.
+        streams: by line of those, for each layer, pool pages of the adapter that bytes are on their
+            way into.
+        assists: those of these lines whose layers that are not here can be computed from the arena.
     """
 
     turn_ids: list[TurnId]
@@ -112,6 +149,10 @@ class StepPlan:
     scoring: dict[int, RowScoring]
     awaited: dict[int, list[list[int]]]
     entries: TableEntries
+    adapters: Ints
+    images: list[ImageEntry] = field(default_factory=list)
+    streams: dict[int, list[list[int]]] = field(default_factory=dict)
+    assists: dict[int, ImageSource] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -154,6 +195,7 @@ class StepPlan:
     def alone(self, row: int) -> "StepPlan":
         """The part of it that is of one row."""
         first, last = self.query_starts[row : row + 2].tolist()
+        line = int(self.adapters[row])
         return StepPlan(
             turn_ids=self.turn_ids[row : row + 1],
             slots=self.slots[row : row + 1],
@@ -166,6 +208,10 @@ class StepPlan:
             scoring={0: self.scoring[row]} if row in self.scoring else {},
             awaited={0: self.awaited[row]} if row in self.awaited else {},
             entries=self.entries,
+            adapters=self.adapters[row : row + 1],
+            images=self.images,
+            streams={line: self.streams[line]} if line in self.streams else {},
+            assists={line: self.assists[line]} if line in self.assists else {},
         )
 
 
@@ -183,10 +229,11 @@ class StepResult:
 
     Attributes:
         sampled: for each row, its token; None where none was asked for or the row failed.
-        failed: rows whose history did not arrive; their results are void.
+        failed: rows whose history or adapter did not arrive; their results are void.
         broken: rows that cannot be computed, and why; their results are void.
         prompt_logprobs: for rows that asked, of this chunk's positions.
-        stall_ns: waiting for history, for each layer.
+        stall_ns: waiting for history and adapters, for each layer.
+        assist_ns: waiting for what helpers computed.
         started_at_ns: by the monotonic clock; 0 where nobody measured it.
         duration_ns: of the whole step.
     """
@@ -196,5 +243,6 @@ class StepResult:
     broken: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stall_ns: list[int] = field(default_factory=list)
+    assist_ns: int = 0
     started_at_ns: int = 0
     duration_ns: int = 0

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.worker.core.adapter_stats import Start
+from services.worker.core.image import Image
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, SessionId, TenantId, TurnId
-from shared.messages import SamplingParams, TokenLogprobs
+from shared.messages import AdapterRef, SamplingParams, TokenLogprobs
 from shared.owners import OwnerKey, owner_key
 
 NO_SLOT = -1
@@ -46,6 +48,12 @@ class Turn:
         untold: numbers of blocks that no plan has told of yet.
         slot: its line in the executor's block tables while it runs.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
+        adapter: that it runs on; None: on the base model.
+        num_image_blocks: of the adapter's image.
+        image: the adapter's, here or on its way; shared with other turns.
+        can_be_assisted: helpers can compute all that its adapter adds.
+        adapter_start: how it came to its adapter, as far as is known.
+        tokens_max: tokens, prompt and output together, that there is room for beside the image.
     """
 
     turn_id: TurnId
@@ -64,6 +72,8 @@ class Turn:
     request_id: str = ""
     was_lost: bool = False
     is_private: bool = False
+    adapter: AdapterRef | None = None
+    num_image_blocks: int = 0
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING
@@ -75,6 +85,10 @@ class Turn:
     num_sampling: int = 0
     is_void: bool = False
     num_cached: int = 0
+    image: Image | None = None
+    can_be_assisted: bool = False
+    adapter_start: Start = "waited"
+    tokens_max: int = 0
     prefix: Chain = field(init=False)
     own: list[Block] = field(default_factory=list)
     untold: list[int] = field(default_factory=list)
@@ -112,12 +126,13 @@ class Turn:
         """Whether only the KV of its last token is to be computed."""
         return self.num_planned == self.length - 1
 
-    def awaits_last(self, tokens_max: int) -> bool:
+    @property
+    def awaits_last(self) -> bool:
         """Whether a token that a step in flight chooses is its last whatever it is."""
         if not self.num_sampling:
             return False
         num_generated = self.num_generated + self.num_sampling
-        return self.length >= tokens_max or num_generated >= self.sampling.max_tokens
+        return self.length >= self.tokens_max or num_generated >= self.sampling.max_tokens
 
     @property
     def num_reusable_blocks(self) -> int:

@@ -56,6 +56,11 @@ class PageCopier(Protocol):
         """Pool to arena, behind `mark`."""
         ...
 
+    def write(self, pool_pages: list[int], data: Bytes) -> None:
+        """Put bytes, uint8 ``[pages, page_bytes]``, into pages of the pool; returns when they are
+        there. Called by a thread of its own."""
+        ...
+
 
 class _Over:
     def is_over(self) -> bool:
@@ -98,3 +103,6 @@ class HostCopier:
         for source, target in zip(pool_pages, arena_pages, strict=True):
             arena.pages[target] = self._pool[source]
         return OVER
+
+    def write(self, pool_pages: list[int], data: Bytes) -> None:
+        self._pool[pool_pages] = data

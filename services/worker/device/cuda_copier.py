@@ -11,7 +11,7 @@ import torch
 
 from kernels.page_copy import copy_pages
 from services.worker.device.copies import Copy, CopyFailed
-from shared.arena import Arena
+from shared.arena import Arena, Bytes
 from shared.errors import SymphonyError
 
 
@@ -44,6 +44,7 @@ class CudaCopier:
         self._compute = compute
         self._loads = torch.cuda.Stream(pool.device)
         self._stores = torch.cuda.Stream(pool.device)
+        self._writes = torch.cuda.Stream(pool.device)
         self._registered: weakref.WeakKeyDictionary[Arena, torch.Tensor] = (
             weakref.WeakKeyDictionary()
         )
@@ -80,6 +81,12 @@ class CudaCopier:
         with torch.cuda.stream(self._stores):
             copy_pages(self._registered[arena], arena_pages, self._pool, pool_pages)
         return self._copy(self._stores)
+
+    def write(self, pool_pages: list[int], data: Bytes) -> None:
+        with torch.cuda.stream(self._writes):
+            pages = torch.tensor(pool_pages, device=self._pool.device)
+            self._pool[pages] = torch.from_numpy(data).to(self._pool.device)
+        self._writes.synchronize()
 
     def _copy(self, stream: torch.cuda.Stream) -> Copy:
         event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others

@@ -6,25 +6,32 @@ tokens of its block.
 
 import time
 from collections.abc import Callable
+from hashlib import shake_128
+from pathlib import Path
 
 import numpy as np
 
-from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
+from services.worker.core.image import NO_LINE
+from services.worker.core.step import ImageEntry, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
 from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
-from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.gate import ADAPTER_STALL_NS, STALL_TIMEOUT_NS, PageGate
+from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.tables import BlockTables
+from shared.adapters.layout import layout_image
+from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
-from shared.messages import TokenLogprobs
+from shared.messages import AdapterRef, LoraCard, LoraTarget, TokenLogprobs
 from shared.profiles import LatencyProfile
 
 PANGRAM = b"The quick brown fox jumps over the lazy dog. "
 END_OF_TURN = 258  # of the demo model's byte-level tokenizer, which speaks for every profile
 REPLY_TOKENS = 3 * len(PANGRAM)
 PAGE_BYTES = BLOCK_TOKENS * 4
+LORA_WIDTH = 4
 
 
 class EmulatedExecutor:
@@ -56,12 +63,15 @@ class EmulatedExecutor:
             end_token_ids=frozenset([END_OF_TURN]),
             block_tokens=BLOCK_TOKENS,
             is_emulated=True,
+            lora=_lora_card(profile),
         )
         self._pool = np.zeros((num_pages, BLOCK_TOKENS), np.int32)
         self._tables = BlockTables(profile.num_layers)
         self._failures = Failures()
-        copier = HostCopier(self._pool.view(np.uint8))
-        self.mover = KvMover(copier, PageGate(num_pages), on_moved)
+        self._adapters: dict[int, ImageEntry] = {}  # by line
+        copier, gate = HostCopier(self._pool.view(np.uint8)), PageGate(num_pages)
+        self.mover = KvMover(copier, gate, on_moved)
+        self.builder = ImageBuilder(self._make_image, copier, gate, on_moved)
 
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
@@ -69,12 +79,20 @@ class EmulatedExecutor:
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
         result.failed = self._failures.void(plan)
         for index, awaited in plan.awaited.items():
-            if index not in result.failed and not self._has_history(awaited, result):
+            if index not in result.failed and not self._has(awaited, STALL_TIMEOUT_NS, result):
                 result.failed.add(index)
         self._compute(plan)
-        for index, sampling in enumerate(plan.sampling):
+        self._adapters.update({image.line: image for image in plan.images})
+        lines: list[int] = plan.adapters.tolist()
+        for line in {*lines} - {NO_LINE}:
+            if self._has(plan.streams.get(line, []), ADAPTER_STALL_NS, result):
+                self._check_image(self._adapters[line])
+            else:
+                result.failed.update(row for row, own in enumerate(lines) if own == line)
+        for index, (sampling, line) in enumerate(zip(plan.sampling, lines, strict=True)):
             if sampling is not None and index not in result.failed:
-                result.sampled[index] = _say(sampling)
+                adapter = "" if line == NO_LINE else self._adapters[line].adapter_hash
+                result.sampled[index] = _say(sampling, adapter)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, result.failed)
         self._take_time(plan, started_ns)
@@ -82,16 +100,33 @@ class EmulatedExecutor:
         result.duration_ns = time.monotonic_ns() - started_ns
         return Finished(result)
 
+    @property
+    def assist_tokens(self) -> int:
+        return 0
+
     def check_device(self) -> None:
         self.mover.check()
 
     def close(self) -> None:
+        self.builder.close()
         self.mover.close()
 
-    def _has_history(self, awaited: list[list[int]], result: StepResult) -> bool:
+    def _make_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
+        """Pages that say which adapter they are of."""
+        assert self.info.lora is not None
+        num_blocks = layout_image(self.info.lora, adapter.ranks).num_blocks
+        shape = (self.info.num_layers, num_blocks, PAGE_BYTES)
+        return np.broadcast_to(_image_page(adapter.adapter_hash), shape)
+
+    def _check_image(self, image: ImageEntry) -> None:
+        wanted = _image_page(image.adapter_hash).view(np.int32)
+        assert (self._pool[image.pages] == wanted).all(), "a page is not its adapter's"
+
+    def _has(self, awaited: list[list[int]], timeout_ns: int, result: StepResult) -> bool:
+        """Wait for pages, layer by layer."""
         for layer, pages in enumerate(awaited):
             before_ns = time.monotonic_ns()
-            has_come = self.mover.gate.wait(pages, STALL_TIMEOUT_NS)
+            has_come = self.mover.gate.wait(pages, timeout_ns)
             result.stall_ns[layer] += time.monotonic_ns() - before_ns
             if not has_come:
                 return False
@@ -116,10 +151,31 @@ class EmulatedExecutor:
             time.sleep(left_s)
 
 
-def _say(row: RowSampling) -> Sampled:
-    said = row.num_generated
+def _lora_card(profile: LatencyProfile) -> LoraCard:
+    """What adapters of an emulated model look like: the least that fills pages."""
+    targets = [LoraTarget(name="emulated", num_in=LORA_WIDTH, num_out=LORA_WIDTH)]
+    return LoraCard(
+        layers_path="layers",
+        num_layers=profile.num_layers,
+        element_bytes=4,
+        page_bytes=PAGE_BYTES,
+        targets=targets,
+    )
+
+
+def _image_page(adapter_hash: str) -> Bytes:
+    return np.frombuffer(shake_128(adapter_hash.encode()).digest(PAGE_BYTES), np.uint8)
+
+
+def _sentence(adapter_hash: str) -> bytes:
+    """What the model says over and over, on an adapter or without."""
+    return f"I am {adapter_hash[:8]}. ".encode() if adapter_hash else PANGRAM
+
+
+def _say(row: RowSampling, adapter_hash: str) -> Sampled:
+    said, sentence = row.num_generated, _sentence(adapter_hash)
     is_over = said >= REPLY_TOKENS and not row.params.ignore_eos
-    token = END_OF_TURN if is_over else PANGRAM[said % len(PANGRAM)]
+    token = END_OF_TURN if is_over else sentence[said % len(sentence)]
     if row.params.logprobs is None:
         return Sampled(token)
     return Sampled(token, TokenLogprobs(token=token, logprob=0.0, top=[(token, 0.0)]))

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.worker.core.step import StepPlan, StepResult
+from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover
-from shared.messages import SamplingDefaults
+from shared.messages import LoraCard, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class ModelInfo:
         num_pages: pages that the device has room for.
         vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
+        lora: what adapters it takes; None: none.
     """
 
     model_id: str
@@ -32,6 +34,7 @@ class ModelInfo:
     block_tokens: int
     is_emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    lora: LoraCard | None = None
 
 
 class Launched(Protocol):
@@ -59,11 +62,17 @@ class Executor(Protocol):
         info: the model it runs.
         prefill_tokens_max: prompt tokens it likes to take in one step.
         mover: moves KV between its pool and the arena.
+        builder: makes adapters' images in its pool.
+        assist_tokens: new tokens of a step that helpers can take now; 0: there are none.
     """
 
     info: ModelInfo
     prefill_tokens_max: int
     mover: KvMover
+    builder: ImageBuilder
+
+    @property
+    def assist_tokens(self) -> int: ...
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute the plan's rows behind those that were launched before."""

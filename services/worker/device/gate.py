@@ -9,6 +9,9 @@ from services.worker.device.copies import Copy
 
 READY, LOADING, COPYING, FAILED = range(4)
 STALL_TIMEOUT_NS = 1_000_000_000  # of one layer in one pass; then the row is recomputed
+# Of an adapter: it was forecast to be here, others in the batch wait too, and its own turns can
+# wait without them.
+ADAPTER_STALL_NS = 20_000_000
 
 
 class PageGate:
@@ -43,9 +46,13 @@ class PageGate:
                 self._copies.pop(page, None)
             self._changed.notify_all()
 
+    def has(self, pages: list[int]) -> bool:
+        """Whether every page is ready."""
+        return not self._state[pages].any()
+
     def wait(self, pages: list[int], timeout_ns: int) -> bool:
         """Wait until every page is ready; False if a load failed or `timeout_ns` passed."""
-        if not self._state[pages].any():
+        if self.has(pages):
             return True
         with self._changed:
             return self._wait(pages, COPYING, timeout_ns)
@@ -58,7 +65,7 @@ class PageGate:
             The copies to run behind. Whether their bytes are the promised ones turns out later:
             `wait` tells.
         """
-        if not self._state[pages].any():
+        if self.has(pages):
             return []
         with self._changed:
             if not self._wait(pages, LOADING, timeout_ns):

@@ -9,18 +9,22 @@ The parts that are CUDA's come from outside, so that all the rest runs on any to
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from kernels.paged_attention import DeviceBatch, RaggedBatch
-from services.worker.core.step import RowSampling, Sampled, StepPlan, StepResult
+from services.worker.core.image import NO_LINE
+from services.worker.core.step import Ints, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.device.batch_sampler import NO_CARRIED, Chosen, choose
 from services.worker.device.copies import PageCopier
 from services.worker.device.decode_graphs import DecodeGraphs, DecodeInputs, Forward
 from services.worker.device.device_tables import DeviceTables
 from services.worker.device.failures import Failures
 from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.image_builder import ImageBuilder
+from services.worker.device.lora.device import DeviceLines
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import TopLogprobs, top_logprobs
@@ -40,6 +44,7 @@ class _Told:
     Attributes:
         sampled_at: places, in the logits, of the rows that choose a token.
         before: of each of those, its carried token or `NO_CARRIED`.
+        adapters: see `DeviceLines.told`; None: all rows are the base model's.
     """
 
     tokens: torch.Tensor
@@ -52,6 +57,7 @@ class _Told:
     sampled_at: torch.Tensor
     sampled_slots: torch.Tensor
     before: torch.Tensor
+    adapters: list[torch.Tensor] | None
 
 
 @dataclass(slots=True)
@@ -98,12 +104,20 @@ class GpuExecutor:
         num_blocks = -(-model.max_model_len // BLOCK_TOKENS)
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
         self.copier = make_copier(self._pool)
-        self.mover = KvMover(self.copier, PageGate(num_pages), on_moved)
+        gate = PageGate(num_pages)
+        self.mover = KvMover(self.copier, gate, on_moved)
+        self.builder = ImageBuilder(model.read_image, self.copier, gate, on_moved)
+        self._lora = None
+        if model.lora is not None:
+            self._lora = DeviceLines(model.lora, turns_max, self._device)
         self._failures = Failures()
         self._ended_at_ns = 0
-        self._graphs = None
+        self._graphs = self._lora_graphs = None
         if record is not None:
             self._graphs = DecodeGraphs(turns_max, self._device, self._decode, record)
+            if self._lora is not None:
+                on_adapters = partial(self._decode, lora=self._lora)
+                self._lora_graphs = DecodeGraphs(turns_max, self._device, on_adapters, record)
 
     def launch(self, plan: StepPlan) -> "GpuLaunched":
         launched_at_ns = time.monotonic_ns()
@@ -111,15 +125,20 @@ class GpuExecutor:
         failed = self._failures.void(plan)
         with torch.inference_mode():
             told = self._tell(plan)
-            if self._graphs is not None and _is_plain(plan):
-                logits = self._graphs.run(
-                    told.tokens, told.positions, told.slots, told.context_lens
-                )
+            graphs = self._graphs if told.adapters is None else self._lora_graphs
+            if graphs is not None and _is_plain(plan):
+                if told.adapters is not None and self._lora is not None:
+                    self._lora.fill_decodes(told.adapters)
+                logits = graphs.run(told.tokens, told.positions, told.slots, told.context_lens)
             else:
                 logits = self._forward(plan, told, failed, stall_ns)
             chosen = self._choose(plan, told, logits)
         self._failures.keep(plan, failed)
         return GpuLaunched(self, plan, chosen, failed, stall_ns, launched_at_ns)
+
+    @property
+    def assist_tokens(self) -> int:
+        return 0
 
     def check_device(self) -> None:
         self.mover.check()
@@ -127,13 +146,15 @@ class GpuExecutor:
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
+        self.builder.close()
         self.mover.close()
 
     def warm_up(self) -> None:
         """Record what is launched again and again."""
-        if self._graphs is not None:
-            with torch.inference_mode():
-                self._graphs.record_all()
+        for graphs in (self._graphs, self._lora_graphs):
+            if graphs is not None:
+                with torch.inference_mode():
+                    graphs.record_all()
 
     def started_at_ns(self, launched_at_ns: int, ended_at_ns: int) -> int:
         """When a step that has just ended began: when it was launched, or when the device was done
@@ -147,14 +168,21 @@ class GpuExecutor:
     def _tell(self, plan: StepPlan) -> _Told:
         entries = plan.entries
         self._tables.check(entries)
+        if self._lora is not None:
+            self._lora.enter(plan.images)
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         wanted = wanted_logits(plan)
         place = {token: index for index, token in enumerate(wanted)}
         last = plan.query_starts[1:] - 1
+        is_on_adapters = self._lora is not None and bool((plan.adapters != NO_LINE).any())
+        told_adapters: list[Ints] = []
+        if is_on_adapters and self._lora is not None:
+            told_adapters = self._lora.told(plan, wanted)
         is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
         (
             tokens, token_slots, positions, starts, lens, slots, at, sampled, sampled_slots,
             sampled_last, are_carried, carried_at, carried_slots, to_slots, to_blocks, pages,
+            *adapters,
         ) = upload(
             [
                 plan.tokens,
@@ -173,6 +201,7 @@ class GpuExecutor:
                 entries.slots,
                 entries.blocks,
                 entries.pages,
+                *told_adapters,
             ],
             self._device,
         )  # fmt: skip
@@ -182,8 +211,9 @@ class GpuExecutor:
             tokens[carried_at] = self._tables.latest[carried_slots]
         before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
         return _Told(
-            tokens, positions, token_slots, starts, lens, slots, at, sampled, sampled_slots, before
-        )
+            tokens, positions, token_slots, starts, lens, slots, at, sampled, sampled_slots, before,
+            adapters or None,
+        )  # fmt: skip
 
     # The pass.
 
@@ -216,13 +246,16 @@ class GpuExecutor:
             slot_pages=self._tables.pages[:, told.token_slots, blocks],
             slot_offsets=told.positions % BLOCK_TOKENS,
             awaited=plan.awaited,
+            streams=plan.streams,
+            lines=plan.adapters.tolist(),
             wait=self._run_behind,
             stall_ns=stall_ns,
             failed=failed,
+            lora=self._lora.step(plan, told.adapters) if self._lora and told.adapters else None,
         )
         return self._run(step, told.tokens.long(), told.positions.long(), told.wanted)
 
-    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
+    def _decode(self, inputs: DecodeInputs, lora: DeviceLines | None = None) -> torch.Tensor:
         """A step of decodes whose history is there, to be recorded; logits of every row."""
         positions, slots = inputs.positions, inputs.slots
         on_device = DeviceBatch(
@@ -239,6 +272,7 @@ class GpuExecutor:
             batch=RaggedBatch([], [], [], self._tables.pages, on_device),
             slot_pages=torch.where(inputs.context_lens > 0, pages, SPARE_PAGE),
             slot_offsets=(positions % BLOCK_TOKENS).int(),
+            lora=None if lora is None else lora.decode(len(slots)),
         )
         return self._run(step, inputs.tokens, positions, 0)
 
@@ -254,9 +288,10 @@ class GpuExecutor:
             ).logits[0]
         return logits
 
-    def _run_behind(self, pages: list[int]) -> bool:
-        """Let what is launched next run behind the copies into these pages."""
-        copies = self.mover.gate.wait_started(pages, STALL_TIMEOUT_NS)
+    def _run_behind(self, pages: list[int], timeout_ns: int) -> bool:
+        """Let what is launched next run behind the copies into these pages, if they begin in
+        time."""
+        copies = self.mover.gate.wait_started(pages, timeout_ns)
         if copies is None:
             return False
         self.copier.hold(copies)
@@ -294,9 +329,10 @@ class GpuExecutor:
 
 
 def _is_plain(plan: StepPlan) -> bool:
-    """Whether it is one token a row, each followed by a choice, on history that is there."""
+    """Whether it is one token a row, each followed by a choice, on what is there."""
     is_short = plan.num_tokens == plan.num_rows
-    return is_short and None not in plan.sampling and not plan.awaited and not plan.scoring
+    awaits = plan.awaited or plan.streams
+    return is_short and None not in plan.sampling and not awaits and not plan.scoring
 
 
 @dataclass(slots=True)
@@ -318,9 +354,11 @@ class GpuLaunched:
         result = StepResult([None] * plan.num_rows, self.failed, stall_ns=self.stall_ns)
         result.started_at_ns = self.executor.started_at_ns(self.launched_at_ns, ended_at_ns)
         result.duration_ns = ended_at_ns - result.started_at_ns
-        for row, awaited in plan.awaited.items():
-            pages = [page for layer in awaited for page in layer]
-            if row not in result.failed and not self.executor.has_come(pages):
+        lines: list[int] = plan.adapters.tolist()
+        for row, line in enumerate(lines):
+            layers = [*plan.awaited.get(row, []), *plan.streams.get(line, [])]
+            pages = [page for layer in layers for page in layer]
+            if row not in result.failed and pages and not self.executor.has_come(pages):
                 result.failed.add(row)
         self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
         for row, scores in chosen.scores.items():

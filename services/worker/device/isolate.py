@@ -50,6 +50,7 @@ def _merge(result: StepResult, part: StepResult, index: int) -> None:
     stalls = zip(result.stall_ns, part.stall_ns, strict=True)
     result.stall_ns = [a + b for a, b in stalls]
     result.duration_ns += part.duration_ns
+    result.assist_ns += part.assist_ns
     result.sampled[index] = part.sampled[0]
     result.failed |= {index} if 0 in part.failed else set()
     if 0 in part.broken:

@@ -1,7 +1,7 @@
 """Loading a transformers decoder: weights, KV layout, limits, fingerprint."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,13 +10,19 @@ import torch
 import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from kernels.sgmv import Site
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.executor import ModelInfo
 from services.worker.device.layers import Mode, speed_up
+from services.worker.device.lora.hooks import attach
+from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.step import LayerProbe, running
+from shared.adapters.image import build_image
+from shared.adapters.layout import layout_image
+from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
-from shared.messages import SamplingDefaults
+from shared.messages import AdapterRef, LoraCard, SamplingDefaults
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +46,8 @@ class LoadedModel:
         num_heads: of the queries, at most.
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout; root of all its block keys.
+        lora: what adapters it takes; None: none.
+        lora_sites: places in its layers where they add, by the numbers that helpers call them by.
     """
 
     module: Any
@@ -55,6 +63,8 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     sampling: SamplingDefaults
     fingerprint: str
+    lora: LoraCard | None = None
+    lora_sites: list[Site] = field(default_factory=list)
 
     @property
     def page_bytes(self) -> int:
@@ -75,7 +85,25 @@ class LoadedModel:
             end_token_ids=self.end_token_ids,
             block_tokens=BLOCK_TOKENS,
             sampling=self.sampling,
+            lora=self.lora,
         )
+
+    def let_adapters(self) -> None:
+        """Take adapters from now on. Its layers must not be replaced any more."""
+        self.lora = lora_card(self.module, self.num_layers, self.dtype, self.page_bytes)
+        if self.lora is not None:
+            self.lora_sites = inner_sites(self.module, self.lora)
+            attach(self.module, self.lora, self.lora_sites)
+
+    def read_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
+        """An adapter's image from its files, uint8 ``[num_layers, num_blocks, page_bytes]``.
+
+        Raises:
+            AdapterDamaged: the files are not those that were taken in.
+        """
+        assert self.lora is not None, "a turn's adapter was refused"
+        layout = layout_image(self.lora, adapter.ranks)
+        return build_image(folder, self.lora, layout, self.lora.dtype, adapter.adapter_hash)
 
     def make_pool(self, num_pages: int) -> torch.Tensor:
         """``[num_pages, 2, num_kv_heads, block_tokens, head_dim]``: keys and values."""
@@ -114,6 +142,7 @@ def load_model(source: str, device: str, dtype: str, layers: Mode = "fast") -> L
             return load_model(source, device, dtype, "plain")
         log.info("fast layers", extra={"model": source, **made.as_fields()})
     loaded.fingerprint = _fingerprint(loaded)
+    loaded.let_adapters()
     return loaded
 
 

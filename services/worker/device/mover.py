@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Full, Queue
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.copies import Copy, CopyFailed, PageCopier
@@ -34,6 +34,18 @@ CLOSE_POLL_S = 1.0
 
 class MoverGone(Exception):
     """A thread that moves pages died: the worker is to end, and says so by itself."""
+
+
+class ArenaReader(Protocol):
+    """Whoever is to know which arena there is."""
+
+    def attach(self, arena: Arena, epoch: int) -> None:
+        """This one, of connection `epoch`, from now on."""
+        ...
+
+    def detach(self) -> None:
+        """None for the time being."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ class KvMover:
     Args:
         loads_max: loads that may wait; of more, the least urgent fail.
         stores_max: orders to store that may wait; one more is not carried out.
+        reader: reads the arena as well, while there is one.
     """
 
     def __init__(
@@ -92,8 +105,10 @@ class KvMover:
         on_moved: Callable[[Moved], None],
         loads_max: int = LOADS_MAX,
         stores_max: int = STORES_MAX,
+        reader: ArenaReader | None = None,
     ) -> None:
         self.gate = gate
+        self._reader = reader
         self._copier = copier
         self._on_moved = on_moved
         self._arena: Arena | None = None
@@ -121,6 +136,8 @@ class KvMover:
         with self._storing:
             self._arena = arena
             self._epoch = epoch
+        if self._reader is not None:
+            self._reader.attach(arena, epoch)
 
     def detach(self) -> None:
         """Store nothing any more: the leases of this connection are about to end, and with the next
@@ -130,6 +147,8 @@ class KvMover:
         """
         with self._storing:
             self._arena = None
+        if self._reader is not None:
+            self._reader.detach()
 
     def submit_loads(self, loads: list[PageLoads]) -> None:
         """Start loads; their pages count as loading from now on. Those that were promised on

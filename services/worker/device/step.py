@@ -1,7 +1,7 @@
 """The running step, as the layers of a model see it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.paged_attention import RaggedBatch
+from services.worker.device.gate import ADAPTER_STALL_NS, STALL_TIMEOUT_NS
+from services.worker.device.lora.assistance import Assistance
+from services.worker.device.lora.tables import LoraStep
 
 
 @dataclass(slots=True)
@@ -24,7 +27,12 @@ class LayerProbe:
     num_heads: int = 0
 
 
-def _has_come(pages: list[int]) -> bool:
+def _has_come(pages: list[int], timeout_ns: int) -> bool:
+    """For steps that await nothing."""
+    return True
+
+
+def _is_there(pages: list[int]) -> bool:
     """For steps that await nothing."""
     return True
 
@@ -39,8 +47,13 @@ class StepContext:
             none.
         slot_offsets: int32 ``[num_tokens]``: place in that page.
         awaited: by row, for each layer, pages that may still be loading.
-        wait: for pages, so that what is computed next finds them there; whether they come.
-        failed: rows whose history did not come.
+        streams: by line of the adapter tables, for each layer, pages that may still be loading.
+        lines: of each row.
+        has: whether pages are there.
+        wait: for pages, so that what is computed next finds them there; whether they come in time.
+        failed: rows whose history or adapter did not come.
+        lora: the adapters of its rows; None: all of them are the base model's.
+        assistance: of helpers, for what of `streams` is not there.
     """
 
     pool: torch.Tensor
@@ -48,9 +61,14 @@ class StepContext:
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
     awaited: dict[int, list[list[int]]] = field(default_factory=dict)
-    wait: Callable[[list[int]], bool] = _has_come
+    streams: dict[int, list[list[int]]] = field(default_factory=dict)
+    lines: list[int] = field(default_factory=list)
+    wait: Callable[[list[int], int], bool] = _has_come
+    has: Callable[[list[int]], bool] = _is_there
     stall_ns: list[int] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
+    lora: LoraStep | None = None
+    assistance: Assistance | None = None
 
     def await_history(self, layer: int) -> None:
         """See that this layer's history is there for what is computed next, for every row that
@@ -59,9 +77,37 @@ class StepContext:
             return
         started_ns = time.monotonic_ns()
         for row, pages in self.awaited.items():
-            if row not in self.failed and not self.wait(pages[layer]):
+            if row not in self.failed and not self.wait(pages[layer], STALL_TIMEOUT_NS):
                 self.failed.add(row)
         self.stall_ns[layer] += time.monotonic_ns() - started_ns
+
+    def away_from(self, layer: int) -> frozenset[int]:
+        """Lines whose adapters are not there in this layer, and that helpers take."""
+        helped = () if self.assistance is None else self.assistance.lines
+        return frozenset(
+            line
+            for line, pages in self.streams.items()
+            if line in helped and not self.has(pages[layer])
+        )
+
+    def await_adapters(self, layers: Sequence[int], others: Set[int] = frozenset()) -> None:
+        """See that adapters are there in these layers for what is computed next. A line that is
+        late fails its rows, and is not waited for again.
+
+        Args:
+            others: lines that are not waited for.
+        """
+        for layer in layers:
+            started_ns = time.monotonic_ns()
+            late = [
+                line
+                for line, pages in self.streams.items()
+                if line not in others and not self.wait(pages[layer], ADAPTER_STALL_NS)
+            ]
+            if late:
+                self.failed.update(row for row, line in enumerate(self.lines) if line in late)
+                self.streams = {line: of for line, of in self.streams.items() if line not in late}
+            self.stall_ns[layer] += time.monotonic_ns() - started_ns
 
 
 _RUNNING: ContextVar[StepContext | LayerProbe] = ContextVar("running step")

@@ -1,22 +1,28 @@
 """Runs step plans on a transformers model on the CPU."""
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from kernels.paged_attention import RaggedBatch
+from kernels.sgmv import warm_up as warm_up_adapters
 from services.worker.core.step import Ints, StepPlan, StepResult
-from services.worker.device.copies import HostCopier
+from services.worker.device.assist.crew import AssistCrew
+from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.executor import Finished
 from services.worker.device.failures import Failures
-from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.gate import PageGate
+from services.worker.device.image_builder import ImageBuilder
+from services.worker.device.lora.assistance import assist
+from services.worker.device.lora.tables import LoraLines
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import sample, token_logprobs
 from services.worker.device.scoring import NOT_FINITE, enter_scores, wanted_logits
+from services.worker.device.slow_link import SlowLink
 from services.worker.device.step import StepContext, running
 from services.worker.device.tables import BlockTables
 from shared.blocks import BLOCK_TOKENS
@@ -30,28 +36,44 @@ class TorchExecutor:
     Args:
         num_pages: pool size; ``num_pages * page_bytes`` bytes of device memory.
         on_moved: see `KvMover`.
+        link_bytes_per_s: of loads into the pool; 0: as fast as memory is.
+        crew: helpers for adapters that are not in the pool; closed with this.
     """
 
     def __init__(
-        self, model: LoadedModel, model_id: str, num_pages: int, on_moved: Callable[[Moved], None]
+        self,
+        model: LoadedModel,
+        model_id: str,
+        num_pages: int,
+        on_moved: Callable[[Moved], None],
+        link_bytes_per_s: float = 0.0,
+        crew: AssistCrew | None = None,
     ) -> None:
+        self._crew = crew
         self._model = model
         self.prefill_tokens_max = PREFILL_TOKENS
         self.info = model.info(model_id, num_pages)
         self._pool = model.make_pool(num_pages)
         self._tables = BlockTables(model.num_layers)
         self._failures = Failures()
+        self._lora = None if model.lora is None else LoraLines(model.lora)
         raw = self._pool.view(torch.uint8).numpy().reshape(num_pages, -1)
-        self.mover = KvMover(HostCopier(raw), PageGate(num_pages), on_moved)
+        copier: PageCopier = HostCopier(raw)
+        if link_bytes_per_s:
+            copier = SlowLink(copier, link_bytes_per_s)
+        gate = PageGate(num_pages)
+        self.mover = KvMover(copier, gate, on_moved, reader=crew)
+        self.builder = ImageBuilder(model.read_image, copier, gate, on_moved)
 
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
         result = StepResult(sampled=[None] * plan.num_rows)
         with torch.inference_mode():
             positions = plan.positions()
-            step = self._context(plan, positions)
-            with running(step):
-                self._forward(plan, positions, step, result)
+            wanted = wanted_logits(plan)
+            step = self._context(plan, positions, wanted)
+            with running(step), self._helpers(plan, step, result):
+                self._forward(plan, positions, wanted, step, result)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
         result.failed = step.failed
@@ -60,16 +82,40 @@ class TorchExecutor:
         result.duration_ns = time.monotonic_ns() - started_ns
         return Finished(result)
 
+    @property
+    def assist_tokens(self) -> int:
+        return 0 if self._crew is None else self._crew.num_tokens
+
     def check_device(self) -> None:
         self.mover.check()
+        if self._crew is not None:
+            self._crew.check()
         one = torch.ones(1)
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
+        self.builder.close()
         self.mover.close()
+        if self._crew is not None:
+            self._crew.close()
 
-    def _context(self, plan: StepPlan, positions: Ints) -> StepContext:
+    @contextmanager
+    def _helpers(self, plan: StepPlan, step: StepContext, result: StepResult) -> Iterator[None]:
+        """Have helpers in a step that wants some, if there are any."""
+        if not plan.assists or self._crew is None or self._lora is None:
+            yield
+            return
+        try:
+            assistance = step.assistance = assist(self._crew, plan, self._lora.images)
+            yield
+            result.assist_ns = 0 if assistance is None else assistance.took_ns
+        finally:
+            self._crew.end()
+
+    def _context(self, plan: StepPlan, positions: Ints, wanted: list[int]) -> StepContext:
         self._tables.enter(plan.entries)
+        if self._lora is not None:
+            self._lora.enter(plan.images)
         slots = np.repeat(plan.slots, plan.lengths)
         pages = self._tables.pages
         return StepContext(
@@ -83,16 +129,24 @@ class TorchExecutor:
             slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),
             awaited=plan.awaited,
-            wait=partial(self.mover.gate.wait, timeout_ns=STALL_TIMEOUT_NS),
+            streams=plan.streams,
+            lines=plan.adapters.tolist(),
+            has=self.mover.gate.has,
+            wait=self.mover.gate.wait,
             stall_ns=[0] * self.info.num_layers,
             failed=self._failures.void(plan),
+            lora=None if self._lora is None else self._lora.step(plan, wanted),
         )
 
     def _forward(
-        self, plan: StepPlan, positions: Ints, step: StepContext, result: StepResult
+        self,
+        plan: StepPlan,
+        positions: Ints,
+        wanted: list[int],
+        step: StepContext,
+        result: StepResult,
     ) -> None:
         starts = step.batch.query_starts
-        wanted = wanted_logits(plan)
         tokens = self._tables.tokens(plan)
         logits = self._model.module(
             torch.from_numpy(tokens).long()[None],
@@ -127,3 +181,5 @@ class TorchExecutor:
         from kernels.paged_attention import warm_up
 
         warm_up(self._pool)
+        if self._lora is not None:
+            warm_up_adapters(self._pool.dtype)

@@ -13,7 +13,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.limits import AdmissionName, EngineLimits
+from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
@@ -84,12 +84,16 @@ def staged_blocks(ticket: int, keys: list[BlockKey], num_from_disk: int = 0) -> 
 
 
 def new_core(
-    num_blocks: int = 16, *, admission: AdmissionName = "eager", **limits: int
+    num_blocks: int = 16,
+    *,
+    admission: AdmissionName = "eager",
+    lora_start: LoraStart = "auto",
+    **limits: int,
 ) -> EngineCore:
     """A core whose pool holds `num_blocks` whole blocks."""
     limits = {"max_model_len": 1000, **limits}
     pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS)
-    bounds = EngineLimits(prefill_admission=admission, **limits)
+    bounds = EngineLimits(prefill_admission=admission, lora_start=lora_start, **limits)
     return EngineCore(bounds, pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
 
 
@@ -124,11 +128,13 @@ class Engine:
 
     Attributes:
         effects: of everything since the start.
+        step_ns: what it is told that a step took.
     """
 
     core: EngineCore = field(default_factory=new_core)
     now_ns: int = MS
     effects: list[Effect] = field(default_factory=list)
+    step_ns: int = MS
 
     def submit(self, turn: Turn) -> list[Effect]:
         return self._keep(self.core.on_turn(turn, self.now_ns))
@@ -144,6 +150,7 @@ class Engine:
         token: int = PLAIN_TOKEN,
         failed: set[int] | None = None,
         broken: dict[int, str] | None = None,
+        assist_ns: int = 0,
     ) -> list[Effect]:
         """Let a planned step end."""
         self.now_ns += MS
@@ -152,7 +159,9 @@ class Engine:
             Sampled(token) if sampling and index not in failed else None
             for index, sampling in enumerate(plan.sampling)
         ]
-        result = StepResult(sampled, failed, broken or {}, duration_ns=MS)
+        result = StepResult(
+            sampled, failed, broken or {}, assist_ns=assist_ns, duration_ns=self.step_ns
+        )
         return self._keep(self.core.on_step(result, self.now_ns))
 
     def step(self, token: int = PLAIN_TOKEN, failed: set[int] | None = None) -> list[PlannedRow]:

@@ -25,7 +25,11 @@ VOCAB = 100
 
 def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None) -> EngineRunner:
     info = SimpleNamespace(
-        fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS, vocab_size=VOCAB
+        fingerprint="f",
+        num_layers=NUM_LAYERS,
+        block_tokens=BLOCK_TOKENS,
+        lora=None,
+        vocab_size=VOCAB,
     )
     nothing = cast(Any, None)
     return EngineRunner(
@@ -143,8 +147,13 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     class Stuck:
         """An executor whose device hangs until it is let go."""
 
+        assist_tokens = 0
         info = SimpleNamespace(
-            fingerprint="f", num_layers=NUM_LAYERS, block_tokens=BLOCK_TOKENS, vocab_size=VOCAB
+            fingerprint="f",
+            num_layers=NUM_LAYERS,
+            block_tokens=BLOCK_TOKENS,
+            vocab_size=VOCAB,
+            lora=None,
         )
 
         def __init__(self) -> None:

@@ -72,6 +72,9 @@ class LateCopier:
     ) -> Copy:
         return self._start(arena.pages, arena_pages, self._pool, pool_pages, pool_pages)
 
+    def write(self, pool_pages: list[int], data: Bytes) -> None:
+        self._start(self._pool, pool_pages, data, list(range(len(data))), pool_pages).wait()
+
     def _start(
         self, targets: Bytes, to: list[int], sources: Bytes, of: list[int], pool_pages: list[int]
     ) -> Copy:

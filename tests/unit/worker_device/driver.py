@@ -4,9 +4,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import Queue
 from typing import Any
 
-from services.worker.core.effects import Effect, Emit
+from services.worker.core.effects import BuildImage, Effect, Emit
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
@@ -14,9 +15,11 @@ from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
 from services.worker.device.executor import Executor
 from services.worker.device.isolate import launch_isolated
+from services.worker.device.mover import Loaded, Moved
+from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
-from shared.messages import SamplingParams, TurnDelta
+from shared.messages import AdapterRef, SamplingParams, TurnDelta
 
 
 def make_core(executor: Executor, **limits: Any) -> EngineCore:
@@ -28,17 +31,33 @@ def make_core(executor: Executor, **limits: Any) -> EngineCore:
         info.page_bytes,
         info.end_token_ids,
         info.block_tokens,
+        info.fingerprint,
     )
 
 
 @dataclass
 class Driver:
+    """Attributes:
+    adapters: folder with every adapter's files under its hash.
+    moved: what the executor's threads report.
+    """
+
     core: EngineCore
     executor: Executor
+    adapters: str = ""
+    moved: "Queue[Moved]" = field(default_factory=Queue)
     deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
     num_carried: int = 0
 
-    def submit(self, name: str, tokens: list[int], **sampling: object) -> Turn:
+    def submit(
+        self, name: str, tokens: list[int], adapter: AdapterRef | None = None, **sampling: object
+    ) -> Turn:
+        info = self.executor.info
+        num_image_blocks, adapter_hash = 0, ""
+        if adapter is not None:
+            assert info.lora is not None
+            num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
+            adapter_hash = adapter.adapter_hash
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         turn = Turn(
             TurnId(name),
@@ -46,12 +65,14 @@ class Driver:
             FrontendId("fe"),
             DEFAULT_TENANT,
             None,
-            root_key(self.executor.info.fingerprint, "default"),
+            root_key(info.fingerprint, "default", adapter_hash),
             list(tokens),
             0,
             params,
             time.monotonic_ns(),
-            self.executor.info.block_tokens,
+            info.block_tokens,
+            adapter=adapter,
+            num_image_blocks=num_image_blocks,
         )
         self.perform(self.core.on_turn(turn, time.monotonic_ns()))
         return turn
@@ -60,11 +81,22 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Emit):
                 self.deltas.setdefault(effect.delta.turn_id, []).append(effect.delta)
+            elif isinstance(effect, BuildImage):
+                self.executor.builder.submit(effect, self.adapters)
+
+    def hear(self, *, waits: bool) -> None:
+        """What has moved meanwhile; with `waits`, something has when it returns."""
+        while waits or not self.moved.empty():
+            moved = self.moved.get(timeout=30)
+            assert isinstance(moved, Loaded)
+            self.perform(self.core.on_loaded(moved.good, moved.bad, time.monotonic_ns()))
+            waits = False
 
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until nothing is left to run; as many steps are planned ahead as may be."""
         plans: deque[StepPlan] = deque()
         while True:
+            self.hear(waits=False)
             while self.core.plan_at_ns() is not None:
                 plan, effects = self.core.plan_step(time.monotonic_ns())
                 self.perform(effects)
@@ -72,8 +104,11 @@ class Driver:
                     break
                 self.num_carried += len(plan.carried)
                 plans.append(plan)
-            if not plans:
+            if not plans and not self.core.stager.num_loading:
                 return
+            if not plans:
+                self.hear(waits=True)
+                continue
             result = launch_isolated(self.executor, plans.popleft()).result()
             self.perform(self.core.on_step(result, time.monotonic_ns()))
             if on_step is not None:

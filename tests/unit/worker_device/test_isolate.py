@@ -106,6 +106,7 @@ def plan_of(num_rows: int) -> StepPlan:
         scoring={},
         awaited={},
         entries=TableEntries(none, none, np.empty((0, 1), np.int32)),
+        adapters=np.full(num_rows, -1, np.int32),
     )
 
 

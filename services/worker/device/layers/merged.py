@@ -1,7 +1,5 @@
 """Sibling linear layers as one product: q, k and v, or gate and up."""
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -21,9 +19,9 @@ class Merged:
     Not a module: the model's tree keeps its names, and each sibling stands where it stood.
     """
 
-    def __init__(self, product: Callable[[torch.Tensor], torch.Tensor], sizes: list[int]) -> None:
-        self._product = product
-        self._sizes = sizes
+    def __init__(self, product: nn.Module, sizes: list[int]) -> None:
+        self.product = product
+        self.sizes = sizes
         self._input: torch.Tensor | None = None
         self._pieces: list[torch.Tensor | None] = []
         self._num_left = 0
@@ -32,8 +30,8 @@ class Merged:
         """What sibling `index` makes of `x`."""
         piece = self._pieces[index] if x is self._input else None
         if piece is None:
-            self._pieces = list(self._product(x).split(self._sizes, -1))
-            self._num_left = len(self._sizes)
+            self._pieces = list(self.product(x).split(self.sizes, -1))
+            self._num_left = len(self.sizes)
             self._input = x  # held, so that no other tensor can be taken for it
             piece = self._pieces[index]
             assert piece is not None, "just made"
@@ -50,6 +48,8 @@ class Sibling(nn.Module):
 
     Attributes:
         name: its name in its parent, such as ``q_proj``.
+        product: what computes all of them; hooks on it see their outputs side by side.
+        first_column: where its own begins there.
     """
 
     def __init__(self, merged: Merged, index: int, name: str, plain: nn.Linear) -> None:
@@ -59,6 +59,14 @@ class Sibling(nn.Module):
         self.name = name
         self.in_features = plain.in_features
         self.out_features = plain.out_features
+
+    @property
+    def product(self) -> nn.Module:
+        return self._merged.product
+
+    @property
+    def first_column(self) -> int:
+        return sum(self._merged.sizes[: self._index])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._merged.piece(self._index, x)

@@ -1,0 +1,488 @@
+"""Adapters on the device: the images of those that turns run on, or are about to.
+
+An image (`shared.adapters.layout`) is a chain of blocks like a turn's history, in pages of the same
+pool, and `residency` brings it up. One image serves every turn of its adapter. It is needed as a
+whole, though a pass may begin before its later layers are here (`streaming`); what the kvstore does
+not have is built from the adapter's files, and goes below like blocks that were computed. An image
+that nobody runs on is clean pages that anybody may take.
+
+An adapter's way: `use` by a turn that came; `prepare`, which asks the kvstore, for those whose turn
+is near; `bring`, when the turn could be admitted, which takes the pages; `start` when it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.worker.core.adapter_stats import AdapterStats, Source
+from services.worker.core.effects import BuildImage, Effect, ReleaseTicket, StageImage
+from services.worker.core.image import NO_LINE, Image
+from services.worker.core.limits import Estimates
+from services.worker.core.residency import Chain, Residency
+from services.worker.core.staged import Staged
+from services.worker.core.streaming import FirstPass, Pace, Ways, keeps_up
+from services.worker.core.turn import Turn
+from services.worker.core.writeback import WriteBehind
+from shared.blocks import BlockKey, image_keys, image_root
+from shared.messages import AdapterRef
+from shared.owners import NOBODY
+
+AHEAD_MAX = 8  # images on their way that no turn runs on yet
+TRIES_MAX = 3  # of bringing one up, before its turns are told that there is none
+WISHES_MAX = 1024  # announced, and not answered for
+KNOWN_MAX = 4096  # adapters that reports tell of
+STAGE_PATIENCE_NS = 2_000_000_000
+
+
+class Readiness(Enum):
+    """Whether a turn can run as far as its adapter is concerned."""
+
+    READY = "ready"
+    COMING = "coming"
+    SHORT = "short"  # of pages
+    LOST = "lost"  # it could not be brought up again and again
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """An adapter of an announced turn, while the kvstore is asked."""
+
+    adapter: AdapterRef
+    keys: list[BlockKey]
+    priority: int
+    expires_at_ns: int
+
+
+@dataclass(slots=True)
+class Adapters:
+    """Attributes:
+    lines_max: of the executor's adapter tables.
+    page_bytes: of one pool page.
+    ways: in which turns may begin on an adapter of which not all is here.
+    images: by hash, those that turns want.
+    _ahead: by number, those of them that are here or on their way and that no turn runs on.
+    _streamed: by number, those that turns run on and that are not all here.
+    _known: the last block of every adapter that was here lately, the latest used last.
+    """
+
+    residency: Residency
+    writeback: WriteBehind
+    fingerprint: str
+    lines_max: int
+    page_bytes: int
+    estimates: Estimates
+    ways: Ways = field(default_factory=Ways)
+    images: dict[str, Image] = field(default_factory=dict)
+    stats: AdapterStats = field(default_factory=AdapterStats)
+    _by_number: dict[int, Image] = field(default_factory=dict)
+    _last_number: int = 0
+    _wishes: dict[int, _Wish] = field(default_factory=dict)  # by number, too
+    _lines: list[int] = field(init=False)  # free ones
+    _ahead: dict[int, Image] = field(default_factory=dict)
+    _streamed: dict[int, Image] = field(default_factory=dict)
+    _known: dict[str, BlockKey] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lines = list(range(self.lines_max - 1, -1, -1))  # low ones first: tables stay small
+
+    # A turn wants it.
+
+    def use(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """A turn has come, on an adapter or not."""
+        adapter = turn.adapter
+        if adapter is None:
+            return []
+        image = self.images.get(adapter.adapter_hash)
+        if image is None:
+            image = self._add(adapter, turn.num_image_blocks)
+        image.users.add(turn)
+        turn.image = image
+        effects = self.prepare([turn], now_ns)
+        turn.adapter_start = "resident" if image.is_ready else "waited"
+        return effects
+
+    def prepare(self, turns: Iterable[Turn], now_ns: int) -> list[Effect]:
+        """Ask for what these turns will need, in this order, as far as not too much is under way
+        already."""
+        effects: list[Effect] = []
+        for turn in turns:
+            if len(self._ahead) >= AHEAD_MAX:
+                break
+            image = turn.image
+            if image is not None and not (image.running or image.number in self._ahead):
+                self._ahead[image.number] = image
+                effects += self._look_up(image, now_ns)
+        return effects
+
+    def on_staged(
+        self, number: int, staged: Staged | None, num_reserved: int, now_ns: int
+    ) -> list[Effect]:
+        """The kvstore's answer to `StageImage`; None if it could not be asked.
+
+        Args:
+            num_reserved: pages to leave to others.
+        """
+        if (wish := self._wishes.pop(number, None)) is not None:
+            return self._on_wish_staged(wish, staged, now_ns)
+        image = self._by_number.get(number)
+        if image is None:
+            return [] if staged is None else [ReleaseTicket(staged.ticket)]
+        effects = self.residency.stage(image.chain, staged, is_worth_it=True)
+        image.must_build = not (image.chain.is_asked or image.chain.staged)
+        # Where there are pages that nobody has, its turn need not come to ask for them.
+        num_pages = len(image.chain.missing) * self.residency.pool.num_layers
+        if self.residency.pool.num_free >= num_pages + num_reserved:
+            effects += self._fetch(image, now_ns)
+        return effects
+
+    def num_pages_wanted(self, turn: Turn) -> int:
+        """Pages that its adapter's image still needs."""
+        if turn.image is None:
+            return 0
+        return len(turn.image.chain.missing) * self.residency.pool.num_layers
+
+    def bring(
+        self, turn: Turn, num_reserved: int, first: FirstPass, now_ns: int, effects: list[Effect]
+    ) -> Readiness:
+        """Get on with the adapter of a turn that could be admitted.
+
+        Args:
+            num_reserved: pages to leave to others.
+            effects: what is to be done is added here.
+        """
+        image = turn.image
+        if image is None:
+            return Readiness.READY
+        effects += self.prepare([turn], now_ns)
+        if not (image.running or image.number in self._ahead):
+            return Readiness.COMING  # others are brought up first
+        residency, chain = self.residency, image.chain
+        if not self._settle(image):
+            if image.running:
+                return Readiness.COMING  # until those that run on it have left
+            self._start_over(image, effects)
+        if image.num_failures >= TRIES_MAX:
+            return Readiness.LOST
+        if image.num_failures and self._has_remains(image):
+            return Readiness.COMING  # what fails of the last try must not fail this one
+        if chain.missing and not (chain.is_asked or chain.staged or image.must_build):
+            effects += self._look_up(image, now_ns)
+        if chain.is_asked:
+            return Readiness.COMING
+        if chain.coming:
+            return (
+                Readiness.READY if self._may_begin(turn, image, first, now_ns) else Readiness.COMING
+            )
+        if not chain.missing:
+            return Readiness.READY
+        if residency.num_available < self.num_pages_wanted(turn) + num_reserved:
+            return Readiness.SHORT
+        effects += self._fetch(image, now_ns)
+        return Readiness.COMING
+
+    def on_loaded(self, now_ns: int) -> list[Effect]:
+        """Loads or builds ended. What was built whole goes below."""
+        effects: list[Effect] = []
+        for image in [*self._ahead.values(), *self._streamed.values()]:
+            if not image.chain.coming:
+                continue
+            source: Source = "files" if image.built else "kvstore"
+            is_good = self._settle(image)
+            if is_good and image.is_ready:
+                self.stats.on_loaded(source, now_ns - image.since_ns)
+                image.num_failures = 0
+                self._streamed.pop(image.number, None)
+            if image.is_wished and not (is_good and image.chain.coming):
+                image.is_wished = False
+                effects += [] if image.users else self._let_go(image)
+        return effects
+
+    def on_time(self, now_ns: int) -> None:
+        """Wait no longer for answers that are overdue."""
+        for image in self._ahead.values():
+            if image.chain.is_asked:
+                image.chain.on_time(now_ns)
+                image.must_build = not image.chain.is_asked
+
+    # It is expected.
+
+    def expect(
+        self, adapter: AdapterRef, num_blocks: int, priority: int, expires_at_ns: int
+    ) -> list[Effect]:
+        """A turn on it was announced: like its session's blocks, its image comes up where there is
+        room that nobody needs, and stays idle until the turn is there."""
+        keys = image_keys(self.fingerprint, adapter.adapter_hash, num_blocks)
+        if not self.writeback.is_connected or self._is_here(keys):
+            return []
+        self._last_number += 1
+        wish = _Wish(adapter, keys, priority, expires_at_ns)
+        self._wishes[self._last_number] = wish
+        if len(self._wishes) > WISHES_MAX:
+            del self._wishes[next(iter(self._wishes))]
+        return [StageImage(self._last_number, keys)]
+
+    def _on_wish_staged(self, wish: _Wish, staged: Staged | None, now_ns: int) -> list[Effect]:
+        if staged is None:
+            return []
+        if staged.num_blocks == len(wish.keys):
+            stager = self.residency.stager
+            stager.expect(staged, NOBODY, wish.priority, wish.expires_at_ns)
+            return stager.pump(now_ns)
+        effects: list[Effect] = [ReleaseTicket(staged.ticket)] if staged.ticket else []
+        pool, name = self.residency.pool, wish.adapter.adapter_hash
+        has_room = pool.num_free >= len(wish.keys) * pool.num_layers
+        if name in self.images or len(self._ahead) >= AHEAD_MAX or not has_room:
+            return effects  # its turn is here, or will have it built
+        image = self._add(wish.adapter, len(wish.keys))
+        image.is_wished = image.must_build = True
+        image.since_ns = now_ns
+        self._ahead[image.number] = image
+        self.residency.want(image.chain)
+        effects += self._fetch(image, now_ns)
+        return effects if image.chain.coming else effects + self._let_go(image)
+
+    # A turn runs on it.
+
+    def start(self, turn: Turn) -> None:
+        """A turn was admitted."""
+        if (image := turn.image) is None:
+            return
+        assert not image.chain.missing, "its adapter is not here"
+        if image.chain.coming:
+            self._streamed[image.number] = image
+            turn.adapter_start = "assisted" if image.is_assisted else "streamed"
+        if image.line == NO_LINE:
+            image.line, image.is_told = self._lines.pop(), False
+        image.running.add(turn)
+        self._ahead.pop(image.number, None)
+        self._note(image)
+
+    def is_good(self, turn: Turn) -> bool:
+        """Whether a turn that runs can go on; False: it has to stop and to wait for its adapter."""
+        image = turn.image
+        if image is None or not image.chain.coming:
+            return True
+        return self._settle(image) and not self.residency.is_late(image.chain)
+
+    def on_failed(self, turn: Turn) -> None:
+        """A row of this turn found something not there."""
+        image = turn.image
+        if image is not None and image.chain.coming:
+            self.residency.put_off(image.chain)
+            turn.adapter_start = "waited"
+
+    def streams(self, turns: Iterable[Turn]) -> dict[int, list[list[int]]]:
+        """What a pass of these turns has to wait for: by line, for each layer, pages."""
+        awaited = {
+            image.line: self.residency.awaited(image.chain) for image in self._coming_for(turns)
+        }
+        return {line: pages for line, pages in awaited.items() if any(pages)}
+
+    def assists(self, turns: Iterable[Turn]) -> dict[int, Staged]:
+        """By line, from where a pass of these turns can compute what is not here."""
+        stager = self.residency.stager
+        return {
+            image.line: image.source
+            for image in self._coming_for(turns)
+            if image.is_assisted and image.source is not None and stager.holds(image.source.ticket)
+        }
+
+    def _coming_for(self, turns: Iterable[Turn]) -> list[Image]:
+        """Images on their way that these turns run on, each once."""
+        if not self._streamed:
+            return []
+        wanted = dict.fromkeys(turn.image for turn in turns)
+        return [image for image in wanted if image is not None and image.chain.coming]
+
+    def stop(self, turn: Turn) -> None:
+        """A turn runs no more, for now or for good; no step in flight has a row of it."""
+        image = turn.image
+        if image is None or turn not in image.running:
+            return
+        image.running.remove(turn)
+        if not image.running:
+            self._lines.append(image.line)
+            image.line = NO_LINE
+            self._ahead[image.number] = image
+            self._streamed.pop(image.number, None)
+
+    def drop(self, turn: Turn) -> list[Effect]:
+        """A turn is over."""
+        self.stop(turn)
+        image, turn.image = turn.image, None
+        if image is None:
+            return []
+        image.users.remove(turn)
+        if image.users:
+            return []
+        return self._let_go(image)
+
+    def make_room(self, turn: Turn) -> list[Effect]:
+        """Nothing runs, and pages that other turns' adapters have are in the way of this one."""
+        effects: list[Effect] = []
+        for image in list(self.images.values()):
+            if image is not turn.image and image.chain.blocks:
+                assert not image.running, "somebody runs on it"
+                effects += self._let_go(image)
+        return effects
+
+    def give_way(self, effects: list[Effect]) -> bool:
+        """A running turn needs pages: take those of an adapter that no turn runs on yet, the one
+        that came last; False if none has any."""
+        for image in reversed(self._ahead.values()):
+            if image.chain.blocks:
+                effects += self._let_go(image)
+                return True
+        return False
+
+    def resident(self) -> list[str]:
+        """Hashes of the adapters that are here as a whole, in use or not; the latest used first."""
+        pool = self.residency.pool
+        here = []
+        for adapter_hash, last in reversed(self._known.items()):
+            block = pool.blocks.get(last)
+            if block is not None and pool.is_whole(block) and not (block.lost or block.loading):
+                here.append(adapter_hash)
+        return here
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the adapters that turns want."""
+        blocks = sum(len(image.chain.blocks) for image in self.images.values())
+        return blocks * self.residency.pool.num_layers
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When an answer of the kvstore is overdue."""
+        asked = [
+            each.chain.answer_due_at_ns for each in self._ahead.values() if each.chain.is_asked
+        ]
+        return min(asked, default=None)
+
+    def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
+        self._last_number += 1
+        keys = image_keys(self.fingerprint, adapter.adapter_hash, num_blocks)
+        chain = Chain(NOBODY, keys, is_indivisible=True)
+        image = Image(self._last_number, adapter, num_blocks, chain)
+        self.images[adapter.adapter_hash] = self._by_number[image.number] = image
+        self._note(image)
+        return image
+
+    def _is_here(self, keys: list[BlockKey]) -> bool:
+        pool = self.residency.pool
+        blocks = map(pool.blocks.get, keys)
+        return all(block is not None and pool.is_whole(block) for block in blocks)
+
+    def _look_up(self, image: Image, now_ns: int) -> list[Effect]:
+        """Hold what is here, ask for the rest."""
+        chain = image.chain
+        self.residency.want(chain)
+        image.since_ns = now_ns
+        self._note_pace(image, now_ns, is_from_disk=True)  # for all that is known of others' loads
+        if not chain.missing:
+            return []
+        if self.writeback.is_connected and not image.num_failures:
+            asked = self.residency.ask(chain, now_ns + STAGE_PATIENCE_NS)
+            return [StageImage(image.number, asked)]
+        image.must_build = True
+        return []
+
+    def _fetch(self, image: Image, now_ns: int) -> list[Effect]:
+        """Take the pages that are missing, and have them filled."""
+        if (staged := image.chain.staged) is not None:
+            effects = self.residency.load(image.chain)
+            self._note_pace(image, now_ns, is_from_disk=staged.num_from_disk > 0)
+            is_there = not staged.num_from_disk and staged.num_blocks == image.num_blocks
+            image.source = staged if is_there and image.chain.coming else None
+            return effects
+        return self._build(image) if image.must_build else []
+
+    def _note_pace(self, image: Image, now_ns: int, *, is_from_disk: bool) -> None:
+        num_lacking = sum(map(len, self.residency.awaited(image.chain)))
+        image.source, image.is_assisted = None, False
+        image.pace = Pace(now_ns, num_lacking, is_from_disk=is_from_disk)
+
+    def _may_begin(self, turn: Turn, image: Image, first: FirstPass, now_ns: int) -> bool:
+        """Whether a turn may begin before all of it is here. What is built comes at once."""
+        if image.built or image.chain.missing or self.residency.is_late(image.chain):
+            return False
+        ways, source, stager = self.ways, image.source, self.residency.stager
+        lacking = [len(pages) for pages in self.residency.awaited(image.chain)]
+        num_lacking = sum(lacking)
+        link_ns = self.page_bytes * 1e9 / self.estimates.load_bytes_per_s
+        page_ns = max(link_ns, image.pace.page_ns(num_lacking, now_ns))
+        num_ahead = stager.num_demanded - num_lacking
+        is_known = ways.can_stream and first.duration_ns > 0
+        if is_known and keeps_up(lacking, num_ahead, page_ns, first.duration_ns):
+            return True
+        if source is None or not (turn.can_be_assisted and stager.holds(source.ticket)):
+            return False
+        load_ns = (num_ahead + num_lacking) * page_ns
+        can_assist = ways.can_assist(first.num_tokens, load_ns)
+        image.is_assisted |= can_assist
+        return can_assist
+
+    def _build(self, image: Image) -> list[Effect]:
+        """Have the missing blocks made from the adapter's files."""
+        filled = self.residency.fill(image.chain)
+        if not filled:
+            return []  # remains of an earlier one are in its way for a moment
+        first = image.num_blocks - len(filled)
+        image.built = [block for block, _ in filled]
+        places = [(layer, first + at) for at, (_, layers) in enumerate(filled) for layer in layers]
+        places.sort()  # low layers first
+        table = self.residency.pool.table
+        rows = [block.row for block in image.chain.blocks]
+        pages = [int(table[rows[block], layer]) for layer, block in places]
+        return [BuildImage(image.adapter, places, pages)]
+
+    def _has_remains(self, image: Image) -> bool:
+        """Whether loads are under way into blocks that it let go."""
+        blocks = map(self.residency.pool.blocks.get, image.chain.missing)
+        return any(block is not None and (block.loading or block.lost) for block in blocks)
+
+    def _settle(self, image: Image) -> bool:
+        """Forget what has come; False if some of it will not."""
+        if not self.residency.settle(image.chain):
+            return False
+        if image.built and not image.chain.coming:
+            self._write(image)
+        return True
+
+    def _write(self, image: Image) -> None:
+        """What was built is to have a copy below."""
+        built, image.built, image.must_build = {*map(id, image.built)}, [], False
+        chain = image.chain
+        for index, block in enumerate(chain.blocks):
+            if id(block) in built and block.backed:  # else its write was taken up meanwhile
+                before = chain.blocks[index - 1] if index else None
+                root = image_root(self.fingerprint, image.adapter.adapter_hash)
+                parent = chain.keys[index - 1] if index else root
+                self.writeback.try_again(block, before, parent, [index])
+
+    def _start_over(self, image: Image, effects: list[Effect]) -> None:
+        """What was on its way will not come."""
+        image.num_failures += 1
+        self.stats.num_failures += 1
+        image.built, image.must_build = [], False
+        effects += self.residency.release(image.chain)
+
+    def _let_go(self, image: Image) -> list[Effect]:
+        """What is here of it stays until its pages are needed. If nobody wants it, it is gone."""
+        self._ahead.pop(image.number, None)
+        image.is_wished = False
+        if not image.users:
+            del self.images[image.adapter.adapter_hash]
+            del self._by_number[image.number]
+        effects = self.residency.unstage(image.chain)
+        if image.built and not any(block.loading or block.lost for block in image.built):
+            self._write(image)  # built, and nobody has looked since
+        image.built, image.must_build = [], False
+        return effects + self.residency.release(image.chain)
+
+    def _note(self, image: Image) -> None:
+        name = image.adapter.adapter_hash
+        self._known.pop(name, None)
+        self._known[name] = image.chain.keys[-1]
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]

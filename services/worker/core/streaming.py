@@ -1,0 +1,113 @@
+"""Whether a pass may begin on an adapter of which later layers are still on their way.
+
+Each layer waits at its gate, so a forecast that is wrong costs time and never a wrong token. It
+costs everybody in the batch, though: so it errs to the safe side, and what is late all the same
+fails its own rows, soon.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.worker.core.costs import Line
+from services.worker.core.limits import LoraStart
+
+TRY_AGAIN = 100  # what helpers took once may be different now
+MARGIN = 1.5  # loads may take so much longer than measured, or the pass be so much shorter
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPass:
+    """What a waiting turn would begin with.
+
+    Attributes:
+        num_tokens: new ones, with those of turns in the same step that are assisted.
+        duration_ns: 0: nobody knows.
+    """
+
+    num_tokens: int = 0
+    duration_ns: int = 0
+
+
+@dataclass(slots=True)
+class Ways:
+    """How turns may begin whose adapter is on its way.
+
+    Attributes:
+        assist_tokens: new tokens that helpers can take in a pass; 0: there are none now.
+        assists: what helpers took for passes of so many tokens.
+    """
+
+    lora_start: LoraStart = "auto"
+    assist_tokens: int = 0
+    assists: Line = field(default_factory=Line)
+    _num_refused: int = 0
+
+    @property
+    def can_stream(self) -> bool:
+        """When the later layers keep up."""
+        return self.lora_start in {"auto", "stream"}
+
+    def can_assist(self, num_tokens: int, load_ns: float) -> bool:
+        """At once, with so many tokens.
+
+        Args:
+            load_ns: what waiting would take: not worth it, by default, if helpers take longer.
+        """
+        if num_tokens > self.assist_tokens:
+            return False
+        if self.lora_start != "auto":
+            return self.lora_start == "assist"
+        if self.assists.at(num_tokens) < load_ns:
+            return True
+        self._num_refused = (self._num_refused + 1) % TRY_AGAIN
+        return self._num_refused == 0
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast an image comes, where the link's speed does not say: part of it is read from disk
+    first.
+
+    Attributes:
+        since_ns: when its loads began.
+        num_lacking: pages that it lacked then.
+        is_from_disk: some of those are on disk, or may be.
+    """
+
+    since_ns: int = 0
+    num_lacking: int = 0
+    is_from_disk: bool = False
+
+    def page_ns(self, num_lacking: int, now_ns: int) -> float:
+        """A page took so long until now, waiting included; infinitely long while none has come.
+
+        >>> Pace(since_ns=0, num_lacking=10, is_from_disk=True).page_ns(5, now_ns=1000)
+        200.0
+        """
+        if not self.is_from_disk:
+            return 0.0
+        num_come = self.num_lacking - num_lacking
+        return (now_ns - self.since_ns) / num_come if num_come > 0 else float("inf")
+
+
+def keeps_up(lacking: Sequence[int], num_ahead: int, page_ns: float, pass_ns: int) -> bool:
+    """Whether every layer will be here before a pass that begins now needs it, as a pass goes
+    through its layers evenly and loads come in the layers' order.
+
+    Args:
+        lacking: pages on their way, for each layer.
+        num_ahead: other pages that may come before them.
+        page_ns: of a load.
+
+    >>> keeps_up([0, 2, 2], num_ahead=0, page_ns=10, pass_ns=180)
+    True
+    >>> keeps_up([0, 2, 2], num_ahead=4, page_ns=10, pass_ns=180)
+    False
+    """
+    layer_ns = pass_ns / len(lacking)
+    num_pages = num_ahead
+    for layer, num in enumerate(lacking):
+        num_pages += num
+        if num and num_pages * page_ns * MARGIN > layer * layer_ns:
+            return False
+    return True

@@ -1,0 +1,191 @@
+"""``python -m services.worker.device.assist.helper PARENT_PID FILE ROWS_MAX IN_BYTES OUT_BYTES``:
+compute what adapters add, on one core, until it is killed or its parent ends.
+
+It sleeps on stdin between passes, and follows the words of its channel during one.
+"""
+
+import ctypes
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import time
+
+import numpy as np
+import torch
+
+from kernels.sgmv import Segments, Site, add_lora, warm_up
+from services.worker.core.step import ImageEntry
+from services.worker.device.assist.channel import (
+    IDLE_NS,
+    READY,
+    SPEC_LETTER,
+    Channel,
+    ChannelShape,
+    Order,
+    Outcome,
+)
+from services.worker.device.assist.orders import ArenaFile, AssistedImage, Pass, Spec
+from services.worker.device.assist.pages import ArenaPages
+from services.worker.device.assist.profiling import profile
+from services.worker.device.assist.waiting import wait_for
+from services.worker.device.lora.tables import LoraLines, segments_of
+from shared.arena import Arena, ArenaError
+from shared.dying import die_with_parent
+
+LET_GO_S = 10.0  # without a pass: memory of an arena that has been replaced is held no longer
+PR_SET_TIMERSLACK = 29
+WAKES = 4096  # read at once
+
+
+def main(parent: int, file_number: int, shape: ChannelShape) -> None:
+    """Work until stdin ends."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)  # naps are as short as they say
+    # Whatever a library prints goes to the log.
+    parent_hears = os.dup(1)
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    channel = Channel.attach(file_number, shape)
+    letter = channel.read_letter(SPEC_LETTER)
+    assert letter is not None, "what it works for was posted before it was started"
+    spec: Spec = pickle.loads(letter)
+    warm_up(spec.dtype, torch.float32)
+    helper = Helper(channel, spec)
+    os.write(parent_hears, READY.pack(spec.rows_max or profile(spec)))
+    while _sleep(helper):
+        helper.serve()
+
+
+def _sleep(helper: "Helper") -> bool:
+    """Until the next pass; False: there will be none."""
+    if not select.select([0], [], [], LET_GO_S)[0]:
+        helper.let_go()
+    return bool(os.read(0, WAKES))
+
+
+class Helper:
+    """Computes orders of one channel after another."""
+
+    def __init__(self, channel: Channel, spec: Spec) -> None:
+        self._channel = channel
+        self._spec = spec
+        self._inputs = torch.from_numpy(channel.inputs).view(spec.dtype)
+        self._outputs = torch.from_numpy(channel.outputs)
+        self._lines = LoraLines(spec.card)
+        self._entered: dict[int, ArenaPages] = {}  # lines of the tables
+        self._letter = SPEC_LETTER
+        self._answered = 0
+        self._pages: dict[int, ArenaPages] = {}  # by line, of the pass that the letter tells of
+        self._file: ArenaFile | None = None
+        self._arena: Arena | None = None
+        self._pool = torch.empty(0)
+
+    def serve(self) -> None:
+        """One pass: until it is over, or long nothing was asked."""
+        channel = self._channel
+        while wait_for(self._is_called, time.monotonic_ns() + IDLE_NS, channel.called):
+            if channel.letter_number not in {0, self._letter}:
+                self._read_letter(channel.letter_number)
+            if (number := channel.asked) != self._answered:
+                outcome = self._compute(channel.read_order())
+                channel.answer(number, outcome)
+                self._answered = number
+            elif not channel.is_awake:
+                return
+
+    def let_go(self) -> None:
+        """Hold no arena: the next pass tells which it is."""
+        self._file = self._arena = None
+        self._pool = torch.empty(0)
+        self._pages = {}
+
+    def _is_called(self) -> bool:
+        channel = self._channel
+        return (
+            channel.asked != self._answered
+            or channel.letter_number not in {0, self._letter}
+            or not channel.is_awake
+        )
+
+    def _read_letter(self, number: int) -> None:
+        """A pass begins."""
+        letter = self._channel.read_letter(number)
+        if letter is None:  # another one takes its place
+            return
+        told: Pass = pickle.loads(letter)
+        self._letter = number
+        self._pages = {}
+        if not self._use(told.arena) or self._arena is None:
+            return
+        for line, image in told.images.items():
+            pages = self._enter(line, image)
+            if pages.are_in(self._arena):
+                self._pages[line] = pages
+
+    def _enter(self, line: int, image: AssistedImage) -> ArenaPages:
+        """See that an image is in the tables."""
+        pages = self._entered.get(line)
+        if pages is None or pages.image != image:
+            pages = ArenaPages.of(self._spec.card, image)
+            of_blocks = pages.pages.T.astype(np.int32)
+            entry = ImageEntry(line, image.adapter_hash, image.ranks, of_blocks)
+            self._lines.enter([entry])
+            self._entered[line] = pages
+        return pages
+
+    def _use(self, file: ArenaFile) -> bool:
+        """Map an arena, unless it is mapped; whether it is."""
+        if file == self._file:
+            return True
+        self.let_go()
+        try:
+            arena = Arena.attach(file.path)
+        except (OSError, ArenaError):
+            return False
+        if arena.identity != file.identity or arena.page_bytes != self._spec.card.page_bytes:
+            return False
+        self._file, self._arena = file, arena
+        self._pool = torch.from_numpy(arena.pages).view(self._spec.dtype)
+        return True
+
+    def _compute(self, order: Order) -> Outcome:
+        if order.letter != self._letter:  # that came just now, too
+            self._read_letter(order.letter)
+        if order.letter != self._letter or self._arena is None:
+            return Outcome.REFUSED
+        # They may be those of a later order by now: then nobody takes the answer to this one.
+        segments = segments_of(self._channel.lines[: order.num_rows].copy())
+        lines = set(segments.lines.tolist())
+        if not lines <= self._pages.keys():
+            return Outcome.REFUSED
+        site = self._spec.sites[order.site]
+        if not self._are_there(lines, order.layer, site):
+            return Outcome.REFUSED
+        self._add(order, site, segments)
+        # Another look, as the bytes may have changed under the hands.
+        return Outcome.DONE if self._are_there(lines, order.layer, site) else Outcome.REFUSED
+
+    def _are_there(self, lines: set[int], layer: int, site: Site) -> bool:
+        assert self._arena is not None
+        return all(self._pages[line].are_there(self._arena, layer, site) for line in lines)
+
+    def _add(self, order: Order, site: Site, segments: Segments) -> None:
+        spec, num_rows = self._spec, order.num_rows
+        x = _rows(self._inputs, num_rows, spec.num_in(order.site))
+        y = _rows(self._outputs, num_rows, spec.num_out(order.site))
+        y.zero_()
+        add_lora(x, y, self._pool, order.layer, site, segments, self._lines.tables)
+
+
+def _rows(flat: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    return flat[: num_rows * width].view(num_rows, width)
+
+
+if __name__ == "__main__":
+    numbers = [int(word) for word in sys.argv[1:]]
+    main(numbers[0], numbers[1], ChannelShape(*numbers[2:]))

@@ -1,0 +1,107 @@
+"""Which images the running turns' adapters have, and which rows of a step run on which."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from kernels.sgmv import AdapterTables, DeviceAdapterTables, DeviceSegments, Segments
+from kernels.sgmv.interface import NO_ADAPTER
+from kernels.sgmv.tables import Tile, enter_line, make_tables
+from services.worker.core.step import ImageEntry, Ints, StepPlan
+from shared.adapters.layout import Tile as ImageTile
+from shared.adapters.layout import layout_image
+from shared.messages import LoraCard
+
+AnySegments: TypeAlias = Segments | DeviceSegments
+
+ALL_TARGETS = -1  # every bit
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """The adapters of one step.
+
+    Attributes:
+        segments: of all new tokens.
+        wanted: of those whose logits are wanted.
+        targets: that some adapter of the step has, see `bits_of`.
+    """
+
+    segments: AnySegments
+    wanted: AnySegments
+    tables: AdapterTables | DeviceAdapterTables
+    targets: int = ALL_TARGETS
+
+
+class LoraLines:
+    """The adapter tables of an executor on a CPU, kept between steps.
+
+    Attributes:
+        images: by line, what was entered last.
+    """
+
+    def __init__(self, card: LoraCard) -> None:
+        self._card = card
+        self.images: dict[int, ImageEntry] = {}
+        self.tables = make_tables(card.num_layers, len(card.targets) + len(card.outer))
+
+    def enter(self, images: list[ImageEntry]) -> None:
+        """Make a plan's entries."""
+        for image in images:
+            self.images[image.line] = image
+            targets = layout_image(self._card, image.ranks).targets
+            enter_line(
+                self.tables,
+                image.line,
+                [each.rank for each in targets],
+                [_tiles(each.a) for each in targets],
+                [_tiles(each.b) for each in targets],
+                image.pages.T.tolist(),
+            )
+
+    def step(self, plan: StepPlan, wanted: list[int]) -> LoraStep | None:
+        """What a plan's rows run on; None: on the base model, all of them.
+
+        Args:
+            wanted: numbers of the new tokens whose logits are computed.
+        """
+        lines = plan.adapters[plan.adapters != NO_ADAPTER]
+        if not len(lines):
+            return None
+        return LoraStep(
+            *segments_in(plan, wanted),
+            self.tables,
+            bits_of(np.flatnonzero(self.tables.ranks[lines].any(0)).tolist()),
+        )
+
+
+def bits_of(targets: Iterable[int]) -> int:
+    """A set of targets, by their numbers, as one number; `ALL_TARGETS` is one that has them all.
+
+    >>> bits_of([0, 3])
+    9
+    """
+    return sum(1 << target for target in targets)
+
+
+def segments_in(plan: StepPlan, wanted: list[int]) -> tuple[Segments, Segments]:
+    """The segments of a plan's new tokens, and of those of them whose logits are wanted."""
+    of_token = np.repeat(plan.adapters, plan.lengths)
+    return segments_of(of_token), segments_of(of_token[wanted])
+
+
+def segments_of(lines: Ints) -> Segments:
+    """Runs of equal lines.
+
+    >>> segments_of(np.array([2, 2, -1, 0], np.int32)).starts.tolist()
+    [0, 2, 3, 4]
+    """
+    cuts = np.flatnonzero(lines[1:] != lines[:-1]) + 1
+    starts = np.concatenate([[0], cuts, [len(lines)]]).astype(np.int32)
+    return Segments(starts, lines[starts[:-1]])
+
+
+def _tiles(tiles: tuple[ImageTile, ...]) -> list[Tile]:
+    return [(t.layer, t.block, t.offset, t.row, t.num_rows, t.column, t.num_columns) for t in tiles]
