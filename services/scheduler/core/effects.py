@@ -7,7 +7,7 @@ from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.messages import Prefetch, SessionPlaced, TurnArrived, TurnCancel, TurnFailed, TurnStart
 
-PlacementReason = Literal["reserved", "affinity", "balance", "replaced"]
+PlacementReason = Literal["reserved", "affinity", "adapter", "balance", "replaced"]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.ids import ModelId, SessionId, TenantId, WorkerId
-from shared.messages import AdvisoryKey, AdvisoryLife
+from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife
 
 SessionKey = tuple[TenantId, SessionId]
 
@@ -25,6 +25,7 @@ class Record:
     expires_at_ns: int
     model_id: ModelId | None
     priority: int
+    adapter: AdapterRef | None = None
     state: AdvisoryLife = "expected"
     worker_id: WorkerId | None = None
     num_merged: int = 0
@@ -32,6 +33,7 @@ class Record:
     is_asking: bool = False
     ask_at_ns: int = 0
     told_model_id: ModelId | None = None
+    told_adapter: AdapterRef | None = None
     told_priority: int = 0
     told_expires_at_ns: int = 0
     due_at_ns: int | None = None
@@ -45,4 +47,5 @@ class Record:
     def is_told(self) -> bool:
         """Whether the scheduler knows what matters; a later expiry can wait until the earlier one
         is near."""
-        return self.told_priority >= self.priority and self.told_model_id == self.model_id
+        told = self.told_model_id, self.told_adapter
+        return self.told_priority >= self.priority and told == (self.model_id, self.adapter)

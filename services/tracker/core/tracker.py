@@ -72,7 +72,9 @@ class TrackerCore:
         record = self._live.get(key)
         if record is None:
             self._check_room(advisory.tenant)
-            record = Record(key, now_ns, expires_at_ns, advisory.model_id, advisory.priority)
+            record = Record(
+                key, now_ns, expires_at_ns, advisory.model_id, advisory.priority, advisory.adapter
+            )
             self._live[key] = record
             self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
@@ -145,7 +147,8 @@ class TrackerCore:
         record.num_merged += 1
         record.priority = max(record.priority, advisory.priority)
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
-        record.model_id = advisory.model_id or record.model_id
+        if advisory.model_id is not None:
+            record.model_id, record.adapter = advisory.model_id, advisory.adapter
         self._out.append(Count("merged"))
 
     def _ask(self, record: Record, now_ns: int) -> None:
@@ -156,9 +159,10 @@ class TrackerCore:
             model_id=record.model_id,
             priority=record.priority,
             expires_in_ns=record.expires_at_ns - now_ns,
+            adapter=record.adapter,
         )
         record.is_asking = True
-        record.told_model_id = record.model_id
+        record.told_model_id, record.told_adapter = record.model_id, record.adapter
         record.told_priority = record.priority
         record.told_expires_at_ns = record.expires_at_ns
         self._out.append(Expect(message))

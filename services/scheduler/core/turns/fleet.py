@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import NO_MODELS, Worker
 from shared.ids import ModelId, WorkerId
-from shared.messages import WorkerReport
+from shared.messages import WorkerReport, unpack_hashes
 
 MISSED_REPORTS_BEFORE_PROBE = 2
 MISSED_REPORTS_BEFORE_DEAD = 3
@@ -66,6 +66,8 @@ class Fleet:
             restarted = True
         elif report.seq <= worker.report.seq:
             return None
+        if restarted or report.adapters != worker.report.adapters or is_new:
+            worker.adapters = unpack_hashes(report.adapters)
         worker.report = report
         worker.heard_at_ns = now_ns
         worker.alive = True

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import PlacementPolicy
+from services.scheduler.core.turns.placement import Demand, PlacementPolicy
 from services.scheduler.core.turns.records import SessionKey, Worker
 from shared.ids import ModelId, WorkerId
+from shared.messages import AdapterRef
 
 
 @dataclass(frozen=True, slots=True)
 class _LastTurn:
     worker_id: WorkerId
     model_id: ModelId
+    adapter: AdapterRef | None
     at_ns: int
 
 
@@ -28,7 +30,12 @@ class Placer:
         self._last_turns: OrderedDict[SessionKey, _LastTurn] = OrderedDict()
 
     def choose(
-        self, model_id: ModelId, key: SessionKey | None, now_ns: int, avoid: Worker | None = None
+        self,
+        model_id: ModelId,
+        key: SessionKey | None,
+        now_ns: int,
+        demand: Demand,
+        avoid: Worker | None = None,
     ) -> tuple[Worker, PlacementReason] | None:
         """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
         workers = [worker for worker in self._fleet.serving(model_id) if worker.trial is None]
@@ -36,9 +43,9 @@ class Placer:
         if not workers:
             return None
         home = self._home(key, model_id, now_ns)
-        return self._policy.choose(workers, home if home in workers else None)
+        return self._policy.choose(workers, home if home in workers else None, demand)
 
-    def choose_empty(self, model_id: ModelId) -> Worker | None:
+    def choose_empty(self, model_id: ModelId, demand: Demand) -> Worker | None:
         """A worker that a suspect can have for itself: one without turns, while no more than half
         of the workers are kept from others like that.
         """
@@ -47,7 +54,7 @@ class Placer:
         empty = [worker for worker in workers if not worker.turns]
         if not empty or num_trials >= max(1, len(workers) // 2):
             return None
-        return self._policy.choose(empty, None)[0]
+        return self._policy.choose(empty, None, demand)[0]
 
     def choose_to_empty(self, model_id: ModelId) -> Worker | None:
         """A worker whose turns can make room for a suspect: the one with the fewest, unless another
@@ -64,18 +71,27 @@ class Placer:
         return min(movable, key=lambda w: (len(w.turns), w.worker_id), default=None)
 
     def remember(
-        self, key: SessionKey, worker_id: WorkerId, model_id: ModelId, now_ns: int
+        self,
+        key: SessionKey,
+        worker_id: WorkerId,
+        model_id: ModelId,
+        adapter: AdapterRef | None,
+        now_ns: int,
     ) -> None:
         """The session's latest turn runs there."""
-        self._last_turns[key] = _LastTurn(worker_id, model_id, now_ns)
+        self._last_turns[key] = _LastTurn(worker_id, model_id, adapter, now_ns)
         self._last_turns.move_to_end(key)
         if len(self._last_turns) > self._limits.sessions_max:
             self._last_turns.popitem(last=False)
 
-    def model_of(self, key: SessionKey) -> ModelId | None:
-        """The model of the session's last turn; of an unknown session, the only one there is."""
+    def model_of(self, key: SessionKey) -> tuple[ModelId | None, AdapterRef | None]:
+        """The model and adapter of the session's last turn; of an unknown session, the only model
+        there is.
+        """
         last = self._last_turns.get(key)
-        return last.model_id if last is not None else self._fleet.only_model()
+        if last is None:
+            return self._fleet.only_model(), None
+        return last.model_id, last.adapter
 
     def _home(self, key: SessionKey | None, model_id: ModelId, now_ns: int) -> Worker | None:
         last = self._last_turns.get(key) if key is not None else None

@@ -4,11 +4,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import TurnFailed, TurnRef, TurnSubmit, WorkerReport
+from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 
 SessionKey = tuple[TenantId, SessionId]
 
 NO_MODELS: frozenset[ModelId] = frozenset()
+NO_ADAPTERS: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,7 @@ class Worker:
         retired: incarnations that ended; their late reports are void.
         trial: the suspect that has this worker for itself, until it makes a token or is over.
         losses: what it had when it fell silent; empty once it is heard of again.
+        adapters: hashes of those that its last report says it has.
     """
 
     report: WorkerReport
@@ -38,6 +40,7 @@ class Worker:
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     trial: "Turn | None" = None
     losses: list["Loss"] = field(default_factory=list)
+    adapters: frozenset[str] = NO_ADAPTERS
 
     @property
     def worker_id(self) -> WorkerId:
@@ -52,6 +55,14 @@ class Worker:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens before a new turn's, as far as is known."""
         return self.report.num_waiting_tokens + self.num_tokens_dispatched
+
+    def holds(self, adapter_hash: str) -> bool:
+        """Whether it has an adapter, or is about to: a turn on it is there, or expected."""
+        return (
+            adapter_hash in self.adapters
+            or any(turn.adapter_hash == adapter_hash for turn in self.turns.values())
+            or any(held.adapter_hash == adapter_hash for held in self.reservations.values())
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +80,8 @@ class Turn:
         num_proven: those of them that were lost with a worker which surely died.
         num_unproven: those of them that were lost with a worker which may only be out of reach.
         awaited: the silent worker that it was alone with: what became of that decides about it.
+        adapter_hash, lora_rank: of the adapter that it runs on, as far as is known; empty and 0:
+            of none.
     """
 
     turn_id: TurnId
@@ -85,6 +98,8 @@ class Turn:
     num_proven: int = 0
     num_unproven: int = 0
     awaited: Worker | None = None
+    adapter_hash: str = ""
+    lora_rank: int = 0
 
     @property
     def ref(self) -> TurnRef:
@@ -113,6 +128,12 @@ class Reservation:
     worker: Worker
     priority: int
     expires_at_ns: int
+    adapter: AdapterRef | None = None
+
+    @property
+    def adapter_hash(self) -> str:
+        """Of the adapter; empty without one."""
+        return "" if self.adapter is None else self.adapter.adapter_hash
 
 
 @dataclass(frozen=True, slots=True)

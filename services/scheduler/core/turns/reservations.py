@@ -5,6 +5,7 @@ turn to the node chosen when its advisory came).
 from services.scheduler.core.effects import Effect, SendPrefetch, TellPlace
 from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.ids import ModelId
@@ -27,7 +28,9 @@ class Reservations:
     def expect(self, message: ExpectSession, now_ns: int) -> SessionPlacement:
         """Keep a place, or keep the one there is for longer; asks the worker to prefetch."""
         key = (message.tenant, message.session_id)
-        model_id = message.model_id or self._placer.model_of(key)
+        model_id, adapter = message.model_id, message.adapter
+        if model_id is None:
+            model_id, adapter = self._placer.model_of(key)
         if model_id is None:
             return SessionPlacement()
         expires_at_ns = now_ns + message.expires_in_ns
@@ -35,13 +38,14 @@ class Reservations:
         if held is not None and held.model_id == model_id:
             held.priority = max(held.priority, message.priority)
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
+            held.adapter = adapter
         else:
             if held is not None:
                 self._release(held)
-            chosen = self._placer.choose(model_id, key, now_ns)
+            chosen = self._placer.choose(model_id, key, now_ns, Demand(adapter=adapter))
             if chosen is None or len(self._held) >= self._limits.reservations_max:
                 return SessionPlacement()
-            held = Reservation(key, model_id, chosen[0], message.priority, expires_at_ns)
+            held = Reservation(key, model_id, chosen[0], message.priority, expires_at_ns, adapter)
             self._hold(held)
         self._prefetch(held, now_ns)
         return SessionPlacement(worker_id=held.worker.worker_id)
@@ -67,7 +71,8 @@ class Reservations:
             if held.model_id in worker.models:
                 continue
             self._release(held)
-            chosen = self._placer.choose(held.model_id, held.key, now_ns, avoid=worker)
+            demand = Demand(adapter=held.adapter)
+            chosen = self._placer.choose(held.model_id, held.key, now_ns, demand, avoid=worker)
             if chosen is not None:
                 held.worker = chosen[0]
                 self._hold(held)
@@ -103,6 +108,7 @@ class Reservations:
             model_id=held.model_id,
             priority=held.priority,
             expires_in_ns=held.expires_at_ns - now_ns,
+            adapter=held.adapter,
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
         placed = SessionPlaced(

@@ -8,6 +8,7 @@ innocent. If that worker is lost as well, the turn waits for the proof.
 
 from services.scheduler.core.turns.board import Board
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Loss, Turn, Worker
 from shared.messages import TurnSubmit
@@ -73,7 +74,9 @@ class Trials:
         """Start a suspect on a worker that nobody else is placed on until it makes a token. False
         if there is none, or it waits for a proof.
         """
-        worker = self._placer.choose_empty(submit.model_id) if turn.awaited is None else None
+        worker = None
+        if turn.awaited is None:
+            worker = self._placer.choose_empty(submit.model_id, Demand.of(submit))
         if worker is None:
             return False
         self._start(turn, submit, worker, now_ns)

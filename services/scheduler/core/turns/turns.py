@@ -16,6 +16,7 @@ from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.board import SENT_ATTEMPT, Board
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from services.scheduler.core.turns.reservations import Reservations
@@ -181,6 +182,9 @@ class Turns:
             self._out.append(FailTurn(message.frontend_id, over.failed, message.request_id))
             return
         turn = Turn(message.turn_id, message, _attempt_seen(message))
+        if message.adapter is not None:
+            turn.adapter_hash = message.adapter.adapter_hash
+            turn.lora_rank = message.adapter.lora_rank
         if over is not None:  # its end did not reach the frontend
             turn.attempt = max(turn.attempt, over.attempt)
             turn.num_placements = 1
@@ -209,7 +213,8 @@ class Turns:
         if reserved is not None and reserved.trial is None:
             chosen = reserved, "reserved"
         else:
-            chosen = self._placer.choose(submit.model_id, key, now_ns, avoid)
+            demand = Demand.of(submit)
+            chosen = self._placer.choose(submit.model_id, key, now_ns, demand, avoid)
         if chosen is None:
             self._wait(turn, submit, now_ns)
         else:
@@ -267,7 +272,7 @@ class Turns:
             if over is not None and (over.cancelled or ref.attempt <= over.attempt):
                 self._board.cancel_attempt(worker, ref)
                 return
-            turn = Turn(ref.turn_id, None)
+            turn = Turn(ref.turn_id, None, adapter_hash=ref.adapter_hash, lora_rank=ref.lora_rank)
             self._board.add(turn)
         elif ref.attempt < turn.attempt or (
             ref.attempt == turn.attempt and turn.worker not in (worker, None)

@@ -14,6 +14,7 @@ from services.scheduler.core import (
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
+    AdapterRef,
     AdvisoryKey,
     ExpectSession,
     ModelCard,
@@ -25,7 +26,9 @@ from shared.messages import (
     TurnsSubmit,
     TurnSubmit,
     WorkerReport,
+    pack_hashes,
 )
+from shared.messages.adapters import HASH_CHARS
 
 E = TypeVar("E")
 
@@ -41,6 +44,11 @@ def card(model: str) -> ModelCard:
         fingerprint=model,
         max_model_len=4096,
     )
+
+
+def adapter_of(name: str, lora_rank: int = 8) -> AdapterRef:
+    """The adapter whose hash is a letter again and again."""
+    return AdapterRef(adapter_hash=name * HASH_CHARS, name=name, lora_rank=lora_rank)
 
 
 class Driver:
@@ -66,6 +74,8 @@ class Driver:
         waiting_tokens: int = 0,
         pages_free: int = 0,
         generated: int = 0,
+        adapters: str = "",
+        running: AdapterRef | None = None,
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
         self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
@@ -77,8 +87,16 @@ class Driver:
             state=state,  # type: ignore[arg-type]
             models=[card(model) for model in models],
             turns=[
-                TurnRef(turn_id=TurnId(t), attempt=a, num_generated=generated) for t, a in turns
+                TurnRef(
+                    turn_id=TurnId(t),
+                    attempt=a,
+                    num_generated=generated,
+                    adapter_hash="" if running is None else running.adapter_hash,
+                    lora_rank=0 if running is None else running.lora_rank,
+                )
+                for t, a in turns
             ],
+            adapters=pack_hashes(adapter_of(name).adapter_hash for name in adapters),
             num_waiting_tokens=waiting_tokens,
             num_pages_free=pages_free,
             interval_ns=INTERVAL,
@@ -95,6 +113,7 @@ class Driver:
         priority: int = 0,
         prompt: str = "",
         sent_to: str | None = None,
+        adapter: AdapterRef | None = None,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -106,6 +125,7 @@ class Driver:
             priority=priority,
             prompt=prompt,
             sent_to=WorkerId(sent_to) if sent_to else None,
+            adapter=adapter,
         )
         return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
@@ -118,13 +138,20 @@ class Driver:
         return self._note(self.core.on_turns_ended(message, self.now_ns))
 
     def expect(
-        self, session: str, *, model: str | None = "m", expires_s: float = 60, priority: int = 1
+        self,
+        session: str,
+        *,
+        model: str | None = "m",
+        expires_s: float = 60,
+        priority: int = 1,
+        adapter: AdapterRef | None = None,
     ) -> tuple[SessionPlacement, list[Effect]]:
         message = ExpectSession(
             session_id=SessionId(session),
             model_id=ModelId(model) if model else None,
             priority=priority,
             expires_in_ns=int(expires_s * SECOND),
+            adapter=adapter,
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
         return placement, self._note(effects)

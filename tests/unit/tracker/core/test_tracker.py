@@ -8,7 +8,7 @@ from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, T
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
 from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import Advisory, AdvisoryKey, TurnArrived
+from shared.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
 
@@ -28,6 +28,7 @@ class Driver:
         priority: int = 1,
         model: str | None = None,
         tenant: TenantId = DEFAULT_TENANT,
+        adapter: str | None = None,
     ) -> list[Effect]:
         advisory = Advisory(
             session_id=SessionId(session),
@@ -35,6 +36,7 @@ class Driver:
             expected_arrival=arrival,
             priority=priority,
             tenant=tenant,
+            adapter=AdapterRef(adapter_hash=adapter) if adapter else None,
         )
         return self.core.on_submit(advisory, self.now_ns)[1]
 
@@ -307,3 +309,22 @@ def test_timers_are_bounded_by_what_is_remembered() -> None:
     driver.wake(600)
     with pytest.raises(NotFound):
         driver.get()
+
+
+def test_the_adapter_goes_to_the_scheduler_and_changes_with_the_model() -> None:
+    def asked(effects: list[Effect]) -> list[tuple[str | None, str]]:
+        return [
+            (e.message.model_id, e.message.adapter.adapter_hash if e.message.adapter else "")
+            for e in effects
+            if isinstance(e, Expect)
+        ]
+
+    d = Driver()
+    assert asked(d.submit(model="m", adapter="a")) == [("m", "a")]
+    d.placed()
+    assert asked(d.submit()) == [], "nothing new is said"
+    assert asked(d.submit(model="m", adapter="b")) == [("m", "b")]
+    d.placed()
+    assert asked(d.submit(model="m")) == [("m", "")]
+    d.placed()
+    assert asked(d.submit(model="m")) == []

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.placement.policy import Demand
 from services.scheduler.core.turns.records import Worker
 
 
@@ -13,18 +14,26 @@ class Balance:
     Load is a worker's turns and live reservations; equal loads are told apart by waiting prompt
     tokens, then by free and clean pages, then by id. A session's last worker is preferred while its
     load is at most `affinity_margin` above the least: a turn more there costs less than moving its
-    KV, two or more build the imbalance of sticky sessions that the paper measures.
+    KV, two or more build the imbalance of sticky sessions that the paper measures. If there is no
+    such worker, one that holds the turn's adapter is preferred in the same way.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._affinity_margin = limits.affinity_margin
 
     def choose(
-        self, workers: Collection[Worker], home: Worker | None
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:
         best = min(workers, key=_burden)
-        if home is not None and home.num_expected <= best.num_expected + self._affinity_margin:
+        num_max = best.num_expected + self._affinity_margin
+        if home is not None and home.num_expected <= num_max:
             return home, "affinity"
+        if demand.adapter is not None:
+            adapter_hash = demand.adapter.adapter_hash
+            near = (worker for worker in workers if worker.num_expected <= num_max)
+            holders = [worker for worker in near if worker.holds(adapter_hash)]
+            if holders:
+                return min(holders, key=_burden), "adapter"
         return best, "balance"
 
 

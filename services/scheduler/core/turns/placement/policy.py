@@ -1,21 +1,48 @@
 """What a placement policy is."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.records import Worker
+from shared.messages import AdapterRef, TurnSubmit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a turn needs of its worker, as far as it is known.
+
+    Attributes:
+        adapter: that it runs on.
+        num_prompt_tokens: 0: not known yet.
+        slo_ttft_ms: target for the time to the first token; None: the house's own.
+    """
+
+    adapter: AdapterRef | None = None
+    num_prompt_tokens: int = 0
+    slo_ttft_ms: float | None = None
+
+    @classmethod
+    def of(cls, submit: TurnSubmit) -> "Demand":
+        """Of a turn that is here."""
+        return cls(
+            adapter=submit.adapter,
+            num_prompt_tokens=submit.num_prompt_tokens,
+            slo_ttft_ms=submit.slo_ttft_ms,
+        )
 
 
 class PlacementPolicy(Protocol):
     """Chooses among workers that all can take the turn."""
 
     def choose(
-        self, workers: Collection[Worker], home: Worker | None
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:
         """The worker for one turn.
 
         Args:
+            demand: what it needs. What the workers' other turns need stands in `Worker.turns`.
             workers: at least one; in no order that means anything.
             home: the one of them that ran the session's last turn, so that its pages may still
                 hold the session's KV.
