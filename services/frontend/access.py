@@ -14,8 +14,9 @@ _current: ContextVar[Fields | None] = ContextVar("symphony_access", default=None
 
 
 def note(**fields: Any) -> None:
-    """Add to the line of the request at hand, if there is one: ``model``, ``prompt_tokens``,
-    ``cached_tokens``, ``completion_tokens``, ``first_token_ms``, ``inputs``, ``error``.
+    """Add to the line of the request at hand, if there is one: ``model``, ``adapter``,
+    ``prompt_tokens``, ``cached_tokens``, ``completion_tokens``, ``first_token_ms``, ``inputs``,
+    ``error``.
     """
     if (line := _current.get()) is not None:
         line.update(fields)

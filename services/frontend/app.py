@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from services.frontend.adapters import AdapterDirectory
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
 from services.frontend.core.quotas import Quotas, TenantCapacity
@@ -13,6 +14,7 @@ from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
 from services.frontend.rendering.texts import Texts
 from services.frontend.sessions import SessionStore
+from services.frontend.uploads import Uploads
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
@@ -31,6 +33,8 @@ class App:
     texts: Texts
     claims: Claims
     quotas: Quotas
+    adapters: AdapterDirectory
+    uploads: Uploads
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

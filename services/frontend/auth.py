@@ -16,6 +16,7 @@ from shared.errors import ConfigError, SymphonyError
 from shared.ids import DEFAULT_TENANT, TenantId
 
 SCOPE_ADMIN = "admin"  # holds every other
+SCOPE_ADAPTERS = "adapters"  # to add and remove one's own
 SCOPE_INFERENCE = "inference"
 SCOPE_METRICS = "metrics"
 

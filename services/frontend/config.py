@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from services.frontend.core.door import Place, parse_place
 from services.frontend.core.quotas import PRIORITIES, TenantLimits
+from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
 from shared.sessions import DEFAULT_EXPIRY_S
@@ -44,6 +45,7 @@ class FrontendConfig(ServiceConfig):
     jobs_max: inputs for one-shot models at once; more are answered with 429.
     job_bytes_max: of all those inputs together, and of large bodies of any kind.
     image_bytes_max, image_pixels_max: of one image as it comes.
+    adapter_bytes_max: of an adapter's files; more are answered with 413.
     session_expiry_s: how long an unused session is remembered.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
         `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
@@ -78,6 +80,7 @@ class FrontendConfig(ServiceConfig):
     job_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
     image_bytes_max: int = Field(default=10_000_000, gt=0)
     image_pixels_max: int = Field(default=40_000_000, gt=0)
+    adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     drain_s: float = Field(default=5.0, ge=0)
     tenant_turns_max: int = Field(default=0, ge=0)
     tenant_waiting_tokens_max: int = Field(default=0, ge=0)

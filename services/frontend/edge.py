@@ -7,7 +7,7 @@ third party's servers in the origin whose page holds its users' chats and keys.
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from services.frontend.api import models, operations, page
+from services.frontend.api import adapters, models, operations, page
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
 from services.frontend.api.sessions import advisories
 from services.frontend.api.sessions import records as sessions
@@ -27,6 +27,7 @@ ROUTERS = (
     score,
     pooling,
     models,
+    adapters,
     advisories,
     sessions,
     tokenize,

@@ -14,7 +14,7 @@ from services.frontend.access import note
 from shared.errors import InvalidRequest, NoCapacity, NotFound, SymphonyError
 from shared.messages import JobDropped, TurnFailed
 
-METHODS = ("GET", "POST", "DELETE")
+METHODS = ("GET", "POST", "PUT", "DELETE")
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

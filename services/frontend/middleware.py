@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.access import Fields, access_line
-from services.frontend.auth import SCOPE_INFERENCE, SCOPE_METRICS, Keyring
+from services.frontend.auth import SCOPE_ADAPTERS, SCOPE_INFERENCE, SCOPE_METRICS, Keyring
 from services.frontend.core.door import Door
 from services.frontend.errors import HostRefused, PageRefused, refusal
 from services.frontend.hub import ClientGone
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = {"/health", "/ping"}
 UNTOLD_PATHS = {*OPEN_PATHS, "/metrics"}  # asked by machines every few seconds
 CLIENT_CLOSED_REQUEST = 499  # what nginx calls it; nobody is there to be sent it
-SCOPES = {"/metrics": SCOPE_METRICS}  # what a key must hold; for all others: SCOPE_INFERENCE
+ADAPTER_PATHS = {
+    f"{prefix}/{verb}_lora_adapter" for prefix in ("", "/v1") for verb in ("load", "unload")
+}
 BEARER_REALM = "Bearer"
 PAGE_REALM = 'Basic realm="symphony: any user name, the API key as password"'  # browsers ask
 
@@ -122,7 +124,7 @@ class Authentication:
         if path not in OPEN_PATHS:
             authorization = Headers(scope=scope).get("authorization", "")
             try:
-                caller = self._keyring.caller(authorization, SCOPES.get(path, SCOPE_INFERENCE))
+                caller = self._keyring.caller(authorization, _scope_of(scope["method"], path))
             except SymphonyError as error:
                 is_page = path == "/" or path.startswith("/static/")
                 answer = refusal(error, PAGE_REALM if is_page else BEARER_REALM)
@@ -130,6 +132,14 @@ class Authentication:
                 return
             scope["state"]["caller"] = caller
         await self._app(scope, receive, send)
+
+
+def _scope_of(method: str, path: str) -> str:
+    """What a key must hold."""
+    if path == "/metrics":
+        return SCOPE_METRICS
+    is_change = method in ("PUT", "DELETE") and path.startswith("/v1/adapters/")
+    return SCOPE_ADAPTERS if is_change or path in ADAPTER_PATHS else SCOPE_INFERENCE
 
 
 def _shown(value: str | None) -> str:

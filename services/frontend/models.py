@@ -19,7 +19,7 @@ from services.frontend.tokenizer import (
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import ModelCard, OneshotCard, Task, WorkerReport
+from shared.messages import AdapterRef, ModelCard, OneshotCard, Task, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,20 @@ ENDPOINTS: dict[Task | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with a tokenizer, and with live workers or such as may come back."""
+    """A model with a tokenizer, and with live workers or such as may come back.
+
+    Attributes:
+        adapter: that its turns run on; None: the model as it is.
+    """
 
     card: ModelCard
     tokenizer: ModelTokenizer
+    adapter: AdapterRef | None = None
+
+    @property
+    def adapter_hash(self) -> str:
+        """Of the adapter; empty without one."""
+        return "" if self.adapter is None else self.adapter.adapter_hash
 
     @property
     def vocab_size(self) -> int:
@@ -169,7 +179,7 @@ class Models:
         card = self._fleet.oneshot_card(name, self._clock.now_ns())
         if (card or self._fleet.oneshot_remembered(name)) is None:
             if self._fleet.remembered(name) is not None:
-                raise _elsewhere(model_id, None)
+                raise elsewhere(model_id, None)
             raise self._unknown(model_id)
         self._refuse_other_task(name, task)
         if card is None:
@@ -179,6 +189,16 @@ class Models:
             raise NoCapacity(f"the files of {model_id!r} are not loaded")
         return OneshotModel(card, processor)
 
+    def knows(self, model_id: str) -> bool:
+        """Whether a worker serves a model of this name, for text or not, or did so lately."""
+        name = ModelId(model_id)
+        fleet = self._fleet
+        return fleet.remembered(name) is not None or fleet.oneshot_remembered(name) is not None
+
+    def is_served(self, model_id: ModelId) -> bool:
+        """Whether a worker serves a model for text now."""
+        return self._fleet.card(model_id, self._clock.now_ns()) is not None
+
     def task(self, model_id: str) -> Task | None:
         """What a one-shot model does; None for others and unknown ones."""
         card = self._fleet.oneshot_remembered(ModelId(model_id))
@@ -187,7 +207,7 @@ class Models:
     def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:
         actual = self.task(name)
         if actual is not None and actual != task:
-            raise _elsewhere(name, actual)
+            raise elsewhere(name, actual)
 
     def _unknown(self, model_id: str) -> NotFound | NoCapacity:
         if self._fleet.is_learning(self._clock.now_ns()):
@@ -231,7 +251,12 @@ class Models:
         self._fleet.on_load_failed(card)
 
 
-def _elsewhere(model_id: str, task: Task | None) -> InvalidRequest:
+def elsewhere(model_id: str, task: Task | None) -> InvalidRequest:
+    """The error of a model that is asked where it is not served.
+
+    Args:
+        task: what it does; None: it generates text.
+    """
     where = ENDPOINTS[task]
     return InvalidRequest(
         f"The model `{model_id}` is not served by this endpoint; ask {where}.",

@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from services.frontend.adapters import AdapterDirectory
 from services.frontend.api import nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
@@ -33,10 +34,11 @@ from services.frontend.models import Models
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.sessions import SessionStore
+from services.frontend.uploads import Uploads
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id
 from shared.service import Runtime
-from shared.subjects import SESSION_FORGET, WORKER_REPORT
+from shared.subjects import ADAPTER_CHANGED, SESSION_FORGET, WORKER_REPORT
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,11 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     runtime.stack.push_async_callback(pool.close)
     texts = Texts(pool)
     quotas = Quotas(config.tenant_limits, keyring.limits)
+    adapters = AdapterDirectory(sessions, models, runtime.clock)
+    runtime.stack.push_async_callback(adapters.close)
+    uploads = Uploads(
+        runtime.bus, frontend_id, config.data_dir / "uploads", config.adapter_bytes_max
+    )
     app = App(
         config,
         runtime.bus,
@@ -95,6 +102,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         texts,
         claims,
         quotas,
+        adapters,
+        uploads,
     )
 
     await hub.start(runtime)
@@ -103,6 +112,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     await runtime.bus.subscribe(
         SESSION_FORGET, lambda forget: claims.forget(forget.tenant, forget.session_id)
     )
+    await runtime.bus.subscribe(ADAPTER_CHANGED, adapters.on_changed)
+    await uploads.serve()
     runtime.spawn(sessions.run(), "session store")
     await nats.serve(app, keyring)
     await advisories.serve(app)

@@ -5,9 +5,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from services.frontend import telemetry
@@ -18,6 +15,7 @@ from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import SessionId, TenantId, new_id
+from shared.redis_client import RedisClient
 from shared.sessions import (
     SessionRecord,
     decode_record,
@@ -35,7 +33,6 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 0.25
 AOF_TIMEOUT_S = 5.0
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
-CONNECTIONS_MAX = 64
 GENERATION_S = 2 * 3600  # longer than a turn lasts
 TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
 
@@ -68,28 +65,18 @@ class SessionStore:
     def __init__(
         self, url: str, clock: Clock, expiry_s: int, access: RedisAccess | None = None
     ) -> None:
-        options = (access or RedisAccess()).options(url)
-        self._pool: Any = BlockingConnectionPool.from_url(
-            url,
-            **options,
-            max_connections=CONNECTIONS_MAX,
-            timeout=PATIENCE_S,
-            socket_timeout=PATIENCE_S,
-            socket_connect_timeout=PATIENCE_S,
-            retry=Retry(NoBackoff(), 1),  # a connection that a restart broke is made anew
-        )
-        self._redis: Any = Redis(connection_pool=self._pool)
+        self._redis: Any = RedisClient(url, access, timeout_s=PATIENCE_S)
         self._clock = clock
         self.expiry_s = expiry_s
         self._is_up = True
         self._paused_until_ns = 0
         self._refusals = Sparsely()
-        self._rewriter = AofRewriter(Redis.from_url(url, socket_timeout=AOF_TIMEOUT_S, **options))
+        self._rewriter = AofRewriter(RedisClient(url, access, timeout_s=AOF_TIMEOUT_S))
 
     async def close(self) -> None:
         """Give the connections back."""
         await self._rewriter.close()
-        await self._pool.disconnect()
+        await self._redis.aclose()
 
     async def run(self) -> None:
         """Have deleted records leave Redis's file, for ever."""
@@ -102,7 +89,7 @@ class SessionStore:
         session's generation, to be handed to `put`.
         """
         try:
-            record, generation = await self._do("mget", *_redis_keys(tenant, session_id)[:2])
+            record, generation = await self.do("mget", *_redis_keys(tenant, session_id)[:2])
         except StoreAway:
             return None, ""
         return _decode(record), (generation or b"").decode()
@@ -113,7 +100,7 @@ class SessionStore:
         Raises:
             StoreAway: it cannot be told.
         """
-        return _decode(await self._do("get", session_redis_key(tenant, session_id)))
+        return _decode(await self.do("get", session_redis_key(tenant, session_id)))
 
     async def put(self, record: SessionRecord, generation: str, limits: TenantLimits) -> None:
         """Store the record, if that can be done in time, and the session was not deleted since its
@@ -153,9 +140,14 @@ class SessionStore:
             return  # it expires
 
     async def _eval(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
-        return await self._do("eval", script, len(keys), *keys, *arguments)
+        return await self.do("eval", script, len(keys), *keys, *arguments)
 
-    async def _do(self, *command: str | bytes | int) -> Any:
+    async def do(self, *command: str | bytes | int) -> Any:
+        """A command's answer.
+
+        Raises:
+            StoreAway: there is none in time, or it is no.
+        """
         if self._clock.now_ns() < self._paused_until_ns:
             raise StoreAway("the session store does not answer")
         try:

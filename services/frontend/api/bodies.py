@@ -101,6 +101,7 @@ class Generate(Body):
     """What chat and completions share."""
 
     model: Id
+    adapter_id: Id | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -188,6 +189,27 @@ class DetokenizeBody(Body):
     endpoint: ClassVar[Endpoint] = "detokenize"
     model: Id | None = None
     tokens: Annotated[list[Any], WithJsonSchema(array(TOKEN))]
+
+
+class LoadAdapterBody(Body):
+    """``POST /v1/load_lora_adapter``."""
+
+    endpoint: ClassVar[Endpoint] = "load_lora_adapter"
+    lora_name: Id | None = None
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    load_inplace: bool | None = None
+    base_model_name: Id | None = None
+    shared: bool | None = None
+    tenant: Id | None = None
+
+
+class UnloadAdapterBody(Body):
+    """``POST /v1/unload_lora_adapter``."""
+
+    endpoint: ClassVar[Endpoint] = "unload_lora_adapter"
+    lora_name: Id | None = None
+    shared: bool | None = None
+    tenant: Id | None = None
 
 
 class AdvisoryBody(Body):

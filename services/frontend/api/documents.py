@@ -3,19 +3,19 @@
 from typing import Any
 
 from services.frontend.api.bodies import Body
-from services.frontend.api.fields import TABLE
+from services.frontend.api.fields import TABLE, TEXT
 from services.frontend.api.schemas import STRING, record
 from services.frontend.request import HEADER_CHARS_MAX, SESSION_HEADER, SLO_TTFT_HEADER
 from shared.messages import SLO_MS_MAX
 
-HIDDEN = ("best_of", "tenant")  # says nothing new; read over NATS only
+HIDDEN = ("best_of", "tenant")  # of text: says nothing new; read over NATS only
 
 
 def takes(body: type[Body], *headers: dict[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of an endpoint that reads `body`."""
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
-    for name in HIDDEN:
+    for name in HIDDEN if body.endpoint in TEXT else ():
         schema["properties"].pop(name, None)
     for name in schema["properties"]:
         if values := TABLE[body.endpoint, name].values:

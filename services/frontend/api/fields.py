@@ -14,7 +14,7 @@ from shared.errors import InvalidRequest
 
 Endpoint = Literal[
     "chat", "completions", "tokenize", "detokenize", "embeddings", "v2/embed", "pooling",
-    "classify", "rerank", "score", "advisories",
+    "classify", "rerank", "score", "advisories", "load_lora_adapter", "unload_lora_adapter",
 ]  # fmt: skip
 Endpoints = tuple[Endpoint, ...]
 Fate = Literal["works", "refused", "ignored"]
@@ -28,6 +28,7 @@ PAIRS: Endpoints = ("rerank", "score")
 ENCODED: Endpoints = (*LISTED, *PAIRS)
 ONESHOT: Endpoints = (*ENCODED, "v2/embed")
 INFERENCE: Endpoints = (*TEXT, *ONESHOT)
+ADAPTERS: Endpoints = ("load_lora_adapter", "unload_lora_adapter")
 SHOWN: Endpoints = (*INFERENCE, "tokenize", "detokenize")
 
 
@@ -71,6 +72,7 @@ _TEXT_WORKS = (
         " logprobs return_token_ids return_tokens_as_token_ids",
         TEXT,
     ),
+    *_works("adapter_id", TEXT, hint="an adapter of the model; or name it as the model"),
     *_works("tenant", TEXT, hint="over NATS only"),
     *_works("best_of", TEXT, hint="only as many as n"),
     *_works("messages", TEMPLATE),
@@ -80,6 +82,9 @@ _TEXT_WORKS = (
     *_works("echo", ("completions",)),
     *_works("return_token_strs", ("tokenize",)),
     *_works("tokens", ("detokenize",)),
+    *_works("lora_name", ADAPTERS),
+    *_works("tenant shared", ADAPTERS, hint="by administrators; else it is one's own"),
+    *_works("lora_path load_inplace base_model_name", ("load_lora_adapter",)),
     *_works("session_id model_id expected_arrival ordered priority", ("advisories",)),
 )
 _SHARED_WORKS = (
@@ -132,6 +137,10 @@ _TEXT_REFUSED = (
     *_refused("response_format", TEXT, {"type": "text"}),
     *_refused("extra_key", TEXT, hint="use cache_salt"),
     *_refused("lora_path", (*TEXT, *LISTED), hint="name the adapter as the model"),
+    *_refused("adapter_source", TEXT, "local", hint="adapters are registered here first"),
+    *_refused(
+        "merged_adapters adapter_parameters adapter_ids", TEXT, hint="one adapter: use adapter_id"
+    ),
     *_refused("no_stop_trim", TEXT, False, hint="use include_stop_str_in_output"),
     *_refused("spaces_between_special_tokens", TEXT, True),
     *_refused("return_hidden_states return_routed_experts return_meta_info", TEXT, False),
@@ -157,6 +166,7 @@ _CHAT_REFUSED = (
     *_refused("skip_special_tokens", ("detokenize",), False),
 )
 _ONESHOT_REFUSED = (
+    *_refused("adapter_id", ONESHOT, hint="one-shot models take no adapters"),
     *_refused("use_activation activation", ("classify", *PAIRS), True),
     *_refused("activation", ("embeddings", "pooling"), hint="use use_activation"),
     *_refused("softmax", ("classify", "pooling"), True),
@@ -189,7 +199,12 @@ _ONESHOT_REFUSED = (
     *_refused("top_k", ("rerank",), hint="use top_n"),
     *_refused("texts", ("rerank",), hint="use documents"),
 )
+_ADAPTERS_REFUSED = (
+    *_refused("pinned", ADAPTERS, False),
+    *_refused("is_3d_lora_weight", ("load_lora_adapter",), False),
+)
 _IGNORED = (
+    *_ignored("lora_int_id", ADAPTERS),
     *_ignored("user", SHOWN),
     *_ignored("request_id rid", INFERENCE),
     *_ignored(
@@ -205,7 +220,8 @@ _IGNORED = (
 
 FIELDS: tuple[Field, ...] = (
     *_TEXT_WORKS, *_SHARED_WORKS, *_ONESHOT_WORKS,
-    *_TEXT_REFUSED, *_CHAT_REFUSED, *_ONESHOT_REFUSED, *_IGNORED,
+    *_TEXT_REFUSED, *_CHAT_REFUSED, *_ONESHOT_REFUSED, *_ADAPTERS_REFUSED,
+    *_IGNORED,
 )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from services.frontend.api.answers import Json
 from services.frontend.api.schemas import MODEL, MODELS, answers
 from services.frontend.app import app_of
 from services.frontend.models import OneshotModel, ServedModel
-from shared.messages import ModelCard, OneshotCard
+from services.frontend.request import caller_of
+from shared.messages import AdapterRecord, ModelCard, OneshotCard
 
 router = APIRouter(tags=["models"])
 
@@ -16,16 +17,29 @@ router = APIRouter(tags=["models"])
 @router.get("/v1/models", responses=answers(MODELS))
 async def list_models(request: Request) -> Response:
     """Every model that can be asked now."""
-    models = app_of(request).models
-    data = [_model(model) for model in models.all()]
-    data += [_oneshot(model) for model in models.all_oneshot()]
+    app = app_of(request)
+    models = app.models.all()
+    data = [_model(model) for model in models]
+    data += [_oneshot(model) for model in app.models.all_oneshot()]
+    bases = {model.card.model_id: model for model in models if model.card.lora is not None}
+    if bases:
+        records = await app.adapters.listed(caller_of(request).tenant)
+        data += [
+            _adapter(record, bases[record.model_id])
+            for record in records
+            if record.model_id in bases
+        ]
     return Json({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{model_id:path}", responses=answers(MODEL))
 async def get_model(request: Request, model_id: str) -> Response:
     """One of them; ids may hold slashes."""
-    models = app_of(request).models
+    app = app_of(request)
+    models = app.models
+    record = await app.adapters.find(caller_of(request).tenant, model_id)
+    if record is not None:
+        return Json(_adapter(record, models.served(record.model_id)))
     if (task := models.task(model_id)) is not None:
         return Json(_oneshot(models.oneshot(model_id, task)))
     return Json(_model(models.served(model_id)))
@@ -33,6 +47,11 @@ async def get_model(request: Request, model_id: str) -> Response:
 
 def _model(model: ServedModel) -> dict[str, Any]:
     return _entry(model.card, model.card.max_model_len, "generate")
+
+
+def _adapter(record: AdapterRecord, base: ServedModel) -> dict[str, Any]:
+    own = {"id": record.name, "created": record.created, "root": record.root}
+    return _model(base) | own | {"parent": record.model_id}
 
 
 def _oneshot(model: OneshotModel) -> dict[str, Any]:

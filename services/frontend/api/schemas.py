@@ -186,11 +186,42 @@ MODEL = record(
     created=INTEGER,
     owned_by=STRING,
     root=STRING,
-    parent={"type": "null"},
+    parent=nullable(STRING),
     max_model_len=nullable(COUNT),
     task={"enum": ["generate", *get_args(Task)]},
 )
 MODELS = record(object=constant("list"), data=array(MODEL))
+ADAPTER = record(
+    id=STRING, object=constant("adapter"), created=INTEGER, tenant=nullable(STRING), parent=STRING,
+    root=STRING, adapter_hash=STRING, lora_rank=COUNT,
+    ranks={"type": "object", "additionalProperties": COUNT},
+    num_bytes=COUNT, image_bytes=COUNT, revision=COUNT, warnings=array(STRING),
+)  # fmt: skip
+ADAPTERS = record(object=constant("list"), data=array(ADAPTER))
+ADAPTER_DELETED = record(id=STRING, object=constant("adapter.deleted"), deleted=TRUE_OR_FALSE)
+_FILE: Schema = {"type": "string", "format": "binary"}
+ADAPTER_FORM: Schema = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": record(
+                    {
+                        "base_model_name": TEXT,
+                        "load_inplace": {"enum": ["true", "false"]},
+                        "shared": {"enum": ["true", "false"]},
+                        "tenant": TEXT,
+                    },
+                    adapter_config=_FILE,
+                    adapter_model=_FILE,
+                )
+            }
+        },
+    }
+}
+PLAIN_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "That it is done", "content": {"text/plain": {"schema": STRING}}}
+}
 SESSION = record(
     id=STRING, object=constant("session"), model=STRING, num_tokens=COUNT, num_blocks=COUNT,
     num_turns=COUNT, last_used=NUMBER, expires=NUMBER,

@@ -16,6 +16,7 @@ from services.frontend.core.claims import Claim
 from services.frontend.core.places import Places
 from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
+    AdapterRef,
     FinishReason,
     Prompt,
     PromptPull,
@@ -38,7 +39,12 @@ ENVELOPE_BYTES = 64  # of an answer around its prompts
 NO_LIMIT = 1 << 62
 TOKEN_BYTES = 4  # of one in a prompt, and more as text
 # Of what a worker says of a turn; 500 of the rest.
-STATUS_OF = {"overloaded": 503, "no_capacity": 503, "context_length_exceeded": 400}
+STATUS_OF = {
+    "overloaded": 503,
+    "no_capacity": 503,
+    "adapter_unavailable": 503,
+    "context_length_exceeded": 400,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,7 @@ class NewTurn:
     request_id: str = ""
     cache_salt: str = ""
     slo_ttft_ms: float | None = None
+    adapter: AdapterRef | None = None
     claim: Claim | None = None
 
     @property
@@ -370,6 +377,7 @@ class Turns:
                 request_id=new.request_id,
                 slo_ttft_ms=new.slo_ttft_ms,
                 prompt=prompt,
+                adapter=new.adapter,
                 sent_to=sent_to,
             )
         )

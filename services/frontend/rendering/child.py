@@ -2,10 +2,8 @@
 comes over stdin, one piece after another, until it is killed or its parent ends.
 """
 
-import ctypes
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -13,16 +11,16 @@ from typing import Any, BinaryIO
 from services.frontend.light import without_torch
 from services.frontend.rendering import frames
 from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
+from shared.dying import die_with_parent
 from shared.errors import InvalidRequest
 
-PR_SET_PDEATHSIG = 1
 TOKENIZERS_MAX = 16  # kept loaded
 WORK_BYTES_MAX = 4 * 1024**3  # of memory, beside what the start took
 
 
 def main(parent: int) -> None:
     """Work until stdin ends."""
-    _die_with(parent)
+    die_with_parent(parent)
     # Whatever a library prints goes to the log, not between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -88,13 +86,6 @@ def _tokenizer(loaded: dict[str, ModelTokenizer], task: frames.Task) -> ModelTok
 def _send(answers: BinaryIO, kind: bytes, data: bytes = b"") -> None:
     answers.write(frames.pack_answer(kind, data))
     answers.flush()
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, in the middle of work too."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
 
 
 def _limit_memory() -> None:

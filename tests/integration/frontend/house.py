@@ -77,6 +77,7 @@ class FakeHouse:
     is_deaf: bool = False
     is_forgetful: bool = True
     has_kvstore: bool = False
+    lora: m.LoraCard | None = None
     num_reports_with_kvstore: int = 0
     worker_id: WorkerId = field(default_factory=lambda: WorkerId("w1"))
     forgets: list[m.SessionForget] = field(default_factory=list)
@@ -105,6 +106,7 @@ class FakeHouse:
             fingerprint="f1",
             max_model_len=MODEL_LEN,
             created=1,
+            lora=self.lora,
         )
 
     def _spawn(self, work: Any) -> None:
@@ -228,6 +230,7 @@ async def house(
     redis_server: Server,
     folder: Path,
     reply: Callable[[m.Prompt], Reply] = lambda _: Reply(),
+    lora: m.LoraCard | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """A frontend whose model is up, over HTTP and through the official client."""
@@ -243,7 +246,7 @@ async def house(
         httpx.AsyncClient(base_url=url, timeout=20) as http,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
     ):
-        fake = FakeHouse(bus, folder / "demo", reply)
+        fake = FakeHouse(bus, folder / "demo", reply, lora=lora)
         await fake.start()
         await wait_healthy(http)
         try:
@@ -254,7 +257,7 @@ async def house(
 
 async def wait_healthy(http: httpx.AsyncClient) -> None:
     """Until a model can be asked."""
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + 60
     while (await http.get("/health")).status_code != 200:
         assert asyncio.get_running_loop().time() < deadline, "never healthy"
         await asyncio.sleep(0.02)

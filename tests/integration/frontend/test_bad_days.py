@@ -93,7 +93,7 @@ def test_a_stream_that_nobody_feeds_ends_with_an_error(
 ) -> None:
     async def scenario() -> None:
         said = Reply(TEXT, hold=asyncio.Event(), hold_at=4)
-        limits = {"resubmit_silent_s": 0.2, "give_up_s": 0.5}
+        limits: dict[str, Any] = {"resubmit_silent_s": 0.2, "give_up_s": 0.5}
         async with house(nats_server, redis_server, tmp_path, lambda _: said, **limits) as it:
             async with streaming(it) as events:
                 nats_server.kill()

@@ -6,10 +6,20 @@ from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
 from services.frontend.api.schemas import any_of, array, constant, record
 from shared import messages as m
-from shared.subjects import ADVISORY_GET, ADVISORY_INVALIDATE, ADVISORY_SUBMIT
+from shared.adapters.record import adapters_redis_key
+from shared.ids import HostId, ModelId, TenantId
+from shared.subjects import (
+    ADAPTER_ADD_ANYWHERE,
+    ADAPTER_REMOVE,
+    ADVISORY_GET,
+    ADVISORY_INVALIDATE,
+    ADVISORY_SUBMIT,
+)
+from tests.adapters import CARD
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, house
 from tests.integration.frontend.job_house import JobHouse, job_house
@@ -88,8 +98,10 @@ class Described:
         self.paths = paths
         self.asked: set[tuple[str, str]] = set()
 
-    async def ask(self, method: str, path: str, url: str = "", body: Any = None) -> httpx.Response:
-        answer = await self.http.request(method, url or path, json=body)
+    async def ask(
+        self, method: str, path: str, url: str = "", body: Any = None, files: Any = None
+    ) -> httpx.Response:
+        answer = await self.http.request(method, url or path, json=body, files=files)
         assert answer.status_code < 300, (path, answer.text)
         said = self.paths[path][method.lower()]["responses"][str(answer.status_code)]
         content = said.get("content", {})
@@ -117,7 +129,36 @@ async def serve_advisories(it: House) -> None:
     await it.bus.flush()
 
 
-async def check_generation(it: House) -> set[tuple[str, str]]:
+async def check_adapters(it: House, api: "Described", redis_url: str) -> None:
+    """A kvstore that has one adapter, whatever it is asked."""
+    redis: Any = Redis.from_url(redis_url)
+    record = m.AdapterRecord(
+        name="a", tenant=TenantId("default"), model_id=ModelId(MODEL), adapter_hash="0" * 32,
+        ranks={"q": 8}, lora_rank=8, num_bytes=1, image_bytes=1, root="/a", host_id=HostId("h"),
+        created=1, revision=1, warnings=["odd"],
+    )  # fmt: skip
+
+    async def answer(message: m.AdapterAdd | m.AdapterRemove) -> m.AdapterRecord:
+        return record
+
+    await it.bus.serve(ADAPTER_ADD_ANYWHERE, answer)
+    await it.bus.serve(ADAPTER_REMOVE, answer, "h")
+    await it.bus.flush()
+    for name in "ab":
+        await redis.hset(adapters_redis_key(record.tenant), name, m.encode(record))
+    body = {"lora_name": "a", "lora_path": "/a"}
+    await api.ask("POST", "/v1/load_lora_adapter", body=body)
+    files = [("f", (name, b"x")) for name in ("adapter_config.json", "adapter_model.safetensors")]
+    await api.ask("PUT", "/v1/adapters/{name}", "/v1/adapters/a", files=files)
+    await api.ask("GET", "/v1/adapters")
+    await api.ask("GET", "/v1/adapters/{name}", "/v1/adapters/a")
+    await api.ask("GET", "/v1/models/{model_id}", "/v1/models/a")
+    await api.ask("POST", "/v1/unload_lora_adapter", body={"lora_name": "a"})
+    await api.ask("DELETE", "/v1/adapters/{name}", "/v1/adapters/b")
+    await redis.aclose()
+
+
+async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     await serve_advisories(it)
     api = await described(it.http)
     ask = api.ask
@@ -139,6 +180,7 @@ async def check_generation(it: House) -> set[tuple[str, str]]:
     await ask("POST", "/v1/advisories", body={"session_id": "s"})
     await ask("GET", "/v1/advisories/{session_id}", "/v1/advisories/s")
     await ask("DELETE", "/v1/advisories/{session_id}", "/v1/advisories/s")
+    await check_adapters(it, api, redis_url)
     await ask("POST", "/tokenize", body={"prompt": "x"})
     await ask("POST", "/tokenize", body={"prompt": "x", "return_token_strs": True})
     await ask("POST", "/detokenize", body={"tokens": [97]})
@@ -167,8 +209,10 @@ def test_every_answer_is_as_described(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path / "a") as it:
-            asked = await check_generation(it)
+        async with house(
+            nats_server, redis_server, tmp_path / "a", lora=CARD, data_dir=tmp_path / "data"
+        ) as it:
+            asked = await check_generation(it, redis_server.url)
             paths = (await it.http.get("/openapi.json")).json()["paths"]
         async with job_house(nats_server, redis_server, tmp_path / "b") as jobs:
             asked |= await check_jobs(jobs)

@@ -45,7 +45,7 @@ def test_refused_writes_do_not_keep_anybody_from_reading(
             assert await store.read(DEFAULT_TENANT, SessionId("refused")) is None
             assert await store.read(DEFAULT_TENANT, SessionId("kept")) is not None
         with pytest.raises(StoreAway, match="refuses"):
-            await store._do("set", "x", "y")
+            await store.do("set", "x", "y")
         await redis.config_set("maxmemory", 0)
         await store.put(record("refused"), "", NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, SessionId("refused")) is not None

@@ -24,7 +24,17 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
     parts = SimpleNamespace(all=broken)
     nothing = cast(Any, None)
     jobs = cast(Any, SimpleNamespace(capacity=Capacity(0, 0)))
-    rest = [nothing, nothing, jobs, nothing, nothing, nothing, Quotas(TenantLimits(), {})]
+    rest = [
+        nothing,
+        nothing,
+        jobs,
+        nothing,
+        nothing,
+        nothing,
+        Quotas(TenantLimits(), {}),
+        nothing,
+        nothing,
+    ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 
     async def request() -> httpx.Response:

@@ -13,8 +13,10 @@ from services.frontend.api.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    LoadAdapterBody,
     StreamOptions,
     TokenizeBody,
+    UnloadAdapterBody,
     parse,
 )
 from services.frontend.api.fields import FIELDS, TABLE, Endpoint, Field
@@ -34,6 +36,8 @@ BODIES: dict[type[Body], dict[str, Any]] = {
     TokenizeBody: {"prompt": "hi"},
     DetokenizeBody: {"tokens": [1]},
     AdvisoryBody: {"session_id": "s"},
+    LoadAdapterBody: {"lora_name": "a", "lora_path": "/a"},
+    UnloadAdapterBody: {"lora_name": "a"},
     EmbeddingBody: {"input": "a"},
     PoolingBody: {"input": "a"},
     ClassifyBody: {"input": "a"},

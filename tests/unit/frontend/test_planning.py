@@ -16,7 +16,9 @@ from shared.ids import DEFAULT_TENANT, SessionId
 
 MODEL_LEN, BLOCK = 20, 4
 MODEL: Any = SimpleNamespace(
-    card=SimpleNamespace(max_model_len=MODEL_LEN, block_tokens=BLOCK, fingerprint="f")
+    card=SimpleNamespace(max_model_len=MODEL_LEN, block_tokens=BLOCK, fingerprint="f"),
+    adapter=None,
+    adapter_hash="",
 )
 OWNER = Owner(tenant=DEFAULT_TENANT, session_id=SessionId("s"), cache_salt="c")
 KEYS = chain_keys(root_key("f", DEFAULT_TENANT, "", "c"), list(range(30)), BLOCK)

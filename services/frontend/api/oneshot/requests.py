@@ -33,7 +33,7 @@ from services.frontend.request import (
     slo_ms,
     watched,
 )
-from shared.errors import InvalidRequest, SymphonyError
+from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import new_id, shard_of
 
 SLO_HEADERS = (target_header(SLO_HEADER, "Target for the whole answer, milliseconds"),)
@@ -74,7 +74,11 @@ async def respond(
         with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id_of(request)) as pending:
             context = Context(app, pending, target_ms)
             with watched(request.receive, context.abandon):
-                return Json(await work(body, context))
+                try:
+                    return Json(await work(body, context))
+                except NotFound:
+                    await app.adapters.refuse(caller_of(request).tenant, body.model)
+                    raise
 
 
 async def run_texts(

@@ -52,6 +52,7 @@ async def submit_advisory(request: Request) -> Response:
         request_id=request_id_of(request),
     )
     note(session_id=body.session_id, model=model_id)
+    advisory = await _resolved(app, advisory)
     return Json(await app.bus.request(ADVISORY_SUBMIT, advisory, timeout_s=TRACKER_TIMEOUT_S), 202)
 
 
@@ -64,7 +65,7 @@ async def serve(app: App) -> None:
         owner = own_tenant(tenant, advisory.tenant)
         is_asked = advisory.priority != ADVISORY_PRIORITY  # saying it is as saying nothing
         priority = _priority(app, owner, advisory.priority, is_asked=is_asked)
-        own = replace(advisory, tenant=owner, priority=priority)
+        own = await _resolved(app, replace(advisory, tenant=owner, priority=priority))
         return await app.bus.request(ADVISORY_SUBMIT, own, timeout_s=TRACKER_TIMEOUT_S)
 
     await app.bus.serve_tenants(TENANT_ADVISORY_SUBMIT, submit)
@@ -82,6 +83,16 @@ async def invalidate_advisory(request: Request, session_id: SessionPath) -> Resp
     """The turn is not coming after all."""
     bus, key = app_of(request).bus, key_of(request, session_id)
     return Json(await bus.request(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S))
+
+
+async def _resolved(app: App, advisory: Advisory) -> Advisory:
+    """An advisory whose model may be an adapter's name, with the base and that adapter."""
+    record = None
+    if advisory.model_id is not None:
+        record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
+    if record is None:
+        return replace(advisory, adapter=None)  # its sender may have made one up
+    return replace(advisory, model_id=record.model_id, adapter=record.ref)
 
 
 def _priority(app: App, tenant: TenantId, named: int, *, is_asked: bool) -> int:

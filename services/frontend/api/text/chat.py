@@ -42,7 +42,7 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     app.quotas.check_turns(origin.tenant)
     check_options(body)
     rules = text_rules(body)
-    model = app.models.get(body.model)
+    model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
     asked = body.max_completion_tokens or body.max_tokens
     options = template_options(body, model.tokenizer.template_names)
     text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)

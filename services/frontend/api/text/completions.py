@@ -53,7 +53,7 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
     check_options(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: 0 only with echo", "max_tokens")
-    model = app.models.get(body.model)
+    model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
     prompts = await _prompts(app, model, owner_of(body, origin), body)
     generation = await generation_of(
         app, model, body, origin, prompts,

@@ -190,6 +190,7 @@ class Generation:
             request_id=plan.request_id,
             cache_salt=plan.owner.cache_salt,
             slo_ttft_ms=plan.slo_ttft_ms,
+            adapter=plan.model.adapter,
             claim=prompt.claim,
         )
 
@@ -219,6 +220,8 @@ class Generation:
             cached_tokens=self._num_cached(),
             completion_tokens=usage["completion_tokens"],
         )
+        if self.plan.model.adapter is not None:
+            note(adapter=self.plan.model.adapter.name)
         if self.plan.owner.session_id is not None:
             note(session_id=self.plan.owner.session_id)
 

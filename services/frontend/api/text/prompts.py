@@ -165,6 +165,7 @@ async def remember(
             last_used=now_s,
             expires=now_s + app.sessions.expiry_s,
             cache_salt=owner.cache_salt,
+            adapter_hash=model.adapter_hash,
         ),
         prompt.claim.generation,
         app.quotas.of(owner.tenant),
@@ -194,8 +195,10 @@ def _stored(
         tokens, keys = unpack_ints(record.tokens), unpack_keys(record.block_keys)
     except (MalformedMessage, ValueError):
         return None
-    return tokens, keys if record.cache_salt == owner.cache_salt else [], rest
+    # Other weights, or another salt: the tokens are the same, what was computed of them is not.
+    made_by = record.cache_salt, record.adapter_hash
+    return tokens, keys if made_by == (owner.cache_salt, model.adapter_hash) else [], rest
 
 
 def _root(model: ServedModel, owner: Owner) -> BlockKey:
-    return root_key(model.card.fingerprint, owner.tenant, "", owner.cache_salt)
+    return root_key(model.card.fingerprint, owner.tenant, model.adapter_hash, owner.cache_salt)

@@ -14,6 +14,7 @@ from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.models import ServedModel
 from services.frontend.request import caller_of, read_body
 from shared.errors import InvalidRequest, NoCapacity
+from shared.ids import TenantId
 
 NAMES_AT_ONCE = 16_384  # about 5 ms
 
@@ -26,11 +27,11 @@ async def tokenize(request: Request) -> Response:
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
         body = parse(TokenizeBody, await read_body(request, held.grow_to))
-        return await _tokenized(app, body)
+        return await _tokenized(app, body, caller_of(request).tenant)
 
 
-async def _tokenized(app: App, body: TokenizeBody) -> Response:
-    model = _model(app, body.model)
+async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response:
+    model = await _model(app, body.model, tenant)
     tokenizer = model.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
@@ -64,7 +65,7 @@ async def detokenize(request: Request) -> Response:
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
         body = parse(DetokenizeBody, await read_body(request, held.grow_to))
-        model = _model(app, body.model)
+        model = await _model(app, body.model, caller_of(request).tenant)
         vocab_size = model.tokenizer.vocab_size
         tokens = token_list(body.tokens)
         if tokens is None or max(tokens, default=0) >= vocab_size:
@@ -72,10 +73,10 @@ async def detokenize(request: Request) -> Response:
         return Json({"prompt": await app.texts.decode_all(model.tokenizer, tokens)})
 
 
-def _model(app: App, model_id: str | None) -> ServedModel:
+async def _model(app: App, model_id: str | None, tenant: TenantId) -> ServedModel:
     """The named model, or the only one."""
     if model_id is not None:
-        return app.models.get(model_id)
+        return await app.adapters.model(tenant, model_id)
     models = app.models.all()
     if not models:
         raise NoCapacity("no model can be served now")
