@@ -31,6 +31,10 @@ BENCHES = {
     "oneshot": "loadtest.bench.oneshot",
     "takeover": "loadtest.bench.takeover",
     "fuzz": "loadtest.fuzz.command",
+    "sgmv": "loadtest.bench.sgmv",
+    "lora": "loadtest.bench.lora",
+    "coldstart": "loadtest.bench.coldstart",
+    "assist": "loadtest.bench.assist",
     "chaos": "loadtest.bench.chaos",
 }
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HELP_FILE = Path(__file__).with_name("help.txt")
 STAMP = "symphony-installed.json"
 USAGE_STATUS = 2  # of a command line without a command
+GROUPS = {"adapters"}  # commands of commands
 EXTRAS = {"test": {"worker", "test"}, "bench": {"worker", "loadtest"}}
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -56,6 +57,8 @@ def needed_extras(argv: Sequence[str]) -> set[str]:
         options = {word.partition("=")[0] for word in argv}
         no_workers = "--no-worker" in options or _option(argv, "--workers") == "0"
         return set() if "--emulate" in options or no_workers else {"worker"}
+    if command in GROUPS:
+        return {"worker"} if "check" in argv[1:2] else set()
     return set(EXTRAS.get(command, set()))
 
 
@@ -74,6 +77,8 @@ def wanted_help(argv: Sequence[str]) -> str | None:
     command = words[0] if not words[0].startswith("-") else ""
     if command == "bench" and any(not word.startswith("-") for word in words[1:]):
         return None
+    if command in GROUPS and words[1:] and not words[1].startswith("-"):
+        return f"{command} {words[1]}"
     return command
 
 

@@ -11,11 +11,10 @@ from cli.reporting import out
 from cli.start.plan import ROOT, python_path
 
 # A file's tests share a house, so they stay together. Files start by name: the long ones, of whole
-# houses, come first and the short ones last. Every process may hold a house in memory.
-PARALLEL = (
-    "--numprocesses", "logical", "--maxprocesses", "4", "--dist", "loadfile",
-    "--no-loadscope-reorder",
-)  # fmt: skip
+# houses, come first and the short ones last. Those wait more than they work, so there is a process
+# more than there are cores; every one may hold a house in memory.
+PROCESSES = min((os.cpu_count() or 1) + 1, 4)
+PARALLEL = ("--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Threads of several processes that wait for one another by spinning keep one another from working.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 QUICK: tuple[tuple[str, tuple[str, ...]], ...] = (

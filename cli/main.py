@@ -2,17 +2,16 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli import options
-from cli.reporting import complain, out, quiet_libraries
+from cli.adapters import commands as adapters
+from cli.errors import errors_in_a_line
+from cli.reporting import out, quiet_libraries
 from cli.runfile import DEFAULT_DATA_DIR
-from shared.errors import SymphonyError
 
 NAME = "symphony"
 
@@ -27,19 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(adapters.app)
+
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-@contextmanager
-def _errors_in_a_line() -> Iterator[None]:
-    """Expected failures as one line on stderr and exit status 1; Ctrl-C as status 130."""
-    try:
-        yield
-    except SymphonyError as error:
-        complain(error.message)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 def _folder(path: Path) -> Path:
@@ -57,6 +46,7 @@ def up(
     workers: options.NumWorkers = 1,
     no_worker: options.NoWorker = False,
     emulate: options.Emulate = None,
+    adapter: options.Adapters = None,
     spares: options.NumSpares = 0,
     shards: options.NumShards = 1,
     host: options.Host = "127.0.0.1",
@@ -70,6 +60,7 @@ def up(
     ready_timeout_s: options.ReadyTimeout = 900.0,
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
+    from cli.adapters.offered import parse_offer
     from cli.models.prepare import check_model
     from cli.start.plan import HouseOptions
     from cli.start.up import up as run_here
@@ -77,16 +68,18 @@ def up(
     from cli.supervisor.children import free_port
     from shared.zoo import parse_emulation
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         if emulate is not None:
             parse_emulation(emulate)
         for source in model or ():
             check_model(source)
+        folder = _folder(data_dir)
         house = HouseOptions(
-            data_dir=_folder(data_dir),
+            data_dir=folder,
             models=tuple(model or ()),
             num_workers=0 if no_worker else workers,
             emulate=emulate,
+            adapters=tuple(parse_offer(each, folder) for each in adapter or ()),
             num_spares=spares,
             num_shards=shards,
             host=host,
@@ -105,7 +98,7 @@ def down(data_dir: options.DataDir = DEFAULT_DATA_DIR) -> None:
     """Stop the house."""
     from cli.down import down as stop
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         stop(_folder(data_dir))
         out.print("symphony: stopped")
 
@@ -118,7 +111,7 @@ def status(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson
     from cli.inspection.status import render
     from cli.runfile import running_house
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         run = running_house(_folder(data_dir))
         report = describe(run, look(run))
     if as_json:
@@ -133,19 +126,15 @@ def chat(
     session: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Session to go on with.")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")
-    ] = None,
-    api_key: Annotated[
-        str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")
-    ] = "",
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat in the terminal."""
     from cli.chat.app import chat as talk
     from cli.runfile import running_house
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         folder = _folder(data_dir)
         if url is not None:
             talk(url, model, session, api_key, folder)
@@ -156,7 +145,7 @@ def chat(
 
 @app.command()
 def doctor(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
-    """Say what is installed, and what would keep the house from starting."""
+    """Say what is installed, and what keeps the house from starting."""
     from cli.inspection.doctor import examine, show
 
     findings = examine(_folder(data_dir))
@@ -169,7 +158,7 @@ def test(context: typer.Context) -> None:
     """Check style, types and behaviour. With arguments: run pytest alone, with them."""
     from cli.checks import run_checks
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         raise typer.Exit(run_checks(context.args))
 
 
@@ -195,7 +184,7 @@ def bench(
         return
     from cli.bench import run_bench
 
-    with _errors_in_a_line():
+    with errors_in_a_line():
         run_bench(name, [*context.args, *(["--help"] if wants_help else [])], as_json=as_json)
 
 

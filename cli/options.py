@@ -23,6 +23,15 @@ Models = Annotated[
         "be given several times.",
     ),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=DIR]",
+        help="A LoRA adapter in PEFT's format, for everybody. Without a folder one of ours: "
+        "pirate, telegraph, json (of smollm2-135m), digits, capitals, vowels (of demo). May be "
+        "given several times.",
+    ),
+]
 NumWorkers = Annotated[int, typer.Option(metavar="N", min=0, max=64, help="How many workers.")]
 NoWorker = Annotated[
     bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
@@ -74,3 +83,5 @@ NoRestart = Annotated[bool, typer.Option("--no-restart", help="Leave dead what d
 ReadyTimeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=1.0, help="How long the start may take.")
 ]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")]
+ApiKey = Annotated[str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")]

@@ -1,11 +1,15 @@
 """Where the frontend is, as a user may write it."""
 
+from pathlib import Path
+
 import httpx
 
+from shared.access import trusting_only
 from shared.errors import InvalidRequest
 
 API_PATH = "/v1"
 PORT_MAX = 65535
+CONNECT_TIMEOUT_S = 5.0
 
 
 def base_url(url: str) -> str:
@@ -29,3 +33,18 @@ def base_url(url: str) -> str:
         raise InvalidRequest(f"--url {url}: give an address without ? and #")
     path = parsed.path.rstrip("/").removesuffix(API_PATH).rstrip("/")
     return str(parsed.copy_with(path=path or "/")).rstrip("/")
+
+
+def http_client(url: str, api_key: str, cert_file: Path | None = None) -> httpx.Client:
+    """A client of the frontend there.
+
+    Args:
+        cert_file: the server's own certificate; None: what the machine trusts.
+
+    Raises:
+        InvalidRequest: `url` is no http(s) address.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    verify = True if cert_file is None else trusting_only(cert_file)
+    return httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout, verify=verify)

@@ -5,9 +5,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import httpx
-
-from cli.chat.address import base_url
+from cli.chat.address import http_client
 from cli.chat.commands import LEAVING, is_command
 from cli.chat.conversation import Conversation
 from cli.chat.events import Reply, encodable
@@ -19,11 +17,9 @@ from cli.chat.server import Server
 from cli.chat.showing import aside, greet, show_help, show_last, show_usage
 from cli.chat.transcript import DamagedTranscript, Transcript, Transcripts
 from cli.reporting import complain
-from shared.access import trusting_only
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import new_id
 
-CONNECT_TIMEOUT_S = 5.0
 SESSION_CHARS_MAX = 256
 
 
@@ -46,17 +42,12 @@ def chat(
         NotFound: it serves no model to chat with, or not the one asked for.
         InvalidRequest: `url`, `session` or `model` cannot be used.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     _require_session_id(session)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):  # bytes of no encoding end no chat
             stream.reconfigure(errors="replace")
     folder = data_dir / "chats"
-    verify = True if cert_file is None else trusting_only(cert_file)
-    with httpx.Client(
-        base_url=base_url(url), headers=headers, timeout=timeout, verify=verify
-    ) as client:
+    with http_client(url, api_key, cert_file) as client:
         server, transcripts = Server(client), Transcripts(folder)
         conversation = begin(server, transcripts, model, session)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

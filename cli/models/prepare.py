@@ -93,7 +93,7 @@ def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
     Raises:
         SymphonyError: it cannot be had.
     """
-    folder = models / f"{model.package}-{model.version}-{CONVERSION}" / model.name
+    folder = packaged_folder(model, models)
     with _made_once(folder) as building:
         if building is None:
             return folder
@@ -110,6 +110,11 @@ def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
                 building.rmdir()
                 given.rename(building)
     return folder
+
+
+def packaged_folder(model: PackagedModel, models: Path) -> Path:
+    """Where a packaged model is, or will be."""
+    return models / f"{model.package}-{model.version}-{CONVERSION}" / model.name
 
 
 def _converted(file: Path, models: Path, say: Say) -> Path:

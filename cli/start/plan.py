@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
+from cli.adapters.offered import Offer
 from cli.start.credentials import redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
@@ -37,6 +38,7 @@ class HouseOptions:
     Attributes:
         models: what was asked for, or once that is prepared folders (absolute) and hub ids; none:
             the default.
+        adapters: that everybody may use, once the house stands.
         emulate: latency profile of emulated workers; None: real ones.
         num_spares: hot spares of each scheduler process.
         num_shards: processes among which the batching of one-shot models is divided; 1: it is done
@@ -51,6 +53,7 @@ class HouseOptions:
     models: tuple[str, ...] = ()
     num_workers: int = 1
     emulate: str | None = None
+    adapters: tuple[Offer, ...] = ()
     num_spares: int = 0
     num_shards: int = 1
     host: str = "127.0.0.1"
@@ -248,7 +251,7 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
         for seen, gpu in zip(sees, gpus_of_workers(options.num_workers, common), strict=False):
             seen[VISIBLE] = gpu
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
-        ("kvstore", "kvstore", 4, {}),
+        ("kvstore", "kvstore", 4, _kvstore(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
         ("tracker", "tracker", 1, {}),
         *(
@@ -261,6 +264,19 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
         _service(name, module, stage, {**common, **extra}, logs / f"{name}.log")
         for name, module, stage, extra in wanted
     ]
+
+
+def _kvstore(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the kvstore: it may read the adapters that it will be given."""
+    if not options.adapters:
+        return {}
+    offered = [str(offer.folder) for offer in options.adapters]
+    name = "SYMPHONY_ADAPTER_DIRS"
+    try:
+        given = json.loads(common.get(name, "[]"))
+    except ValueError:
+        return {}  # the kvstore's settings are checked, and this one is told
+    return {name: json.dumps([*given, *offered])} if isinstance(given, list) else {}
 
 
 def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:

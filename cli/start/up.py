@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from cli.adapters.offered import check_offers, make_offers, models_for
+from cli.models.names import served_as
 from cli.models.prepare import prepare_default, prepare_models
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.start.plan import HouseOptions, python_path
@@ -77,22 +79,28 @@ def _log_path(data_dir: Path) -> Path:
 
 
 def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
-    """`options` with models that workers can load. In front of the user, since it may take minutes
-    the first time; after a look at what would keep the house from starting anyway.
+    """`options` with models that workers can load, and adapters that are there. In front of the
+    user, since it may take minutes the first time; after a look at what would keep the house from
+    starting anyway. Without a word on models, they are those that adapters are for.
 
     Raises:
-        SymphonyError: a model cannot be had, or the house could not start.
+        SymphonyError: a model cannot be had, an adapter is for another one, or the house could not
+            start.
     """
     for warning in check_start(options):
         reporter.event(warning)
     if options.emulate is not None or not options.num_workers:
+        check_offers(options.adapters, ())
         return options
     kept = options.data_dir / "models"
     wanted = options.models or tuple(load_config(WorkerConfig).models)
+    wanted = wanted or models_for(options.adapters)
+    check_offers(options.adapters, [served_as(each) for each in wanted])
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
     else:
         models = (prepare_default(kept, reporter.progress),)
+    make_offers(options.adapters, models)
     return replace(options, models=models)
 
 

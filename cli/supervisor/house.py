@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
+from cli.adapters.offered import offer_all
 from cli.config import LauncherConfig
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import look
@@ -192,11 +193,21 @@ class House:
                     f"see {self._options.data_dir / 'logs'}"
                 )
             self._watch_once(READY_POLL_S)
+        self._offer_adapters()
         self._supervision.on_ready()
         self._liveness.on_house_ready()
         self._state = "ready"
         self._write_down()
         self._reporter.ready(self._url, self._degraded)
+
+    def _offer_adapters(self) -> None:
+        options, plan = self._options, self._plan
+        if options.adapters:
+            self._reporter.progress(f"adding {', '.join(each.name for each in options.adapters)}")
+            for warning in offer_all(
+                plan.nats_url, plan.nats_access, options.host_id, options.adapters
+            ):
+                self._reporter.event(warning)
 
     def watch(self) -> None:
         """Restart what dies, and kill what does not answer, until a signal comes or a child does

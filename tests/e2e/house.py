@@ -104,6 +104,7 @@ class House:
         restart: bool = True,
         num_spares: int = 0,
         num_shards: int = 1,
+        adapters: Mapping[str, Path] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir
@@ -116,6 +117,8 @@ class House:
             self._arguments += ["--model", str(model)]
         if emulate is not None:
             self._arguments += ["--emulate", emulate]
+        for name, folder in (adapters or {}).items():
+            self._arguments += ["--adapter", f"{name}={folder}"]
         if not restart:
             self._arguments += ["--no-restart"]
         self._env = environment({**SMALL, **(env or {})})

@@ -86,10 +86,15 @@ def wait_stored(house: House, num_blocks: int) -> None:
 
 
 def kill(house: House, *names: str) -> None:
-    """SIGKILL these children together; returns when all are back."""
+    """SIGKILL these children together; returns when all are back, and a new kvstore knows the
+    worker: it has pages to write into."""
     pids = {name: house.kill(name) for name in names}
     for name, pid in pids.items():
         house.wait_restarted(name, pid)
+    if "kvstore" in names:
+        wait_until(
+            lambda: house.look()["tiers"]["arena"]["pages_used"] > 0, "the worker is known again"
+        )
 
 
 def advisory(house: House, session_id: str) -> dict[str, Any]:
@@ -114,9 +119,6 @@ def test_history_is_never_computed_twice_whatever_was_killed(house: House, clien
 
     wait_stored(house, fox.num_blocks)
     kill(house, "kvstore")
-    wait_until(
-        lambda: house.look()["tiers"]["arena"]["pages_used"] > 0, "the worker is known again"
-    )
     covered = fox.covered
     assert fox.say("Not even by the clerk?") == covered  # from the worker's own pool
 

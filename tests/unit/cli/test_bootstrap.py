@@ -47,6 +47,10 @@ from tests.e2e.house import environment
         ("doctor", set()),
         ("test", {"worker", "test"}),
         ("bench resume", {"worker", "loadtest"}),
+        ("adapters list", set()),
+        ("adapters add check DIR", set()),
+        ("adapters check DIR --base x", {"worker"}),
+        ("adapters check --help", set()),
     ],
 )
 def test_extras_of_a_command(line: str, extras: set[str]) -> None:
@@ -136,6 +140,8 @@ def test_needs_nothing_but_the_standard_library() -> None:
         ("up --model x --help", "up"),
         ("status -h", "status"),
         ("bench --help", "bench"),
+        ("adapters --help", "adapters"),
+        ("adapters add x --help", "adapters add"),
         ("bench resume --help", None),
         ("test -- --help", None),
         ("status", None),
@@ -165,6 +171,7 @@ def test_every_command_has_its_section() -> None:
         ("--help", 0, "Usage: symphony [OPTIONS] COMMAND"),
         ("up -h", 0, "Usage: symphony up [OPTIONS]"),
         ("bench --help", 0, "Usage: symphony bench [OPTIONS]"),
+        ("adapters add --help", 0, "Usage: symphony adapters add [OPTIONS]"),
         ("", 2, "Usage: symphony [OPTIONS] COMMAND"),
     ],
 )

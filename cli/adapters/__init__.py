@@ -1,0 +1,1 @@
+"""`symphony adapters`: what adapters there are, and bringing more."""

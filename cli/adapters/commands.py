@@ -1,0 +1,137 @@
+"""The commands `symphony adapters ...`: arguments in, one call, exit code out."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import options
+from cli.errors import errors_in_a_line
+from cli.reporting import complain, out
+from cli.runfile import DEFAULT_DATA_DIR
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A folder in PEFT's format.", show_default=False)
+]
+Base = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="Its base; needed if there are several.")
+]
+Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="Whose it is; yours if absent.")]
+Shared = Annotated[bool, typer.Option("--shared", help="Everybody's.")]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="In place of the one that has the name, if any.")
+]
+
+app = typer.Typer(
+    name="adapters",
+    help="LoRA adapters: what there is, more, or fewer.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def add(
+    name: NameArgument,
+    folder: Folder,
+    base: Base = None,
+    tenant: Tenant = None,
+    shared: Shared = False,
+    replace: Replace = False,
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Bring an adapter, under a name by which it is asked for as a model."""
+    from cli.adapters.client import client_of
+
+    with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
+        record = client.add(
+            name, folder.expanduser(), base=base, tenant=tenant, shared=shared, replace=replace
+        )
+        for warning in record["warnings"]:
+            out.print(f"symphony: warning: {warning}", markup=False)
+        out.print(f"symphony: {name} is there, on {record['parent']}", markup=False)
+
+
+@app.command("list")
+def list_all(
+    tenant: Tenant = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    as_json: options.AsJson = False,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Say what there is: your own, and everybody's."""
+    from cli.adapters.client import client_of
+    from cli.adapters.showing import table_of
+
+    with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
+        adapters = client.all(tenant)
+    if as_json:
+        print(json.dumps({"adapters": adapters}))
+    else:
+        out.print(table_of(adapters) if adapters else "symphony: no adapters")
+
+
+@app.command()
+def show(
+    name: NameArgument,
+    tenant: Tenant = None,
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    as_json: options.AsJson = False,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Say all about one."""
+    from cli.adapters.client import client_of
+    from cli.adapters.showing import lines_of
+
+    with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
+        adapter = client.show(name, tenant)
+    if as_json:
+        print(json.dumps(adapter))
+    else:
+        print("\n".join(lines_of(adapter)))
+
+
+@app.command()
+def remove(
+    name: NameArgument,
+    tenant: Tenant = None,
+    shared: Shared = False,
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Forget one. Who talks to it now may go on to the end of the reply."""
+    from cli.adapters.client import client_of
+
+    with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
+        client.remove(name, tenant, shared=shared)
+        out.print(f"symphony: {name} is gone", markup=False)
+
+
+@app.command()
+def check(
+    folder: Folder,
+    base: Annotated[str, typer.Option(metavar="MODEL", help="As `up --model` takes it.")],
+    as_json: options.AsJson = False,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Say whether an adapter can be served on a base. Needs no house."""
+    with errors_in_a_line():
+        from cli.adapters.offline import check as examine
+        from cli.adapters.offline import lines_of
+        from cli.models.prepare import check_model, prepare_model
+
+        check_model(base)
+        kept = data_dir.expanduser().resolve() / "models"
+        source = prepare_model(base, kept, complain)
+        checked = examine(folder.expanduser(), source)
+    if as_json:
+        print(json.dumps(checked))
+    else:
+        print("\n".join(lines_of(checked)))

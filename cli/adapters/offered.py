@@ -1,0 +1,163 @@
+"""Adapters that `symphony up` offers to everybody: given to the kvstore once the house stands."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.adapters.catalog import KNOWN, TRAINED
+from cli.models.names import served_as
+from shared.access import NatsAccess
+from shared.adapters.record import EVERYBODY, check_adapter_name
+from shared.bus import Bus
+from shared.errors import ConfigError, InvalidRequest, PeerUnavailable, SymphonyError
+from shared.ids import HostId, ModelId
+from shared.messages import AdapterAdd, LoraCard, WorkerReport
+from shared.subjects import ADAPTER_ADD, WORKER_REPORT
+
+CONNECT_S = 5.0
+REPORTS_S = 3.0  # workers report twice a second
+ADD_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Attributes:
+    folder: absolute; of one that is known by name, where it is or will be made.
+    base: the model that it is for; None: the only one that takes adapters.
+    """
+
+    name: str
+    folder: Path
+    base: str | None = None
+
+
+def parse_offer(text: str, data_dir: Path) -> Offer:
+    """``NAME=DIR`` of the command line, or the name of one that we know.
+
+    Args:
+        data_dir: absolute; what is made will be in it.
+
+    Raises:
+        ConfigError: it is something else, or there is no such folder.
+    """
+    name, separator, folder = text.partition("=")
+    if not separator:
+        if (known := KNOWN.get(name)) is None:
+            raise ConfigError(f"--adapter {text}: give NAME=DIR, or one of {', '.join(KNOWN)}")
+        place = data_dir / "models" / f"{known.base}-adapters" if known.is_made else TRAINED
+        return Offer(name, place / name, known.base)
+    try:
+        check_adapter_name(name)
+    except InvalidRequest as error:
+        raise ConfigError(f"--adapter {text}: {error.message}") from None
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"--adapter {text}: no such folder")
+    return Offer(name, path.resolve())
+
+
+def models_for(offers: Sequence[Offer]) -> tuple[str, ...]:
+    """Models, as `--model` takes them, that adapters are for which we know by name."""
+    return tuple(dict.fromkeys(KNOWN[each.name].model for each in offers if each.base is not None))
+
+
+def check_offers(offers: Sequence[Offer], served: Sequence[str]) -> None:
+    """See that the models are served that adapters are for, as far as these say it.
+
+    Args:
+        served: names of the models.
+
+    Raises:
+        ConfigError: one is for another model.
+    """
+    for offer in offers:
+        if offer.base is not None and offer.base not in served:
+            here = f"this house serves {', '.join(served)}" if served else "no model is loaded here"
+            raise ConfigError(
+                f"--adapter {offer.name}: it is for --model {KNOWN[offer.name].model}, and {here}"
+            )
+
+
+def make_offers(offers: Sequence[Offer], models: Sequence[str]) -> None:
+    """Write down those that are made when they are asked for.
+
+    Args:
+        models: folders and hub ids of what will be served; `check_offers` has seen them.
+    """
+    for offer in offers:
+        if offer.base is not None and KNOWN[offer.name].is_made:
+            from services.worker.demo_adapters import make_demo_adapter
+
+            model = next(Path(each) for each in models if served_as(each) == offer.base)
+            make_demo_adapter(offer.name, model, offer.folder)
+
+
+def offer_all(
+    nats_url: str, access: NatsAccess, host_id: HostId, offers: Sequence[Offer]
+) -> list[str]:
+    """Have the kvstore of this house take them, in place of what has their names; what to warn of.
+
+    Raises:
+        SymphonyError: one cannot be served; names it.
+    """
+    return asyncio.run(_offer_all(nats_url, access, host_id, offers))
+
+
+async def _offer_all(
+    nats_url: str, access: NatsAccess, host_id: HostId, offers: Sequence[Offer]
+) -> list[str]:
+    bus = await Bus.connect(nats_url, "cli", access, timeout_s=CONNECT_S)
+    warnings = []
+    try:
+        bases = await _bases(bus, host_id)
+        for offer in offers:
+            model_id, card = _base_of(offer, bases)
+            add = AdapterAdd(
+                name=offer.name,
+                tenant=EVERYBODY,
+                model_id=model_id,
+                card=card,
+                path=str(offer.folder),
+                replace=True,
+            )
+            try:
+                record = await bus.request(ADAPTER_ADD, add, host_id, timeout_s=ADD_TIMEOUT_S)
+            except SymphonyError as error:
+                raise SymphonyError(f"--adapter {offer.name}: {error.message}") from None
+            warnings += [f"{offer.name}: {warning}" for warning in record.warnings]
+    finally:
+        await bus.drain()
+    return warnings
+
+
+async def _bases(bus: Bus, host_id: HostId) -> dict[ModelId, LoraCard | None]:
+    """The models for text that workers of this house serve, and what adapters they take."""
+    found: dict[ModelId, LoraCard | None] = {}
+    has_heard = asyncio.Event()
+
+    def hear(report: WorkerReport) -> None:
+        if report.host_id == host_id and report.models:
+            found.update({card.model_id: card.lora for card in report.models})
+            has_heard.set()
+
+    await bus.subscribe(WORKER_REPORT, hear)
+    try:
+        await asyncio.wait_for(has_heard.wait(), REPORTS_S)
+    except TimeoutError:
+        raise PeerUnavailable("--adapter: no worker serves a model for text") from None
+    return found
+
+
+def _base_of(offer: Offer, bases: Mapping[ModelId, LoraCard | None]) -> tuple[ModelId, LoraCard]:
+    wanted = [model_id for model_id in bases if offer.base in (None, model_id)]
+    taking = [(model_id, card) for model_id in wanted if (card := bases[model_id]) is not None]
+    if not taking:
+        raise ConfigError(f"--adapter {offer.name}: {', '.join(bases)} takes no adapters")
+    if len(taking) > 1:
+        names = ", ".join(model_id for model_id, _ in taking)
+        raise ConfigError(
+            f"--adapter {offer.name}: {names} take adapters: say which with "
+            "`symphony adapters add --base`"
+        )
+    return taking[0]
