@@ -14,12 +14,14 @@ from itertools import count
 
 from loadtest.local_store import EPOCH, LocalStore
 from services.worker.core.effects import (
+    BuildImage,
     CommitBlocks,
     Effect,
     Emit,
     LeasePages,
     LoadPages,
     ReturnPages,
+    StageImage,
     StageTurn,
     StoreBlocks,
 )
@@ -30,11 +32,12 @@ from services.worker.core.turn import Turn
 from services.worker.device.executor import Executor
 from services.worker.device.mover import Loaded, Moved, Stored
 from services.worker.step_loop import StepLoop
+from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.clock import SystemClock
 from shared.dying import die
 from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
-from shared.messages import SamplingParams, StepOutput, TurnDelta, encode
+from shared.messages import AdapterRef, SamplingParams, StepOutput, TurnDelta, encode
 
 FRONTEND = FrontendId("local")
 
@@ -57,7 +60,9 @@ class LocalEngine:
     Attributes:
         thread: launches steps. The model is to be loaded in it as well: OpenMP keeps a team of
             threads for each thread that computes, and two teams are in each other's way.
-        store: KV goes there and comes from there; `moves` is what the executor reports to.
+        store: KV goes there and comes from there.
+        moves: what the executor reports to; needed with a store, and for adapters.
+        adapters_path: folder with every adapter's files under its hash.
         said: when tokens were given, ns, and how many at once.
     """
 
@@ -68,6 +73,7 @@ class LocalEngine:
     turns_running_max: int = 64
     store: LocalStore | None = None
     moves: Moves | None = None
+    adapters_path: str = ""
     core: EngineCore = field(init=False)
     said: list[tuple[int, int]] = field(default_factory=list)
     _deltas: list[TurnDelta] = field(default_factory=list)
@@ -86,28 +92,39 @@ class LocalEngine:
             turns_running_max=self.turns_running_max,
         )
         pool = PagePool(info.num_pages, info.num_layers)
-        self.core = EngineCore(limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens)
+        self.core = EngineCore(
+            limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens, info.fingerprint
+        )
+        if self.moves is not None:
+            self.moves.engine = self
         if self.store is not None:
             assert self.moves is not None, "nobody would hear what moved"
-            self.moves.engine = self
             self.executor.mover.attach(self.store.arena, EPOCH)
             self.core.writeback.connect(EPOCH)
 
-    def submit(self, tokens: list[int], max_tokens: int) -> Turn:
-        """A greedy turn that says `max_tokens` tokens."""
+    def submit(self, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None) -> Turn:
+        """A greedy turn that says `max_tokens` tokens, on an adapter or on the base model."""
         info, now_ns = self.executor.info, SystemClock().now_ns()
+        num_image_blocks, adapter_hash = 0, ""
+        if adapter is not None:
+            assert self.moves is not None, "nobody would hear what was built"
+            assert info.lora is not None, "the model takes no adapters"
+            num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
+            adapter_hash = adapter.adapter_hash
         turn = Turn(
             turn_id=TurnId(str(next(self._names))),
             attempt=1,
             frontend_id=FRONTEND,
             tenant=DEFAULT_TENANT,
             session_id=None,
-            root=root_key(info.fingerprint, "local"),
+            root=root_key(info.fingerprint, "local", adapter_hash),
             tokens=list(tokens),
             num_generated_before=0,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             arrived_at_ns=now_ns,
             block_tokens=info.block_tokens,
+            adapter=adapter,
+            num_image_blocks=num_image_blocks,
         )
         self._perform(self.core.on_turn(turn, now_ns))
         return turn
@@ -161,16 +178,23 @@ class LocalEngine:
                     self.executor.mover.submit_loads(effect.loads)
                 case StoreBlocks():
                     self.executor.mover.submit_stores(effect.writes, effect.epoch)
-                case StageTurn() | CommitBlocks() | LeasePages() | ReturnPages():
+                case BuildImage():
+                    self.executor.builder.submit(effect, self.adapters_path)
+                case StageTurn() | StageImage() | CommitBlocks() | LeasePages() | ReturnPages():
                     self._ask_store(effect)
 
-    def _ask_store(self, effect: StageTurn | CommitBlocks | LeasePages | ReturnPages) -> None:
+    def _ask_store(
+        self, effect: StageTurn | StageImage | CommitBlocks | LeasePages | ReturnPages
+    ) -> None:
         store = self.store
         assert store is not None, "asked a kvstore that is not there"
         match effect:
             case StageTurn():
                 now_ns, staged = SystemClock().now_ns(), store.stage(effect.keys)
                 self._perform(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
+            case StageImage():
+                now_ns, staged = SystemClock().now_ns(), store.stage(effect.keys)
+                self._perform(self.core.on_image_staged(effect.number, staged, now_ns))
             case CommitBlocks():
                 store.commit(effect.writes)
                 self.core.on_committed([write.key for write in effect.writes])

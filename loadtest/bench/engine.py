@@ -236,6 +236,11 @@ class _Recorder:
         self.info = executor.info
         self.prefill_tokens_max = executor.prefill_tokens_max
         self.mover = executor.mover
+        self.builder = executor.builder
+
+    @property
+    def assist_tokens(self) -> int:
+        return self._executor.assist_tokens
 
     def launch(self, plan: StepPlan) -> Finished:
         result = self._executor.launch(plan).result()

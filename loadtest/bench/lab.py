@@ -26,10 +26,13 @@ from cli.supervisor.children import (
 )
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
-from shared.ids import FrontendId, ModelId, TurnId, WorkerId, new_id
+from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId, new_id
 from shared.messages import (
+    AdapterRef,
     Empty,
     KvStats,
+    ModelCard,
+    Prefetch,
     Prompt,
     PromptPull,
     PromptReply,
@@ -39,8 +42,16 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
     pack_ints,
+    unpack_hashes,
 )
-from shared.subjects import KV_STATS, PROMPT_PULL, STEP_OUTPUT, WORKER_REPORT, WORKER_START
+from shared.subjects import (
+    KV_STATS,
+    PROMPT_PULL,
+    STEP_OUTPUT,
+    WORKER_PREFETCH,
+    WORKER_REPORT,
+    WORKER_START,
+)
 
 START_TIMEOUT_S = 120.0
 HOST_ID = "lab"
@@ -56,6 +67,7 @@ class Trace:
     token_at: list[float] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     error: str = ""
 
@@ -109,13 +121,23 @@ class Lab:
         for service in list(self._children):
             self.stop(service)
 
-    async def turn(self, tokens: list[int], max_tokens: int = 1) -> Trace:
+    @property
+    def card(self) -> ModelCard:
+        """The model that is served."""
+        assert self._report is not None, "no worker"
+        return self._report.models[0]
+
+    async def turn(
+        self, tokens: list[int], max_tokens: int = 1, adapter: AdapterRef | None = None
+    ) -> Trace:
         """Run one turn (greedy, to its length) and return what was seen of it."""
-        trace = self.begin(tokens, max_tokens)
+        trace = self.begin(tokens, max_tokens, adapter)
         await trace[1]
         return trace[0]
 
-    def begin(self, tokens: list[int], max_tokens: int) -> tuple[Trace, "asyncio.Task[None]"]:
+    def begin(
+        self, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
+    ) -> tuple[Trace, "asyncio.Task[None]"]:
         """Start one turn; await the second value for its end."""
         assert self._report is not None, "no worker"
         turn_id = TurnId(new_id("turn"))
@@ -124,8 +146,9 @@ class Lab:
         start = TurnStart(
             turn_id=turn_id,
             frontend_id=self._frontend,
-            model_id=ModelId(self._report.models[0].model_id),
+            model_id=ModelId(self.card.model_id),
             num_prompt_tokens=len(tokens),
+            adapter=adapter,
         )
 
         async def run() -> None:
@@ -137,6 +160,28 @@ class Lab:
                 raise PeerUnavailable(f"the worker refused a turn: {trace.error}")
 
         return trace, asyncio.create_task(run())
+
+    async def advise(self, adapter: AdapterRef) -> None:
+        """Announce a turn on an adapter, and wait until that is in the worker's pool."""
+        assert self._report is not None, "no worker"
+        prefetch = Prefetch(
+            session_id=SessionId("announced"),
+            model_id=ModelId(self.card.model_id),
+            adapter=adapter,
+        )
+        await self._bus.publish(WORKER_PREFETCH, prefetch, WorkerId(self._report.worker_id))
+        await self.wait_resident(adapter)
+
+    async def wait_resident(self, adapter: AdapterRef) -> None:
+        """Wait until an adapter is in the worker's pool as a whole."""
+        assert self._report is not None, "no worker"
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while adapter.adapter_hash not in unpack_hashes(self._report.adapters):
+                await self._next_report()
+
+    async def _next_report(self) -> None:
+        self._reported.clear()
+        await self._reported.wait()
 
     async def kv_stats(self) -> KvStats:
         """What the kvstore holds."""
@@ -157,18 +202,37 @@ class Lab:
         """Wait until the worker's write-behind and stages reach the kvstore (again)."""
         await self._wait_for_log("worker", "kvstore connected")
 
+    async def wait_helpers(self) -> None:
+        """Wait until a helper of the worker's can compute adapters."""
+        await self._wait_for_log("worker", "a helper of adapters is ready")
+
     def mark_log(self, service: str) -> None:
         """Later waits look only at what is logged from now on."""
         path = self.directory / f"{service}.log"
         self._log_from = path.stat().st_size if path.exists() else 0
 
-    def stall_ms_by_layer(self) -> list[float]:
-        """The worker's total waiting for history so far, for each layer."""
+    async def starts(self) -> dict[str, int]:
+        """How many first tokens on adapters there were so far, by how those were come to."""
+        async with asyncio.timeout(START_TIMEOUT_S):
+            for _ in range(2):  # figures are told with reports, and one may be on its way
+                await self._next_report()
+        name = "symphony_adapter_first_token_seconds_count{"
+        return {
+            line.split('start="')[1].split('"')[0]: int(float(line.rsplit(" ", 1)[1]))
+            for line in self._metrics()
+            if line.startswith(name)
+        }
+
+    def _metrics(self) -> list[str]:
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.urlopen(url) as response:
-            lines = response.read().decode().splitlines()
+            lines: list[str] = response.read().decode().splitlines()
+        return lines
+
+    def stall_ms_by_layer(self) -> list[float]:
+        """The worker's total waiting for history and adapters so far, for each layer."""
         stalls: dict[int, float] = {}
-        for line in lines:
+        for line in self._metrics():
             if line.startswith("symphony_kv_stall_seconds_total{"):
                 layer = int(line.split('layer="')[1].split('"')[0])
                 stalls[layer] = float(line.rsplit(" ", 1)[1]) * 1e3
@@ -219,6 +283,7 @@ class Lab:
             trace = self._traces[delta.turn_id]
             trace.generated += delta.tokens
             trace.token_at += [now] * len(delta.tokens)
+            trace.begun.set()
             if delta.cached_tokens is not None:
                 trace.cached_tokens = delta.cached_tokens
             if delta.finish is not None:
@@ -227,6 +292,7 @@ class Lab:
 
     def _on_report(self, report: WorkerReport) -> None:
         self._report = report
+        self._reported.set()
 
 
 @asynccontextmanager

@@ -28,6 +28,9 @@ def check_worker(core: EngineCore) -> None:
         for block in turn.own:
             rows.append(block.row)
             places += table[block.row]
+    for image in core.adapters.images.values():
+        for block in image.chain.blocks:
+            refs[id(block)] = refs.get(id(block), 0) + 1
     for block in (block for planned in core.flights for block in planned.retired):
         rows.append(block.row)
         places += table[block.row]
@@ -87,6 +90,10 @@ def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:
 
 
 def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
+    users = {turn for turn in turns if turn.adapter is not None}
+    images = core.adapters.images.values()
+    assert users == {turn for image in images for turn in image.users}, "an adapter without users"
+    assert all(image.users or image.is_wished for image in images), "an adapter nobody wants"
     live, leaving = set(map(id, core.turns.values())), set(map(id, core._leaving))
     held = set(map(id, turns))
     assert len(held) == len(turns), "a turn is queued twice"

@@ -7,19 +7,20 @@ from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
-from loadtest.world.model import BREAKER, KILLER
+from loadtest.world.model import ADAPTERS, BREAKER, KILLER
 from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import Advisory, SamplingParams
+from shared.messages import AdapterRef, Advisory, SamplingParams
 from shared.subjects import ADVISORY_SUBMIT
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
 PATIENT_SLO_NS = 2 * SECOND  # time to run a job again
 CALL_TIMEOUT_NS = 5 * SECOND
+CHANGE_SHARE = 0.1  # of turns that go on, on another adapter
 
 
 class Clients:
@@ -52,6 +53,8 @@ class Clients:
         self._job_frontends: dict[str, Frontend] = {}
         for _ in range(self._random.randrange(8)):
             self._timeline.after(self._random.randrange(asking_ns), self._ask_jobs)
+        # So few that turns share them, or so many that they cannot be there together.
+        self._adapters = self._random.sample(ADAPTERS, self._random.choice([0, 1, 3, 6]))
         system = [self._tokens(self._random.randrange(1, 14)) for _ in range(2)]
         for number in range(num_sessions):
             session = Session(
@@ -59,6 +62,7 @@ class Clients:
                 self._random.choice(TENANTS),
                 list(self._random.choice(system)),
                 self._random.randrange(1, 6 if house.is_crowded else 4),
+                self._some_adapter(),
             )
             self._ask_in(self._random.randrange(asking_ns), session)
 
@@ -167,9 +171,11 @@ class Clients:
             ignore_eos=random.random() < 0.7,
             seed=self._poison.pop() if self._poison and random.random() < 0.5 else 0,
         )
+        if random.random() < CHANGE_SHARE:
+            session.adapter = self._some_adapter()
         turn = ClientTurn(
             TurnId(f"t{len(self._ledger.turns)}"), session, prompt, sampling,
-            timeline.now_ns, timeline.now_ns, timeline.now_ns,
+            timeline.now_ns, timeline.now_ns, timeline.now_ns, session.adapter,
         )  # fmt: skip
         self._ledger.turns[turn.turn_id] = turn
         self._open[turn.turn_id] = (turn, frontend)
@@ -181,6 +187,7 @@ class Clients:
             tenant=session.tenant,
             session_id=session.session_id,
             priority=random.choice([0, 0, 1]),
+            adapter=session.adapter,
         )
         life = frontend.life
 
@@ -212,7 +219,9 @@ class Clients:
             before = turn.prompt + turn.got
             is_over = model.finish(turn.prompt, turn.got, turn.sampling) is not None
             assert not is_over, f"{turn.turn_id} goes on after its end"
-            assert model.may_follow(before, token), f"{turn.turn_id}: {token} after {before}"
+            assert model.may_follow(before, token, turn.adapter_hash), (
+                f"{turn.turn_id}: {token} after {before}"
+            )
             turn.got.append(token)
         if news.finish is not None:
             finish = model.finish(turn.prompt, turn.got, turn.sampling)
@@ -251,6 +260,7 @@ class Clients:
             model_id=self._house.model.model_id,
             expected_arrival=self._random.choice([None, in_ns / SECOND]),
             priority=self._random.randrange(3),
+            adapter=session.adapter,
         )
         frontend = self._random.choice(frontends)
         frontend.run(
@@ -260,6 +270,9 @@ class Clients:
                 timeout_ns=500 * MS,
             ),
         )  # fmt: skip
+
+    def _some_adapter(self) -> AdapterRef | None:
+        return self._random.choice([None, None, *self._adapters])
 
     def _tokens(self, length: int) -> list[int]:
         return [self._random.randrange(1, self._house.model.vocab_size) for _ in range(length)]

@@ -16,21 +16,28 @@ from loadtest.world.memory import (
     each_page,
     origins,
 )
-from loadtest.world.model import BREAKER, KILLER, Model
+from loadtest.world.model import BREAKER, KILLER, NO_ADAPTER, Model
 from loadtest.world.timeline import SECOND, US, Action
-from services.worker.core.effects import BlockWrite, PageLoads
-from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
+from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
+from services.worker.core.image import NO_LINE
+from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from services.worker.device.tables import BlockTables
 from shared.arena import PageState
+from shared.messages import AdapterRef
 
 FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
 STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
+ADAPTER_STALL_NS = 20_000 * US  # and for those of an adapter
 LOAD_NS = STORE_NS = 500 * US
+LINKS_NS = (LOAD_NS, 20 * LOAD_NS)  # a page takes up to so long
 NONSENSE = 21  # what a row gives whose turn's row before it failed
 # Of pages: the thread that copies has no core for a while.
 SLOW_LOAD_SHARE, SLOW_LOAD_NS = 0.02, 3 * SECOND
 SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND
+BAD_COPY_SHARE = 0.01  # of pages: the device does not take them
+NO_HELPERS_SHARE = 0.2  # of steps
+BAD_BUILD_SHARE = 0.1  # of images that are made: their files cannot be read
 
 
 @dataclass(slots=True)
@@ -41,6 +48,11 @@ class _Step:
         turns: whose rows they are; a real device does not know.
         tokens: of each row's turn, up to its new ones.
         awaited: pool pages that it waits for, with the rows that do.
+        streamed: pool pages of adapters that it waits for.
+        has_helpers: they compute what of adapters is not here.
+        arena: when it began.
+        read: by pool page, what helpers read instead of it.
+        places: by row, where in the arena that was, and under which generations.
         void: rows whose turn's row failed in the step before: nobody may look at what they give.
     """
 
@@ -48,6 +60,11 @@ class _Step:
     turns: list[Turn]
     tokens: list[list[int]] = field(default_factory=list)
     awaited: dict[int, list[int]] = field(default_factory=dict)
+    streamed: set[int] = field(default_factory=set)
+    has_helpers: bool = False
+    arena: ArenaMemory | None = None
+    read: dict[int, Content] = field(default_factory=dict)
+    places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     void: set[int] = field(default_factory=set)
     started_at_ns: int = 0
@@ -100,10 +117,16 @@ class Device:
         self._tables = BlockTables(model.num_layers)
         self._loading: dict[int, PageLoad] = {}  # by pool page
         self._copying: set[int] = set()  # of those, whose end is settled
+        self._building: set[int] = set()
+        self._unbuilt: set[str] = set()  # adapters whose last build failed: the next one does not
         self._late: set[int] = set()  # of those, for which a step waited long enough
         self._arena: ArenaMemory | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()  # the first one runs
+        self._images: dict[int, ImageEntry] = {}  # by line of the adapter tables
+        self._load_ns = random.choice(LINKS_NS)
+        self.num_assisted = 0  # rows for which helpers read the arena
+        self.num_streamed = 0  # rows that began before all of their adapter was here
 
     @property
     def is_busy(self) -> bool:
@@ -134,6 +157,27 @@ class Device:
             self._owner.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, 0))
             self._look(load, arena, deadline_ns)
 
+    def build(self, build: BuildImage) -> None:
+        """Make these pages of an adapter's image; all of them end together."""
+        random = self._random
+        for page in build.pool_pages:
+            assert page not in self._building, "a page is made twice"
+            self._memory.pop(page, None)
+        self._building.update(build.pool_pages)
+        is_slow = random.random() < SLOW_LOAD_SHARE
+        delay_ns = random.randrange(SLOW_LOAD_NS if is_slow else LOAD_NS) + 1
+        name = build.adapter.adapter_hash
+        is_good = name in self._unbuilt or random.random() >= BAD_BUILD_SHARE
+        self._unbuilt ^= {name} if name in self._unbuilt or not is_good else set()
+        self._owner.later(delay_ns, partial(self._built, build, is_good=is_good))
+
+    def _built(self, build: BuildImage, *, is_good: bool) -> None:
+        for (layer, number), page in zip(build.places, build.pool_pages, strict=True):
+            self._building.remove(page)
+            self._memory[page] = _image_page(build.adapter, layer, number) if is_good else GARBAGE
+        for page in build.pool_pages:
+            self._owner.on_loaded(page, is_good=is_good)
+
     def _look(self, load: PageLoad, arena: ArenaMemory, deadline_ns: int) -> None:
         """Copy the page if it is there, wait if it is to come."""
         page = load.pool_page
@@ -144,7 +188,7 @@ class Device:
             self._copying.add(page)
             random = self._random
             is_slow = random.random() < SLOW_LOAD_SHARE
-            delay_ns = random.randrange(SLOW_LOAD_NS if is_slow else LOAD_NS) + 1
+            delay_ns = random.randrange(SLOW_LOAD_NS if is_slow else self._load_ns) + 1
             self._owner.later(delay_ns, partial(self._copy, load, arena))
         elif state is PageState.FILLING and self._owner.now_ns < deadline_ns:
             look = partial(self._look, load, arena, deadline_ns)
@@ -158,6 +202,7 @@ class Device:
         """The bytes are those promised if the word is still the same afterwards."""
         content = arena.contents[load.arena_page]
         is_good = arena.promise(load.arena_page, load.generation) is PageState.READY
+        is_good &= self._random.random() >= BAD_COPY_SHARE
         if is_good:
             self._memory[load.pool_page] = content
         self._settle(load.pool_page, is_good=is_good)
@@ -204,7 +249,8 @@ class Device:
         """Run a step of these turns' rows after those that were given before; it ends with
         `Owner.on_step`.
         """
-        awaited = {p for layers in plan.awaited.values() for pages in layers for p in pages}
+        histories, adapters = plan.awaited.values(), plan.streams.values()
+        awaited = {p for layers in (*histories, *adapters) for pages in layers for p in pages}
         assert not awaited & self._late, "a load that was given up is waited for again"
         self._steps.append(_Step(plan, turns))
         if len(self._steps) == 1:
@@ -216,7 +262,10 @@ class Device:
         owner, model, step = self._owner, self._model, self._steps[0]
         plan = step.plan
         step.started_at_ns = owner.now_ns
+        step.has_helpers = self._random.random() >= NO_HELPERS_SHARE
+        step.arena = self._arena
         self._tables.enter(plan.entries)
+        self._images.update({image.line: image for image in plan.images})
         new, starts = self._tables.tokens(plan).tolist(), plan.query_starts.tolist()
         slots: list[int] = plan.slots.tolist()
         for index, (row, turn) in enumerate(zip(plan.rows(), step.turns, strict=True)):
@@ -224,40 +273,72 @@ class Device:
             if slots[index] in void_slots:
                 assert index in plan.following, "a slot was given away while a step had a row of it"
                 step.void.add(index)
-            elif index in plan.awaited:
-                num_blocks = row.start // model.block_tokens
-                for page in self._tables.pages[:, slots[index], :num_blocks].ravel().tolist():
-                    if page in self._loading:
-                        step.awaited.setdefault(page, []).append(index)
-                    elif page not in self._memory:
-                        step.failed.add(index)
+            else:
+                if index in plan.awaited:
+                    num_blocks = row.start // model.block_tokens
+                    history = self._tables.pages[:, slots[index], :num_blocks]
+                    self._await(history.ravel().tolist(), index, step)
+                if (line := int(plan.adapters[index])) in plan.streams:
+                    self.num_streamed += 1
+                    pages: list[int] = self._images[line].pages.ravel().tolist()
+                    assert not self._building.intersection(pages), "what is built is not streamed"
+                    read = self._assist(line, index, step)
+                    away = [page for page in pages if page not in read]
+                    self._await(away, index, step)
+                    step.streamed.update(away)
             self._write_new(turn, row, slots[index], step.tokens[index])
         duration_ns = model.step_ns + model.token_ns * plan.num_tokens
         if any(turn.sampling.seed == KILLER for turn in step.turns):
             owner.later(self._random.randrange(duration_ns), owner.die_of_poison)
         owner.later(duration_ns, self._computed)
 
+    def _assist(self, line: int, row: int, step: _Step) -> set[int]:
+        """Pool pages that are not here and that helpers read in the arena instead."""
+        source, arena = step.plan.assists.get(line), step.arena
+        if source is None or arena is None or source.epoch != self._epoch or not step.has_helpers:
+            return set()
+        self.num_assisted += 1
+        read: set[int] = set()
+        for number, pages in enumerate(self._images[line].pages.tolist()):
+            for layer, page in enumerate(pages):
+                place = source.pages[layer][number], source.generations[layer][number]
+                if page in self._loading and arena.promise(*place) is PageState.READY:
+                    step.read[page] = arena.contents[place[0]]
+                    step.places.setdefault(row, []).append(place)
+                    read.add(page)
+        return read
+
+    def _await(self, pages: list[int], row: int, step: _Step) -> None:
+        for page in pages:
+            if page in self._loading:
+                step.awaited.setdefault(page, []).append(row)
+            elif page not in self._memory:
+                step.failed.add(row)
+
     def _computed(self) -> None:
         step = self._steps[0]
         step.is_computed = True
         if step.awaited:
-            self._owner.later(STALL_TIMEOUT_NS, partial(self._give_up, step))
+            self._owner.later(ADAPTER_STALL_NS, partial(self._give_up, step, step.streamed))
+            self._owner.later(STALL_TIMEOUT_NS, partial(self._give_up, step, {*step.awaited}))
         self._end_if_over()
 
-    def _give_up(self, step: _Step) -> None:
+    def _give_up(self, step: _Step, pages: set[int]) -> None:
         """A layer that keeps the pass waiting is given up."""
         if self._steps and self._steps[0] is step:
-            for rows in step.awaited.values():
-                step.failed.update(rows)
-            self._late.update(step.awaited)
-            step.awaited.clear()
+            for page in pages & step.awaited.keys():
+                step.failed.update(step.awaited.pop(page))
+                self._late.add(page)
             self._end_if_over()
 
     def _end_if_over(self) -> None:
         step = self._steps[0] if self._steps else None
         if step is None or not step.is_computed or step.awaited:
             return
-        plan = step.plan
+        plan, arena = step.plan, step.arena
+        for index, places in step.places.items():  # what helpers read may have changed meanwhile
+            if arena and any(arena.promise(*place) is not PageState.READY for place in places):
+                step.failed.add(index)
         slots: list[int] = plan.slots.tolist()
         void_slots: set[int] = set()
         result = StepResult([], step.failed, duration_ns=self._owner.now_ns - step.started_at_ns)
@@ -273,9 +354,11 @@ class Device:
                 continue
             tokens = step.tokens[index]
             self._verify(turn, slots[index], tokens)
+            adapter_hash = self._verify_adapter(turn, int(plan.adapters[index]), step.read)
             sampled = None
             if row.is_sampled:
-                sampled = Sampled(self._model.next_token(tokens, self._hardware))
+                token = self._model.next_token(tokens, self._hardware, adapter_hash)
+                sampled = Sampled(token)
             result.sampled.append(sampled)
         self._tables.keep(plan, result.sampled)
         self._steps.popleft()
@@ -321,5 +404,27 @@ class Device:
                     f"{turn.turn_id} reads wrong KV: block {number}, layer {layer}: {held}"
                 )
 
+    def _verify_adapter(self, turn: Turn, line: int, read: dict[int, Content]) -> str:
+        """The pages of a row's adapter hold, in every layer, its own image, or helpers `read` it
+        for them in the arena; returns its hash."""
+        adapter = turn.adapter
+        if adapter is None:
+            assert line == NO_LINE, f"{turn.turn_id} runs on an adapter"
+            return NO_ADAPTER
+        image = self._images[line]
+        assert image.adapter_hash == adapter.adapter_hash, f"{turn.turn_id} runs on another adapter"
+        for number, pages in enumerate(image.pages.tolist()):
+            for layer, page in enumerate(pages):
+                held = read.get(page, self._memory.get(page))
+                assert held == _image_page(adapter, layer, number), (
+                    f"{turn.turn_id} runs on other weights: block {number}, layer {layer}: {held}"
+                )
+        return adapter.adapter_hash
+
     def _root(self, turn: Turn) -> Origin:
-        return (turn.tenant, self._model.fingerprint)
+        adapter_hash = NO_ADAPTER if turn.adapter is None else turn.adapter.adapter_hash
+        return (turn.tenant, self._model.fingerprint, adapter_hash)
+
+
+def _image_page(adapter: AdapterRef, layer: int, number: int) -> Content:
+    return (layer, ("image", adapter.adapter_hash), (number,))

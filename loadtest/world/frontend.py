@@ -174,7 +174,8 @@ class Frontend(Process):
             reader(news)
             return
         model = self.house.model
-        root = root_key(model.fingerprint, new.tenant, "", new.cache_salt)
+        adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
+        root = root_key(model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
         record = Record(pack_keys(chain_keys(root, tokens, model.block_tokens)))
         self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
 

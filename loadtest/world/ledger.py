@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from loadtest.world.timeline import Timeline
 from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import SamplingParams, TurnStart
+from shared.messages import AdapterRef, SamplingParams, TurnStart
 
 
 @dataclass
@@ -16,6 +16,7 @@ class Session:
     tenant: TenantId
     history: list[int]
     turns_left: int
+    adapter: AdapterRef | None = None
 
 
 @dataclass
@@ -35,9 +36,14 @@ class ClientTurn:
     opened_at_ns: int
     moved_at_ns: int
     calm_since_ns: int
+    adapter: AdapterRef | None = None
     got: list[int] = field(default_factory=list)
     end: str | None = None
     ended_at_ns: int = 0
+
+    @property
+    def adapter_hash(self) -> str:
+        return "" if self.adapter is None else self.adapter.adapter_hash
 
 
 class Ledger:

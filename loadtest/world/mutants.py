@@ -28,6 +28,7 @@ JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
+ROWS = "services/worker/core/rows.py"
 PAGES = "services/worker/core/pages.py"
 RESIDENCY = "services/worker/core/residency.py"
 STAGING = "services/worker/core/staging.py"
@@ -42,6 +43,8 @@ ARENA_BLOCK = "services/kvstore/core/arena_block.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 BLOCKS = "shared/blocks.py"
+ADAPTERS = "services/worker/core/adapters.py"
+INTAKE = "services/worker/core/intake.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +319,50 @@ MUTANTS = (
         "keys do not cover what is before", BLOCKS,
         "blake2b(array(\"i\", tokens).tobytes(), key=parent, digest_size=KEY_BYTES)",
         "blake2b(array(\"i\", tokens).tobytes(), digest_size=KEY_BYTES)",
+    ),
+    Mutant(
+        "KV of one adapter serves turns of others", INTAKE,
+        'adapter_hash = start.adapter.adapter_hash if start.adapter is not None else ""',
+        'adapter_hash = ""',
+    ),
+    Mutant(
+        "a turn starts before its adapter is there", ADAPTERS,
+        "if chain.is_asked:\n            return Readiness.COMING\n        if chain.coming:",
+        "if chain.is_asked:\n            return Readiness.COMING\n        if False:",
+    ),
+    Mutant(
+        "a pass does not know what of an adapter is on its way", ROWS,
+        "streams=streams,", "streams={},",
+    ),
+    Mutant(
+        "what was late is gone on with", ADAPTERS,
+        "return self._settle(image) and not self.residency.is_late(image.chain)",
+        "return self._settle(image)",
+    ),
+    Mutant(
+        "an adapter's new line is not told", ADAPTERS,
+        "image.line, image.is_told = self._lines.pop(), False",
+        "image.line = self._lines.pop()",
+    ),
+    Mutant(
+        "an adapter is let go while others run on it", ADAPTERS,
+        "        if image.users:\n            return []\n",
+        "",
+    ),
+    Mutant(
+        "an adapter's answer is waited for beyond its time", ENGINE,
+        "        self.adapters.on_time(now_ns)\n",
+        "",
+    ),
+    Mutant(
+        "what an adapter's last try left fails the next", ADAPTERS,
+        "if image.num_failures and self._has_remains(image):",
+        "if False:",
+    ),
+    Mutant(
+        "a scheduler forgets the adapter of what it places again", "shared/messages/turns.py",
+        "        adapter=submit.adapter,\n",
+        "",
     ),
 )  # fmt: skip
 

@@ -8,10 +8,12 @@ from loadtest.world.device import Device
 from loadtest.world.house import House
 from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.kvstore import Kvstore
-from loadtest.world.model import NUM_HARDWARE
+from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND
+from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
+    BuildImage,
     CommitBlocks,
     Effect,
     Emit,
@@ -20,12 +22,13 @@ from services.worker.core.effects import (
     LoadPages,
     ReleaseTicket,
     ReturnPages,
+    StageImage,
     StageSession,
     StageTurn,
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.intake import ModelShape, take_in
+from services.worker.core.intake import ModelShape, num_image_blocks, take_in
 from services.worker.core.kv_link import KvLink
 from services.worker.core.limits import EngineLimits
 from services.worker.core.outcome import refuse_start
@@ -74,6 +77,9 @@ REPORT_EVERY_NS = 500 * MS
 RENEW_EVERY_NS = SECOND
 REOPEN_AFTER_NS = 500 * MS
 RESTART_NS = 300 * MS
+ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
+STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
+POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
 class Worker(Process):
@@ -98,13 +104,14 @@ class Worker(Process):
             lease_target_blocks=random.choice([2, 8]),
         )
         self._num_pages = model.num_layers * (
-            16 if house.is_crowded else random.choice([16, 16, 24, 32])
+            POOL_BLOCKS if house.is_crowded else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
         )
         self._shape = ModelShape(
             fingerprint=model.fingerprint,
             num_layers=model.num_layers,
             block_tokens=model.block_tokens,
             vocab_size=model.vocab_size,
+            lora=LORA_CARD,
         )
 
     def check(self) -> None:
@@ -119,8 +126,11 @@ class Worker(Process):
         self.jobs: WorkerJobs | None = None
         pool = PagePool(self._num_pages, model.num_layers)
         self.core = EngineCore(
-            self._limits, pool, model.page_bytes, frozenset({model.end_token}), model.block_tokens
-        )
+            self._limits, pool, model.page_bytes, frozenset({model.end_token}),
+            model.block_tokens, model.fingerprint,
+        )  # fmt: skip
+        self._teach(self.core.costs)
+        self.core.adapters.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
         self.device = Device(self, model, self._hardware, self.house.random)
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
@@ -130,6 +140,13 @@ class Worker(Process):
         self._wake_at_ns: int | None = None
         self._open()
         self.later(self.house.random.randrange(200 * MS), self._get_ready)
+
+    def _teach(self, costs: StepCosts) -> None:
+        """What it would know of its speed if turns were longer."""
+        model = self.house.model
+        for _ in range(STEPS_KNOWN):
+            costs.on_step(0, 1, model.step_ns)
+        costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
 
     def _get_ready(self) -> None:
         wires, me = self.house.wires, self.worker_id
@@ -206,6 +223,13 @@ class Worker(Process):
         ):
             assert isinstance(effect, StageSession)
             self._stage_session(effect, expires_at_ns)
+        if prefetch.adapter is not None:
+            num_blocks = num_image_blocks(prefetch.adapter, self._shape)
+            self.feed(
+                self.core.on_adapter_expected(
+                    prefetch.adapter, num_blocks, prefetch.priority, expires_at_ns
+                )
+            )
 
     def _report_for_ever(self) -> None:
         self.later(REPORT_EVERY_NS, self._report_for_ever)
@@ -220,7 +244,7 @@ class Worker(Process):
         core, pool, model = self.core, self.core.pool, self.house.model
         card = ModelCard(
             model_id=model.model_id, source="", fingerprint=model.fingerprint,
-            max_model_len=core.tokens_max, block_tokens=model.block_tokens,
+            max_model_len=core.tokens_max, block_tokens=model.block_tokens, lora=LORA_CARD,
         )  # fmt: skip
         num_free, num_clean = pool.num_free, pool.num_takeable
         report = WorkerReport(
@@ -313,6 +337,10 @@ class Worker(Process):
                     self.device.load(effect.loads)
                 case StageTurn():
                     self._stage_turn(effect)
+                case StageImage():
+                    self._stage_image(effect)
+                case BuildImage():
+                    self.device.build(effect)
                 case StoreBlocks():
                     self.device.store(effect.writes, effect.epoch)
                 case CommitBlocks():
@@ -384,6 +412,12 @@ class Worker(Process):
     def _stage_turn(self, effect: StageTurn) -> None:
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_staged(effect.turn_id, effect.attempt, staged, self.now_ns))
+
+        self._stage(self.link.stage(effect.keys), effect.keys, then)
+
+    def _stage_image(self, effect: StageImage) -> None:
+        def then(staged: Staged | None) -> None:
+            self.feed(self.core.on_image_staged(effect.number, staged, self.now_ns))
 
         self._stage(self.link.stage(effect.keys), effect.keys, then)
 

@@ -16,7 +16,7 @@ from loadtest.world.mutants import MUTANTS, ROOT, Mutant
 from loadtest.world.world import Options
 from services.frontend.core.turns import Deliver
 
-NUM_SEEDS = 2000
+NUM_SEEDS = 1000
 
 
 def test_every_seed_holds() -> None:
@@ -38,7 +38,10 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 
 def test_the_worlds_meet_what_they_are_for() -> None:
-    cores = [worker.core for seed in range(40) for worker in run_seed(seed).workers]
+    workers = [worker for seed in range(40) for worker in run_seed(seed).workers]
+    assert sum(worker.device.num_streamed for worker in workers) > 0
+    assert sum(worker.device.num_assisted for worker in workers) > 0
+    cores = [worker.core for worker in workers]
     assert sum(core.history.num_prefix_hits for core in cores) > 100
     assert sum(core.pool.num_evicted for core in cores) > 100
     assert sum(core.writeback.num_given_up for core in cores) > 0

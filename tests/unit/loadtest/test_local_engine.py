@@ -5,12 +5,14 @@ from pathlib import Path
 
 import torch
 
+from loadtest.bench.lora.made import make_adapters
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
 from services.worker.demo_model import make_demo_model
 from services.worker.device.copies import HostCopier
 from services.worker.device.gpu_executor import GpuExecutor
 from services.worker.device.model import load_model
+from services.worker.device.torch_executor import TorchExecutor
 
 
 def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
@@ -40,3 +42,28 @@ def test_history_goes_to_the_store_and_comes_back(tmp_path: Path) -> None:
     assert torch.allclose(pools[0], pools[1], atol=1e-5)
     executor.close()
     store.close()
+
+
+def test_adapters_are_built_once_and_come_back_from_the_store(tmp_path: Path) -> None:
+    model = load_model(str(make_demo_model(tmp_path / "demo")), "cpu", "auto")
+    assert model.lora is not None
+    one, two = make_adapters(tmp_path, model.lora, "all", [8], 2)
+    moves, prompt = Moves(), some_prompt(1, 70, model.vocab_size)  # more than a block
+    executor = TorchExecutor(model, "m", 40 * model.num_layers, moves)
+    store = LocalStore(tmp_path, 20 * model.num_layers, model.page_bytes)
+    said, brought_up = [], []
+    for its_store in (None, store, store):
+        with ThreadPoolExecutor(1) as thread:
+            engine = LocalEngine(
+                executor, thread, 512, store=its_store, moves=moves, adapters_path=str(tmp_path)
+            )
+            turns = [engine.submit(prompt, 6, ref) for ref in (one.ref, None, two.ref, one.ref)]
+            engine.run()
+        brought_up.append([source for source, _ in engine.core.adapters.stats.loads])
+        said.append([turn.tokens[70:] for turn in turns])
+    executor.close()
+    store.close()
+    assert brought_up == [["files"] * 2, ["files"] * 2, ["kvstore"] * 2]
+    assert said[0] == said[1] == said[2]
+    on_one, on_base, on_two, again = said[0]
+    assert on_one == again and len({tuple(each) for each in (on_one, on_base, on_two)}) == 3

@@ -1,0 +1,219 @@
+"""``symphony bench coldstart``: time to the first token of a turn whose adapter is not in the pool,
+beside the same turn once it is, by how the turn comes to it.
+
+A worker and its kvstore run as processes of their own. There are more adapters than the pool has
+room for, and they are asked for in turn, so that none is there when its turn comes; right
+after it a turn with another prompt of the same length runs on the same adapter, which is there
+(`cached`). `wait`, `stream`, `assist` and `auto` are settings of the worker
+(`SYMPHONY_LORA_START`); `disk` is `auto` after the kvstore was started again, with nothing in its
+arena; `advised` was announced, and came up before its turn. Over a link of 0 MB/s the pool is as
+near as the arena; other numbers make loads as slow as over such a link. `over_cached` compares
+medians; `others_tpot_ratio` is the time per token of turns that decode on the base model meanwhile,
+while adapters are loaded one after another, over what it is while the same turns run on an adapter
+that is there. `starts` counts how first tokens on adapters were really come to, as the worker saw
+it.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+from collections import Counter
+from typing import Any
+
+from loadtest.bench.lab import Lab, Trace, open_lab
+from loadtest.bench.lora.made import TARGETS, MadeAdapter, make_adapters
+from loadtest.bench.options import numbers
+from loadtest.models import Shape, add_model_options, model_source, shape_of
+from shared.adapters.layout import ImageLayout, image_bytes, layout_image
+from shared.errors import InvalidRequest
+from shared.messages import LoraCard
+
+BLOCK_TOKENS = 64
+WARM_TOKENS, WARM_DECODES = 512, 32  # the worker is to know its speeds
+OTHERS, OTHERS_TOKENS = 3, 160
+MODES = ("wait", "stream", "assist", "auto")
+KV_BYTES = 1 << 30
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure: rows, and what they come to.
+
+    Raises:
+        InvalidRequest: an option is wrong, or the model takes no adapters.
+    """
+    args = _parser().parse_args(argv)
+    model = model_source(args, args.dtype)
+    return asyncio.run(_measure(args, model, shape_of(model)))
+
+
+async def _measure(args: argparse.Namespace, model: str, shape: Shape) -> dict[str, Any]:
+    ranks, prompts = numbers("ranks", args.ranks), numbers("prompt-tokens", args.prompt_tokens)
+    rows: list[dict[str, Any]] = []
+    async with open_lab(models=f'["{model}"]', kv_bytes=str(KV_BYTES)) as lab:
+        await lab.start("kvstore")
+        await lab.start("worker")
+        card = lab.card.lora
+        if card is None:
+            raise InvalidRequest(f"--model {args.model}: it takes no adapters")
+        folder = lab.directory / "adapters"
+        for rank in ranks:
+            one = make_adapters(lab.directory / f"one-{rank}", card, args.targets, [rank], 1)[0]
+            kv_bytes = _pool_bytes(max(prompts), shape, image_bytes(card, _layout(card, one)))
+            count = kv_bytes // image_bytes(card, _layout(card, one)) + 2
+            adapters = make_adapters(folder, card, args.targets, [rank], count)
+            bench = _Coldstart(lab, args, shape, card, adapters, kv_bytes)
+            for link in numbers("link-mb-s", args.link_mb_s, least=0):
+                for row in await bench.measure(link, prompts):
+                    rows.append({"link_mb_s": link, "rank": rank, **row})
+                    _say(str(rows[-1]))
+    return {"rows": rows, "over_cached": _worst(rows)}
+
+
+class _Coldstart:
+    """One set of adapters."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        args: argparse.Namespace,
+        shape: Shape,
+        card: LoraCard,
+        adapters: list[MadeAdapter],
+        kv_bytes: int,
+    ) -> None:
+        self._lab = lab
+        self._args = args
+        self._shape = shape
+        self._adapters = adapters
+        self._kv_bytes = kv_bytes
+        self._rng = random.Random(1)
+        self._num_blocks = _layout(card, adapters[0]).num_blocks
+        self._num_stored = 0
+
+    async def measure(self, link: int, prompts: list[int]) -> list[dict[str, Any]]:
+        """A row for each length of prompts and each way, over one link."""
+        lab, rows = self._lab, list[dict[str, Any]]()
+        for mode in MODES:
+            lab.mark_log("worker")
+            settings = {"lora_start": mode, "link_mb_s": str(link), "kv_bytes": str(self._kv_bytes)}
+            settings["report_interval_ms"] = "50"
+            await lab.start("worker", **settings)
+            await lab.wait_connected()
+            if mode == "assist" or (mode == "auto" and link):
+                await lab.wait_helpers()
+            await lab.turn(self._prompt(WARM_TOKENS), WARM_DECODES)
+            await self._store()
+            for prompt in prompts:
+                rows.append({"mode": mode, **await self._compare(prompt)})
+            rows[-1]["others_tpot_ratio"] = await self._others()
+            if mode == "auto":
+                for prompt in prompts:
+                    rows.append({"mode": "advised", **await self._compare(prompt, advises=True)})
+                    rows.append({"mode": "disk", **await self._compare(prompt, from_disk=True)})
+        return rows
+
+    async def _store(self) -> None:
+        """Have every image below."""
+        before = (await self._lab.kv_stats()).disk_blocks if not self._num_stored else 0
+        for adapter in self._adapters:
+            await self._lab.turn(self._prompt(8), adapter=adapter.ref)
+        if not self._num_stored:
+            self._num_stored = len(self._adapters) * self._num_blocks
+            await self._lab.wait_durable(before + self._num_stored)
+
+    async def _compare(
+        self, num_tokens: int, *, advises: bool = False, from_disk: bool = False
+    ) -> dict[str, Any]:
+        """Each adapter's turn when it is not there, and at once again."""
+        lab, cold, cached = self._lab, list[float](), list[float]()
+        before = Counter(await lab.starts())
+        for _ in range(self._args.rounds):
+            if from_disk:
+                await self._empty_arena()
+            for adapter in self._adapters:
+                if advises:
+                    await lab.advise(adapter.ref)
+                cold.append((await self._turn(num_tokens, adapter)).ttft_ms)
+                await lab.wait_resident(adapter.ref)
+                cached.append((await self._turn(num_tokens, adapter)).ttft_ms)
+        starts = Counter(await lab.starts())
+        starts.subtract(before)
+        cold_ms, cached_ms = statistics.median(cold), statistics.median(cached)
+        return {
+            "prompt_tokens": num_tokens,
+            "ttft_ms": round(cold_ms, 1),
+            "cached_ms": round(cached_ms, 1),
+            "over_cached": round(cold_ms / cached_ms, 2),
+            "starts": dict(+starts),
+        }
+
+    async def _others(self) -> float:
+        """Time per token of others while adapters are loaded, over that while none is."""
+        loading, resident = [], []
+        for _ in range(self._args.rounds):
+            loading.append(await self._others_ms(self._adapters))
+            resident.append(await self._others_ms(self._adapters[:1]))
+        return round(statistics.median(loading) / statistics.median(resident), 3)
+
+    async def _others_ms(self, adapters: list[MadeAdapter]) -> float:
+        begun = [self._lab.begin(self._prompt(8), OTHERS_TOKENS) for _ in range(OTHERS)]
+        number = 0
+        for trace, _ in begun:
+            await trace.begun.wait()
+        while not any(trace.ended.is_set() for trace, _ in begun):
+            await self._turn(8, adapters[number % len(adapters)])
+            number += 1
+        for _, ending in begun:
+            await ending
+        spans = [trace.token_at[-1] - trace.token_at[0] for trace, _ in begun]
+        return statistics.median(spans) / (OTHERS_TOKENS - 1) * 1e3
+
+    async def _empty_arena(self) -> None:
+        """A new kvstore, whose arena has nothing; its worker knows it."""
+        self._lab.mark_log("worker")
+        await self._lab.start("kvstore")
+        await self._lab.turn(self._prompt(4 * BLOCK_TOKENS))
+        await self._lab.wait_connected()
+
+    async def _turn(self, num_tokens: int, adapter: MadeAdapter) -> Trace:
+        return await self._lab.turn(self._prompt(num_tokens), adapter=adapter.ref)
+
+    def _prompt(self, num_tokens: int) -> list[int]:
+        return [self._rng.randrange(self._shape.vocab_size) for _ in range(num_tokens)]
+
+
+def _pool_bytes(longest: int, shape: Shape, image: int) -> int:
+    """Of a pool that holds two images, a prompt, and the others' turns."""
+    own = max(longest, WARM_TOKENS + WARM_DECODES) + 2 * BLOCK_TOKENS
+    others = OTHERS * (OTHERS_TOKENS + BLOCK_TOKENS)
+    return 2 * image + (own + others) * shape.token_bytes
+
+
+def _layout(card: LoraCard, adapter: MadeAdapter) -> ImageLayout:
+    return layout_image(card, adapter.ref.ranks)
+
+
+def _worst(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The largest `over_cached` of each mode."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        worst[row["mode"]] = max(worst.get(row["mode"], 0.0), row["over_cached"])
+    return worst
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="symphony bench coldstart", description=__doc__)
+    parser.add_argument("--ranks", default="16,64")
+    parser.add_argument("--prompt-tokens", default="32,128,512")
+    parser.add_argument("--link-mb-s", default="0,100", help="0: as fast as memory is")
+    parser.add_argument("--targets", choices=sorted(TARGETS), default="all")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add_model_options(parser)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
