@@ -20,7 +20,7 @@ COPY cli cli
 COPY services services
 # One user for all, so that kvstore and workers may open each other's shared memory.
 RUN useradd --uid 10001 --create-home symphony \
-    && install -d -o symphony -g symphony -m 0700 /data /arena /models /credentials \
+    && install -d -o symphony -g symphony -m 0700 /data /data/adapters /arena /models /credentials \
     && install -d -o symphony -g symphony -m 0755 /config /config/nats /config/redis
 USER symphony
 ENV SYMPHONY_DATA_DIR=/data SYMPHONY_ARENA_DIR=/arena
