@@ -25,8 +25,8 @@ from shared.ids import DEFAULT_TENANT
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
-# Workers are started again and again: each fills its pool of pages with zeros first.
-SMALL = {"SYMPHONY_KV_BYTES": str(1 << 28)}
+# Workers and kvstores are started again and again: each fills its pages with zeros first.
+SMALL = {"SYMPHONY_KV_BYTES": str(1 << 28), "SYMPHONY_ARENA_BYTES": str(1 << 27)}
 
 
 def command(*arguments: str) -> list[str]:

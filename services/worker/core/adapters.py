@@ -13,6 +13,7 @@ is near; `bring`, when the turn could be admitted, which takes the pages; `start
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from services.worker.core.adapter_stats import AdapterStats, Source
 from services.worker.core.effects import BuildImage, Effect, ReleaseTicket, StageImage
@@ -28,7 +29,9 @@ from shared.messages import AdapterRef
 from shared.owners import NOBODY
 
 AHEAD_MAX = 8  # images on their way that no turn runs on yet
-TRIES_MAX = 3  # of bringing one up, before its turns are told that there is none
+# Before each further try of bringing one up; behind the last its turns are told that there is none.
+# A kvstore that is only starting knows no files yet: that is to cost nobody a turn.
+PAUSES_NS = (0, 250_000_000, 1_000_000_000, 3_000_000_000, 6_000_000_000)
 WISHES_MAX = 1024  # announced, and not answered for
 KNOWN_MAX = 4096  # adapters that reports tell of
 STAGE_PATIENCE_NS = 2_000_000_000
@@ -62,6 +65,7 @@ class Adapters:
     images: by hash, those that turns want.
     _ahead: by number, those of them that are here or on their way and that no turn runs on.
     _streamed: by number, those that turns run on and that are not all here.
+    _paused: by number, when those that failed are tried again.
     _known: the last block of every adapter that was here lately, the latest used last.
     """
 
@@ -80,6 +84,7 @@ class Adapters:
     _lines: list[int] = field(init=False)  # free ones
     _ahead: dict[int, Image] = field(default_factory=dict)
     _streamed: dict[int, Image] = field(default_factory=dict)
+    _paused: dict[int, int] = field(default_factory=dict)
     _known: dict[str, BlockKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +114,9 @@ class Adapters:
             if len(self._ahead) >= AHEAD_MAX:
                 break
             image = turn.image
-            if image is not None and not (image.running or image.number in self._ahead):
+            if image is None or image.running or image.number in self._ahead:
+                continue
+            if image.number not in self._paused:
                 self._ahead[image.number] = image
                 effects += self._look_up(image, now_ns)
         return effects
@@ -154,15 +161,15 @@ class Adapters:
         if image is None:
             return Readiness.READY
         effects += self.prepare([turn], now_ns)
-        if not (image.running or image.number in self._ahead):
-            return Readiness.COMING  # others are brought up first
         residency, chain = self.residency, image.chain
         if not self._settle(image):
             if image.running:
                 return Readiness.COMING  # until those that run on it have left
-            self._start_over(image, effects)
-        if image.num_failures >= TRIES_MAX:
+            self._start_over(image, now_ns, effects)
+        if image.num_failures > len(PAUSES_NS):
             return Readiness.LOST
+        if not (image.running or image.number in self._ahead):
+            return Readiness.COMING  # others are brought up first, or it is tried again later
         if image.num_failures and self._has_remains(image):
             return Readiness.COMING  # what fails of the last try must not fail this one
         if chain.missing and not (chain.is_asked or chain.staged or image.must_build):
@@ -198,7 +205,9 @@ class Adapters:
         return effects
 
     def on_time(self, now_ns: int) -> None:
-        """Wait no longer for answers that are overdue."""
+        """Wait no longer for answers that are overdue, nor behind a failure."""
+        for number in [each for each, at_ns in self._paused.items() if at_ns <= now_ns]:
+            del self._paused[number]
         for image in self._ahead.values():
             if image.chain.is_asked:
                 image.chain.on_time(now_ns)
@@ -353,11 +362,11 @@ class Adapters:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When an answer of the kvstore is overdue."""
+        """When an answer of the kvstore is overdue, or one that failed is tried again."""
         asked = [
             each.chain.answer_due_at_ns for each in self._ahead.values() if each.chain.is_asked
         ]
-        return min(asked, default=None)
+        return min([*asked, *self._paused.values()], default=None)
 
     def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
         self._last_number += 1
@@ -460,12 +469,16 @@ class Adapters:
                 parent = chain.keys[index - 1] if index else root
                 self.writeback.try_again(block, before, parent, [index])
 
-    def _start_over(self, image: Image, effects: list[Effect]) -> None:
-        """What was on its way will not come."""
+    def _start_over(self, image: Image, now_ns: int, effects: list[Effect]) -> None:
+        """What was on its way will not come: its place is others' until it is tried again."""
+        pause_ns = next(islice(PAUSES_NS, image.num_failures, None), 0)
         image.num_failures += 1
         self.stats.num_failures += 1
         image.built, image.must_build = [], False
         effects += self.residency.release(image.chain)
+        if pause_ns:
+            self._ahead.pop(image.number, None)
+            self._paused[image.number] = now_ns + pause_ns
 
     def _let_go(self, image: Image) -> list[Effect]:
         """What is here of it stays until its pages are needed. If nobody wants it, it is gone."""
@@ -474,6 +487,7 @@ class Adapters:
         if not image.users:
             del self.images[image.adapter.adapter_hash]
             del self._by_number[image.number]
+            self._paused.pop(image.number, None)
         effects = self.residency.unstage(image.chain)
         if image.built and not any(block.loading or block.lost for block in image.built):
             self._write(image)  # built, and nobody has looked since

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.worker.core.adapters import AHEAD_MAX, TRIES_MAX
+from services.worker.core.adapters import AHEAD_MAX, PAUSES_NS
 from services.worker.core.costs import Line
 from services.worker.core.effects import (
     BuildImage,
@@ -198,9 +198,14 @@ def test_a_prompt_that_has_no_room_beside_its_adapter_is_refused() -> None:
 def test_an_adapter_that_cannot_be_made_costs_its_own_turns_only() -> None:
     engine = Engine()
     engine.submit(turn_on("a", "x"))
-    for _ in range(TRIES_MAX):
+    for pause_ns in PAUSES_NS:
         assert engine.plan() is None
         build(engine, is_good=False)
+        assert engine.plan() is None, "it is not tried again before its time"
+        assert engine.core.next_deadline_ns() == (engine.now_ns + pause_ns if pause_ns else None)
+        engine.now_ns += pause_ns
+    assert engine.plan() is None and not deltas(engine.effects)
+    build(engine, is_good=False)
     engine.submit(turn_on("b", ""))
     assert names(engine.step()) == ["b"]
     (said,) = [each for each in deltas(engine.effects) if each.turn_id == "a"]
@@ -211,6 +216,24 @@ def test_an_adapter_that_cannot_be_made_costs_its_own_turns_only() -> None:
     engine.step()
     build(engine)
     assert "c" in names(engine.step())
+
+
+def test_one_that_is_tried_again_later_holds_no_place_of_others() -> None:
+    engine = Engine(new_core(64))
+    for number in range(AHEAD_MAX):
+        engine.submit(turn_on(f"t{number}", f"x{number}"))
+    for _ in range(2):
+        engine.plan()
+        for made in of_kind(engine.effects, BuildImage)[-AHEAD_MAX:]:
+            engine._keep(engine.core.on_loaded([], made.pool_pages, engine.now_ns))
+    engine.plan()
+    engine.submit(turn_on("b", "y"))
+    engine.plan()
+    build(engine)
+    assert names(engine.step()) == ["b"]
+    for number in range(AHEAD_MAX):
+        engine._keep(engine.core.on_cancel(TurnId(f"t{number}")))
+    assert engine.core.next_deadline_ns() is None, "nobody waits for them any more"
 
 
 def test_failures_that_were_overcome_are_not_counted() -> None:
