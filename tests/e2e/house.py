@@ -22,7 +22,7 @@ from cli.start.plan import ROOT
 from cli.supervisor.children import free_port
 from shared.ids import DEFAULT_TENANT
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0  # in a new environment its worker compiles kernels first
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
 # Workers and kvstores are started again and again: each fills its pages with zeros first.

@@ -1,6 +1,7 @@
 """Where a session's turn goes: the policy, told where the session was last."""
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from services.scheduler.core.effects import PlacementReason
@@ -38,34 +39,37 @@ class Placer:
         avoid: Worker | None = None,
     ) -> tuple[Worker, PlacementReason] | None:
         """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
-        workers = [worker for worker in self._fleet.serving(model_id) if worker.trial is None]
-        workers = [worker for worker in workers if worker is not avoid] or workers
+        untried = [worker for worker in self._fleet.serving(model_id) if worker.trial is None]
+        workers = _without(untried, avoid)
         if not workers:
             return None
         home = self._home(key, model_id, now_ns)
         return self._policy.choose(workers, home if home in workers else None, demand)
 
-    def choose_empty(self, model_id: ModelId, demand: Demand) -> Worker | None:
+    def choose_empty(
+        self, model_id: ModelId, demand: Demand, avoid: Worker | None = None
+    ) -> Worker | None:
         """A worker that a suspect can have for itself: one without turns, while no more than half
-        of the workers are kept from others like that.
+        of the workers are kept from others like that; `avoid` only if it is the only one.
         """
         workers = self._fleet.serving(model_id)
         num_trials = sum(worker.trial is not None for worker in workers)
-        empty = [worker for worker in workers if not worker.turns]
+        empty = [worker for worker in _without(workers, avoid) if not worker.turns]
         if not empty or num_trials >= max(1, len(workers) // 2):
             return None
         return self._policy.choose(empty, None, demand)[0]
 
-    def choose_to_empty(self, model_id: ModelId) -> Worker | None:
+    def choose_to_empty(self, model_id: ModelId, avoid: Worker | None = None) -> Worker | None:
         """A worker whose turns can make room for a suspect: the one with the fewest, unless another
-        suspect is tried already. Turns that only its reports tell of cannot be moved.
+        suspect is tried already. Turns that only its reports tell of cannot be moved. `avoid` only
+        if it is the only one.
         """
         workers = self._fleet.serving(model_id)
         if any(worker.trial is not None for worker in workers):
             return None
         movable = [
             worker
-            for worker in workers
+            for worker in _without(workers, avoid)
             if all(turn.submit is not None for turn in worker.turns.values())
         ]
         return min(movable, key=lambda w: (len(w.turns), w.worker_id), default=None)
@@ -99,3 +103,8 @@ class Placer:
             return None
         worker = self._fleet.get(last.worker_id)
         return worker if worker is not None and model_id in worker.models else None
+
+
+def _without(workers: Collection[Worker], avoid: Worker | None) -> Collection[Worker]:
+    """These workers but one, unless there is no other."""
+    return [worker for worker in workers if worker is not avoid] or workers

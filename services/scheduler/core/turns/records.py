@@ -79,6 +79,8 @@ class Turn:
         num_lost: attempts lost since it last made a token.
         num_proven: those of them that were lost with a worker which surely died.
         num_unproven: those of them that were lost with a worker which may only be out of reach.
+        missed_by: the worker that reports, but not what was sent there last of it: it may
+            be deaf.
         awaited: the silent worker that it was alone with: what became of that decides about it.
         adapter_hash, lora_rank: of the adapter that it runs on, as far as is known; empty and 0:
             of none.
@@ -97,6 +99,7 @@ class Turn:
     num_lost: int = 0
     num_proven: int = 0
     num_unproven: int = 0
+    missed_by: Worker | None = None
     awaited: Worker | None = None
     adapter_hash: str = ""
     lora_rank: int = 0

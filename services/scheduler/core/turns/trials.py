@@ -76,7 +76,8 @@ class Trials:
         """
         worker = None
         if turn.awaited is None:
-            worker = self._placer.choose_empty(submit.model_id, Demand.of(submit))
+            demand = Demand.of(submit)
+            worker = self._placer.choose_empty(submit.model_id, demand, turn.missed_by)
         if worker is None:
             return False
         self._start(turn, submit, worker, now_ns)
@@ -86,7 +87,7 @@ class Trials:
         """Empty a worker for a suspect that has waited long enough. Returns what was taken from
         there and is to go on elsewhere.
         """
-        worker = self._placer.choose_to_empty(submit.model_id)
+        worker = self._placer.choose_to_empty(submit.model_id, suspect.missed_by)
         if worker is None:
             return []
         moved = list(worker.turns.values())

@@ -137,6 +137,8 @@ class Turns:
             if report.seq >= turn.seen_seq + REPORTS_TO_BE_MISSED
             and now_ns - turn.placed_at_ns >= patience_ns
         ]
+        for turn in missed:
+            turn.missed_by = worker
         self._lose(missed, worker, now_ns)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
@@ -287,7 +289,7 @@ class Turns:
         turn.seen_seq = report.seq
         if ref.num_generated > turn.num_generated:
             turn.num_generated = ref.num_generated
-            turn.num_lost = 0
+            turn.num_lost, turn.missed_by = 0, None
             self._trials.on_tokens(turn)
 
     def _wait(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> None:

@@ -164,6 +164,31 @@ def test_a_suspect_is_given_up_after_as_many_losses_as_others() -> None:
     assert only(FailTurn, effects)[0].failed.retry_after_s > 0
 
 
+def test_a_suspect_is_tried_elsewhere_than_where_it_did_not_arrive() -> None:
+    """A worker that reports and hears nothing is the one without turns, again and again."""
+    d = Driver()
+    d.report("deaf")
+    d.submit("t")
+    kill(d, "deaf", "a", 2)
+    d.report("w2")
+    d.submit("x")
+    held: Held = {"w2": (("x", 1),)}
+    first = starts(hear(d, 2, held))
+    assert first == [], "w2 has a turn"
+    effects = hear(d, 8, held)
+    assert starts(effects)[0][:2] == ("w2", "t"), "emptied for it"
+    d.report("w2", ("t", 4), generated=1)
+    assert d.core.status(d.now_ns).num_turns_waiting == 0
+
+
+def hear(d: Driver, seconds: int, held: Held) -> list[Effect]:
+    """As `keep_alive`, beside a worker that has none of what it was sent."""
+    effects: list[Effect] = []
+    for _ in range(seconds):
+        effects += d.report("deaf", incarnation="a1") + keep_alive(d, 1, held)
+    return effects
+
+
 def test_a_suspect_has_its_worker_for_itself_until_its_first_token() -> None:
     d = Driver()
     d.report("w1")
