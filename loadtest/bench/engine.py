@@ -266,7 +266,7 @@ def _plain_model(source: str, device: str, attention: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         source, dtype="auto", attn_implementation=attention
     )
-    return model.to(device)  # type: ignore[arg-type]
+    return model.to(device)
 
 
 @dataclass(slots=True)

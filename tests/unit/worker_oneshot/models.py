@@ -59,7 +59,7 @@ def make_encoder(folder: Path, kind: str) -> Path:
     sizes = {"vocab_size": VOCAB, "max_position_embeddings": POSITIONS, **sizes}
     config = AutoConfig.for_model(kind, **sizes)
     auto = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
-    return save(auto.from_config(config), folder)  # type: ignore[no-untyped-call]
+    return save(auto.from_config(config), folder)
 
 
 def bert_config(**changes: Any) -> BertConfig:
