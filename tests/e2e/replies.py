@@ -31,9 +31,10 @@ class Reply:
         max_tokens: int = REPLY_TOKENS,
         messages: list[ChatCompletionMessageParam] | None = None,
         session_id: str | None = None,
+        model: str = DEMO_MODEL_ID,
     ) -> None:
         self._stream = client.chat.completions.create(
-            model=DEMO_MODEL_ID,
+            model=model,
             messages=messages or [{"role": "user", "content": PROMPT}],
             max_tokens=max_tokens,
             stream=True,
