@@ -68,6 +68,12 @@ ADVISORY_INVALIDATE = Subject(
     "symphony.advisory.invalidate", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
 )
 ADVISORY_GET = Subject("symphony.advisory.get", m.AdvisoryKey, m.AdvisoryState, queue="tracker")
+ADAPTER_LOAD = Subject("symphony.adapter.load", m.AdapterLoad, m.AdapterInfo, queue="frontend")
+ADAPTER_UNLOAD = Subject(
+    "symphony.adapter.unload", m.AdapterNamed, m.AdapterDeleted, queue="frontend"
+)
+ADAPTER_GET = Subject("symphony.adapter.get", m.AdapterNamed, m.AdapterInfo, queue="frontend")
+ADAPTER_LIST = Subject("symphony.adapter.list", m.AdapterNamed, m.AdapterInfos, queue="frontend")
 INFERENCE_SUBMIT = (
     "symphony.inference.submit"  # body and streamed replies are OpenAI JSON; see docs/nats.md
 )
@@ -83,12 +89,28 @@ TENANT_ADVISORY_INVALIDATE = Subject(
 TENANT_ADVISORY_GET = Subject(
     "symphony.tenant.*.advisory.get", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
 )
+TENANT_ADAPTER_LOAD = Subject(
+    "symphony.tenant.*.adapter.load", m.AdapterLoad, m.AdapterInfo, queue="frontend"
+)
+TENANT_ADAPTER_UNLOAD = Subject(
+    "symphony.tenant.*.adapter.unload", m.AdapterNamed, m.AdapterDeleted, queue="frontend"
+)
+TENANT_ADAPTER_GET = Subject(
+    "symphony.tenant.*.adapter.get", m.AdapterNamed, m.AdapterInfo, queue="frontend"
+)
+TENANT_ADAPTER_LIST = Subject(
+    "symphony.tenant.*.adapter.list", m.AdapterNamed, m.AdapterInfos, queue="frontend"
+)
 TENANT_INFERENCE_SUBMIT = "symphony.tenant.*.inference.submit"
 PUBLIC = {
     INFERENCE_SUBMIT: TENANT_INFERENCE_SUBMIT,
     ADVISORY_SUBMIT.pattern: TENANT_ADVISORY_SUBMIT.pattern,
     ADVISORY_INVALIDATE.pattern: TENANT_ADVISORY_INVALIDATE.pattern,
     ADVISORY_GET.pattern: TENANT_ADVISORY_GET.pattern,
+    ADAPTER_LOAD.pattern: TENANT_ADAPTER_LOAD.pattern,
+    ADAPTER_UNLOAD.pattern: TENANT_ADAPTER_UNLOAD.pattern,
+    ADAPTER_GET.pattern: TENANT_ADAPTER_GET.pattern,
+    ADAPTER_LIST.pattern: TENANT_ADAPTER_LIST.pattern,
 }
 """What tenants publish, and what becomes of it."""
 

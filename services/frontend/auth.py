@@ -98,6 +98,13 @@ class Keyring:
         callers = (self._callers or {}).values()
         return frozenset({DEFAULT_TENANT, *(caller.tenant for caller in callers)})
 
+    def allows(self, tenant: TenantId, scope: str) -> bool:
+        """Whether some key of the tenant's holds `scope`; where none are asked for, anybody."""
+        if self._callers is None:
+            return True
+        of_tenant = (each for each in self._callers.values() if each.tenant == tenant)
+        return any({scope, SCOPE_ADMIN} & each.scopes for each in of_tenant)
+
     def caller(self, authorization: str, scope: str) -> Caller:
         """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the
         password, which is what a browser sends once its user was asked.

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.frontend.adapters import AdapterDirectory
-from services.frontend.api import nats
+from services.frontend.api import adapters_nats, nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.auth import load_keyring
@@ -117,6 +117,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     runtime.spawn(sessions.run(), "session store")
     await nats.serve(app, keyring)
     await advisories.serve(app)
+    await adapters_nats.serve(app, keyring)
     runtime.spawn(_forget_workers(models), "forget workers")
     connections = Connections(config, runtime.clock)
     runtime.spawn(connections.run(), "patience")

@@ -128,3 +128,65 @@ class UploadPart:
     """
 
     data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLoad:
+    """A tenant's request: let a folder on a kvstore's host have this name. Fields as of
+    ``POST /v1/load_lora_adapter``.
+    """
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    base_model_name: str | None = None
+    tenant: TenantId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterNamed:
+    """A tenant asks for one of its adapters, or for all that it may use, without a name."""
+
+    lora_name: str = ""
+    tenant: TenantId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """An adapter as its owner is shown it; fields as of `AdapterRecord`.
+
+    Attributes:
+        tenant: None: anybody may use it.
+        parent: its base.
+    """
+
+    id: str
+    object: str = "adapter"
+    created: int
+    tenant: TenantId | None
+    parent: ModelId
+    root: str
+    adapter_hash: str
+    lora_rank: int
+    ranks: dict[str, int]
+    num_bytes: int
+    image_bytes: int
+    revision: int
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfos:
+    """Adapters that a tenant may use."""
+
+    object: str = "list"
+    data: list[AdapterInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterDeleted:
+    """Nobody is served this name any more."""
+
+    id: str
+    object: str = "adapter.deleted"
+    deleted: bool = True

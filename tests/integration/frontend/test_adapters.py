@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,19 @@ from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main as kvstore_main
 from shared import messages as m
 from shared.blocks import chain_keys, root_key, unpack_keys
+from shared.errors import SymphonyError
 from shared.ids import HostId, ModelId, SessionId, TenantId, tenant_token
 from shared.sessions import decode_record, session_redis_key
-from shared.subjects import ADVISORY_SUBMIT, TENANT_ADVISORY_SUBMIT
+from shared.subjects import (
+    ADAPTER_LOAD,
+    ADAPTER_UNLOAD,
+    ADVISORY_SUBMIT,
+    TENANT_ADAPTER_GET,
+    TENANT_ADAPTER_LIST,
+    TENANT_ADAPTER_LOAD,
+    TENANT_ADAPTER_UNLOAD,
+    TENANT_ADVISORY_SUBMIT,
+)
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, House, Reply, house
@@ -330,6 +340,51 @@ def test_wrong_requests_are_refused_by_name(
             assert error(told) == (400, "adapters_unsupported", "model")
             assert MODEL in told.json()["error"]["message"]
             assert error(await it.load("owl", 1))[1] == "adapters_unsupported"
+
+    asyncio.run(scenario())
+
+
+async def refusal(asked: Awaitable[Any]) -> tuple[int, str]:
+    with pytest.raises(SymphonyError) as refused:
+        await asked
+    return refused.value.http_status, refused.value.code
+
+
+def test_the_same_over_nats(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
+    """Whoever has accounts comes by a tenant's subject; keys say whether a tenant may."""
+
+    async def scenario() -> None:
+        async with place(nats_server, redis_server, tmp_path, keys=True) as it:
+            bus = it.it.bus
+            acme, other = (tenant_token(TenantId(name)) for name in ("acme", "other"))
+            fox = m.AdapterLoad(lora_name="fox", lora_path=it.folder(1))
+            info = await bus.request(TENANT_ADAPTER_LOAD, fox, acme)
+            over_http = await it.ask("GET", "/v1/adapters/fox", "acme")
+            assert over_http.json() == asdict(info)
+            assert info.tenant == "acme" and (await it.ran_on("fox", "acme")) is not None
+            named, all_of_them = m.AdapterNamed(lora_name="fox"), m.AdapterNamed()
+            assert await bus.request(TENANT_ADAPTER_GET, named, acme) == info
+            assert (await bus.request(TENANT_ADAPTER_LIST, all_of_them, acme)).data == [info]
+
+            assert (await bus.request(TENANT_ADAPTER_LIST, all_of_them, other)).data == []
+            unknown = 404, "model_not_found"
+            assert await refusal(bus.request(TENANT_ADAPTER_GET, named, other)) == unknown
+            assert await refusal(bus.request(TENANT_ADAPTER_UNLOAD, named, other)) == unknown
+            theirs = m.AdapterNamed(lora_name="fox", tenant=TenantId("acme"))
+            wrong = await refusal(bus.request(TENANT_ADAPTER_UNLOAD, theirs, other))
+            assert wrong == (403, "wrong_tenant")
+            assert await refusal(bus.request(ADAPTER_UNLOAD, theirs)) == (400, "invalid_request")
+            assert await refusal(bus.request(ADAPTER_LOAD, fox)) == (403, "insufficient_scope")
+            assert await refusal(bus.request(ADAPTER_UNLOAD, named)) == (403, "insufficient_scope")
+            again = await refusal(bus.request(TENANT_ADAPTER_LOAD, fox, acme))
+            assert again == (400, "adapter_exists")
+            nowhere = m.AdapterLoad(lora_name="owl", lora_path="")
+            answer = await refusal(bus.request(TENANT_ADAPTER_LOAD, nowhere, acme))
+            assert answer == (400, "invalid_request")
+
+            gone = await bus.request(TENANT_ADAPTER_UNLOAD, named, acme)
+            assert gone == m.AdapterDeleted(id="fox")
+            assert error(await it.chat("fox", "acme"))[0] == 404
 
     asyncio.run(scenario())
 

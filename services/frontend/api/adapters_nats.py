@@ -1,0 +1,126 @@
+"""``symphony.adapter.*``: adapters for those who speak NATS.
+
+Folders on a kvstore's host only: files are sent along over HTTP. A tenant may add and remove
+adapters here if one of its API keys may, for NATS knows nothing of scopes.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.frontend.access import access_line, note
+from services.frontend.app import App
+from services.frontend.auth import SCOPE_ADAPTERS, Caller, Forbidden, Keyring
+from services.frontend.registration import (
+    NewAdapter,
+    add_adapter,
+    info_of,
+    remove_adapter,
+    unknown,
+)
+from shared.adapters.record import check_adapter_name
+from shared.errors import InvalidRequest, SymphonyError
+from shared.ids import DEFAULT_TENANT, TenantId, new_id
+from shared.logs import log_context
+from shared.messages import AdapterDeleted, AdapterInfo, AdapterInfos, AdapterLoad, AdapterNamed
+from shared.subjects import (
+    ADAPTER_GET,
+    ADAPTER_LIST,
+    ADAPTER_LOAD,
+    ADAPTER_UNLOAD,
+    TENANT_ADAPTER_GET,
+    TENANT_ADAPTER_LIST,
+    TENANT_ADAPTER_LOAD,
+    TENANT_ADAPTER_UNLOAD,
+    Subject,
+)
+from shared.tenants import own_tenant
+
+Asked = TypeVar("Asked", AdapterLoad, AdapterNamed)
+Answer = TypeVar("Answer")
+
+
+async def serve(app: App, keyring: Keyring) -> None:
+    """Answer on the subjects, together with every other frontend."""
+    desk = _Desk(app, keyring)
+    await desk.serve(ADAPTER_LOAD, TENANT_ADAPTER_LOAD, desk.load)
+    await desk.serve(ADAPTER_UNLOAD, TENANT_ADAPTER_UNLOAD, desk.unload)
+    await desk.serve(ADAPTER_GET, TENANT_ADAPTER_GET, desk.get)
+    await desk.serve(ADAPTER_LIST, TENANT_ADAPTER_LIST, desk.list)
+
+
+class _Desk:
+    """Where requests are answered."""
+
+    def __init__(self, app: App, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def serve(
+        self,
+        public: Subject[Asked, Answer],
+        tenants: Subject[Asked, Answer],
+        handler: Callable[[TenantId, Asked, str], Awaitable[Answer]],
+    ) -> None:
+        """Have `handler` told whose a request is, and the request's id."""
+
+        async def answer(tenant: TenantId, asked: Asked) -> Answer:
+            request_id = new_id("req")
+            line = {"method": "NATS", "path": public.pattern, "tenant": tenant}
+            with log_context(request_id=request_id), access_line(line):
+                try:
+                    return await handler(tenant, asked, request_id)
+                except SymphonyError as error:
+                    note(error=error.code)
+                    raise
+
+        async def of_tenant(tenant: TenantId, asked: Asked) -> Answer:
+            return await answer(own_tenant(tenant, asked.tenant or tenant), asked)
+
+        async def of_anybody(asked: Asked) -> Answer:
+            if asked.tenant is not None and not self._keyring.is_open:
+                raise InvalidRequest(
+                    "tenant: comes from the API key when keys are asked for", "tenant"
+                )
+            return await answer(asked.tenant or DEFAULT_TENANT, asked)
+
+        await self._app.bus.serve(public, of_anybody)
+        await self._app.bus.serve_tenants(tenants, of_tenant)
+
+    async def load(self, tenant: TenantId, asked: AdapterLoad, request_id: str) -> AdapterInfo:
+        self._check_may_change(tenant)
+        if not asked.lora_path:
+            raise InvalidRequest("lora_path: give a folder on the kvstore's host", "lora_path")
+        new = NewAdapter(
+            name=check_adapter_name(asked.lora_name),
+            tenant=tenant,
+            base=asked.base_model_name,
+            replace=asked.load_inplace,
+            path=asked.lora_path,
+        )
+        return await add_adapter(self._app, new, None, request_id)
+
+    async def unload(
+        self, tenant: TenantId, asked: AdapterNamed, request_id: str
+    ) -> AdapterDeleted:
+        self._check_may_change(tenant)
+        caller = Caller(tenant, frozenset({SCOPE_ADAPTERS}))
+        return await remove_adapter(
+            self._app, caller, asked.lora_name, request_id, tenant=None, shared=False
+        )
+
+    async def get(self, tenant: TenantId, asked: AdapterNamed, _: str) -> AdapterInfo:
+        record = await self._app.adapters.find(tenant, asked.lora_name)
+        if record is None:
+            raise unknown(asked.lora_name)
+        return info_of(record)
+
+    async def list(self, tenant: TenantId, _: AdapterNamed, __: str) -> AdapterInfos:
+        records = await self._app.adapters.listed(tenant)
+        return AdapterInfos(data=[info_of(record) for record in records])
+
+    def _check_may_change(self, tenant: TenantId) -> None:
+        """Raises:
+        Forbidden: none of the tenant's keys may.
+        """
+        if not self._keyring.allows(tenant, SCOPE_ADAPTERS):
+            raise Forbidden(f"no API key of the tenant {tenant!r} has the scope {SCOPE_ADAPTERS!r}")
