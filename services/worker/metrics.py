@@ -42,6 +42,11 @@ ADAPTER_FIRST_TOKEN_SECONDS = histogram(
     ["model", "start"],
 )  # fmt: skip
 
+STEP_MODEL_R2 = gauge(
+    "step_model_r2", "How much of the decode steps' differences a model with adapters explains",
+    ["model", "units"],
+)  # fmt: skip
+
 ONESHOT_BATCHES = counter("oneshot_batches", "Batches of one-shot models", ["model", "outcome"])
 ONESHOT_JOBS = counter("oneshot_jobs", "Inputs that one-shot models ran", ["model"])
 ONESHOT_RUN_SECONDS = histogram("oneshot_run_seconds", "Batches on the device", ["model"])
@@ -118,6 +123,8 @@ def _report_adapters(model_id: str, core: EngineCore) -> None:
     for start, duration_ns in first_tokens:
         ADAPTER_FIRST_TOKEN_SECONDS.labels(model_id, start).observe(duration_ns / 1e9)
     ADAPTER_PAGES.labels(model_id).set(adapters.num_pages)
+    for units, model in core.costs.models.solve().items():
+        STEP_MODEL_R2.labels(model_id, units).set(model.r2)
     running = [each.adapter.name for each in adapters.images.values() if each.running]
     waiting = [each.adapter.name for each in adapters.images.values() if not each.running]
     told = str(adapters.lines_max), ",".join(running), ",".join(waiting[:WAITING_TOLD_MAX])

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Literal
 
@@ -41,6 +42,7 @@ from shared.messages import (
     Prompt,
     SessionForget,
     SessionForgotten,
+    StepModelFit,
     TurnCancel,
     TurnRef,
     TurnsStart,
@@ -311,6 +313,12 @@ class Worker:
             batches=oneshot.refs() if oneshot is not None else [],
             fences=oneshot.fences if oneshot is not None else [],
             adapters=pack_hashes([name for core in cores for name in core.adapters.resident()]),
+            turns_running_max=self._config.turns_running_max,
+            step_models=[
+                StepModelFit(model_id=ModelId(model_id), name=name, **asdict(model))
+                for model_id, runner in self._runners.items()
+                for name, model in runner.core.costs.models.solve().items()
+            ],
         )
 
     def _card(self, runner: EngineRunner) -> ModelCard:

@@ -114,6 +114,7 @@ from shared.messages.workers import (
     Prefetch,
     SamplingDefaults,
     SessionPlaced,
+    StepModelFit,
     WorkerReport,
 )
 
@@ -198,6 +199,7 @@ __all__ = [
     "SessionForgotten",
     "SessionPlaced",
     "SessionPlacement",
+    "StepModelFit",
     "StepOutput",
     "Task",
     "TokenLogprobs",

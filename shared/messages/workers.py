@@ -40,6 +40,24 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepModelFit:
+    """What a worker's decode steps take: ``base + row * rows + unit * units``, ns.
+
+    Attributes:
+        name: what the units are: ``padded``: rows times the largest rank; ``unpadded``: the sum of
+            their ranks; ``distinct``: bytes of different adapters.
+        r2: how much of the steps' differences it explains.
+    """
+
+    model_id: ModelId
+    name: str
+    base_ns: float
+    row_ns: float
+    unit_ns: float
+    r2: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """Heartbeat: the whole state a scheduler needs, so that a new scheduler rebuilds its view from
     reports alone.
@@ -68,6 +86,8 @@ class WorkerReport:
     batches: list[BatchRef] = field(default_factory=list)  # every batch held here
     fences: list[LeadershipFence] = field(default_factory=list)
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first
+    turns_running_max: int = 0  # in one step of a model; 0: not told
+    step_models: list[StepModelFit] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,48 +1,86 @@
 """What a step costs, learnt from the steps that ran.
 
-A pass takes ``base + per_row * decodes + per_token * prompt tokens``: linear, as the deferred
-batching paper and CaraServe find. Steps of decodes alone give the first two, what a step with
-prompt tokens takes beyond them gives the third. Old steps count ever less, so that the figures
-follow the device, its neighbours and the growing contexts.
+A pass takes ``base + per_row * decodes + per_byte * bytes of different adapters + per_token *
+prompt tokens``: linear, as the deferred batching paper and CaraServe find. Steps of decodes alone
+give the first three, what a step with prompt tokens takes beyond them gives the last. Old steps
+count ever less, so that the figures follow the device, its neighbours and the growing contexts.
 """
 
 from dataclasses import dataclass, field
+
+from services.worker.core.step_models import NO_LORA, LoraLoad, StepModels
 
 DECODE_MEMORY = 0.99  # weight of a decode step once the next one came
 PREFILL_MEMORY = 0.95
 DECODES_MIN = 8.0  # steps to have seen before the figures are used
 PREFILL_TOKENS_MIN = 256.0
+SPREAD_MIN = 0.25  # of the rows seen, before a slope is believed
+OWN_SHARE_MIN = 1e-3  # of what else adds, that does not go along with the rows
 ERROR_WEIGHT = 0.1
 ERRORS_IN_MARGIN = 3.0
 
 
 @dataclass(slots=True)
 class Line:
-    """A weighted least-squares line through (rows, ns), old points counting ever less."""
+    """Weighted least squares of ns on rows, old points counting ever less; and on what else may
+    add to them, `extra`, as far as that does not go along with the rows anyway."""
 
     weight: float = 0.0
     rows: float = 0.0
     ns: float = 0.0
     rows_rows: float = 0.0
     rows_ns: float = 0.0
+    extra: float = 0.0
+    extra_rows: float = 0.0
+    extra_extra: float = 0.0
+    extra_ns: float = 0.0
 
-    def add(self, rows: int, ns: float) -> None:
+    def add(self, rows: int, ns: float, extra: float = 0.0) -> None:
         self.weight = DECODE_MEMORY * self.weight + 1
         self.rows = DECODE_MEMORY * self.rows + rows
         self.ns = DECODE_MEMORY * self.ns + ns
         self.rows_rows = DECODE_MEMORY * self.rows_rows + rows * rows
         self.rows_ns = DECODE_MEMORY * self.rows_ns + rows * ns
+        self.extra = DECODE_MEMORY * self.extra + extra
+        self.extra_rows = DECODE_MEMORY * self.extra_rows + extra * rows
+        self.extra_extra = DECODE_MEMORY * self.extra_extra + extra * extra
+        self.extra_ns = DECODE_MEMORY * self.extra_ns + extra * ns
 
-    def at(self, rows: int) -> float:
+    def at(self, rows: int, extra: float = 0.0) -> float:
         """The line's value; where the points say nothing of a slope, their mean."""
         if not self.weight:
             return 0.0
-        mean_rows, mean_ns = self.rows / self.weight, self.ns / self.weight
-        spread = self.rows_rows / self.weight - mean_rows * mean_rows
-        if spread < 0.25:
-            return mean_ns
-        slope = max((self.rows_ns / self.weight - mean_rows * mean_ns) / spread, 0.0)
-        return max(mean_ns + slope * (rows - mean_rows), 0.0)
+        per_extra = self.per_extra if self.extra else 0.0
+        mean_rows = self.rows / self.weight
+        mean_ns = (self.ns - per_extra * self.extra) / self.weight
+        at_ns, spread = mean_ns + per_extra * extra, self._spread
+        if spread >= SPREAD_MIN:
+            rows_ns = (self.rows_ns - per_extra * self.extra_rows) / self.weight
+            slope = max((rows_ns - mean_rows * mean_ns) / spread, 0.0)
+            at_ns += slope * (rows - mean_rows)
+        return max(at_ns, 0.0)
+
+    @property
+    def per_extra(self) -> float:
+        """What a unit of it adds; 0 where that cannot be told from what a row adds."""
+        weight = self.weight
+        if not (weight and self.extra_extra):
+            return 0.0
+        rows, extra, ns = self.rows / weight, self.extra / weight, self.ns / weight
+        own = self.extra_extra / weight - extra * extra
+        own_ns = self.extra_ns / weight - extra * ns
+        if (spread := self._spread) >= SPREAD_MIN:
+            shared = self.extra_rows / weight - extra * rows
+            own -= shared * shared / spread
+            own_ns -= shared / spread * (self.rows_ns / weight - rows * ns)
+        if own < OWN_SHARE_MIN * self.extra_extra / weight:
+            return 0.0
+        return max(own_ns / own, 0.0)
+
+    @property
+    def _spread(self) -> float:
+        mean = self.rows / self.weight
+        return self.rows_rows / self.weight - mean * mean
 
 
 @dataclass(slots=True)
@@ -51,9 +89,11 @@ class StepCosts:
 
     Attributes:
         error: recent prefill steps took this share more or less than was predicted.
+        models: what else steps with adapters are told by.
     """
 
     error: float = 0.0
+    models: StepModels = field(default_factory=StepModels)
     _decode: Line = field(default_factory=Line)
     _tokens: float = 0.0
     _tokens_ns: float = 0.0
@@ -63,24 +103,28 @@ class StepCosts:
         """Whether enough steps ran to predict others."""
         return self._decode.weight >= DECODES_MIN and self._tokens >= PREFILL_TOKENS_MIN
 
-    def on_step(self, num_tokens: int, num_decodes: int, duration_ns: int) -> None:
-        """A step of `num_decodes` decodes and `num_tokens` prompt tokens ran."""
+    def on_step(
+        self, num_tokens: int, num_decodes: int, duration_ns: int, lora: LoraLoad = NO_LORA
+    ) -> None:
+        """A step of `num_decodes` decodes and `num_tokens` prompt tokens ran, on these adapters."""
         if duration_ns <= 0:
             return
         if not num_tokens:
-            self._decode.add(num_decodes, duration_ns)
+            self._decode.add(num_decodes, duration_ns, lora.num_bytes)
+            self.models.add(num_decodes, lora, duration_ns)
             return
         if self.is_known:
-            error = abs(duration_ns / max(self.step_ns(num_tokens, num_decodes), 1) - 1)
+            predicted_ns = self.step_ns(num_tokens, num_decodes, lora.num_bytes)
+            error = abs(duration_ns / max(predicted_ns, 1) - 1)
             self.error += ERROR_WEIGHT * (min(error, 1.0) - self.error)
-        beyond_ns = max(duration_ns - self._decode.at(num_decodes), 0.0)
+        beyond_ns = max(duration_ns - self._decode.at(num_decodes, lora.num_bytes), 0.0)
         self._tokens = PREFILL_MEMORY * self._tokens + num_tokens
         self._tokens_ns = PREFILL_MEMORY * self._tokens_ns + beyond_ns
 
-    def step_ns(self, num_tokens: int, num_decodes: int) -> int:
+    def step_ns(self, num_tokens: int, num_decodes: int, num_lora_bytes: int = 0) -> int:
         """One step."""
         per_token_ns = self._tokens_ns / self._tokens if self._tokens else 0.0
-        return int(self._decode.at(num_decodes) + per_token_ns * num_tokens)
+        return int(self._decode.at(num_decodes, num_lora_bytes) + per_token_ns * num_tokens)
 
     def prefill_ns(self, num_tokens: int, num_decodes: int, budget: int) -> int:
         """All the steps that `num_tokens` prompt tokens take, in chunks of `budget`, while

@@ -258,7 +258,7 @@ class EngineCore:
         if self._is_short or len(self.flights) > self.limits.steps_ahead_max:
             return None
         first = self.flights[0]
-        return first.ends_at_ns - LEAD_MIN_NS - int(LEAD_SHARE * self._predicted_ns(first.plan))
+        return first.ends_at_ns - LEAD_MIN_NS - int(LEAD_SHARE * self._predicted_ns(first))
 
     def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
         """Decide the next step; None when nothing can run now."""
@@ -284,7 +284,7 @@ class EngineCore:
         for turn in planned.turns:
             if turn.first_step_at_ns is None:
                 turn.first_step_at_ns = now_ns
-        planned.ends_at_ns = starts_at_ns + self._predicted_ns(planned.plan)
+        planned.ends_at_ns = starts_at_ns + self._predicted_ns(planned)
         self.flights.append(planned)
         return planned.plan, effects
 
@@ -292,12 +292,12 @@ class EngineCore:
         """The first step in flight has run."""
         planned = self.flights.popleft()
         plan = planned.plan
-        self._measure(plan, result)
+        self._measure(planned, result)
         effects: list[Effect] = []
         for ticket in planned.tickets:
             effects += self.stager.let_go(ticket)
         for later in self.flights:
-            later.ends_at_ns = now_ns + self._predicted_ns(later.plan)
+            later.ends_at_ns = now_ns + self._predicted_ns(later)
         ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             turn.on_landed(is_sampled=plan.sampling[index] is not None)
@@ -314,7 +314,8 @@ class EngineCore:
         """How long a step may run before it counts as stuck: far longer than any that is not."""
         if not self.costs.is_known:
             return STEP_UNKNOWN_NS
-        return max(STEP_MIN_NS, STEP_FACTOR * self._predicted_ns(plan))
+        predicted_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)
+        return max(STEP_MIN_NS, STEP_FACTOR * predicted_ns)
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected
@@ -469,18 +470,20 @@ class EngineCore:
         self.queue.remove(turn)
         return [*effects, *self.history.release(turn), ended(turn, reason)]
 
-    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+    def _measure(self, planned: PlannedStep, result: StepResult) -> None:
         """Let the speed estimates learn from a step."""
+        plan = planned.plan
         self.device_time.on_step(result.started_at_ns, result.duration_ns)
         num_prefill = plan.num_prefill_tokens
         if result.assist_ns:
             assisted = np.isin(plan.adapters, list(plan.assists))
             self.adapters.ways.assists.add(int(plan.lengths[assisted].sum()), result.assist_ns)
         busy_ns = result.duration_ns - sum(result.stall_ns) - result.assist_ns
-        self.costs.on_step(num_prefill, plan.num_decodes, busy_ns)
+        self.costs.on_step(num_prefill, plan.num_decodes, busy_ns, planned.lora)
         self.estimates.on_prefill(num_prefill, busy_ns)
 
-    def _predicted_ns(self, plan: StepPlan) -> int:
+    def _predicted_ns(self, planned: PlannedStep) -> int:
         if not self.costs.is_known:
             return 0
-        return self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes)
+        plan, num_lora_bytes = planned.plan, planned.lora.num_bytes
+        return self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes, num_lora_bytes)

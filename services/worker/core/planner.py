@@ -24,6 +24,7 @@ from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
 from services.worker.core.rows import Row, by_adapter, step_plan
 from services.worker.core.step import StepPlan
+from services.worker.core.step_models import NO_LORA, LoraLoad
 from services.worker.core.streaming import FirstPass
 from services.worker.core.turn import Turn, TurnState
 
@@ -36,6 +37,7 @@ class PlannedStep:
         tickets: of what the step may read in the arena, kept until it has landed.
         retired: blocks that nobody needs any more once the step has landed.
         ends_at_ns: when that will probably be.
+        lora: the adapters that it reads.
     """
 
     plan: StepPlan
@@ -43,6 +45,7 @@ class PlannedStep:
     tickets: list[int] = field(default_factory=list)
     retired: list[Block] = field(default_factory=list)
     ends_at_ns: int = 0
+    lora: LoraLoad = NO_LORA
 
 
 @dataclass(slots=True)
@@ -111,7 +114,16 @@ class Planner:
         tickets = [source.ticket for source in sources.values()]
         for ticket in tickets:
             stager.hold(ticket)
-        return PlannedStep(plan, turns, tickets)
+        return PlannedStep(plan, turns, tickets, lora=self._lora_load(turns))
+
+    def _lora_load(self, turns: list[Turn]) -> LoraLoad:
+        images = [turn.image for turn in turns if turn.image is not None]
+        if not images:
+            return NO_LORA
+        ranks = [image.adapter.lora_rank for image in images]
+        num_blocks = sum(image.num_blocks for image in set(images))
+        num_bytes = num_blocks * self.residency.pool.num_layers * self.adapters.page_bytes
+        return LoraLoad(len(images), max(ranks), sum(ranks), num_bytes)
 
     def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Take a running turn's pages; it comes back first, with what it generated so far."""
@@ -173,8 +185,9 @@ class Planner:
             if row.turn.image is not None and row.turn.image.is_assisted
         )
         is_known = self.costs.is_known
-        duration_ns = self.costs.step_ns(num_tokens, len(draft.rows)) if is_known else 0
-        return FirstPass(num_assisted + num_tokens, duration_ns)
+        lora = self._lora_load([*(row.turn for row in draft.rows), turn])
+        step_ns = self.costs.step_ns(num_tokens, len(draft.rows), lora.num_bytes)
+        return FirstPass(num_assisted + num_tokens, step_ns if is_known else 0)
 
     def _add_chunk(self, turn: Turn, draft: Draft) -> None:
         """A chunk of a prompt, within what is left of the budget."""

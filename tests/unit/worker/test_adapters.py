@@ -21,6 +21,7 @@ from services.worker.core.image import NO_LINE
 from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import LoraStart
 from services.worker.core.step import StepPlan
+from services.worker.core.step_models import LoraLoad
 from services.worker.core.streaming import TRY_AGAIN, Ways
 from services.worker.core.turn import Turn
 from shared.blocks import image_keys
@@ -176,6 +177,27 @@ def build_all(engine: Engine) -> None:
         engine._keep(engine.core.on_loaded(made.pool_pages, [], engine.now_ns))
     if plan is not None:
         engine.finish(plan)
+
+
+def test_a_step_knows_what_it_reads_of_adapters() -> None:
+    """Each adapter once, however many rows it has; and the costs learn from it."""
+    engine = Engine(new_core(32))
+    for name, of in (("a", "x"), ("b", ""), ("c", "y"), ("d", "x")):
+        engine.submit(long_turn(name, of))
+    build_all(engine)
+    while engine.core.waiting:
+        engine.step()
+    plan = engine.plan()
+    image_bytes = BLOCKS * NUM_LAYERS * engine.core.page_bytes
+    assert engine.core.flights[0].lora == LoraLoad(3, 8, 24, 2 * image_bytes)
+    assert plan is not None
+    engine.finish(plan)
+    for number in range(40):
+        engine.step_ns = 2 * MS if number < 20 else MS
+        if number == 20:
+            engine._keep(engine.core.on_cancel(TurnId("c")))
+        engine.step()
+    assert engine.core.costs.models.solve()["distinct"].r2 > 0.8
 
 
 def test_two_that_cannot_be_there_together_take_turns() -> None:
