@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shared.adapters.base_weights import BaseWeights
 from shared.adapters.check import BaseFacts, check_adapter
 from shared.adapters.layout import image_bytes, layout_image
 from shared.adapters.record import ADAPTER_BYTES_MAX
@@ -29,7 +30,9 @@ def check(folder: Path, source: str) -> dict[str, Any]:
         AdapterInvalid: it cannot be served.
     """
     card = base_card(source)
-    facts = BaseFacts(names=(source, Path(source).name), vocabulary=vocabulary_of(source))
+    names = source, Path(source).name
+    vocabulary, weights = vocabulary_of(source), BaseWeights(source)
+    facts = BaseFacts(names=names, vocabulary=vocabulary, weights=weights)
     checked = check_adapter(folder, card, AdapterLimits(num_bytes=ADAPTER_BYTES_MAX), facts)
     whole = image_bytes(card, layout_image(card, checked.ranks))
     return asdict(checked) | {

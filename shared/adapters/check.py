@@ -58,12 +58,13 @@ class BaseFacts:
     Attributes:
         names: by which it is called; empty: not known.
         vocabulary: `vocabulary_hash` of its tokenizer; empty: not known.
-        weights: name of an outer layer -> `values_hash` of its weight.
+        weights: name of an outer layer -> `values_hash` of its weight; None: copies of those were
+            compared before.
     """
 
     names: tuple[str, ...] = ()
     vocabulary: str = ""
-    weights: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] | None = field(default_factory=dict)
 
 
 def check_adapter(
@@ -129,6 +130,8 @@ def _read_all(source: AdapterSource, card: LoraCard) -> dict[str, bytes]:
 
 def _check_base_copies(source: AdapterSource, facts: BaseFacts) -> None:
     """PEFT saves the base's own weight beside an adapter of its head."""
+    if facts.weights is None:
+        return
     for name, entry in source.tensors.base.items():
         expected = facts.weights.get(name)
         if expected is None:

@@ -27,6 +27,8 @@ STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
 # Workers and kvstores are started again and again: each fills its pages with zeros first.
 SMALL = {"SYMPHONY_KV_BYTES": str(1 << 28), "SYMPHONY_ARENA_BYTES": str(1 << 27)}
+# On a machine that stalls, a worker that died may take a minute to be back.
+PATIENT = {"SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S": "120"}
 
 
 def command(*arguments: str) -> list[str]:
@@ -121,7 +123,7 @@ class House:
             self._arguments += ["--adapter", f"{name}={folder}"]
         if not restart:
             self._arguments += ["--no-restart"]
-        self._env = environment({**SMALL, **(env or {})})
+        self._env = environment({**SMALL, **PATIENT, **(env or {})})
 
     def __enter__(self) -> Self:
         self.start()

@@ -24,6 +24,7 @@ from services.kvstore.config import KvstoreConfig
 from services.kvstore.core.registry import Name, Registry, RegistryLimits, next_revision
 from services.kvstore.telemetry import ADAPTER_CHANGES, ADAPTERS
 from shared import subjects
+from shared.adapters.base_weights import BaseWeights
 from shared.adapters.check import BaseFacts, CheckedAdapter, check_adapter
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.layout import image_bytes, layout_image
@@ -405,7 +406,9 @@ def _write_part(write: Callable[[bytes], int], data: str, num_bytes: int) -> Non
 def _check(folder: Path, message: AdapterAdd, limits: AdapterLimits) -> tuple[CheckedAdapter, int]:
     """What is in a folder, and how large its image is."""
     card = message.card
-    facts = BaseFacts(names=tuple(message.base_names), vocabulary=message.vocabulary)
+    names = tuple(message.base_names)
+    weights = BaseWeights(names[0]) if names else {}
+    facts = BaseFacts(names=names, vocabulary=message.vocabulary, weights=weights)
     checked = check_adapter(folder, card, limits, facts)
     return checked, image_bytes(card, layout_image(card, dict(checked.ranks)))
 
@@ -413,7 +416,8 @@ def _check(folder: Path, message: AdapterAdd, limits: AdapterLimits) -> tuple[Ch
 def _is_whole(card: LoraCard, limits: AdapterLimits, adapter_hash: str) -> Callable[[Path], bool]:
     def is_whole(folder: Path) -> bool:
         try:
-            return check_adapter(folder, card, limits).adapter_hash == adapter_hash
+            checked = check_adapter(folder, card, limits, BaseFacts(weights=None))
+            return checked.adapter_hash == adapter_hash
         except (SymphonyError, OSError):
             return False
 
