@@ -48,7 +48,7 @@ def test_each_says_what_it_knows_alone(dtype: str, tmp_path: Path) -> None:
             for how, temperature in (("greedy", 0.0), ("drawn", 1.0)):
                 driver.submit(
                     f"{name} {at} {how}", list(asked), ref,
-                    max_tokens=64, ignore_eos=True, temperature=temperature, seed=5,
+                    max_tokens=24, ignore_eos=True, temperature=temperature, seed=5,
                 )  # fmt: skip
     driver.run()
     executor.close()
