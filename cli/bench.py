@@ -35,6 +35,7 @@ BENCHES = {
     "lora": "loadtest.bench.lora",
     "coldstart": "loadtest.bench.coldstart",
     "assist": "loadtest.bench.assist",
+    "adapters": "loadtest.bench.adapters",
     "chaos": "loadtest.bench.chaos",
 }
 

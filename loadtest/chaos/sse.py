@@ -1,4 +1,4 @@
-"""One streamed chat, read as lightly as can be: the clients share the house's cores."""
+"""One streamed answer, read as lightly as can be: the clients share the house's cores."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ OK = 200
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What one client saw of one streamed chat. Instants are monotonic seconds.
+    """What one client saw of one stream. Instants are monotonic seconds.
 
     Attributes:
         client: whose it is.
@@ -49,8 +49,12 @@ class Stream:
     is_tie: bool = False
 
 
-async def stream_chat(port: int, content: bytes, stream: Stream) -> None:
-    """Send `content` to the frontend at loopback `port`; fill `stream` until it ends, somehow."""
+async def stream_chat(port: int, content: bytes, stream: Stream, path: str = PATH) -> None:
+    """Send `content` to the frontend at loopback `port`; fill `stream` until it ends, somehow.
+
+    Args:
+        path: of chats, or of completions.
+    """
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:
@@ -59,7 +63,7 @@ async def stream_chat(port: int, content: bytes, stream: Stream) -> None:
         return
     reply = _Reply(stream)
     try:
-        writer.write(request_bytes("POST", PATH, port, content, b"Connection: close"))
+        writer.write(request_bytes("POST", path, port, content, b"Connection: close"))
         while not reply.is_over:
             async with asyncio.timeout(SILENCE_MAX_S):
                 data = await reader.read(READ_BYTES)

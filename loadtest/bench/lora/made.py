@@ -1,6 +1,6 @@
 """The adapters that are measured: PEFT folders from a seed, taken in as a kvstore does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +39,14 @@ def make_adapters(
     Raises:
         InvalidRequest: the model has no such targets.
     """
-    outer = {each.name for each in card.outer}
-    modules = [each for each in modules_of(card) if each.name not in outer]
-    written = write_adapters(folder, modules, card.dtype, targets, ranks, count)
+    written = write_adapters(folder, layer_modules(card), card.dtype, targets, ranks, count)
     return [_take_in(each, card) for each in written]
+
+
+def layer_modules(card: LoraCard) -> list[Module]:
+    """What a model has in its layers."""
+    outer = {each.name for each in card.outer}
+    return [each for each in modules_of(card) if each.name not in outer]
 
 
 def write_adapters(
@@ -53,14 +57,27 @@ def write_adapters(
     ranks: Sequence[int],
     count: int,
 ) -> list[Path]:
-    """Write `count` PEFT adapters, each into a folder of its own; the same for the same modules in
-    any order.
+    """`written_in_turn`, all of them."""
+    return list(written_in_turn(folder, modules, dtype, targets, ranks, range(count)))
+
+
+def written_in_turn(
+    folder: Path,
+    modules: Sequence[Module],
+    dtype: str,
+    targets: str,
+    ranks: Sequence[int],
+    numbers: Iterable[int],
+) -> Iterator[Path]:
+    """PEFT adapters, each written into a folder of its own when it is asked for; the same for the
+    same modules in any order.
 
     Args:
         modules: that a model has in its layers.
         dtype: of the files, in torch's words; the model's, so that nobody rounds.
         targets: of `TARGETS`, in every layer.
         ranks: that adapters have in turn.
+        numbers: of the adapters, which are their seeds.
 
     Raises:
         InvalidRequest: there are no such targets.
@@ -70,16 +87,14 @@ def write_adapters(
     if not chosen:
         raise InvalidRequest(f"--targets {targets}: the model has none of {', '.join(ends)}")
     chosen.sort(key=lambda module: module.name)
-    recipes = [
-        Recipe(
+    for number in numbers:
+        recipe = Recipe(
             seed=number,
             rank=ranks[number % len(ranks)],
             dtype=FILE_DTYPES[dtype],
             strength=STRENGTH,
         )
-        for number in range(count)
-    ]
-    return [write_adapter(folder / f"a{each.seed}", chosen, each) for each in recipes]
+        yield write_adapter(folder / f"a{number}", chosen, recipe)
 
 
 def _take_in(written: Path, card: LoraCard) -> MadeAdapter:

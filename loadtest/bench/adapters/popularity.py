@@ -1,0 +1,71 @@
+"""How often each adapter is asked for, as shares of the load."""
+
+import csv
+import gzip
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.simulator.arrivals import popularity
+from shared.errors import InvalidRequest
+
+Shares = NDArray[np.float64]
+
+
+def shares_of(text: str, num: int, trace: Path, seed: int) -> Shares:
+    """Each adapter's share, in a seeded order: popular adapters have no ranks of their own.
+
+    Args:
+        text: ``uniform``, ``zipf:S`` for shares like ``1 / place**S``, or ``maf``: as functions of
+            the trace were called, one function an adapter (CaraServe, 7.1), drawn from all.
+        num: of adapters.
+        trace: ``.csv.gz`` with a row a function: its name, then calls in each minute.
+
+    Returns:
+        ``[num]``, 1 in all.
+
+    Raises:
+        InvalidRequest: none of these, or the trace cannot be read or has fewer functions.
+    """
+    rng = np.random.default_rng(seed)
+    if text == "maf":
+        calls = _calls(trace)
+        if len(calls) < num:
+            raise InvalidRequest(
+                f"--popularity maf: the trace has {len(calls)} functions, one an adapter: "
+                f"--adapters {num} are more"
+            )
+        shares = rng.choice(calls, num, replace=False)
+        if not shares.any():
+            raise InvalidRequest(f"--popularity maf: no function in {trace} was called")
+        return np.asarray(shares / shares.sum(), np.float64)
+    try:
+        return rng.permutation(np.array(popularity("equal" if text == "uniform" else text, num)))
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"--popularity {text}: use uniform, zipf:S as zipf:0.9, or maf"
+        ) from None
+
+
+def best_share(shares: Shares, room: int) -> float:
+    """What of the load asks for the `room` most popular adapters: more than that is not to be found
+    in a pool of so many, unless requests come in clusters.
+
+    >>> best_share(np.array([0.2, 0.5, 0.3]), 2)
+    0.8
+    """
+    return float(np.sort(shares)[::-1][:room].sum())
+
+
+def _calls(trace: Path) -> Shares:
+    """Of each function in all minutes."""
+    try:
+        with gzip.open(trace, "rt", newline="") as file:
+            rows = csv.reader(file)
+            next(rows, None)
+            return np.array([sum(map(float, row[1:])) for row in rows], np.float64)
+    except (OSError, EOFError, ValueError) as error:
+        raise InvalidRequest(
+            f"--popularity maf needs the Azure Functions trace: {trace} cannot be read: {error}"
+        ) from None
