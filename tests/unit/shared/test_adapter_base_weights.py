@@ -14,7 +14,6 @@ from shared.adapters.source import AdapterLimits
 from shared.adapters.values import values_hash
 from tests.unit.shared.test_adapter_peft import CONFIGS, card_of, make_model, save_with_peft
 
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of what PEFT calls in transformers
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of what we ask PEFT for
