@@ -6,10 +6,12 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shared.adapters.vocabulary import TOKENIZER_FILE
 
 SEED = 0
+MODELS_DIR = Path("~/.symphony/models").expanduser()
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -33,12 +35,50 @@ class Shape:
         return 2 * self.num_layers * self.kv_width * ELEMENT_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """A Llama to be made of random weights.
+
+    Attributes:
+        inner: width of its gated layers.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    inner: int
+    num_heads: int
+    vocab_size: int
+
+    def config(self) -> Any:
+        """transformers' own, for long contexts, without an end token."""
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_heads,
+            intermediate_size=self.inner,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+
+
+LLAMA_125M = LlamaShape(
+    name="llama-125m", num_layers=12, hidden=768, inner=2048, num_heads=12, vocab_size=32000
+)
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which model is measured."""
     parser.add_argument(
         "--model", default="", help="name, folder, GGUF file or hub id; none: random weights, 125 M"
     )
-    parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    parser.add_argument("--models-dir", type=Path, default=MODELS_DIR)
 
 
 def model_source(args: argparse.Namespace, dtype: str) -> str:
@@ -81,25 +121,14 @@ def make_llama_125m(folder: Path, dtype: str) -> Path:
     Args:
         dtype: ``bfloat16`` or ``float32``.
     """
-    target = folder / f"llama-125m-{dtype}"
+    target = folder / f"{LLAMA_125M.name}-{dtype}"
     if (target / "config.json").is_file():
         return target
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(SEED)
-    config = LlamaConfig(
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        intermediate_size=2048,
-        vocab_size=32000,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
+    config = LLAMA_125M.config()
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     building = target.with_name(target.name + ".building")
     model.save_pretrained(building)

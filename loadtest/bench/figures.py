@@ -1,14 +1,18 @@
-"""``symphony bench figures deferred``: draws the paper's figures again.
+"""``symphony bench figures SET``: draws a paper's figures again, `deferred` by the simulator, others
+by measuring on this machine, one thing at a time.
 
 Pictures and numbers go to docs/figures, the page that shows them beside the paper's numbers to
-docs/deferred-figures.md. ``--quick`` takes minutes; without it half an hour.
+docs/SET-figures.md. ``--quick`` takes minutes; without it `deferred` takes half an hour, and others
+some twenty minutes each, in which the machine should do nothing else.
 """
 
 import argparse
+import importlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,14 +27,17 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from loadtest.figures.base import FULL, QUICK, Effort, Figure, Shared
-from loadtest.figures.deferred import DEFERRED
+from loadtest.figures.base import FULL, QUICK, Alone, Effort, Figure, FigureSet, Shared, Work
 from loadtest.figures.report import Report
 from shared.errors import InvalidRequest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TITLE = "Figures of the deferred-batching paper, drawn again"
 PROCESSES_MAX = 16
+SETS = {
+    "deferred": "loadtest.figures.deferred",
+    "punica": "loadtest.figures.punica",
+}
+"""Modules, each with its `SET`; only that of the wanted one is imported."""
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -40,49 +47,73 @@ def run(argv: list[str]) -> dict[str, Any]:
         InvalidRequest: there is no such set, or no such figure in it; lists those there are.
     """
     args = _parser().parse_args(argv)
-    if args.set != "deferred":
-        raise InvalidRequest(f"no set of figures {args.set!r}: use deferred")
-    figures = choose(args.only)
-    page = args.docs / "deferred-figures.md"
-    report = Report("deferred", TITLE, DEFERRED, args.docs / "figures", page)
-    rows = _measure(figures, QUICK if args.quick else FULL, report, args.processes)
+    figures = figure_set(args.set)
+    chosen = choose(figures, args.only)
+    page = args.docs / f"{figures.name}-figures.md"
+    report = Report(figures, args.docs / "figures", page)
+    with _progress() as progress, workplace(figures, args.processes) as work_of:
+        rows = _measure(chosen, QUICK if args.quick else FULL, report, progress, work_of)
     return {"figures": rows, "page": str(page)}
 
 
-def choose(only: str | None) -> list[Figure]:
+def figure_set(name: str) -> FigureSet:
+    """The set of this name.
+
+    Raises:
+        InvalidRequest: there is none; lists those there are.
+    """
+    if name not in SETS:
+        raise InvalidRequest(f"no set of figures {name!r}: use one of {', '.join(SETS)}")
+    found: FigureSet = importlib.import_module(SETS[name]).SET
+    return found
+
+
+def choose(figures: FigureSet, only: str | None) -> list[Figure]:
     """The figures of these keys, with commas between; all without any.
 
     Raises:
         InvalidRequest: a key is not known.
     """
     if only is None:
-        return list(DEFERRED)
-    known = {figure.key: figure for figure in DEFERRED}
+        return list(figures.figures)
+    known = {figure.key: figure for figure in figures.figures}
     keys = [key.strip().removeprefix("figure") for key in only.split(",")]
     if wrong := [key for key in keys if key not in known]:
         raise InvalidRequest(f"--only {','.join(wrong)}: use some of {', '.join(known)}")
     return [known[key] for key in keys]
 
 
+Told = Callable[[int, int], None]
+
+
+@contextmanager
+def workplace(figures: FigureSet, num_processes: int) -> Iterator[Callable[[Told], Work]]:
+    """Makes the work of a figure: here and alone where times are measured, else in processes."""
+    if figures.is_timed:
+        yield Alone
+        return
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        yield lambda told: Shared(pool, told)
+
+
 def _measure(
-    figures: Sequence[Figure], effort: Effort, report: Report, num_processes: int
+    figures: Sequence[Figure],
+    effort: Effort,
+    report: Report,
+    progress: Progress,
+    work_of: Callable[[Told], Work],
 ) -> dict[str, Any]:
     done: dict[str, Any] = {}
     shared: dict[object, dict[str, Any]] = {}
-    context = get_context("spawn")
-    with (
-        _progress() as progress,
-        ProcessPoolExecutor(num_processes, mp_context=context) as pool,
-    ):
-        for figure in figures:
-            begin = time.perf_counter()
-            if figure.measure not in shared:  # some figures are views of the same runs
-                told = _Teller(progress, progress.add_task(figure.title, total=0))
-                shared[figure.measure] = figure.measure(Shared(pool, told), effort)
-            results = shared[figure.measure]
-            report.add(figure, results, effort.level, time.perf_counter() - begin)
-            report.write()  # now, so that what was measured is not lost
-            done[figure.key] = [row._asdict() for row in figure.rows(results)]
+    for figure in figures:
+        begin = time.perf_counter()
+        if figure.measure not in shared:  # some figures are views of the same runs
+            told = _Teller(progress, progress.add_task(figure.title, total=0))
+            shared[figure.measure] = figure.measure(work_of(told), effort)
+        results = shared[figure.measure]
+        report.add(figure, results, effort.level, time.perf_counter() - begin)
+        report.write()  # now, so that what was measured is not lost
+        done[figure.key] = [row.told() for row in figure.rows(results)]
     return done
 
 
@@ -111,9 +142,14 @@ class _Teller:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="symphony bench figures", description=__doc__)
-    parser.add_argument("set", help="deferred")
+    parser.add_argument("set", metavar="SET", help=f"one of {', '.join(SETS)}")
     parser.add_argument("--quick", action="store_true", help="short runs, fewer points")
-    parser.add_argument("--only", metavar="KEY,KEY", help="as 2,13,table2")
+    parser.add_argument("--only", metavar="KEY,KEY", help="as 1,7,10")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder to write to")
-    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, PROCESSES_MAX))
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=min(os.cpu_count() or 1, PROCESSES_MAX),
+        help="for deferred; the others take one",
+    )
     return parser

@@ -1,5 +1,6 @@
-"""The paper's figures, drawn again from the simulator (`symphony bench figures deferred`).
+"""Papers' figures, drawn again (`symphony bench figures SET`).
 
 A figure is what `base.Figure` says: it measures numbers, draws them, and puts the paper's beside
-them. `deferred.py` lists them.
+them. `deferred.py` lists those of deferred batching, from the simulator; `punica` and `caraserve`
+are measured on this machine.
 """

@@ -34,11 +34,17 @@ COLOURS = {
 
 
 class Row(NamedTuple):
-    """A line of the table: what was measured, the paper's number if its text gives one, ours."""
+    """A line of the table: what was measured, the paper's number if its text gives one, ours, and
+    how ours was come to where that is not the same for a whole page."""
 
     what: str
     paper: str
     ours: str
+    how: str = ""
+
+    def told(self) -> dict[str, str]:
+        """Its fields; without `how` if that is empty."""
+        return {name: text for name, text in self._asdict().items() if text or name != "how"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +89,29 @@ class Work(Protocol):
     """Does the parts of a measurement, perhaps at the same time."""
 
     def map(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-        """The function's value for each item, in order. Both must go to another process."""
+        """The function's value for each item, in order. Unless the set is timed, both must go to
+        another process."""
         ...
 
 
 class Alone:
-    """One after the other, here."""
+    """One after the other, here; tells of its progress.
+
+    Args:
+        told: as of `Shared`.
+    """
+
+    def __init__(self, told: Callable[[int, int], None] = lambda *_: None) -> None:
+        self._told = told
 
     def map(self, function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-        return [function(item) for item in items]
+        parts = list(items)
+        self._told(len(parts), 0)
+        values = []
+        for part in parts:
+            values.append(function(part))
+            self._told(0, 1)
+        return values
 
 
 class Shared:
@@ -123,7 +143,7 @@ class Figure:
         key: as in ``--only``; also in the file's name.
         measure: numbers, as JSON can hold them.
         rows: the table's lines.
-        about: what is simulated, and where it differs from the paper.
+        about: what is measured or simulated, and where it differs from the paper.
     """
 
     key: str
@@ -132,6 +152,25 @@ class Figure:
     draw: Callable[[Results], Drawing]
     rows: Callable[[Results], list[Row]]
     about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureSet:
+    """The figures of one paper.
+
+    Attributes:
+        name: as in ``bench figures NAME``; also in the files' names.
+        title: of the page.
+        intro: of the page, behind the line that says what wrote it.
+        figures: in order.
+        is_timed: what is measured is time on this machine, so that nothing may run beside it.
+    """
+
+    name: str
+    title: str
+    intro: str
+    figures: tuple[Figure, ...]
+    is_timed: bool
 
 
 class Search(NamedTuple):
@@ -167,9 +206,11 @@ def searches(work: Work, effort: Effort, scenarios: Sequence[Scenario]) -> list[
     )
 
 
-def new_drawing(num_columns: int = 2, num_rows: int = 1, height: float = 3.2) -> Drawing:
+def new_drawing(
+    num_columns: int = 2, num_rows: int = 1, height: float = 3.2, width: float = 4.4
+) -> Drawing:
     """An empty sheet of the usual size, small enough as a file."""
-    return Drawing(figsize=(4.4 * num_columns, height * num_rows), dpi=80, layout="constrained")
+    return Drawing(figsize=(width * num_columns, height * num_rows), dpi=80, layout="constrained")
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:

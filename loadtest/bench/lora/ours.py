@@ -48,11 +48,14 @@ class Ours:
         num_pages = num_blocks * self.model.num_layers
         self._executor = self._thread.submit(self._load, num_pages).result()
 
-    def start(self, adapters: Sequence[MadeAdapter], budget: int) -> "Serving":
+    def start(
+        self, adapters: Sequence[MadeAdapter], budget: int, turns_max: int | None = None
+    ) -> "Serving":
         """Begin with an empty pool, and bring all of these adapters up.
 
         Args:
             budget: prompt tokens in a step, at most.
+            turns_max: that run at once; None: as many as there are adapters.
         """
         assert self._executor is not None, "no pool"
         self._moves.engine = None
@@ -60,7 +63,7 @@ class Ours:
             self._executor,
             self._thread,
             budget,
-            turns_running_max=max(len(adapters), 1),
+            turns_running_max=turns_max or max(len(adapters), 1),
             moves=self._moves,
             adapters_path=str(self._folder),
         )
@@ -123,6 +126,15 @@ class Serving:
         engine.submit(prompt, 1, None if adapter is None else adapter.ref)
         engine.run()
         return (engine.said[0][0] - started_ns) / 1e6
+
+    def generate_s(self, rows: Rows, prompts: list[list[int]], counts: Sequence[int]) -> float:
+        """Seconds in which turns that come at once say so many tokens each; one that ends makes
+        room for the next."""
+        started = time.monotonic()
+        for adapter, prompt, count in zip(rows, prompts, counts, strict=True):
+            self._engine.submit(prompt, count, None if adapter is None else adapter.ref)
+        self._engine.run()
+        return time.monotonic() - started
 
     def greedy(self, rows: Rows, prompts: list[list[int]], count: int) -> list[list[int]]:
         """What turns say in one batch, each `count` tokens."""

@@ -15,6 +15,7 @@ from loadtest.bench.lora.made import MadeAdapter
 from loadtest.local_engine import some_prompt
 from shared.errors import InvalidRequest
 
+BASE = "__base__"  # PEFT's name of no adapter
 CHUNK = 128  # a whole batched prefill at once would need gigabytes for its scores
 
 
@@ -68,6 +69,50 @@ class PeftSide:
     def logits(self, adapter: MadeAdapter | None, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), vocabulary] on an adapter or on the base model."""
         return self._thread.submit(self._logits, adapter, tokens).result()
+
+    def generate_s(
+        self, rows: Sequence[MadeAdapter | None], prompts: list[list[int]], count: int
+    ) -> float:
+        """Seconds in which transformers' own generation says `count` tokens behind each prompt.
+
+        Args:
+            rows: adapter of each prompt; one and the same for all is made the active one, others
+                are a mixed batch.
+        """
+        return self._thread.submit(self._generate_s, rows, prompts, count).result()
+
+    @torch.inference_mode()
+    def _generate_s(
+        self, rows: Sequence[MadeAdapter | None], prompts: list[list[int]], count: int
+    ) -> float:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        mask = (torch.arange(longest) >= longest - lengths[:, None]).long()
+        on: AbstractContextManager[Any] = nullcontext()
+        mixed: dict[str, list[str]] = {}
+        first, is_one = (
+            rows[0],
+            len({None if each is None else each.ref.name for each in rows}) == 1,
+        )
+        if not is_one:
+            mixed["adapter_names"] = [BASE if each is None else each.ref.name for each in rows]
+        elif first is None:
+            on = self._model.disable_adapter()
+        else:
+            self._model.set_adapter(first.ref.name)
+        with on:
+            started = time.perf_counter()
+            self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                min_new_tokens=count,
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                **mixed,
+            )
+            return time.perf_counter() - started
 
     @torch.inference_mode()
     def _one_adapter_ms(self, adapter: MadeAdapter, context: int, steps: int) -> float:

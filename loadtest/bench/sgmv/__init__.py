@@ -10,6 +10,7 @@ once at the streaming rate, which is measured in between.
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,27 +37,37 @@ def run(argv: list[str]) -> dict[str, Any]:
     if unknown := [each for each in popularities if each not in POPULARITIES]:
         raise InvalidRequest(f"--popularity {unknown[0]}: use some of {', '.join(POPULARITIES)}")
     dtype = DTYPES[args.dtype]
-    refuse_if_wrong(dtype)
-    measurer = Measurer(args.hidden, dtype, args.memory_mb << 20, args.rounds)
     mixtures: list[tuple[int, ...]] = [(rank,) for rank in tuple(numbers("ranks", args.ranks))]
     if args.mixed:
         mixtures.append(tuple(numbers("mixed", args.mixed)))
+    cells = [
+        Cell(batch, popularity, ranks)
+        for ranks in mixtures
+        for popularity in popularities
+        for batch in tuple(numbers("batch", args.batch))
+    ]
+    refuse_if_wrong(dtype)
+    measurer = Measurer(args.hidden, dtype, args.memory_mb << 20, args.rounds)
+    measured = measure_cells(measurer, cells)
+    return {**measured, "models": fit_models(measured["rows"])}
+
+
+def measure_cells(measurer: Measurer, cells: Iterable[Cell]) -> dict[str, Any]:
+    """``stream_gb_per_s``, and ``rows``: each cell beside its bound."""
     rows = []
-    for ranks in mixtures:
-        for popularity in popularities:
-            for batch in tuple(numbers("batch", args.batch)):
-                rows.append(measurer.measure(Cell(batch, popularity, ranks)))
-                _tell(rows[-1])
+    for cell in cells:
+        rows.append(measurer.measure(cell))
+        _tell(rows[-1])
     rate = measurer.stream_gb_per_s()
     for row in rows:
         bound_ms = row["adapter_bytes"] / rate / 1e6
         row["bound_ms"] = round(bound_ms, 5)
         row["share_of_bound"] = round(bound_ms / row["sgmv"], 3)
-    return {"stream_gb_per_s": round(rate, 2), "rows": rows, "models": fit_models(rows)}
+    return {"stream_gb_per_s": round(rate, 2), "rows": rows}
 
 
 def _tell(row: dict[str, Any]) -> None:
-    times = "  ".join(f"{name} {row[name]:8.3f}" for name in NAMES)
+    times = "  ".join(f"{name} {row[name]:8.3f}" for name in NAMES if name in row)
     ranks = ",".join(map(str, row["ranks"]))
     print(
         f"{row['popularity']:9} batch {row['batch']:3} ranks {ranks:9} ms: {times}",

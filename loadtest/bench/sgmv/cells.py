@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +41,20 @@ class Measurer:
         hidden: inputs and outputs of the projection.
         size_bytes: of the memory; several times the caches.
         rounds: repetitions of each figure.
+        names: implementations, some of `NAMES`.
     """
 
-    def __init__(self, hidden: int, dtype: torch.dtype, size_bytes: int, rounds: int) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        dtype: torch.dtype,
+        size_bytes: int,
+        rounds: int,
+        names: Sequence[str] = NAMES,
+    ) -> None:
         self._hidden = hidden
         self._rounds = rounds
+        self._names = names
         self._stream = Stream(dtype, size_bytes, hidden**-0.5)
         self._memory = self._stream.memory
         self._page_elements = 2 * hidden * BLOCK_TOKENS
@@ -62,13 +71,14 @@ class Measurer:
         x = torch.randn(cell.batch, self._hidden).to(self._memory.dtype)
         base = self._memory[: self._hidden**2].view(self._hidden, self._hidden)
         works = self._works(x, rows_of, ranks)
-        times: dict[str, list[float]] = {name: [] for name in works}
+        names = self._names
+        times: dict[str, list[float]] = {name: [] for name in names}
         num_rounds = WARM_UPS + self._rounds
         for number in range(num_rounds):
             # Each begins a round now and then: what ran before leaves caches and threads its way.
-            for place in range(len(NAMES)):
-                which = (place + number) % len(NAMES)
-                name = NAMES[which]
+            for place in range(len(names)):
+                which = (place + number) % len(names)
+                name = names[which]
                 x @ base  # as in a step, where the projection comes first
                 started = time.perf_counter()
                 works[name](number + which * num_rounds)  # weights that no other has just read

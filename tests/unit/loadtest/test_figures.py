@@ -1,19 +1,24 @@
-"""Every figure, measured at a tiny size, drawn, and put on the page."""
+"""Every figure of deferred batching, measured at a tiny size, drawn, and put on the page; and what
+sets of figures have in common."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
-from loadtest.bench.figures import choose
+from loadtest.bench.figures import SETS, choose, figure_set, run, workplace
 from loadtest.figures.base import TINY, Alone, Figure, Row
 from loadtest.figures.cases import sample_workloads, workload
-from loadtest.figures.deferred import DEFERRED
+from loadtest.figures.deferred import DEFERRED, INTRO, SET
 from loadtest.figures.report import Report
 from shared.errors import InvalidRequest
 
 PICTURE_BYTES_MAX = 120_000
 
+
+IMBALANCES = {name: {"rate": [0.1], "memory": [0.2]} for name in ("solver", "random")}
+SOME = replace(SET, name="some", title="Some figures")
 
 # Some figures are views of the same runs: one of them stands for all.
 MEASURED = list({figure.measure: figure for figure in reversed(DEFERRED)}.values())
@@ -24,7 +29,7 @@ def test_figure(figure: Figure, tmp_path: Path) -> None:
     results = figure.measure(Alone(), TINY)
     views = [other for other in DEFERRED if other.measure is figure.measure]
     page = tmp_path / "page.md"
-    report = Report("some", "Some figures", DEFERRED, tmp_path / "figures", page)
+    report = Report(SOME, tmp_path / "figures", page)
     for view in views:
         report.add(view, results, "tiny", 1.0)
     report.write()
@@ -40,16 +45,10 @@ def test_figure(figure: Figure, tmp_path: Path) -> None:
 def test_report_keeps_what_earlier_runs_measured(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     by_key = {figure.key: figure for figure in DEFERRED}
-    results = {
-        "16": {
-            "time_limit_s": 1.0,
-            **{name: {"rate": [0.1], "memory": [0.2]} for name in ("solver", "random")},
-        },
-    }
     for _ in range(2):
-        report = Report("some", "Some figures", DEFERRED, tmp_path / "figures", page)
+        report = Report(SOME, tmp_path / "figures", page)
         if not page.exists():
-            report.add(by_key["16"], results["16"], "full", 3.0)
+            report.add(by_key["16"], IMBALANCES, "full", 3.0)
         report.write()
     assert "| full run, 3 s |" in page.read_text()
     assert "| median rate imbalance, random |  | 0.1 |" in page.read_text()
@@ -64,7 +63,60 @@ def test_workloads_are_the_same_every_time() -> None:
 
 
 def test_choose() -> None:
-    assert [figure.key for figure in choose("13,table2")] == ["13", "table2"]
-    assert choose(None) == list(DEFERRED)
+    assert [figure.key for figure in choose(SET, "13,table2")] == ["13", "table2"]
+    assert choose(SET, None) == list(DEFERRED)
     with pytest.raises(InvalidRequest, match="--only 3: use some of table2, 1, 2"):
-        choose("2,3")
+        choose(SET, "2,3")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets_have_names_and_keys_of_their_own(name: str) -> None:
+    figures = figure_set(name)
+    assert figures.name == name
+    keys = [figure.key for figure in figures.figures]
+    assert len(set(keys)) == len(keys) > 5
+    assert all(figure.title.lower().startswith(_spelled(figure.key)) for figure in figures.figures)
+
+
+def _spelled(key: str) -> str:
+    """As in a title.
+
+    >>> _spelled("table2"), _spelled("3")
+    ('table 2', 'figure 3')
+    """
+    return key.replace("table", "table ") if key.startswith("table") else f"figure {key}"
+
+
+def test_an_unknown_set_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="figures 'orca': use one of deferred, punica"):
+        run(["orca"])
+
+
+def test_times_are_measured_alone() -> None:
+    for name in SETS:
+        figures = figure_set(name)
+        assert figures.is_timed == (name != "deferred")
+    told: list[tuple[int, int]] = []
+    with workplace(replace(SET, is_timed=True), 2) as work_of:
+        work = work_of(lambda *numbers: told.append(numbers))
+        assert isinstance(work, Alone)
+        assert work.map(lambda part: 2 * part, [1, 2]) == [2, 4]
+    assert told == [(2, 0), (0, 1), (0, 1)]
+
+
+def test_the_page_says_what_the_set_says_and_how_rows_were_come_to(tmp_path: Path) -> None:
+    drawn = next(figure for figure in DEFERRED if figure.key == "16")
+    first = replace(drawn, rows=lambda _: [Row("a", "1", "2"), Row("b", "", "3", "real: X")])
+    second = replace(drawn, key="17", rows=lambda _: [Row("c", "", "4")])
+    figures = replace(SET, figures=(first, second))
+    report = Report(figures, tmp_path / "figures", tmp_path / "page.md")
+    for figure in figures.figures:
+        report.add(figure, IMBALANCES, "tiny", 1.0)
+    report.write()
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert lines[2] == f"Written by `./symphony bench figures deferred`; do not edit. {INTRO}"
+    at = lines.index("| tiny run, 1 s | paper | here | how |")
+    assert lines[at + 1] == "|---|---|---|---|"
+    assert lines[at + 2 : at + 4] == ["| a | 1 | 2 |  |", "| b |  | 3 | real: X |"]
+    at = lines.index("| tiny run, 1 s | paper | here |")
+    assert lines[at + 1 : at + 3] == ["|---|---|---|", "| c |  | 4 |"]
