@@ -11,7 +11,7 @@ near as the arena; other numbers make loads as slow as over such a link. `over_c
 medians; `others_tpot_ratio` is the time per token of turns that decode on the base model meanwhile,
 while adapters are loaded one after another, over what it is while the same turns run on an adapter
 that is there. `starts` counts how first tokens on adapters were really come to, as the worker saw
-it.
+it. `samples_ms` are the times behind the medians.
 """
 
 import argparse
@@ -20,6 +20,8 @@ import random
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from loadtest.bench.lab import Lab, Trace, open_lab
@@ -37,6 +39,29 @@ MODES = ("wait", "stream", "assist", "auto")
 KV_BYTES = 1 << 30
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be measured.
+
+    Attributes:
+        prompts: tokens of prompts.
+        links: MB/s; 0: as fast as memory is.
+        targets: of `TARGETS`.
+        modes: of `MODES`.
+        is_brief: neither `advised` nor `disk`.
+        others_tokens: of turns that decode meanwhile.
+    """
+
+    ranks: Sequence[int]
+    prompts: Sequence[int]
+    links: Sequence[int]
+    targets: str
+    rounds: int
+    modes: Sequence[str] = MODES
+    is_brief: bool = False
+    others_tokens: int = OTHERS_TOKENS
+
+
 def run(argv: list[str]) -> dict[str, Any]:
     """Measure: rows, and what they come to.
 
@@ -44,31 +69,51 @@ def run(argv: list[str]) -> dict[str, Any]:
         InvalidRequest: an option is wrong, or the model takes no adapters.
     """
     args = _parser().parse_args(argv)
-    model = model_source(args, args.dtype)
-    return asyncio.run(_measure(args, model, shape_of(model)))
+    asked = Asked(
+        ranks=numbers("ranks", args.ranks),
+        prompts=numbers("prompt-tokens", args.prompt_tokens),
+        links=numbers("link-mb-s", args.link_mb_s, least=0),
+        targets=args.targets,
+        rounds=args.rounds,
+    )
+    rows = measure_coldstarts(model_source(args, args.dtype), asked)
+    return {"rows": rows, "over_cached": _worst(rows)}
 
 
-async def _measure(args: argparse.Namespace, model: str, shape: Shape) -> dict[str, Any]:
-    ranks, prompts = numbers("ranks", args.ranks), numbers("prompt-tokens", args.prompt_tokens)
+def measure_coldstarts(source: str, asked: Asked) -> list[dict[str, Any]]:
+    """A row for each rank, link, mode and length of prompts.
+
+    Args:
+        source: folder or hub id of the model.
+
+    Raises:
+        InvalidRequest: the model takes no adapters.
+    """
+    return asyncio.run(_measure(source, asked))
+
+
+async def _measure(source: str, asked: Asked) -> list[dict[str, Any]]:
+    shape = shape_of(source)
     rows: list[dict[str, Any]] = []
-    async with open_lab(models=f'["{model}"]', kv_bytes=str(KV_BYTES)) as lab:
+    async with open_lab(models=f'["{source}"]', kv_bytes=str(KV_BYTES)) as lab:
         await lab.start("kvstore")
         await lab.start("worker")
         card = lab.card.lora
         if card is None:
-            raise InvalidRequest(f"--model {args.model}: it takes no adapters")
+            raise InvalidRequest(f"{source}: it takes no adapters")
         folder = lab.directory / "adapters"
-        for rank in ranks:
-            one = make_adapters(lab.directory / f"one-{rank}", card, args.targets, [rank], 1)[0]
-            kv_bytes = _pool_bytes(max(prompts), shape, image_bytes(card, _layout(card, one)))
-            count = kv_bytes // image_bytes(card, _layout(card, one)) + 2
-            adapters = make_adapters(folder, card, args.targets, [rank], count)
-            bench = _Coldstart(lab, args, shape, card, adapters, kv_bytes)
-            for link in numbers("link-mb-s", args.link_mb_s, least=0):
-                for row in await bench.measure(link, prompts):
+        for rank in asked.ranks:
+            one = make_adapters(lab.directory / f"one-{rank}", card, asked.targets, [rank], 1)[0]
+            image = image_bytes(card, _layout(card, one))
+            kv_bytes = _pool_bytes(max(asked.prompts), asked.others_tokens, shape, image)
+            count = kv_bytes // image + 2
+            adapters = make_adapters(folder, card, asked.targets, [rank], count)
+            bench = _Coldstart(lab, asked, shape, card, adapters, kv_bytes)
+            for link in asked.links:
+                for row in await bench.measure(link):
                     rows.append({"link_mb_s": link, "rank": rank, **row})
-                    _say(str(rows[-1]))
-    return {"rows": rows, "over_cached": _worst(rows)}
+                    _say(str({name: rows[-1][name] for name in rows[-1] if name != "samples_ms"}))
+    return rows
 
 
 class _Coldstart:
@@ -77,14 +122,14 @@ class _Coldstart:
     def __init__(
         self,
         lab: Lab,
-        args: argparse.Namespace,
+        asked: Asked,
         shape: Shape,
         card: LoraCard,
         adapters: list[MadeAdapter],
         kv_bytes: int,
     ) -> None:
         self._lab = lab
-        self._args = args
+        self._asked = asked
         self._shape = shape
         self._adapters = adapters
         self._kv_bytes = kv_bytes
@@ -92,10 +137,10 @@ class _Coldstart:
         self._num_blocks = _layout(card, adapters[0]).num_blocks
         self._num_stored = 0
 
-    async def measure(self, link: int, prompts: list[int]) -> list[dict[str, Any]]:
+    async def measure(self, link: int) -> list[dict[str, Any]]:
         """A row for each length of prompts and each way, over one link."""
-        lab, rows = self._lab, list[dict[str, Any]]()
-        for mode in MODES:
+        lab, asked, rows = self._lab, self._asked, list[dict[str, Any]]()
+        for mode in asked.modes:
             lab.mark_log("worker")
             settings = {"lora_start": mode, "link_mb_s": str(link), "kv_bytes": str(self._kv_bytes)}
             settings["report_interval_ms"] = "50"
@@ -105,11 +150,11 @@ class _Coldstart:
                 await lab.wait_helpers()
             await lab.turn(self._prompt(WARM_TOKENS), WARM_DECODES)
             await self._store()
-            for prompt in prompts:
+            for prompt in asked.prompts:
                 rows.append({"mode": mode, **await self._compare(prompt)})
-            rows[-1]["others_tpot_ratio"] = await self._others()
-            if mode == "auto":
-                for prompt in prompts:
+            rows[-1] |= await self._others()
+            if mode == "auto" and not asked.is_brief:
+                for prompt in asked.prompts:
                     rows.append({"mode": "advised", **await self._compare(prompt, advises=True)})
                     rows.append({"mode": "disk", **await self._compare(prompt, from_disk=True)})
         return rows
@@ -129,7 +174,7 @@ class _Coldstart:
         """Each adapter's turn when it is not there, and at once again."""
         lab, cold, cached = self._lab, list[float](), list[float]()
         before = Counter(await lab.starts())
-        for _ in range(self._args.rounds):
+        for _ in range(self._asked.rounds):
             if from_disk:
                 await self._empty_arena()
             for adapter in self._adapters:
@@ -147,18 +192,24 @@ class _Coldstart:
             "cached_ms": round(cached_ms, 1),
             "over_cached": round(cold_ms / cached_ms, 2),
             "starts": dict(+starts),
+            "samples_ms": {"cold": _rounded(cold), "cached": _rounded(cached)},
         }
 
-    async def _others(self) -> float:
-        """Time per token of others while adapters are loaded, over that while none is."""
+    async def _others(self) -> dict[str, Any]:
+        """Time per token of others while adapters are loaded, and while none is."""
         loading, resident = [], []
-        for _ in range(self._args.rounds):
+        for _ in range(self._asked.rounds):
             loading.append(await self._others_ms(self._adapters))
             resident.append(await self._others_ms(self._adapters[:1]))
-        return round(statistics.median(loading) / statistics.median(resident), 3)
+        ms = {"loading": statistics.median(loading), "resident": statistics.median(resident)}
+        return {
+            "others_tpot_ratio": round(ms["loading"] / ms["resident"], 3),
+            "others_tpot_ms": {name: round(each, 2) for name, each in ms.items()},
+        }
 
     async def _others_ms(self, adapters: list[MadeAdapter]) -> float:
-        begun = [self._lab.begin(self._prompt(8), OTHERS_TOKENS) for _ in range(OTHERS)]
+        num_tokens = self._asked.others_tokens
+        begun = [self._lab.begin(self._prompt(8), num_tokens) for _ in range(OTHERS)]
         number = 0
         for trace, _ in begun:
             await trace.begun.wait()
@@ -168,7 +219,7 @@ class _Coldstart:
         for _, ending in begun:
             await ending
         spans = [trace.token_at[-1] - trace.token_at[0] for trace, _ in begun]
-        return statistics.median(spans) / (OTHERS_TOKENS - 1) * 1e3
+        return statistics.median(spans) / (num_tokens - 1) * 1e3
 
     async def _empty_arena(self) -> None:
         """A new kvstore, whose arena has nothing; its worker knows it."""
@@ -184,10 +235,14 @@ class _Coldstart:
         return [self._rng.randrange(self._shape.vocab_size) for _ in range(num_tokens)]
 
 
-def _pool_bytes(longest: int, shape: Shape, image: int) -> int:
+def _rounded(times_ms: list[float]) -> list[float]:
+    return [round(ms, 1) for ms in times_ms]
+
+
+def _pool_bytes(longest: int, others_tokens: int, shape: Shape, image: int) -> int:
     """Of a pool that holds two images, a prompt, and the others' turns."""
     own = max(longest, WARM_TOKENS + WARM_DECODES) + 2 * BLOCK_TOKENS
-    others = OTHERS * (OTHERS_TOKENS + BLOCK_TOKENS)
+    others = OTHERS * (others_tokens + BLOCK_TOKENS)
     return 2 * image + (own + others) * shape.token_bytes
 
 

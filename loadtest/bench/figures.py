@@ -1,5 +1,5 @@
-"""``symphony bench figures SET``: draws a paper's figures again, `deferred` by the simulator, others
-by measuring on this machine, one thing at a time.
+"""``symphony bench figures SET``: draws a paper's figures again, those of `deferred` by the
+simulator, others by measuring on this machine, one thing at a time.
 
 Pictures and numbers go to docs/figures, the page that shows them beside the paper's numbers to
 docs/SET-figures.md. ``--quick`` takes minutes; without it `deferred` takes half an hour, and others
@@ -36,6 +36,7 @@ PROCESSES_MAX = 16
 SETS = {
     "deferred": "loadtest.figures.deferred",
     "punica": "loadtest.figures.punica",
+    "caraserve": "loadtest.figures.caraserve",
 }
 """Modules, each with its `SET`; only that of the wanted one is imported."""
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
-from loadtest.figures.base import Results
+from loadtest.figures.base import Effort, Results
+from loadtest.models import MODELS_DIR, make_llama_125m
+from services.worker.demo_model import make_demo_model
 from services.worker.device.layers.packed import can_pack
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -35,6 +37,14 @@ def native_dtype() -> str:
     """``bfloat16`` where the processor has instructions for products of it, else ``float32``: torch
     takes several times as long to multiply bf16 without them, and no ratio would mean anything."""
     return "bfloat16" if can_pack(torch.bfloat16) else "float32"
+
+
+def model_folder(effort: Effort, dtype: str, folder: Path) -> Path:
+    """The model of 125 M where benchmarks keep it, made if need be; for tiny efforts the demo
+    model, made in `folder`."""
+    if effort.level == "tiny":
+        return make_demo_model(folder / "demo")
+    return make_llama_125m(MODELS_DIR, dtype)
 
 
 def real(results: Results, besides: str = "") -> str:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 
-def fit_models(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Least squares of the serving kernel's milliseconds over all cells.
+def fit_models(rows: list[dict[str, Any]], kernel: str = "sgmv") -> dict[str, dict[str, Any]]:
+    """Least squares of a kernel's milliseconds over all cells.
 
     `padded` and `unpadded` are CaraServe's for its two kernels: size of the batch times the largest
     rank, and the sum of the rows' ranks. `distinct` takes the bytes of different adapters, and
@@ -15,14 +15,19 @@ def fit_models(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     Returns:
         for each: ``r2``, and ``ms``: the constant, then what a unit of each number adds.
     """
+    times = [row[kernel] for row in rows]
+    return {name: _fit(numbers, times) for name, numbers in numbers_of(rows).items()}
+
+
+def numbers_of(rows: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
+    """What each model goes by: its numbers, each of all cells."""
     batch_times_max = [row["batch"] * max(row["ranks_of_rows"]) for row in rows]
     sums = [sum(row["ranks_of_rows"]) for row in rows]
     adapter_bytes = [row["adapter_bytes"] for row in rows]
-    times = [row["sgmv"] for row in rows]
     return {
-        "padded": _fit([batch_times_max], times),
-        "unpadded": _fit([sums], times),
-        "distinct": _fit([adapter_bytes, sums], times),
+        "padded": [batch_times_max],
+        "unpadded": [sums],
+        "distinct": [adapter_bytes, sums],
     }
 
 

@@ -9,9 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.bench.lora.generation import Generation, GenerationPlan, open_generation
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
-from loadtest.figures.real import here, real
-from loadtest.models import MODELS_DIR, make_llama_125m
-from services.worker.demo_model import make_demo_model
+from loadtest.figures.real import here, model_folder, real
 
 RANK = 16
 SIDES = {
@@ -34,10 +32,7 @@ def measure(work: Work, effort: Effort) -> Results:
     """Tokens a second of each side by popularity, and of both without adapters."""
     results = here()
     with TemporaryDirectory() as folder:
-        if effort.level == "tiny":
-            source = make_demo_model(Path(folder) / "demo")
-        else:
-            source = make_llama_125m(MODELS_DIR, results["dtype"])
+        source = model_folder(effort, results["dtype"], Path(folder))
         with open_generation(str(source), RANK, effort.pick(*PLANS)) as generation:
             generation.check()
             return results | _tokens_per_s(work, generation)

@@ -10,11 +10,11 @@ from loadtest.figures.plots import log_x, log_y
 from loadtest.figures.punica.operators import RANK, measure, rows_of_cells
 from loadtest.figures.real import real
 
-NEAREST = 0.25  # operations a byte at which the roofs begin
+NEAREST = 0.25  # FLOP/byte at which the roofs begin
 
 
 def intensity(row: dict[str, Any], hidden: int, element_bytes: int) -> tuple[float, float]:
-    """Operations for each byte, and operations, of both products of a cell (section 7.1, where a
+    """FLOP/byte and FLOP of both products of a cell (section 7.1, where a
     product reads inputs and weights once and writes its outputs).
 
     >>> row = {"batch": 2, "ranks": [16], "adapter_bytes": 2 * 64 * 16 * 2 * 2}
@@ -28,7 +28,7 @@ def intensity(row: dict[str, Any], hidden: int, element_bytes: int) -> tuple[flo
 
 
 def _points(results: Results, width: str, popularity: str) -> list[tuple[float, float]]:
-    """Intensity, and 1e9 operations a second, by batch."""
+    """FLOP/byte and GFLOP/s, by batch."""
     points = []
     for row in rows_of_cells(results, width, popularity):
         per_byte, operations = intensity(row, int(width), results["element_bytes"])
@@ -50,7 +50,7 @@ def draw(results: Results) -> Drawing:
         axes.plot(*zip(*sorted(roof), strict=True), "k--", lw=0.8, label="roofs")
         log_x(axes)
         log_y(axes)
-        label(axes, f"{width} wide, rank {RANK}", "operations a byte", "1e9 operations/s")
+        label(axes, f"{width} wide, rank {RANK}", "FLOP/byte", "GFLOP/s")
         axes.legend(fontsize=7)
     return drawing
 
@@ -65,13 +65,13 @@ def rows(results: Results) -> list[Row]:
             what = f"{width} wide, {name}, batch {of_cell[0]['batch']} to {of_cell[-1]['batch']}"
             lines += [
                 Row(
-                    f"{what}, operations a byte",
+                    f"{what}, FLOP/byte",
                     "unchanged" if name == "distinct" else "",
                     f"{first_intensity:.2g} to {intensity_there:.2g}",
                     how,
                 ),
                 Row(
-                    f"{what}, 1e9 operations/s (share of the roof at the end)",
+                    f"{what}, GFLOP/s (share of the roof at the end)",
                     "",
                     f"{first_speed:.3g} to {speed:.3g} ({ratio(speed, roof):.2f})",
                     how,

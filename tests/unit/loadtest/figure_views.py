@@ -1,4 +1,4 @@
-"""Draws recorded results, as a run would what it measured."""
+"""Looks at figures of recorded results, as a run would make them of what it measured."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,33 @@ def recorded(figures: FigureSet) -> dict[Any, dict[str, Any]]:
     return {each.measure: by_key[each.key] for each in figures.figures if each.key in by_key}
 
 
-def view(figures: FigureSet, figure: Figure, results: dict[str, Any], folder: Path) -> list[Row]:
-    """Put a figure on a page in `folder`, and look at what is there.
+def look(figure: Figure, results: dict[str, Any]) -> None:
+    """At its plots and its rows.
 
     Raises:
-        AssertionError: a picture is empty or large, or a row does not say how it was come to.
+        AssertionError: a plot is empty or has no names, or a row does not say how it was come to.
+    """
+    drawing = figure.draw(results)
+    drawing.set_layout_engine("none")  # which takes longer than all the rest
+    drawing.draw_without_rendering()
+    for axes in drawing.axes:
+        assert axes.has_data() and axes.get_title()
+        assert axes.get_xlabel() or axes.get_xticklabels()
+    assert any(axes.get_ylabel() for axes in drawing.axes)
+    rows = figure.rows(results)
+    for row in rows:
+        assert row.how.startswith(("real: ", "simulated: ")) if row.ours else row.how, row
+        assert "|" not in "".join(row), row
+    assert len({row.what for row in rows}) == len(rows) > 0, "two rows say the same"
+
+
+def page_with(
+    figures: FigureSet, figure: Figure, results: dict[str, Any], folder: Path
+) -> tuple[str, list[Row]]:
+    """The page of a run that measured one figure; its rows.
+
+    Raises:
+        AssertionError: its picture is empty or large, or not on the page.
     """
     page = folder / "page.md"
     report = Report(figures, folder / "figures", page)
@@ -30,10 +52,6 @@ def view(figures: FigureSet, figure: Figure, results: dict[str, Any], folder: Pa
     report.write()
     picture = folder / "figures" / f"{figures.name}-{figure.key}.png"
     assert PICTURE_BYTES[0] < picture.stat().st_size < PICTURE_BYTES[1]
-    assert f"(figures/{picture.name})" in page.read_text()
-    rows = figure.rows(results)
-    for row in rows:
-        assert row.how.startswith(("real: ", "simulated: ")) if row.ours else row.how, row
-        assert "|" not in "".join(row), row
-    assert len({row.what for row in rows}) == len(rows) > 0, "two rows say the same"
-    return rows
+    text = page.read_text()
+    assert f"(figures/{picture.name})" in text
+    return text, figure.rows(results)

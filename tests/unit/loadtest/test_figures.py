@@ -88,7 +88,9 @@ def _spelled(key: str) -> str:
 
 
 def test_an_unknown_set_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="figures 'orca': use one of deferred, punica"):
+    with pytest.raises(
+        InvalidRequest, match="figures 'orca': use one of deferred, punica, caraserve"
+    ):
         run(["orca"])
 
 
