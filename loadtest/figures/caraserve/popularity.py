@@ -67,6 +67,10 @@ def hit_shares(shares: Sequence[float], rooms: Sequence[int], num_requests: int)
 
 
 def _hits(requests: Sequence[int], room: int) -> int:
+    """
+    >>> _hits([0, 1, 0, 2, 0, 1], 2)
+    2
+    """
     resident: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for adapter in requests:

@@ -1,9 +1,13 @@
 """Looks at figures of recorded results, as a run would make them of what it measured."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import orjson
+import pytest
 
 from loadtest.figures.base import Figure, FigureSet, Row
 from loadtest.figures.report import Report
@@ -16,6 +20,46 @@ def recorded(figures: FigureSet) -> dict[Any, dict[str, Any]]:
     """Results of tiny runs, by what measures them."""
     by_key = orjson.loads((RECORDED / f"{figures.name}.json").read_bytes())
     return {each.measure: by_key[each.key] for each in figures.figures if each.key in by_key}
+
+
+class NoSteps:
+    """In place of `PlannedSteps`: tells what was asked for; a step takes as many ms as it has
+    tokens and different adapters.
+
+    Attributes:
+        asked: adapters, context and new tokens of each step.
+        ranks: of the adapters that are there.
+    """
+
+    def __init__(
+        self, model: object, rows_max: int, context_max: int, ranks: Sequence[int] = ()
+    ) -> None:
+        self.rows_max, self.context_max, self.ranks = rows_max, context_max, ranks
+        self.asked: list[tuple[list[int], int, int]] = []
+
+    def ms(self, adapters: Sequence[int], context: int, new: int = 1) -> float:
+        assert len(adapters) <= self.rows_max and context <= self.context_max
+        assert max(adapters) < len(self.ranks), "no such adapter"
+        runs = [adapter for adapter, _ in groupby(adapters)]
+        assert len(runs) == len(set(runs)), "an adapter's rows are apart"
+        self.asked.append((list(adapters), context, new))
+        return len(adapters) * new + len(set(adapters))
+
+    def close(self) -> None:
+        pass
+
+
+def without_steps(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[NoSteps]:
+    """Have a figure measure nothing real; what was made of it is in the list."""
+    made: list[NoSteps] = []
+
+    def make(*given: Any) -> NoSteps:
+        made.append(NoSteps(*given))
+        return made[-1]
+
+    monkeypatch.setattr(module, "make_llama", lambda shape, dtype: None)
+    monkeypatch.setattr(module, "PlannedSteps", make)
+    return made
 
 
 def look(figure: Figure, results: dict[str, Any]) -> None:
@@ -33,7 +77,8 @@ def look(figure: Figure, results: dict[str, Any]) -> None:
     assert any(axes.get_ylabel() for axes in drawing.axes)
     rows = figure.rows(results)
     for row in rows:
-        assert row.how.startswith(("real: ", "simulated: ")) if row.ours else row.how, row
+        told = row.ours and row.how.startswith(("real: ", "simulated: "))
+        assert told or (not row.ours and row.how == "not measured"), row
         assert "|" not in "".join(row), row
     assert len({row.what for row in rows}) == len(rows) > 0, "two rows say the same"
 

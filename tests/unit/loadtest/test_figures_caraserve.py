@@ -1,4 +1,4 @@
-"""The figures of CaraServe, drawn from recorded results; one of them measured at a tiny size."""
+"""The figures of CaraServe, drawn from recorded results."""
 
 import doctest
 import gzip
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kernels.sgmv.interface import NO_ADAPTER
 from loadtest.bench.sgmv.step_models import fit_models
 from loadtest.figures.base import TINY, Alone, Figure
-from loadtest.figures.caraserve import SET, popularity
+from loadtest.figures.caraserve import SET, popularity, ranks
 from loadtest.figures.caraserve.fits import VIEWS, cells_of
-from tests.unit.loadtest.figure_views import look, page_with, recorded
+from tests.unit.loadtest.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
 BY_KEY = {figure.key: figure for figure in SET.figures}
@@ -33,8 +34,15 @@ def test_every_figure_is_drawn_and_says_how_it_was_come_to(figure: Figure) -> No
     look(figure, RESULTS[figure.measure])
 
 
-def test_what_is_measured_can_be_drawn() -> None:
+def test_batches_have_the_ranks_of_their_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = without_steps(ranks, monkeypatch)
     look(BY_KEY["4"], BY_KEY["4"].measure(Alone(), TINY))
+    (steps,) = made
+    asked = [on for on, *_ in steps.asked if len(on) == 8 and NO_ADAPTER not in on]
+    assert all(len(set(on)) == 8 for on in asked), "each has its own"
+    found = {tuple(steps.ranks[adapter] for adapter in on) for on in asked}
+    alike = {(rank,) * 8 for rank in (8, 16, 32, 64)}
+    assert found == alike | {(8,) * 7 + (64,), (8, 16, 32, 64) * 2, (8, 64) * 4}
 
 
 def test_the_page_says_what_is_left_out(tmp_path: Path) -> None:
@@ -87,6 +95,9 @@ def test_cold_turns_are_compared_with_all_that_found_their_adapter() -> None:
         if (row["rank"], row["prompt_tokens"]) == (64, 32)
     }
     assert len(rows) == 2 * (1 + 2 + 2)  # prompts; cached, and both numbers of both modes
+    cached = sorted(ms for row in results[:1] for ms in row["samples_ms"]["cached"])
+    p50 = rows["rank 64, prompt of 32, cached, first token p50 / p90, ms"][1].split(" / ")[0]
+    assert p50 == f"{(cached[3] + cached[4]) / 2:.0f}", "every recorded row has the same"
     for mode, paper in (("wait", "far above 1"), ("assist", "near 1")):
         p50 = (cold[mode][3] + cold[mode][4]) / 2
         times = rows[f"rank 64, prompt of 32, {mode}, first token p50 / p90, ms"][1]

@@ -1,4 +1,4 @@
-"""The figures of Punica, drawn from recorded results; some of them measured at a tiny size."""
+"""The figures of Punica, drawn from recorded results."""
 
 import doctest
 import importlib
@@ -12,9 +12,9 @@ import pytest
 from loadtest.bench.lora.generation import Generation, GenerationPlan, make_requests
 from loadtest.bench.sgmv.popularity import POPULARITIES
 from loadtest.figures.base import TINY, Alone, Figure
-from loadtest.figures.punica import SET
+from loadtest.figures.punica import SET, batching, layer
 from loadtest.figures.real import native_dtype
-from tests.unit.loadtest.figure_views import look, page_with, recorded
+from tests.unit.loadtest.figure_views import look, page_with, recorded, without_steps
 
 RESULTS = recorded(SET)
 BY_KEY = {figure.key: figure for figure in SET.figures}
@@ -36,10 +36,34 @@ def test_every_figure_is_drawn_and_says_how_it_was_come_to(figure: Figure) -> No
     look(figure, RESULTS[figure.measure])
 
 
-def test_what_is_measured_can_be_drawn() -> None:
+def test_a_layer_is_measured_with_adapters_of_every_popularity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = without_steps(layer, monkeypatch)
     results = BY_KEY["10"].measure(Alone(), TINY)
     look(BY_KEY["10"], results)
     assert results["dtype"] == native_dtype()
+    (steps,) = made
+    assert list(steps.ranks) == [16, 16, 16]
+    assert {context for _, context, _ in steps.asked} == {64}
+    last = results["cells"][-1]
+    assert last["batch"] == 3
+    # A millisecond a row, and one for each adapter; the base is one as well.
+    assert last["ms"] == {"base": 4, "distinct": 6, "uniform": 5, "skewed": 6, "identical": 4}
+
+
+def test_prefills_compute_all_of_their_tokens_and_decodes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (figure, made) = (BY_KEY["1"], without_steps(batching, monkeypatch))
+    results = figure.measure(Alone(), TINY)
+    look(figure, results)
+    for point in results["points"]:
+        new = point["context"] if point["stage"] == "prefill" else 1
+        assert ([-1] * point["batch"], point["context"], new) in made[0].asked
+    prefills = [point for point in results["points"] if point["stage"] == "prefill"]
+    assert max(point["context"] * point["batch"] for point in prefills) == 128, "short enough"
+    assert len(results["points"]) == 4 + 3
 
 
 def test_the_page_says_what_is_left_out_and_on_what_rows_were_measured(tmp_path: Path) -> None:
