@@ -35,7 +35,7 @@ TEMPLATE = """
 {%- for message in messages %}{{ message.content }}{% endfor %}"""
 PATIENT: dict[str, Any] = {"text_limit_s": 60}  # where no time limit is to be met
 IM_START, IM_END = 257, 258
-LONG = "".join(random.Random(7).choices("ab \n\u00e4\u20ac\U0001f600", k=2_000_000))
+LONG = "".join(random.Random(7).choices("ab \n\u00e4\u20ac\U0001f600", k=500_000))
 
 
 def make_model(folder: Path) -> Path:
