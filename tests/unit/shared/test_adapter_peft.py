@@ -1,6 +1,7 @@
 """What PEFT saves is checked, hashed and laid into pages as PEFT itself computes with it."""
 
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ PATHS = {"llama": "model.layers", "gpt2": "transformer.h", "gpt_neox": "gpt_neox
 
 def make_model(config: PreTrainedConfig) -> Any:
     torch.manual_seed(1)
-    return AutoModelForCausalLM.from_config(config)
+    return AutoModelForCausalLM.from_config(deepcopy(config))  # a model that is saved changes its
 
 
 def card_of(model: Any, kind: str) -> LoraCard:
