@@ -78,29 +78,22 @@ INFERENCE_SUBMIT = (
     "symphony.inference.submit"  # body and streamed replies are OpenAI JSON; see docs/nats.md
 )
 
-# The same, of one tenant: the star is its `tenant_token`. Where NATS has accounts it makes these of
-# the ones above, which a tenant publishes in its own account: so nobody can claim to be another.
-TENANT_ADVISORY_SUBMIT = Subject(
-    "symphony.tenant.*.advisory.submit", m.Advisory, m.AdvisoryState, queue="frontend"
-)
-TENANT_ADVISORY_INVALIDATE = Subject(
-    "symphony.tenant.*.advisory.invalidate", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
-)
-TENANT_ADVISORY_GET = Subject(
-    "symphony.tenant.*.advisory.get", m.AdvisoryKey, m.AdvisoryState, queue="tracker"
-)
-TENANT_ADAPTER_LOAD = Subject(
-    "symphony.tenant.*.adapter.load", m.AdapterLoad, m.AdapterInfo, queue="frontend"
-)
-TENANT_ADAPTER_UNLOAD = Subject(
-    "symphony.tenant.*.adapter.unload", m.AdapterNamed, m.AdapterDeleted, queue="frontend"
-)
-TENANT_ADAPTER_GET = Subject(
-    "symphony.tenant.*.adapter.get", m.AdapterNamed, m.AdapterInfo, queue="frontend"
-)
-TENANT_ADAPTER_LIST = Subject(
-    "symphony.tenant.*.adapter.list", m.AdapterNamed, m.AdapterInfos, queue="frontend"
-)
+
+def _of_tenant(public: Subject[Request, Reply], queue: str = "") -> Subject[Request, Reply]:
+    """The same of one tenant, with `queue` in place of its own if it is given."""
+    pattern = public.pattern.replace("symphony.", "symphony.tenant.*.", 1)
+    return Subject(pattern, public.request, public.reply, queue or public.queue)
+
+
+# The star is the tenant's `tenant_token`. Where NATS has accounts it makes these of the ones above,
+# which a tenant publishes in its own account: so nobody can claim to be another.
+TENANT_ADVISORY_SUBMIT = _of_tenant(ADVISORY_SUBMIT, queue="frontend")
+TENANT_ADVISORY_INVALIDATE = _of_tenant(ADVISORY_INVALIDATE)
+TENANT_ADVISORY_GET = _of_tenant(ADVISORY_GET)
+TENANT_ADAPTER_LOAD = _of_tenant(ADAPTER_LOAD)
+TENANT_ADAPTER_UNLOAD = _of_tenant(ADAPTER_UNLOAD)
+TENANT_ADAPTER_GET = _of_tenant(ADAPTER_GET)
+TENANT_ADAPTER_LIST = _of_tenant(ADAPTER_LIST)
 TENANT_INFERENCE_SUBMIT = "symphony.tenant.*.inference.submit"
 PUBLIC = {
     INFERENCE_SUBMIT: TENANT_INFERENCE_SUBMIT,

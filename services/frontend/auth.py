@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, Validat
 
 from services.frontend.config import FrontendConfig, PriorityRange
 from services.frontend.core.quotas import TenantLimits
-from shared.errors import ConfigError, SymphonyError
+from shared.errors import ConfigError, InvalidRequest, SymphonyError
 from shared.ids import DEFAULT_TENANT, TenantId
 
 SCOPE_ADMIN = "admin"  # holds every other
@@ -104,6 +104,18 @@ class Keyring:
             return True
         of_tenant = (each for each in self._callers.values() if each.tenant == tenant)
         return any({scope, SCOPE_ADMIN} & each.scopes for each in of_tenant)
+
+    def named(self, tenant: str | None) -> TenantId:
+        """Whose a request is that came with no credentials and may name a tenant itself.
+
+        Raises:
+            InvalidRequest: it does, and keys are asked for.
+        """
+        if tenant is None:
+            return DEFAULT_TENANT
+        if not self.is_open:
+            raise InvalidRequest("tenant: comes from the API key when keys are asked for", "tenant")
+        return TenantId(tenant)
 
     def caller(self, authorization: str, scope: str) -> Caller:
         """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the

@@ -26,7 +26,6 @@ from typing import Any
 import uvloop
 
 from cli.adapters.offline import base_card
-from cli.start.plan import ROOT
 from loadtest.bench.adapters.house import AdapterHouse, adapter_settings, open_adapter_house
 from loadtest.bench.adapters.load import Clients, Lengths
 from loadtest.bench.adapters.names import measure_names
@@ -36,11 +35,10 @@ from loadtest.bench.adapters.sizes import sizes_of
 from loadtest.bench.adapters.summary import of_clients, of_memory
 from loadtest.bench.lora.made import TARGETS
 from loadtest.bench.options import numbers
+from loadtest.functions_trace import TRACE
 from loadtest.models import add_model_options, model_source, shape_of, with_tokenizer
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.messages import LoraCard
-
-TRACE = ROOT.parent / "shared" / "traces" / "functions" / "azure_functions_2019_1250fn_1day.csv.gz"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """How often each adapter is asked for, as shares of the load."""
 
-import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.functions_trace import calls_in
 from loadtest.simulator.arrivals import popularity
 from shared.errors import InvalidRequest
 
@@ -20,7 +19,7 @@ def shares_of(text: str, num: int, trace: Path, seed: int) -> Shares:
         text: ``uniform``, ``zipf:S`` for shares like ``1 / place**S``, or ``maf``: as functions of
             the trace were called, one function an adapter (CaraServe, 7.1), drawn from all.
         num: of adapters.
-        trace: ``.csv.gz`` with a row a function: its name, then calls in each minute.
+        trace: see `calls_in`.
 
     Returns:
         ``[num]``, 1 in all.
@@ -30,7 +29,7 @@ def shares_of(text: str, num: int, trace: Path, seed: int) -> Shares:
     """
     rng = np.random.default_rng(seed)
     if text == "maf":
-        calls = _calls(trace)
+        calls = calls_in(trace)
         if len(calls) < num:
             raise InvalidRequest(
                 f"--popularity maf: the trace has {len(calls)} functions, one an adapter: "
@@ -56,16 +55,3 @@ def best_share(shares: Shares, room: int) -> float:
     0.8
     """
     return float(np.sort(shares)[::-1][:room].sum())
-
-
-def _calls(trace: Path) -> Shares:
-    """Of each function in all minutes."""
-    try:
-        with gzip.open(trace, "rt", newline="") as file:
-            rows = csv.reader(file)
-            next(rows, None)
-            return np.array([sum(map(float, row[1:])) for row in rows], np.float64)
-    except (OSError, EOFError, ValueError) as error:
-        raise InvalidRequest(
-            f"--popularity maf needs the Azure Functions trace: {trace} cannot be read: {error}"
-        ) from None

@@ -1,7 +1,5 @@
 """Figure 12: how unevenly functions are called, and what that is for adapters."""
 
-import csv
-import gzip
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from cli.start.plan import ROOT
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing
 from loadtest.figures.plots import doubling_x, log_x
+from loadtest.functions_trace import TRACE, calls_in
 from loadtest.simulator.arrivals import popularity
 
-TRACE = ROOT.parent / "shared" / "traces" / "functions" / "azure_functions_2019_1250fn_1day.csv.gz"
 MAF, ZIPF = "maf", "zipf"
 TOLD = {MAF: "Azure Functions 2019", ZIPF: "1 / place"}
 HOW = {
@@ -43,16 +40,10 @@ def measure(work: Work, effort: Effort) -> Results:
 
 
 def shares_in(trace: Path) -> list[float]:
-    """Of all calls, those of each function, the most called first.
-
-    Args:
-        trace: ``.csv.gz`` with a row a function: its name, then calls in each minute.
-    """
-    with gzip.open(trace, "rt", newline="") as file:
-        rows = csv.reader(file)
-        next(rows)
-        calls = sorted((sum(map(float, row[1:])) for row in rows), reverse=True)
-    return [each / sum(calls) for each in calls]
+    """Of all calls, those of each function, the most called first."""
+    calls = calls_in(trace)
+    shares: list[float] = (np.sort(calls)[::-1] / calls.sum()).tolist()
+    return shares
 
 
 def hit_shares(shares: Sequence[float], rooms: Sequence[int], num_requests: int) -> list[float]:

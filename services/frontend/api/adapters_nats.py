@@ -19,7 +19,7 @@ from services.frontend.registration import (
 )
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest, SymphonyError
-from shared.ids import DEFAULT_TENANT, TenantId, new_id
+from shared.ids import TenantId, new_id
 from shared.logs import log_context
 from shared.messages import AdapterDeleted, AdapterInfo, AdapterInfos, AdapterLoad, AdapterNamed
 from shared.subjects import (
@@ -77,11 +77,7 @@ class _Desk:
             return await answer(own_tenant(tenant, asked.tenant or tenant), asked)
 
         async def of_anybody(asked: Asked) -> Answer:
-            if asked.tenant is not None and not self._keyring.is_open:
-                raise InvalidRequest(
-                    "tenant: comes from the API key when keys are asked for", "tenant"
-                )
-            return await answer(asked.tenant or DEFAULT_TENANT, asked)
+            return await answer(self._keyring.named(asked.tenant), asked)
 
         await self._app.bus.serve(public, of_anybody)
         await self._app.bus.serve_tenants(tenants, of_tenant)

@@ -183,13 +183,6 @@ async def _prepare(
 
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:
     """Whose turn this is; `tenant`: whose credentials it came with, if NATS asks for them."""
-    if tenant is not None:
-        note(tenant=tenant)
-        return tenant
-    if body.tenant is None:
-        note(tenant=DEFAULT_TENANT)
-        return DEFAULT_TENANT
-    if not keyring.is_open:
-        raise InvalidRequest("tenant: comes from the API key when keys are asked for", "tenant")
-    note(tenant=body.tenant)
-    return TenantId(body.tenant)
+    whose = keyring.named(body.tenant) if tenant is None else tenant
+    note(tenant=whose)
+    return whose
