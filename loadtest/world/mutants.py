@@ -43,7 +43,7 @@ ARENA_BLOCK = "services/kvstore/core/arena_block.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 BLOCKS = "shared/blocks.py"
-ADAPTERS = "services/worker/core/adapters.py"
+ADAPTERS = "services/worker/core/adapters/adapters.py"
 INTAKE = "services/worker/core/intake.py"
 
 
@@ -336,8 +336,8 @@ MUTANTS = (
     ),
     Mutant(
         "what was late is gone on with", ADAPTERS,
-        "return self._settle(image) and not self.residency.is_late(image.chain)",
-        "return self._settle(image)",
+        "return self.loading.settle(image) and not self.residency.is_late(image.chain)",
+        "return self.loading.settle(image)",
     ),
     Mutant(
         "an adapter's new line is not told", ADAPTERS,
@@ -356,7 +356,7 @@ MUTANTS = (
     ),
     Mutant(
         "what an adapter's last try left fails the next", ADAPTERS,
-        "if image.num_failures and self._has_remains(image):",
+        "if image.num_failures and self.loading.has_remains(image):",
         "if False:",
     ),
     Mutant(

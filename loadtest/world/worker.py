@@ -130,7 +130,7 @@ class Worker(Process):
             model.block_tokens, model.fingerprint,
         )  # fmt: skip
         self._teach(self.core.costs)
-        self.core.adapters.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
+        self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
         self.device = Device(self, model, self._hardware, self.house.random)
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()

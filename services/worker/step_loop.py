@@ -102,7 +102,7 @@ class StepLoop:
         at_ns, now_ns = self._core.plan_at_ns(), self._clock.now_ns()
         if at_ns is None or now_ns < at_ns:
             return
-        self._core.adapters.ways.assist_tokens = self._executor.assist_tokens
+        self._core.adapters.loading.ways.assist_tokens = self._executor.assist_tokens
         plan, effects = self._core.plan_step(now_ns)
         self._perform(effects)
         if plan is None:

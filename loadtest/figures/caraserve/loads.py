@@ -16,7 +16,7 @@ from loadtest.figures.plots import doubling_x, log_y
 from loadtest.figures.real import here, model_folder, real
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
-from services.worker.core.adapter_stats import Source
+from services.worker.core.adapters.stats import Source
 from services.worker.core.effects import BlockWrite
 from services.worker.device.model import LoadedModel, load_model
 from services.worker.device.torch_executor import PREFILL_TOKENS, TorchExecutor

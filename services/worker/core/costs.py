@@ -8,7 +8,7 @@ count ever less, so that the figures follow the device, its neighbours and the g
 
 from dataclasses import dataclass, field
 
-from services.worker.core.step_models import NO_LORA, LoraLoad, StepModels
+from services.worker.core.adapters.step_models import NO_LORA, LoraLoad, StepModels
 
 DECODE_MEMORY = 0.99  # weight of a decode step once the next one came
 PREFILL_MEMORY = 0.95

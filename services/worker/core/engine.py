@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.worker.core.adapters import Adapters
+from services.worker.core.adapters.adapters import Adapters
+from services.worker.core.adapters.loading import ImageLoading
+from services.worker.core.adapters.streaming import Ways
 from services.worker.core.admission import (
     EAGER,
     AdmissionView,
@@ -40,7 +42,6 @@ from services.worker.core.residency import Residency
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
 from services.worker.core.step import Sampled, StepPlan, StepResult
-from services.worker.core.streaming import Ways
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
@@ -103,15 +104,15 @@ class EngineCore:
             self.block_tokens,
         )
         self.queue = TurnQueue(self.limits.turns_running_max)
-        self.adapters = Adapters(
+        loading = ImageLoading(
             self.residency,
             self.writeback,
             self.fingerprint,
-            self.limits.turns_running_max,
             self.page_bytes,
             self.estimates,
             Ways(self.limits.lora_start),
         )
+        self.adapters = Adapters(self.residency, loading, self.limits.turns_running_max)
         self.planner = Planner(
             self.queue,
             self.history,
@@ -477,7 +478,9 @@ class EngineCore:
         num_prefill = plan.num_prefill_tokens
         if result.assist_ns:
             assisted = np.isin(plan.adapters, list(plan.assists))
-            self.adapters.ways.assists.add(int(plan.lengths[assisted].sum()), result.assist_ns)
+            self.adapters.loading.ways.assists.add(
+                int(plan.lengths[assisted].sum()), result.assist_ns
+            )
         busy_ns = result.duration_ns - sum(result.stall_ns) - result.assist_ns
         self.costs.on_step(num_prefill, plan.num_decodes, busy_ns, planned.lora)
         self.estimates.on_prefill(num_prefill, busy_ns)

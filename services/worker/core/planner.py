@@ -14,7 +14,9 @@ a step in flight has a row of: what would take it waits until nothing is in flig
 from dataclasses import dataclass, field
 from itertools import islice
 
-from services.worker.core.adapters import AHEAD_MAX, Adapters, Readiness
+from services.worker.core.adapters.adapters import AHEAD_MAX, Adapters, Readiness
+from services.worker.core.adapters.step_models import NO_LORA, LoraLoad
+from services.worker.core.adapters.streaming import FirstPass
 from services.worker.core.admission import Decision
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect
@@ -24,8 +26,6 @@ from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
 from services.worker.core.rows import Row, by_adapter, step_plan
 from services.worker.core.step import StepPlan
-from services.worker.core.step_models import NO_LORA, LoraLoad
-from services.worker.core.streaming import FirstPass
 from services.worker.core.turn import Turn, TurnState
 
 
@@ -122,7 +122,7 @@ class Planner:
             return NO_LORA
         ranks = [image.adapter.lora_rank for image in images]
         num_blocks = sum(image.num_blocks for image in set(images))
-        num_bytes = num_blocks * self.residency.pool.num_layers * self.adapters.page_bytes
+        num_bytes = num_blocks * self.residency.pool.num_layers * self.adapters.loading.page_bytes
         return LoraLoad(len(images), max(ranks), sum(ranks), num_bytes)
 
     def preempt(self, turn: Turn, now_ns: int) -> list[Effect]:

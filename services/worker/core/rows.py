@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.core.image import NO_LINE
+from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
 from services.worker.core.step import (

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.worker.core.adapter_stats import Start
-from services.worker.core.image import Image
+from services.worker.core.adapters.image import Image
+from services.worker.core.adapters.stats import Start
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key

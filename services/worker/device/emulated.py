@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker.core.image import NO_LINE
+from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
 from services.worker.device.copies import HostCopier

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kernels.paged_attention import DeviceBatch, RaggedBatch
-from services.worker.core.image import NO_LINE
+from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import Ints, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.device.batch_sampler import NO_CARRIED, Chosen, choose
 from services.worker.device.copies import PageCopier

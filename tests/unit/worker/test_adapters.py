@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.worker.core.adapters import AHEAD_MAX, PAUSES_NS
+from services.worker.core.adapters.adapters import AHEAD_MAX, PAUSES_NS
+from services.worker.core.adapters.image import NO_LINE
+from services.worker.core.adapters.step_models import LoraLoad
+from services.worker.core.adapters.streaming import TRY_AGAIN, Ways
 from services.worker.core.costs import Line
 from services.worker.core.effects import (
     BuildImage,
@@ -17,12 +20,9 @@ from services.worker.core.effects import (
     StageTurn,
     StoreBlocks,
 )
-from services.worker.core.image import NO_LINE
 from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import LoraStart
 from services.worker.core.step import StepPlan
-from services.worker.core.step_models import LoraLoad
-from services.worker.core.streaming import TRY_AGAIN, Ways
 from services.worker.core.turn import Turn
 from shared.blocks import image_keys
 from shared.ids import TurnId
@@ -510,7 +510,7 @@ def assisted(
     """A turn of three tokens on an adapter of which nothing is here but that is in the arena."""
     engine = Engine(new_core(lora_start=lora_start))
     engine.core.writeback.connect(1)
-    engine.core.adapters.ways.assist_tokens = assist_tokens
+    engine.core.adapters.loading.ways.assist_tokens = assist_tokens
     engine.submit(turn_on("a", "x"))
     answer(engine, of_kind(engine.effects, StageImage)[0], num_from_disk=num_from_disk)
     return engine
@@ -542,7 +542,7 @@ def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
     if reason in {"head", "together"}:
         engine = Engine(new_core())
         engine.core.writeback.connect(1)
-        engine.core.adapters.ways.assist_tokens = 5
+        engine.core.adapters.loading.ways.assist_tokens = 5
         turns = [turn_on(name, of) for name, of in (("a", "x"), ("b", "y"))]
         turns[0].can_be_assisted = reason == "together"
         for turn in turns if reason == "together" else turns[:1]:
@@ -566,7 +566,7 @@ def test_where_helpers_are_of_no_use_it_waits(reason: str) -> None:
 def test_helpers_that_take_longer_than_the_load_are_left_alone(lora_start: LoraStart) -> None:
     engine = Engine(new_core(lora_start=lora_start))
     engine.core.writeback.connect(1)
-    ways = engine.core.adapters.ways
+    ways = engine.core.adapters.loading.ways
     ways.assist_tokens = 8
     engine.core.estimates.load_bytes_per_s = 1e6  # four pages take 4 ms
     ways.assists.add(3, 5 * MS)
@@ -592,7 +592,7 @@ def test_it_learns_what_helpers_take() -> None:
     plan = engine.plan()
     assert plan is not None
     engine.finish(plan, assist_ns=2 * MS)
-    assert engine.core.adapters.ways.assists.at(3) == 2 * MS
+    assert engine.core.adapters.loading.ways.assists.at(3) == 2 * MS
 
 
 def test_where_helpers_fail_its_turn_waits_for_all_of_it() -> None:
@@ -677,7 +677,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
         engine.core.writeback.connect(1)
     if dice.random() < 0.8:
         teach(engine, dice.choice([20, 100]) * MS)
-    engine.core.adapters.ways.assist_tokens = dice.choice([0, 8, 100])
+    engine.core.adapters.loading.ways.assist_tokens = dice.choice([0, 8, 100])
     play = Play(engine, dice, bad_share=0.1)
     for number in range(30):
         of = dice.choice(["", "u", "v", "w", "x", "y", "z"])

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from services.worker.core.adapters.streaming import Pace
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from services.worker.core.staged import Staged
-from services.worker.core.streaming import Pace
 from shared.messages import AdapterRef
 
 NO_LINE = -1

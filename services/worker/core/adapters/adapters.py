@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from services.worker.core.adapter_stats import AdapterStats, Source
-from services.worker.core.effects import BuildImage, Effect, ReleaseTicket, StageImage
-from services.worker.core.image import NO_LINE, Image
-from services.worker.core.limits import Estimates
+from services.worker.core.adapters.image import NO_LINE, Image
+from services.worker.core.adapters.loading import ImageLoading
+from services.worker.core.adapters.stats import AdapterStats, Source
+from services.worker.core.adapters.streaming import FirstPass
+from services.worker.core.effects import Effect, ReleaseTicket, StageImage
 from services.worker.core.residency import Chain, Residency
 from services.worker.core.staged import Staged
-from services.worker.core.streaming import FirstPass, Pace, Ways, keeps_up
 from services.worker.core.turn import Turn
-from services.worker.core.writeback import WriteBehind
-from shared.blocks import BlockKey, image_keys, image_root
+from shared.blocks import BlockKey
 from shared.messages import AdapterRef
 from shared.owners import NOBODY
 
@@ -34,7 +33,6 @@ AHEAD_MAX = 8  # images on their way that no turn runs on yet
 PAUSES_NS = (0, 250_000_000, 1_000_000_000, 3_000_000_000, 6_000_000_000)
 WISHES_MAX = 1024  # announced, and not answered for
 KNOWN_MAX = 4096  # adapters that reports tell of
-STAGE_PATIENCE_NS = 2_000_000_000
 
 
 class Readiness(Enum):
@@ -60,8 +58,6 @@ class _Wish:
 class Adapters:
     """Attributes:
     lines_max: of the executor's adapter tables.
-    page_bytes: of one pool page.
-    ways: in which turns may begin on an adapter of which not all is here.
     images: by hash, those that turns want.
     _ahead: by number, those of them that are here or on their way and that no turn runs on.
     _streamed: by number, those that turns run on and that are not all here.
@@ -70,12 +66,8 @@ class Adapters:
     """
 
     residency: Residency
-    writeback: WriteBehind
-    fingerprint: str
+    loading: ImageLoading
     lines_max: int
-    page_bytes: int
-    estimates: Estimates
-    ways: Ways = field(default_factory=Ways)
     images: dict[str, Image] = field(default_factory=dict)
     stats: AdapterStats = field(default_factory=AdapterStats)
     _by_number: dict[int, Image] = field(default_factory=dict)
@@ -118,7 +110,7 @@ class Adapters:
                 continue
             if image.number not in self._paused:
                 self._ahead[image.number] = image
-                effects += self._look_up(image, now_ns)
+                effects += self.loading.look_up(image, now_ns)
         return effects
 
     def on_staged(
@@ -139,7 +131,7 @@ class Adapters:
         # Where there are pages that nobody has, its turn need not come to ask for them.
         num_pages = len(image.chain.missing) * self.residency.pool.num_layers
         if self.residency.pool.num_free >= num_pages + num_reserved:
-            effects += self._fetch(image, now_ns)
+            effects += self.loading.fetch(image, now_ns)
         return effects
 
     def num_pages_wanted(self, turn: Turn) -> int:
@@ -162,7 +154,7 @@ class Adapters:
             return Readiness.READY
         effects += self.prepare([turn], now_ns)
         residency, chain = self.residency, image.chain
-        if not self._settle(image):
+        if not self.loading.settle(image):
             if image.running:
                 return Readiness.COMING  # until those that run on it have left
             self._start_over(image, now_ns, effects)
@@ -170,21 +162,23 @@ class Adapters:
             return Readiness.LOST
         if not (image.running or image.number in self._ahead):
             return Readiness.COMING  # others are brought up first, or it is tried again later
-        if image.num_failures and self._has_remains(image):
+        if image.num_failures and self.loading.has_remains(image):
             return Readiness.COMING  # what fails of the last try must not fail this one
         if chain.missing and not (chain.is_asked or chain.staged or image.must_build):
-            effects += self._look_up(image, now_ns)
+            effects += self.loading.look_up(image, now_ns)
         if chain.is_asked:
             return Readiness.COMING
         if chain.coming:
             return (
-                Readiness.READY if self._may_begin(turn, image, first, now_ns) else Readiness.COMING
+                Readiness.READY
+                if self.loading.may_begin(turn, image, first, now_ns)
+                else Readiness.COMING
             )
         if not chain.missing:
             return Readiness.READY
         if residency.num_available < self.num_pages_wanted(turn) + num_reserved:
             return Readiness.SHORT
-        effects += self._fetch(image, now_ns)
+        effects += self.loading.fetch(image, now_ns)
         return Readiness.COMING
 
     def on_loaded(self, now_ns: int) -> list[Effect]:
@@ -194,7 +188,7 @@ class Adapters:
             if not image.chain.coming:
                 continue
             source: Source = "files" if image.built else "kvstore"
-            is_good = self._settle(image)
+            is_good = self.loading.settle(image)
             if is_good and image.is_ready:
                 self.stats.on_loaded(source, now_ns - image.since_ns)
                 image.num_failures = 0
@@ -220,8 +214,8 @@ class Adapters:
     ) -> list[Effect]:
         """A turn on it was announced: like its session's blocks, its image comes up where there is
         room that nobody needs, and stays idle until the turn is there."""
-        keys = image_keys(self.fingerprint, adapter.adapter_hash, num_blocks)
-        if not self.writeback.is_connected or self._is_here(keys):
+        keys = self.loading.keys(adapter, num_blocks)
+        if not self.loading.writeback.is_connected or self._is_here(keys):
             return []
         self._last_number += 1
         wish = _Wish(adapter, keys, priority, expires_at_ns)
@@ -247,7 +241,7 @@ class Adapters:
         image.since_ns = now_ns
         self._ahead[image.number] = image
         self.residency.want(image.chain)
-        effects += self._fetch(image, now_ns)
+        effects += self.loading.fetch(image, now_ns)
         return effects if image.chain.coming else effects + self._let_go(image)
 
     # A turn runs on it.
@@ -271,7 +265,7 @@ class Adapters:
         image = turn.image
         if image is None or not image.chain.coming:
             return True
-        return self._settle(image) and not self.residency.is_late(image.chain)
+        return self.loading.settle(image) and not self.residency.is_late(image.chain)
 
     def on_failed(self, turn: Turn) -> None:
         """A row of this turn found something not there."""
@@ -370,7 +364,7 @@ class Adapters:
 
     def _add(self, adapter: AdapterRef, num_blocks: int) -> Image:
         self._last_number += 1
-        keys = image_keys(self.fingerprint, adapter.adapter_hash, num_blocks)
+        keys = self.loading.keys(adapter, num_blocks)
         chain = Chain(NOBODY, keys, is_indivisible=True)
         image = Image(self._last_number, adapter, num_blocks, chain)
         self.images[adapter.adapter_hash] = self._by_number[image.number] = image
@@ -381,93 +375,6 @@ class Adapters:
         pool = self.residency.pool
         blocks = map(pool.blocks.get, keys)
         return all(block is not None and pool.is_whole(block) for block in blocks)
-
-    def _look_up(self, image: Image, now_ns: int) -> list[Effect]:
-        """Hold what is here, ask for the rest."""
-        chain = image.chain
-        self.residency.want(chain)
-        image.since_ns = now_ns
-        self._note_pace(image, now_ns, is_from_disk=True)  # for all that is known of others' loads
-        if not chain.missing:
-            return []
-        if self.writeback.is_connected and not image.num_failures:
-            asked = self.residency.ask(chain, now_ns + STAGE_PATIENCE_NS)
-            return [StageImage(image.number, asked)]
-        image.must_build = True
-        return []
-
-    def _fetch(self, image: Image, now_ns: int) -> list[Effect]:
-        """Take the pages that are missing, and have them filled."""
-        if (staged := image.chain.staged) is not None:
-            effects = self.residency.load(image.chain)
-            self._note_pace(image, now_ns, is_from_disk=staged.num_from_disk > 0)
-            is_there = not staged.num_from_disk and staged.num_blocks == image.num_blocks
-            image.source = staged if is_there and image.chain.coming else None
-            return effects
-        return self._build(image) if image.must_build else []
-
-    def _note_pace(self, image: Image, now_ns: int, *, is_from_disk: bool) -> None:
-        num_lacking = sum(map(len, self.residency.awaited(image.chain)))
-        image.source, image.is_assisted = None, False
-        image.pace = Pace(now_ns, num_lacking, is_from_disk=is_from_disk)
-
-    def _may_begin(self, turn: Turn, image: Image, first: FirstPass, now_ns: int) -> bool:
-        """Whether a turn may begin before all of it is here. What is built comes at once."""
-        if image.built or image.chain.missing or self.residency.is_late(image.chain):
-            return False
-        ways, source, stager = self.ways, image.source, self.residency.stager
-        lacking = [len(pages) for pages in self.residency.awaited(image.chain)]
-        num_lacking = sum(lacking)
-        link_ns = self.page_bytes * 1e9 / self.estimates.load_bytes_per_s
-        page_ns = max(link_ns, image.pace.page_ns(num_lacking, now_ns))
-        num_ahead = stager.num_demanded - num_lacking
-        is_known = ways.can_stream and first.duration_ns > 0
-        if is_known and keeps_up(lacking, num_ahead, page_ns, first.duration_ns):
-            return True
-        if source is None or not (turn.can_be_assisted and stager.holds(source.ticket)):
-            return False
-        load_ns = (num_ahead + num_lacking) * page_ns
-        can_assist = ways.can_assist(first.num_tokens, load_ns)
-        image.is_assisted |= can_assist
-        return can_assist
-
-    def _build(self, image: Image) -> list[Effect]:
-        """Have the missing blocks made from the adapter's files."""
-        filled = self.residency.fill(image.chain)
-        if not filled:
-            return []  # remains of an earlier one are in its way for a moment
-        first = image.num_blocks - len(filled)
-        image.built = [block for block, _ in filled]
-        places = [(layer, first + at) for at, (_, layers) in enumerate(filled) for layer in layers]
-        places.sort()  # low layers first
-        table = self.residency.pool.table
-        rows = [block.row for block in image.chain.blocks]
-        pages = [int(table[rows[block], layer]) for layer, block in places]
-        return [BuildImage(image.adapter, places, pages)]
-
-    def _has_remains(self, image: Image) -> bool:
-        """Whether loads are under way into blocks that it let go."""
-        blocks = map(self.residency.pool.blocks.get, image.chain.missing)
-        return any(block is not None and (block.loading or block.lost) for block in blocks)
-
-    def _settle(self, image: Image) -> bool:
-        """Forget what has come; False if some of it will not."""
-        if not self.residency.settle(image.chain):
-            return False
-        if image.built and not image.chain.coming:
-            self._write(image)
-        return True
-
-    def _write(self, image: Image) -> None:
-        """What was built is to have a copy below."""
-        built, image.built, image.must_build = {*map(id, image.built)}, [], False
-        chain = image.chain
-        for index, block in enumerate(chain.blocks):
-            if id(block) in built and block.backed:  # else its write was taken up meanwhile
-                before = chain.blocks[index - 1] if index else None
-                root = image_root(self.fingerprint, image.adapter.adapter_hash)
-                parent = chain.keys[index - 1] if index else root
-                self.writeback.try_again(block, before, parent, [index])
 
     def _start_over(self, image: Image, now_ns: int, effects: list[Effect]) -> None:
         """What was on its way will not come: its place is others' until it is tried again."""
@@ -490,7 +397,7 @@ class Adapters:
             self._paused.pop(image.number, None)
         effects = self.residency.unstage(image.chain)
         if image.built and not any(block.loading or block.lost for block in image.built):
-            self._write(image)  # built, and nobody has looked since
+            self.loading.write(image)  # built, and nobody has looked since
         image.built, image.must_build = [], False
         return effects + self.residency.release(image.chain)
 
