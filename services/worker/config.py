@@ -35,7 +35,7 @@ class WorkerConfig(ServiceConfig):
     lora_start: how turns begin whose adapter is on its way: `wait` for all of it, `stream` its
         layers behind the pass where they come in time, `assist` by computing on the host what is
         not there, or `auto`, the best that there is.
-    assist_helpers: processes for that; 0: one a core.
+    assist_helpers: processes for that; 0: one a core, beside a GPU at most eight.
     link_mb_s: on a CPU, loads into the KV pool take as long as over a link of so many MB/s; 0: as
         fast as memory is.
     """

@@ -23,13 +23,16 @@ from shared.profiles import LatencyProfile
 from shared.zoo import ZooModel
 
 if TYPE_CHECKING:  # torch comes with it
-    from services.worker.device.assist.crew import AssistCrew
+    from services.worker.device.assist.host_crew import HostCrew
+    from services.worker.device.assist.stream_crew import StreamCrew
     from services.worker.device.model import LoadedModel
 
 OnMoved = Callable[[Moved], None]
 
 CPU_KV_BYTES = 1 << 30
 ASSIST_TOKENS_MAX = 512
+ASSIST_HELPERS = 8  # beside a GPU, where there are cores enough
+CORES_LEFT = 2  # of which, to the worker itself
 
 
 def model_ids(config: WorkerConfig) -> list[tuple[str, str]]:
@@ -113,15 +116,32 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     return executor
 
 
-def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "AssistCrew | None":
+def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
     """Helpers, where they can be of use: an arena as near as the pool is waited for."""
     is_wanted = config.lora_start == "assist" or (config.lora_start == "auto" and config.link_mb_s)
     if not is_wanted or model.lora is None:
         return None
-    from services.worker.device.assist.crew import AssistCrew
+    from services.worker.device.assist.host_crew import HostCrew
+    from services.worker.device.assist.orders import Spec
 
     num_helpers = config.assist_helpers or config.num_threads or len(os.sched_getaffinity(0))
-    return AssistCrew(model.lora, model.dtype, model.lora_sites, num_helpers, ASSIST_TOKENS_MAX)
+    spec = Spec(model.lora, model.dtype, tuple(model.lora_sites), ASSIST_TOKENS_MAX)
+    return HostCrew(spec, num_helpers)
+
+
+def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew | None":
+    """Helpers beside a GPU, whose link is always far slower than its memory."""
+    if config.lora_start not in {"assist", "auto"} or model.lora is None:
+        return None
+    from services.worker.device.assist.orders import Spec
+    from services.worker.device.cuda import cuda_crew
+
+    num_cores = len(os.sched_getaffinity(0)) - CORES_LEFT
+    num_helpers = config.assist_helpers or min(max(num_cores, 1), ASSIST_HELPERS)
+    spec = Spec(
+        model.lora, model.dtype, tuple(model.lora_sites), ASSIST_TOKENS_MAX, is_streamed=True
+    )
+    return cuda_crew(spec, num_helpers, model.device)
 
 
 def _make_cuda(
@@ -134,7 +154,10 @@ def _make_cuda(
     if not kv_bytes:
         kv_bytes = int(free_bytes(model, config.turns_running_max) * config.gpu_memory_share)
     num_pages = _num_pages(kv_bytes, model, model_id)
-    executor = cuda_executor(model, model_id, num_pages, config.turns_running_max, on_moved)
+    crew = _make_stream_crew(config, model)
+    executor = cuda_executor(
+        model, model_id, num_pages, config.turns_running_max, on_moved, crew=crew
+    )
     executor.warm_up()
     return executor
 

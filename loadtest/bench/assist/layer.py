@@ -14,7 +14,7 @@ import torch
 from kernels.sgmv import Segments, add_lora, warm_up
 from kernels.sgmv.reference import add_lora_reference
 from loadtest.random_adapters import RandomAdapters, Weights, segments_of, site_of
-from services.worker.device.assist.crew import AssistCrew
+from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.assist.orders import AssistedImage, Spec
 from shared.arena import Arena, PageState
 from shared.errors import SymphonyError
@@ -94,9 +94,9 @@ class Adapters:
             images[line] = AssistedImage(str(rank), ranks, pages, generations, epoch=1)
         return images
 
-    def spec(self, num_rows: int) -> Spec:
+    def spec(self, num_rows: int, rows_max: int | None = None) -> Spec:
         """What helpers would work for."""
-        return Spec(self.card, self.dtype, self.sites, num_rows)
+        return Spec(self.card, self.dtype, self.sites, num_rows, rows_max)
 
     def inputs(self, num_rows: int) -> list[torch.Tensor]:
         """Of each site."""
@@ -107,9 +107,9 @@ class Adapters:
     @contextmanager
     def crew(
         self, num_helpers: int, tokens_max: int, rows_max: int | None = None
-    ) -> Iterator[AssistCrew]:
+    ) -> Iterator[HostCrew]:
         """One that is ready."""
-        crew = AssistCrew(self.card, self.dtype, self.sites, num_helpers, tokens_max, rows_max)
+        crew = HostCrew(self.spec(tokens_max, rows_max), num_helpers)
         try:
             crew.attach(self.arena, epoch=1)
             if not crew.await_ready(num_helpers, START_NS):
@@ -178,7 +178,7 @@ def measure_beside_threads(
 
 
 def _beside(
-    crew: AssistCrew, adapters: Adapters, line: int, xs: list[torch.Tensor], rounds: int
+    crew: HostCrew, adapters: Adapters, line: int, xs: list[torch.Tensor], rounds: int
 ) -> dict[str, float]:
     segments = segments_of([(line, len(xs[0]))])
     spec = adapters.spec(len(xs[0]))
@@ -196,7 +196,7 @@ def _beside(
 
 
 def _by_crew(
-    crew: AssistCrew, adapters: Adapters, line: int, xs: list[torch.Tensor], at: int
+    crew: HostCrew, adapters: Adapters, line: int, xs: list[torch.Tensor], at: int
 ) -> float:
     """Milliseconds of a layer. Helpers are awake when it begins, as behind a pass's first layer."""
     of_row = torch.full((len(xs[0]),), line, dtype=torch.int32)
@@ -210,7 +210,7 @@ def _by_crew(
     return took * 1e3
 
 
-def _through_crew(crew: AssistCrew, at: int, xs: list[torch.Tensor], of_row: torch.Tensor) -> None:
+def _through_crew(crew: HostCrew, at: int, xs: list[torch.Tensor], of_row: torch.Tensor) -> None:
     for site, x in enumerate(xs):
         crew.submit(at % NUM_LAYERS, site, x, of_row)
         if crew.collect(TIMEOUT_NS) is None:

@@ -1,17 +1,25 @@
 """What a CUDA device brings to the executor for GPUs: streams, graphs, copies and its memory."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from kernels.paged_attention import is_fused, warm_up
+from services.worker.device.assist.cuda_stream import CudaStream
+from services.worker.device.assist.orders import Spec
+from services.worker.device.assist.stream_crew import StreamCrew
 from services.worker.device.cuda_copier import CudaCopier
 from services.worker.device.decode_graphs import cuda_recorder
 from services.worker.device.gpu_executor import PREFILL_TOKENS, GpuExecutor
+from services.worker.device.lora.assistance import PATIENCE_NS
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import Moved
 from services.worker.device.step import LayerProbe, running
+from shared.errors import SymphonyError
+
+log = logging.getLogger(__name__)
 
 
 def cuda_executor(
@@ -22,6 +30,7 @@ def cuda_executor(
     on_moved: Callable[[Moved], None],
     *,
     is_recorded: bool = True,
+    crew: StreamCrew | None = None,
 ) -> GpuExecutor:
     """An executor on this process's GPU. Steps run on the device's default stream, whichever
     thread launches them; decodes are recorded where our own kernels attend, which read nothing back
@@ -36,9 +45,20 @@ def cuda_executor(
         partial(CudaCopier, compute=torch.cuda.default_stream(device)),
         cuda_recorder() if is_recorded and is_fused(device) else None,
         on_moved,
+        crew,
     )
     warm_up(model.make_pool(1), model.num_heads)
     return executor
+
+
+def cuda_crew(spec: Spec, num_helpers: int, device: torch.device) -> StreamCrew | None:
+    """Helpers for adapters beside this process's GPU; None: it has no way to wait for them."""
+    try:
+        stream = CudaStream(torch.cuda.default_stream(device))
+    except SymphonyError as error:
+        log.warning("no helpers for adapters", extra={"error": str(error)})
+        return None
+    return StreamCrew(spec, num_helpers, stream, device, PATIENCE_NS)
 
 
 def free_bytes(model: LoadedModel, turns_max: int) -> int:

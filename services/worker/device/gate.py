@@ -50,6 +50,11 @@ class PageGate:
         """Whether every page is ready."""
         return not self._state[pages].any()
 
+    def has_started(self, pages: list[int]) -> bool:
+        """Whether every page is ready, or on its way at last: then it is soon."""
+        states = self._state[pages]
+        return bool(((states == READY) | (states == COPYING)).all())
+
     def wait(self, pages: list[int], timeout_ns: int) -> bool:
         """Wait until every page is ready; False if a load failed or `timeout_ns` passed."""
         if self.has(pages):

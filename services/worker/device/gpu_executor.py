@@ -7,8 +7,9 @@ The parts that are CUDA's come from outside, so that all the rest runs on any to
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,19 +17,22 @@ import torch
 
 from kernels.paged_attention import DeviceBatch, RaggedBatch
 from services.worker.core.adapters.image import NO_LINE
-from services.worker.core.step import Ints, RowSampling, Sampled, StepPlan, StepResult
+from services.worker.core.step import Ints, RowSampling, StepPlan
+from services.worker.device.assist.stream_crew import StreamCrew
 from services.worker.device.batch_sampler import NO_CARRIED, Chosen, choose
 from services.worker.device.copies import PageCopier
 from services.worker.device.decode_graphs import DecodeGraphs, DecodeInputs, Forward
 from services.worker.device.device_tables import DeviceTables
 from services.worker.device.failures import Failures
-from services.worker.device.gate import STALL_TIMEOUT_NS, PageGate
+from services.worker.device.gate import PageGate
 from services.worker.device.image_builder import ImageBuilder
+from services.worker.device.launched import GpuLaunched, Pass, StepChosen
 from services.worker.device.lora.device import DeviceLines
+from services.worker.device.lora.stream_assistance import stream_assist
 from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
-from services.worker.device.sampler import TopLogprobs, top_logprobs
-from services.worker.device.scoring import NOT_FINITE, enter_scores, wanted_logits
+from services.worker.device.sampler import top_logprobs
+from services.worker.device.scoring import wanted_logits
 from services.worker.device.step import StepContext, running
 from services.worker.device.upload import ReadBack, upload
 from shared.blocks import BLOCK_TOKENS
@@ -60,21 +64,6 @@ class _Told:
     adapters: list[torch.Tensor] | None
 
 
-@dataclass(slots=True)
-class _Chosen:
-    """What a step gives, while it is on its way back.
-
-    Attributes:
-        rows: that chose a token; `back` has their tokens, and whether those are any.
-        logprobs, scores: by row, where they were asked for.
-    """
-
-    rows: list[int]
-    back: ReadBack
-    logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
-    scores: dict[int, TopLogprobs] = field(default_factory=dict)
-
-
 class GpuExecutor:
     """A loaded model with its page pool and its mover.
 
@@ -84,6 +73,7 @@ class GpuExecutor:
         make_copier: for the pool.
         record: makes of a launch one that is repeated by a call; None: launch every time anew.
         on_moved: see `KvMover`.
+        crew: helpers for adapters that are not in the pool; closed with this.
     """
 
     def __init__(
@@ -95,7 +85,9 @@ class GpuExecutor:
         make_copier: Callable[[torch.Tensor], PageCopier],
         record: Callable[[Forward], Forward] | None,
         on_moved: Callable[[Moved], None],
+        crew: StreamCrew | None = None,
     ) -> None:
+        self._crew = crew
         self._model = model
         self._device = model.device
         self.prefill_tokens_max = PREFILL_TOKENS
@@ -105,7 +97,7 @@ class GpuExecutor:
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
         self.copier = make_copier(self._pool)
         gate = PageGate(num_pages)
-        self.mover = KvMover(self.copier, gate, on_moved)
+        self.mover = KvMover(self.copier, gate, on_moved, reader=crew)
         self.builder = ImageBuilder(model.read_image, self.copier, gate, on_moved)
         self._lora = None
         if model.lora is not None:
@@ -119,35 +111,31 @@ class GpuExecutor:
                 on_adapters = partial(self._decode, lora=self._lora)
                 self._lora_graphs = DecodeGraphs(turns_max, self._device, on_adapters, record)
 
-    def launch(self, plan: StepPlan) -> "GpuLaunched":
-        launched_at_ns = time.monotonic_ns()
-        stall_ns = [0] * self.info.num_layers
-        failed = self._failures.void(plan)
+    def launch(self, plan: StepPlan) -> GpuLaunched:
+        passed = Pass(time.monotonic_ns(), self._failures.void(plan), [0] * self.info.num_layers)
         with torch.inference_mode():
             told = self._tell(plan)
-            graphs = self._graphs if told.adapters is None else self._lora_graphs
-            if graphs is not None and _is_plain(plan):
-                if told.adapters is not None and self._lora is not None:
-                    self._lora.fill_decodes(told.adapters)
-                logits = graphs.run(told.tokens, told.positions, told.slots, told.context_lens)
-            else:
-                logits = self._forward(plan, told, failed, stall_ns)
-            chosen = self._choose(plan, told, logits)
-        self._failures.keep(plan, failed)
-        return GpuLaunched(self, plan, chosen, failed, stall_ns, launched_at_ns)
+            with self._helpers(plan, passed):
+                chosen = self._choose(plan, told, self._logits(plan, told, passed))
+        self._failures.keep(plan, passed.failed)
+        return GpuLaunched(plan, passed, chosen, self.mover.gate, self._started_at_ns)
 
     @property
     def assist_tokens(self) -> int:
-        return 0
+        return 0 if self._crew is None else self._crew.num_tokens
 
     def check_device(self) -> None:
         self.mover.check()
+        if self._crew is not None:
+            self._crew.check()
         one = torch.ones(1, device=self._device)
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
         self.builder.close()
         self.mover.close()
+        if self._crew is not None:
+            self._crew.close()
 
     def warm_up(self) -> None:
         """Record what is launched again and again."""
@@ -155,13 +143,6 @@ class GpuExecutor:
             if graphs is not None:
                 with torch.inference_mode():
                     graphs.record_all()
-
-    def started_at_ns(self, launched_at_ns: int, ended_at_ns: int) -> int:
-        """When a step that has just ended began: when it was launched, or when the device was done
-        with the one before. Called in the order of launches."""
-        started_at_ns = max(launched_at_ns, self._ended_at_ns)
-        self._ended_at_ns = ended_at_ns
-        return started_at_ns
 
     # Before the pass.
 
@@ -217,9 +198,30 @@ class GpuExecutor:
 
     # The pass.
 
-    def _forward(
-        self, plan: StepPlan, told: _Told, failed: set[int], stall_ns: list[int]
-    ) -> torch.Tensor:
+    def _logits(self, plan: StepPlan, told: _Told, passed: Pass) -> torch.Tensor:
+        graphs = self._graphs if told.adapters is None else self._lora_graphs
+        if graphs is None or not _is_plain(plan):
+            return self._forward(plan, told, passed)
+        if told.adapters is not None and self._lora is not None:
+            self._lora.fill_decodes(told.adapters)
+        return graphs.run(told.tokens, told.positions, told.slots, told.context_lens)
+
+    @contextmanager
+    def _helpers(self, plan: StepPlan, passed: Pass) -> Iterator[None]:
+        """Have helpers in a launch that wants some, if there are any. They are with its pass until
+        its result was waited for."""
+        if not plan.assists or self._crew is None or self._lora is None:
+            yield
+            return
+        passed.assistance = stream_assist(self._crew, plan, self._lora.images, self._device)
+        try:
+            yield
+        except BaseException:
+            if passed.assistance is not None:
+                passed.assistance.abandon()
+            raise
+
+    def _forward(self, plan: StepPlan, told: _Told, passed: Pass) -> torch.Tensor:
         """Any step, launched kernel by kernel; logits of what is wanted."""
         lengths = plan.lengths
         is_chunk = lengths != 1
@@ -248,10 +250,12 @@ class GpuExecutor:
             awaited=plan.awaited,
             streams=plan.streams,
             lines=plan.adapters.tolist(),
-            wait=self._run_behind,
-            stall_ns=stall_ns,
-            failed=failed,
+            has=self.mover.gate.has_started,
+            wait=partial(self._run_behind, passed.behind),
+            stall_ns=passed.stall_ns,
+            failed=passed.failed,
             lora=self._lora.step(plan, told.adapters) if self._lora and told.adapters else None,
+            assistance=passed.assistance,
         )
         return self._run(step, told.tokens.long(), told.positions.long(), told.wanted)
 
@@ -288,18 +292,23 @@ class GpuExecutor:
             ).logits[0]
         return logits
 
-    def _run_behind(self, pages: list[int], timeout_ns: int) -> bool:
+    def _run_behind(self, behind: set[int], pages: list[int], timeout_ns: int) -> bool:
         """Let what is launched next run behind the copies into these pages, if they begin in
-        time."""
+        time.
+
+        Args:
+            behind: pages whose bytes are to be looked at when the pass is over: added to.
+        """
         copies = self.mover.gate.wait_started(pages, timeout_ns)
         if copies is None:
             return False
         self.copier.hold(copies)
+        behind.update(pages)
         return True
 
     # Behind the pass.
 
-    def _choose(self, plan: StepPlan, told: _Told, logits: torch.Tensor) -> _Chosen:
+    def _choose(self, plan: StepPlan, told: _Told, logits: torch.Tensor) -> StepChosen:
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         asked: list[RowSampling] = [each for each in plan.sampling if each is not None]
         own = logits[told.sampled_at]
@@ -307,7 +316,7 @@ class GpuExecutor:
         if rows:
             chosen = choose(own, asked, told.before, self.info.end_token_ids)
             self._tables.latest[told.sampled_slots] = chosen.tokens
-        made = _Chosen(rows, ReadBack([chosen.tokens, chosen.is_finite.int()]))
+        made = StepChosen(rows, ReadBack([chosen.tokens, chosen.is_finite.int()]))
         for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
             if (num_top := sampling.params.logprobs) is not None:
                 token = chosen.tokens[index : index + 1]
@@ -323,9 +332,12 @@ class GpuExecutor:
             first += lengths[row] if row in plan.scoring else plan.sampling[row] is not None
         return made
 
-    def has_come(self, pages: list[int]) -> bool:
-        """Whether the copies that a step ran behind brought the promised bytes."""
-        return self.mover.gate.wait(pages, STALL_TIMEOUT_NS)
+    def _started_at_ns(self, launched_at_ns: int, ended_at_ns: int) -> int:
+        """When a step that has just ended began: when it was launched, or when the device was done
+        with the one before. Called in the order of launches."""
+        started_at_ns = max(launched_at_ns, self._ended_at_ns)
+        self._ended_at_ns = ended_at_ns
+        return started_at_ns
 
 
 def _is_plain(plan: StepPlan) -> bool:
@@ -333,46 +345,3 @@ def _is_plain(plan: StepPlan) -> bool:
     is_short = plan.num_tokens == plan.num_rows
     awaits = plan.awaited or plan.streams
     return is_short and None not in plan.sampling and not awaits and not plan.scoring
-
-
-@dataclass(slots=True)
-class GpuLaunched:
-    """A step on its way through the device."""
-
-    executor: GpuExecutor
-    plan: StepPlan
-    chosen: _Chosen
-    failed: set[int]
-    stall_ns: list[int]
-    launched_at_ns: int
-
-    def result(self) -> StepResult:
-        """Wait until it is over."""
-        plan, chosen = self.plan, self.chosen
-        tokens, is_finite = chosen.back.wait()
-        ended_at_ns = time.monotonic_ns()
-        result = StepResult([None] * plan.num_rows, self.failed, stall_ns=self.stall_ns)
-        result.started_at_ns = self.executor.started_at_ns(self.launched_at_ns, ended_at_ns)
-        result.duration_ns = ended_at_ns - result.started_at_ns
-        lines: list[int] = plan.adapters.tolist()
-        for row, line in enumerate(lines):
-            layers = [*plan.awaited.get(row, []), *plan.streams.get(line, [])]
-            pages = [page for layer in layers for page in layer]
-            if row not in result.failed and pages and not self.executor.has_come(pages):
-                result.failed.add(row)
-        self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
-        for row, scores in chosen.scores.items():
-            if row not in result.failed:
-                enter_scores(result, plan, row, scores.told())
-        return result
-
-    def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:
-        for row, token, is_finite in zip(self.chosen.rows, tokens, are_finite, strict=True):
-            if row in result.failed:
-                continue
-            if not is_finite:
-                result.broken[row] = NOT_FINITE
-                continue
-            scores = self.chosen.logprobs.get(row)
-            logprobs = None if scores is None else scores.told()[0]
-            result.sampled[row] = Sampled(token, logprobs)

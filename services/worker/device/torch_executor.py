@@ -10,7 +10,7 @@ import torch
 from kernels.paged_attention import RaggedBatch
 from kernels.sgmv import warm_up as warm_up_adapters
 from services.worker.core.step import Ints, StepPlan, StepResult
-from services.worker.device.assist.crew import AssistCrew
+from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.executor import Finished
 from services.worker.device.failures import Failures
@@ -47,7 +47,7 @@ class TorchExecutor:
         num_pages: int,
         on_moved: Callable[[Moved], None],
         link_bytes_per_s: float = 0.0,
-        crew: AssistCrew | None = None,
+        crew: HostCrew | None = None,
     ) -> None:
         self._crew = crew
         self._model = model

@@ -23,12 +23,12 @@ from kernels.sgmv import Segments, add_lora
 from kernels.sgmv.reference import add_lora_reference
 from loadtest.random_adapters import RandomAdapters, site_of
 from services.worker.device.assist import helper as helper_module
-from services.worker.device.assist.channel import IDLE_NS, Channel, ChannelShape, Order, Outcome
-from services.worker.device.assist.crew import AssistCrew
+from services.worker.device.assist.channel import IDLE_NS, Channel, Order, Outcome
 from services.worker.device.assist.handoff import HostHandoff
 from services.worker.device.assist.helper import Helper
+from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.assist.orders import ArenaFile, AssistedImage, Pass, Spec
-from services.worker.device.assist.process import HelperProcess
+from services.worker.device.assist.process import HelperProcess, spec_shape
 from services.worker.device.assist.restarts import REMEMBERED_NS, Losses
 from services.worker.device.assist.sharing import rows_per_core, share_rows
 from services.worker.device.lora.tables import segments_of
@@ -114,7 +114,7 @@ def assert_close(got: torch.Tensor | None, want: torch.Tensor) -> None:
 class Scene:
     """A crew, and what it reads."""
 
-    crew: AssistCrew
+    crew: HostCrew
     stored: Stored
     num_helpers: int
 
@@ -138,9 +138,7 @@ class Scene:
 def make_scene(folder: Path, dtype: torch.dtype, num_helpers: int) -> Scene:
     stored = Stored(folder / f"arena{dtype.itemsize}", dtype)
     spec = stored.spec
-    crew = AssistCrew(
-        spec.card, dtype, spec.sites, num_helpers, TOKENS_MAX, ROWS_MAX, restart_ns=1_000_000
-    )
+    crew = HostCrew(spec, num_helpers, restart_ns=1_000_000)
     crew.attach(stored.arena, epoch=1)
     return Scene(crew, stored, num_helpers)
 
@@ -340,10 +338,11 @@ def test_no_helper_outlives_the_crew(tmp_path: Path) -> None:
 
 PARENT = """
     import sys, torch
-    from services.worker.device.assist.crew import AssistCrew
+    from dataclasses import replace
+    from services.worker.device.assist.host_crew import HostCrew
     from tests.unit.worker_device.test_assist import spec_of
     spec = spec_of(torch.float32)
-    crew = AssistCrew(spec.card, spec.dtype, spec.sites, 1, 8, 8)
+    crew = HostCrew(replace(spec, tokens_max=8, rows_max=8), 1)
     assert crew.await_ready(1, 240_000_000_000)
     print(crew.pids[0], flush=True)
     sys.stdin.read()
@@ -389,7 +388,7 @@ class Alone:
 
     def __init__(self, stored: Stored) -> None:
         spec = stored.spec
-        shape = ChannelShape(spec.tokens_max, spec.in_bytes, spec.out_bytes)
+        shape = spec_shape(spec)
         self.stored = stored
         self.channel = Channel.create(shape)
         other = Channel.attach(os.dup(self.channel.file_number), shape)
@@ -429,7 +428,7 @@ def test_an_order_that_is_seen_before_its_letter_is_done(alone: Alone) -> None:
     order = replace(alone.order, letter=3)
     x = alone.stored.rows(order.site, order.num_rows)
     alone.handoff.put(1, order, x, torch.full((order.num_rows,), 3).int())
-    assert alone.helper._compute(order) is Outcome.DONE
+    assert alone.helper._compute(1, order) is Outcome.DONE
 
 
 def test_bytes_that_change_under_the_hands_are_refused(
@@ -496,7 +495,8 @@ def test_a_helper_that_nobody_asks_goes_to_sleep(
 
 def test_who_goes_to_sleep_in_a_pass_is_woken_by_the_next_order(one: Scene) -> None:
     one.begin()
-    (helper,) = one.crew._pass
+    assert one.crew._pass is not None
+    (helper,) = one.crew._pass.helpers
     helper.channel.is_awake = False  # it goes to sleep, as it does when it has long been idle
     helper.told_at_ns = 0
     want = one.ask()
@@ -523,7 +523,7 @@ def test_a_letter_that_is_being_written_is_not_read(alone: Alone) -> None:
     alone.channel.post(5, b"five")
     assert alone.channel.read_letter(5) == b"five"
     assert alone.channel.read_letter(4) is None
-    alone.channel._words[0] = 0
+    alone.channel._letters[0][:8] = bytes(8)
     assert alone.channel.read_letter(5) is None
 
 

@@ -13,9 +13,15 @@ import torch
 
 from services.worker.core.step import ImageSource, StepPlan, StepResult
 from services.worker.device.assist.crew import AssistCrew
+from services.worker.device.assist.host_crew import HostCrew
+from services.worker.device.assist.orders import Spec
+from services.worker.device.assist.stream_crew import StreamCrew
+from services.worker.device.copies import Copy
 from services.worker.device.executor import Finished
 from services.worker.device.lora import assistance
 from shared.arena import Arena, PageState
+from tests.unit.worker_device.streams import InstantStream
+from tests.unit.worker_device.test_gpu_executor import Recorder
 from tests.unit.worker_device.test_lora import BASE, Served, logprobs, serve
 from tests.unit.worker_device.test_torch_executor import prompt
 
@@ -24,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 EPOCH, GENERATION = 3, 12
 PAGES_MAX = 400
+PATIENCE_NS = 60_000_000_000
 NAMES = ["one", "five", "eight"]  # `wide` has the head, which helpers leave out
 
 
@@ -52,6 +59,7 @@ class Away:
     def __post_init__(self) -> None:
         gate = self.executor.mover.gate
         gate.wait, gate.has = self._wait, self._has
+        gate.has_started, gate.wait_started = self._has, self._wait_started
         self.executor._crew = self.crew
         self.crew.attach(self.arena, EPOCH)
 
@@ -101,6 +109,10 @@ class Away:
         self._bring(pages)
         return True
 
+    def _wait_started(self, pages: list[int], timeout_ns: int) -> list[Copy]:
+        self._wait(pages, timeout_ns)
+        return []
+
     def close(self) -> None:
         self.executor._crew = None  # it serves other tests
         self.executor.close()
@@ -112,19 +124,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 @pytest.fixture(scope="module")
-def crew(served: Served) -> Iterator[AssistCrew]:
+def crew(served: Served) -> Iterator[HostCrew]:
     card = served.model.lora
     assert card is not None
-    made = AssistCrew(card, served.model.dtype, served.model.lora_sites, 2, 512, rows_max=40)
+    sites = tuple(served.model.lora_sites)
+    made = HostCrew(Spec(card, served.model.dtype, sites, 512, rows_max=40), 2)
     assert made.await_ready(2, 300_000_000_000)
     yield made
     made.close()
 
 
+@pytest.fixture(scope="module")
+def stream_crew(served: Served) -> Iterator[StreamCrew]:
+    card = served.model.lora
+    assert card is not None
+    sites = tuple(served.model.lora_sites)
+    spec = Spec(card, served.model.dtype, sites, 512, rows_max=40, is_streamed=True)
+    made = StreamCrew(spec, 2, InstantStream(), torch.device("cpu"), PATIENCE_NS)
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
-def patient(crew: AssistCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(crew: HostCrew, monkeypatch: pytest.MonkeyPatch) -> None:
     """All helpers are there, and however slow a machine is, none of them counts as late."""
-    monkeypatch.setattr(assistance, "PATIENCE_NS", 60_000_000_000)
+    monkeypatch.setattr(assistance, "PATIENCE_NS", PATIENCE_NS)
     assert crew.await_ready(2, 300_000_000_000)
 
 
@@ -137,14 +161,17 @@ TURNS = {name: (name, prompt(2, 60), 6) for name in [BASE, *NAMES]}
 TURNS |= {f"{name} again": (name, prompt(3, 30), 6) for name in NAMES}
 
 
-def run(served: Served, **made: Any) -> tuple[Any, Away]:
+def run(served: Served, record: Recorder | None = None, **made: Any) -> tuple[Any, Away]:
+    """Args:
+    record: for the executor for GPUs.
+    """
     away: list[Away] = []
 
     def wrap(executor: Any) -> Any:
         away.append(Away(executor, **made))
         return away[0]
 
-    return served.run(TURNS, wrap=wrap), away[0]
+    return served.run(TURNS, record=record, wrap=wrap), away[0]
 
 
 def assert_same(driver: Any, wanted: Any) -> None:
@@ -155,7 +182,7 @@ def assert_same(driver: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("here_from", [100, 1])
 def test_helpers_add_what_is_not_here(
-    here_from: int, served: Served, crew: AssistCrew, arena: Arena
+    here_from: int, served: Served, crew: HostCrew, arena: Arena
 ) -> None:
     """All layers, or the first; several adapters and the base in each step."""
     wanted = served.run(TURNS)
@@ -165,7 +192,7 @@ def test_helpers_add_what_is_not_here(
 
 
 def test_what_helpers_cannot_read_is_waited_for(
-    served: Served, crew: AssistCrew, arena: Arena
+    served: Served, crew: HostCrew, arena: Arena
 ) -> None:
     wanted = served.run(TURNS)
 
@@ -177,9 +204,7 @@ def test_what_helpers_cannot_read_is_waited_for(
     assert_same(driver, wanted)
 
 
-def test_a_helper_that_is_killed_costs_a_wait(
-    served: Served, crew: AssistCrew, arena: Arena
-) -> None:
+def test_a_helper_that_is_killed_costs_a_wait(served: Served, crew: HostCrew, arena: Arena) -> None:
     wanted = served.run(TURNS)
     killed: list[int] = []
 
@@ -195,10 +220,45 @@ def test_a_helper_that_is_killed_costs_a_wait(
 
 
 def test_more_than_helpers_take_is_waited_for(
-    served: Served, arena: Arena, crew: AssistCrew, monkeypatch: pytest.MonkeyPatch
+    served: Served, arena: Arena, crew: HostCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AssistCrew, "tokens_max", 0)
+    monkeypatch.setattr(HostCrew, "tokens_max", 0)
     wanted = served.run(TURNS)
     driver, away = run(served, crew=crew, arena=arena)
     assert away.waited
+    assert_same(driver, wanted)
+
+
+@pytest.mark.parametrize("here_from", [100, 1])
+def test_helpers_add_what_is_not_here_beside_a_gpu(
+    here_from: int, served: Served, stream_crew: StreamCrew, arena: Arena
+) -> None:
+    assert stream_crew.await_ready(2, 300_000_000_000)
+    wanted = served.run(TURNS)
+    driver, away = run(served, Recorder(), crew=stream_crew, arena=arena, here_from=here_from)
+    assert not away.waited, "helpers were there, and it waited"
+    assert not away.num_failed
+    assert_same(driver, wanted)
+
+
+@pytest.mark.parametrize("harm", ["page", "helper"])
+def test_beside_a_gpu_what_helpers_did_not_add_fails_its_rows(
+    harm: str, served: Served, stream_crew: StreamCrew, arena: Arena
+) -> None:
+    """Once: then their turns begin again."""
+    assert stream_crew.await_ready(2, 300_000_000_000)
+    wanted = served.run(TURNS)
+    harmed: list[str] = []
+
+    def do_harm() -> None:
+        if harmed:
+            return
+        harmed.append(harm)
+        if harm == "page":
+            arena.set_word(1, GENERATION + 1, PageState.READY)
+        else:
+            os.kill(stream_crew.pids[0], signal.SIGKILL)
+
+    driver, away = run(served, Recorder(), crew=stream_crew, arena=arena, before=do_harm)
+    assert away.num_failed
     assert_same(driver, wanted)

@@ -1,5 +1,5 @@
-"""``python -m services.worker.device.assist.helper PARENT_PID FILE ROWS_MAX IN_BYTES OUT_BYTES``:
-compute what adapters add, on one core, until it is killed or its parent ends.
+"""``python -m services.worker.device.assist.helper PARENT_PID FILE`` and the numbers of a
+`ChannelShape`: compute what adapters add, on one core, until it is killed or its parent ends.
 
 It sleeps on stdin between passes, and follows the words of its channel during one.
 """
@@ -78,9 +78,10 @@ class Helper:
         self._outputs = torch.from_numpy(channel.outputs)
         self._lines = LoraLines(spec.card)
         self._entered: dict[int, ArenaPages] = {}  # lines of the tables
-        self._letter = SPEC_LETTER
+        self._letter = SPEC_LETTER  # the last one
         self._answered = 0
-        self._pages: dict[int, ArenaPages] = {}  # by line, of the pass that the letter tells of
+        # By letter, and by line, of the passes that may still ask.
+        self._passes: dict[int, dict[int, ArenaPages]] = {}
         self._file: ArenaFile | None = None
         self._arena: Arena | None = None
         self._pool = torch.empty(0)
@@ -88,12 +89,16 @@ class Helper:
     def serve(self) -> None:
         """One pass: until it is over, or long nothing was asked."""
         channel = self._channel
-        while wait_for(self._is_called, time.monotonic_ns() + IDLE_NS, channel.called):
-            if channel.letter_number not in {0, self._letter}:
+        bell = None if self._spec.is_streamed else channel.called
+        while wait_for(self._is_called, time.monotonic_ns() + IDLE_NS, bell):
+            if channel.letter_number != self._letter:
                 self._read_letter(channel.letter_number)
             if (number := channel.asked) != self._answered:
-                outcome = self._compute(channel.read_order())
-                channel.answer(number, outcome)
+                order = channel.read_order(number)
+                outcome = self._compute(number, order)
+                if outcome is Outcome.REFUSED:  # what follows in its pass, too: a stream asks on
+                    self._passes.get(order.letter, {}).clear()
+                channel.answer(number, order.letter, outcome)
                 self._answered = number
             elif not channel.is_awake:
                 return
@@ -102,13 +107,13 @@ class Helper:
         """Hold no arena: the next pass tells which it is."""
         self._file = self._arena = None
         self._pool = torch.empty(0)
-        self._pages = {}
+        self._passes = {}
 
     def _is_called(self) -> bool:
         channel = self._channel
         return (
             channel.asked != self._answered
-            or channel.letter_number not in {0, self._letter}
+            or channel.letter_number != self._letter
             or not channel.is_awake
         )
 
@@ -118,14 +123,17 @@ class Helper:
         if letter is None:  # another one takes its place
             return
         told: Pass = pickle.loads(letter)
-        self._letter = number
-        self._pages = {}
-        if not self._use(told.arena) or self._arena is None:
+        self._letter = max(number, self._letter)
+        there = self._use(told.arena)  # else what it had for others is gone with their arena
+        while len(self._passes) >= self._spec.passes_max:
+            del self._passes[min(self._passes)]
+        its_pages = self._passes[number] = {}
+        if not there or self._arena is None:
             return
         for line, image in told.images.items():
             pages = self._enter(line, image)
             if pages.are_in(self._arena):
-                self._pages[line] = pages
+                its_pages[line] = pages
 
     def _enter(self, line: int, image: AssistedImage) -> ArenaPages:
         """See that an image is in the tables."""
@@ -153,26 +161,27 @@ class Helper:
         self._pool = torch.from_numpy(arena.pages).view(self._spec.dtype)
         return True
 
-    def _compute(self, order: Order) -> Outcome:
-        if order.letter != self._letter:  # that came just now, too
+    def _compute(self, number: int, order: Order) -> Outcome:
+        if order.letter not in self._passes:  # that came just now, too
             self._read_letter(order.letter)
-        if order.letter != self._letter or self._arena is None:
+        its_pages = self._passes.get(order.letter, {})
+        if self._arena is None:
             return Outcome.REFUSED
         # They may be those of a later order by now: then nobody takes the answer to this one.
-        segments = segments_of(self._channel.lines[: order.num_rows].copy())
+        segments = segments_of(self._channel.read_lines(number, order.num_rows))
         lines = set(segments.lines.tolist())
-        if not lines <= self._pages.keys():
+        if not lines <= its_pages.keys():
             return Outcome.REFUSED
-        site = self._spec.sites[order.site]
-        if not self._are_there(lines, order.layer, site):
+        site, pages = self._spec.sites[order.site], [its_pages[line] for line in lines]
+        if not self._are_there(pages, order.layer, site):
             return Outcome.REFUSED
         self._add(order, site, segments)
         # Another look, as the bytes may have changed under the hands.
-        return Outcome.DONE if self._are_there(lines, order.layer, site) else Outcome.REFUSED
+        return Outcome.DONE if self._are_there(pages, order.layer, site) else Outcome.REFUSED
 
-    def _are_there(self, lines: set[int], layer: int, site: Site) -> bool:
+    def _are_there(self, pages: list[ArenaPages], layer: int, site: Site) -> bool:
         assert self._arena is not None
-        return all(self._pages[line].are_there(self._arena, layer, site) for line in lines)
+        return all(each.are_there(self._arena, layer, site) for each in pages)
 
     def _add(self, order: Order, site: Site, segments: Segments) -> None:
         spec, num_rows = self._spec, order.num_rows

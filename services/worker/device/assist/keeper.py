@@ -7,11 +7,15 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.worker.device.assist.channel import Channel
+from services.worker.device.assist.handoff import Handoff
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.process import HelperProcess
 from services.worker.device.assist.restarts import Losses
+from shared.errors import SymphonyError
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +36,19 @@ class Keeper:
     """Thread-safe.
 
     Args:
+        make_handoff: called in its thread.
         restart_ns: see `Losses`.
     """
 
-    def __init__(self, spec: Spec, num_helpers: int, restart_ns: int) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        num_helpers: int,
+        make_handoff: Callable[[Channel], Handoff],
+        restart_ns: int,
+    ) -> None:
         self._spec = spec
+        self._make_handoff = make_handoff
         self._places = [_Place(Losses(restart_ns)) for _ in range(num_helpers)]
         self._changed = threading.Condition()  # guards what is in the places
         self._is_closed = False
@@ -108,8 +120,8 @@ class Keeper:
 
     def _start(self, place: _Place) -> None:
         try:
-            helper = HelperProcess.start(self._spec)
-        except OSError as error:
+            helper = HelperProcess.start(self._spec, self._make_handoff)
+        except (OSError, SymphonyError) as error:
             log.error("no process to assist adapters", extra={"error": str(error)})
             place.losses.on_lost(time.monotonic_ns())
             place.losses.on_lost(time.monotonic_ns())  # not at once again

@@ -10,6 +10,8 @@ import torch
 from kernels.sgmv.interface import Site
 from shared.messages.adapters import LoraCard, LoraTarget
 
+PASSES_AHEAD = 2  # a step, and the next one that is launched before it is over
+
 
 @dataclass(frozen=True, slots=True)
 class AssistedImage:
@@ -38,6 +40,7 @@ class Spec:
         sites: by the numbers that orders call them by.
         tokens_max: rows of an order.
         rows_max: of one core; None: the helper is to measure it.
+        is_streamed: orders are given by a device's stream, and the host is ahead of it.
     """
 
     card: LoraCard
@@ -45,6 +48,7 @@ class Spec:
     sites: tuple[Site, ...]
     tokens_max: int
     rows_max: int | None = None
+    is_streamed: bool = False
 
     def num_in(self, site: int) -> int:
         """Columns of a site's input."""
@@ -65,6 +69,17 @@ class Spec:
     def out_bytes(self) -> int:
         """Of what the largest order gives, in float32."""
         return self.tokens_max * max(map(self.num_out, range(len(self.sites)))) * 4
+
+    @property
+    def passes_max(self) -> int:
+        """That may be on their way at once."""
+        return PASSES_AHEAD if self.is_streamed else 1
+
+    @property
+    def orders_max(self) -> int:
+        """That may be on their way at once: all of some passes, or one."""
+        of_pass = len(self.sites) * self.card.num_layers
+        return self.passes_max * of_pass if self.is_streamed else 1
 
     @property
     def _targets(self) -> tuple[LoraTarget, ...]:

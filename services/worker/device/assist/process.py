@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import services
@@ -19,13 +20,20 @@ from services.worker.device.assist.channel import (
     ChannelShape,
     Outcome,
 )
-from services.worker.device.assist.handoff import HostHandoff
+from services.worker.device.assist.handoff import Handoff
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.waiting import wait_for
 
 _CHILD = "services.worker.device.assist.helper"
 _PACKAGES = str(Path(services.__path__[0]).parent)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+
+
+def spec_shape(spec: Spec) -> ChannelShape:
+    """Of the channel of a helper that works for this."""
+    return ChannelShape(
+        spec.tokens_max, spec.in_bytes, spec.out_bytes, spec.orders_max, spec.passes_max
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +46,7 @@ class HelperProcess:
 
     process: subprocess.Popen[bytes]
     channel: Channel
-    handoff: HostHandoff
+    handoff: Handoff
     started_at_ns: int
     rows_max: int = 0
     is_gone: bool = False
@@ -46,18 +54,20 @@ class HelperProcess:
     _waking: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def start(cls, spec: Spec) -> "HelperProcess":
+    def start(cls, spec: Spec, make_handoff: Callable[[Channel], Handoff]) -> "HelperProcess":
         """Begin its process, which lives no longer than the thread that calls this.
 
         Raises:
             OSError: there is no memory for it, or no process.
+            SymphonyError: the device cannot use its memory.
         """
-        shape = ChannelShape(spec.tokens_max, spec.in_bytes, spec.out_bytes)
+        shape = spec_shape(spec)
         channel = Channel.create(shape)
         channel.post(SPEC_LETTER, pickle.dumps(spec))
         path = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
-        numbers = os.getpid(), channel.file_number, shape.rows_max, shape.in_bytes, shape.out_bytes
+        numbers = os.getpid(), channel.file_number, *astuple(shape)
         try:
+            handoff = make_handoff(channel)
             process = subprocess.Popen(
                 [sys.executable, "-m", _CHILD, *map(str, numbers)],
                 stdin=subprocess.PIPE,
@@ -71,7 +81,7 @@ class HelperProcess:
             channel.close_file()
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
-        return cls(process, channel, HostHandoff(channel), time.monotonic_ns())
+        return cls(process, channel, handoff, time.monotonic_ns())
 
     @property
     def is_ready(self) -> bool:
@@ -90,7 +100,7 @@ class HelperProcess:
         """Wake it for a pass; False: it is gone."""
         self.channel.post(number, letter)
         self.channel.is_awake = True
-        self._wake()
+        self.wake()
         return not self.is_gone
 
     def dismiss(self) -> None:
@@ -102,7 +112,7 @@ class HelperProcess:
         is just about to."""
         now_ns = time.monotonic_ns()  # behind the word: until then it saw none for less long
         if now_ns - self.told_at_ns > IDLE_NS // 2:
-            self._wake()
+            self.wake()
         self.told_at_ns = now_ns
 
     def await_outcome(self, number: int, until_ns: int) -> Outcome | None:
@@ -131,7 +141,8 @@ class HelperProcess:
                 assert stream is not None
                 stream.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """See that it does not sleep."""
         stdin = self.process.stdin
         assert stdin is not None
         self.told_at_ns = time.monotonic_ns()

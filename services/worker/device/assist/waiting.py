@@ -66,22 +66,27 @@ class Bell:
 _EXPECTED = {errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT}
 
 
-def wait_for(is_there: Callable[[], bool], until_ns: int, bell: Bell) -> bool:
+def wait_for(is_there: Callable[[], bool], until_ns: int, bell: Bell | None) -> bool:
     """Wait until it is there, or the time is over; whether it is.
 
     Other threads of this process run meanwhile.
 
     Args:
         until_ns: `time.monotonic_ns`.
-        bell: that rings when it is.
+        bell: that rings when it is; None: a device writes the words, which rings none, so that one
+            has to look.
     """
     spins_until_ns = time.monotonic_ns() + SPIN_NS
     while True:
-        count = bell.count
+        count = 0 if bell is None else bell.count
         if is_there():
             return True
         now_ns = time.monotonic_ns()
         if now_ns >= until_ns:
             return False
-        if now_ns >= spins_until_ns:
+        if now_ns < spins_until_ns:
+            continue
+        if bell is None:
+            time.sleep(NAP_S)
+        else:
             bell.wait(count, min(until_ns - now_ns, LOOK_NS))

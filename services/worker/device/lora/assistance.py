@@ -5,34 +5,28 @@ section 4), from the arena; see `services.worker.device.assist`.
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from kernels.sgmv import Segments
 from kernels.sgmv.interface import NO_ADAPTER
-from services.worker.core.step import ImageEntry, StepPlan
-from services.worker.device.assist.crew import AssistCrew
+from services.worker.core.step import ImageEntry, Ints, StepPlan
+from services.worker.device.assist.host_crew import HostCrew
 from services.worker.device.assist.orders import AssistedImage
+from services.worker.device.lora.tables import AnySegments
 
 PATIENCE_NS = 20_000_000  # for one product; then its layer is waited for
 
 
-@dataclass(slots=True)
-class Assistance:
-    """What helpers can do in one step.
+class Assistance(Protocol):
+    """What helpers can do in one step."""
 
-    Attributes:
-        lines: of the adapters that they can read.
-        of_token: int32: line of each new token.
-        took_ns: what was waited for them until now.
-    """
-
-    crew: AssistCrew
-    lines: Set[int]
-    of_token: torch.Tensor
-    took_ns: int = 0
-    _rows: dict[frozenset[int], torch.Tensor] = field(default_factory=dict)
+    @property
+    def lines(self) -> Set[int]:
+        """Of the adapters that they can read."""
+        ...
 
     def add(
         self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor, lines: frozenset[int]
@@ -46,10 +40,34 @@ class Assistance:
         Returns:
             False: they did not; nothing was added, and they will not do any more in this step.
         """
+        ...
+
+    def rest(self, segments: AnySegments, lines: frozenset[int]) -> AnySegments:
+        """The segments of all other lines."""
+        ...
+
+
+@dataclass(slots=True)
+class HostAssistance:
+    """Of helpers whose results the host waits for.
+
+    Attributes:
+        of_token: int32: line of each new token.
+        took_ns: what was waited for them until now.
+    """
+
+    crew: HostCrew
+    lines: Set[int]
+    of_token: torch.Tensor
+    took_ns: int = 0
+    _rows: dict[frozenset[int], torch.Tensor] = field(default_factory=dict)
+
+    def add(
+        self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor, lines: frozenset[int]
+    ) -> bool:
         started_ns = time.monotonic_ns()
         if (rows := self._rows.get(lines)) is None:
-            wanted = np.isin(self.of_token.numpy(), list(lines))
-            rows = self._rows[lines] = torch.from_numpy(np.flatnonzero(wanted))
+            rows = self._rows[lines] = torch.from_numpy(rows_of(self.of_token.numpy(), lines))
         self.crew.submit(layer, site, x[rows], self.of_token[rows])
         added = self.crew.collect(PATIENCE_NS)
         if added is not None:
@@ -57,17 +75,28 @@ class Assistance:
         self.took_ns += time.monotonic_ns() - started_ns
         return added is not None
 
+    def rest(self, segments: AnySegments, lines: frozenset[int]) -> AnySegments:
+        assert isinstance(segments, Segments)
+        return without(segments, lines)
 
-def assist(crew: AssistCrew, plan: StepPlan, images: dict[int, ImageEntry]) -> Assistance | None:
+
+def assist(crew: HostCrew, plan: StepPlan, images: dict[int, ImageEntry]) -> HostAssistance | None:
     """Begin a step with helpers; None: there are none now, or they cannot do so much.
 
     Args:
         images: by line.
     """
     of_token = np.repeat(plan.adapters, plan.lengths)
-    if np.isin(of_token, list(plan.assists)).sum() > crew.tokens_max:
+    if len(rows_of(of_token, plan.assists.keys())) > crew.tokens_max:
         return None
-    assisted = {
+    if not crew.begin(assisted_images(plan, images)):
+        return None
+    return HostAssistance(crew, plan.assists.keys(), torch.from_numpy(of_token))
+
+
+def assisted_images(plan: StepPlan, images: dict[int, ImageEntry]) -> dict[int, AssistedImage]:
+    """What helpers are to read in a step, by line."""
+    return {
         line: AssistedImage(
             images[line].adapter_hash,
             images[line].ranks,
@@ -77,9 +106,15 @@ def assist(crew: AssistCrew, plan: StepPlan, images: dict[int, ImageEntry]) -> A
         )
         for line, source in plan.assists.items()
     }
-    if not crew.begin(assisted):
-        return None
-    return Assistance(crew, assisted.keys(), torch.from_numpy(of_token))
+
+
+def rows_of(of_token: Ints, lines: Set[int]) -> Ints:
+    """Tokens that are of these lines.
+
+    >>> rows_of(np.array([4, -1, 7, 4], np.int32), frozenset({4, 7})).tolist()
+    [0, 2, 3]
+    """
+    return np.flatnonzero(np.isin(of_token, list(lines)))
 
 
 def without(segments: Segments, lines: frozenset[int]) -> Segments:

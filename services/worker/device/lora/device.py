@@ -35,6 +35,11 @@ class DeviceLines:
         )
         self.decodes = make_device_segments(lines_max, lines_max, device)
 
+    @property
+    def images(self) -> dict[int, ImageEntry]:
+        """By line."""
+        return self._lines.images
+
     def enter(self, images: list[ImageEntry]) -> None:
         """Make a plan's entries, behind what was launched before."""
         self._lines.enter(images)

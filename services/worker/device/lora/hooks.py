@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels.sgmv import Segments, Site, add_lora
-from services.worker.device.lora.assistance import without
+from kernels.sgmv import Site, add_lora
 from services.worker.device.lora.sites import PlacedSite, find_sites
 from services.worker.device.lora.tables import AnySegments, bits_of
 from services.worker.device.step import StepContext, running_step
@@ -65,10 +64,10 @@ class _Hook:
     ) -> AnySegments:
         """Wait for what is not here, or have helpers add it; returns what is left to add."""
         if self._number is not None and (away := step.away_from(self._layer)):
-            assert step.assistance is not None and isinstance(segments, Segments)
+            assert step.assistance is not None
             if step.assistance.add(self._layer, self._number, x, y, away):
                 step.await_adapters(self._layers, away)
-                return without(segments, away)
+                return step.assistance.rest(segments, away)
             step.assistance = None
         step.await_adapters(self._layers)
         return segments
