@@ -88,7 +88,7 @@ class Away:
                         self.executor._pool[page] = float("nan")
             generations = np.full_like(places, GENERATION).tolist()
             assists[line] = ImageSource(places.tolist(), generations, EPOCH)
-        if self.before is not None:
+        if self.before is not None and lines:
             self.before()
         told = replace(plan, streams=streams, assists=assists)
         result: StepResult = self.executor.launch(told).result()

@@ -91,7 +91,7 @@ class Helper:
         channel = self._channel
         bell = None if self._spec.is_streamed else channel.called
         while wait_for(self._is_called, time.monotonic_ns() + IDLE_NS, bell):
-            if channel.letter_number != self._letter:
+            if channel.letter_number > self._letter:
                 self._read_letter(channel.letter_number)
             if (number := channel.asked) != self._answered:
                 order = channel.read_order(number)
@@ -113,7 +113,7 @@ class Helper:
         channel = self._channel
         return (
             channel.asked != self._answered
-            or channel.letter_number != self._letter
+            or channel.letter_number > self._letter
             or not channel.is_awake
         )
 

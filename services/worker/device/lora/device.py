@@ -8,7 +8,7 @@ from kernels.sgmv import DeviceSegments
 from kernels.sgmv.device import copy_line, make_device_segments, make_device_tables
 from kernels.sgmv.interface import NO_ADAPTER
 from services.worker.core.step import ImageEntry, Ints, StepPlan
-from services.worker.device.lora.tables import LoraLines, LoraStep, segments_in
+from services.worker.device.lora.tables import LoraLines, LoraStep, segments_in, targets_of
 from shared.adapters.layout import layout_image
 from shared.messages import LoraCard
 
@@ -61,6 +61,7 @@ class DeviceLines:
             DeviceSegments(told[0], told[1], rows_max),
             DeviceSegments(told[2], told[3], rows_max),
             tables,
+            targets_of(ranks),
         )
 
     def fill_decodes(self, told: list[torch.Tensor]) -> None:

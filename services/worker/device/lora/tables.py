@@ -73,7 +73,7 @@ class LoraLines:
         return LoraStep(
             *segments_in(plan, wanted),
             self.tables,
-            bits_of(np.flatnonzero(self.tables.ranks[lines].any(0)).tolist()),
+            targets_of(self.tables.ranks[lines]),
         )
 
 
@@ -84,6 +84,15 @@ def bits_of(targets: Iterable[int]) -> int:
     9
     """
     return sum(1 << target for target in targets)
+
+
+def targets_of(ranks: Ints) -> int:
+    """What some of these adapters have, see `bits_of`.
+
+    Args:
+        ranks: ``[num_adapters, num_targets]``.
+    """
+    return bits_of(np.flatnonzero(ranks.any(0)).tolist())
 
 
 def segments_in(plan: StepPlan, wanted: list[int]) -> tuple[Segments, Segments]:
