@@ -121,6 +121,7 @@ WORKER_REPORT = Subject("symphony.worker.report", m.WorkerReport, NoReply)
 WORKER_START = Subject("symphony.worker.*.start", m.TurnsStart, NoReply)
 WORKER_CANCEL = Subject("symphony.worker.*.cancel", m.TurnCancel, NoReply)
 WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
+WORKER_PREFETCH_DROP = Subject("symphony.worker.*.prefetch_drop", m.PrefetchDrop, NoReply)
 WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)
 TURNS_ENDED = Subject("symphony.scheduler.turn.ended", m.TurnsEnded, NoReply)
 

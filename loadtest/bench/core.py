@@ -17,6 +17,7 @@ from typing import Any
 from loadtest.bench import core_kvstore
 from services.worker.core.effects import Effect, LoadPages
 from services.worker.core.engine import EngineCore
+from services.worker.core.expecting import Expected
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
@@ -25,7 +26,6 @@ from services.worker.core.turn import Turn
 from shared.blocks import BLOCK_TOKENS, chain_keys, root_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import SamplingParams
-from shared.owners import owner_key
 
 ROOT = root_key("bench", "bench")
 SHORT_CONTEXT = 1000
@@ -112,10 +112,16 @@ class _Bench:
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
         core.on_cancel(other.turn_id)
 
-        owner = owner_key(DEFAULT_TENANT, SessionId("s"))
+        expected = Expected(
+            tenant=DEFAULT_TENANT,
+            session_id=SessionId("s"),
+            priority=1,
+            expires_at_ns=1 << 60,
+        )
+        owner, now_ns = expected.owner, self._now_ns
         absent = chain_keys(ROOT, self._turn("v", 3).tokens, BLOCK_TOKENS)[: len(keys)]
         staged = self._staged(absent, 2)
-        took_s, _ = _timed(lambda: core.stager.expect(staged, owner, 1, 1 << 60))
+        took_s, _ = _timed(lambda: core.stager.expect(staged, (owner, ""), owner, expected, now_ns))
         figures["expect"] = _figures(took_s, num_pages)
         prefetch_s, effects = _timed(lambda: core.stager.pump(self._now_ns))
         while effects:

@@ -14,6 +14,7 @@ from services.scheduler.core import (
     POLICIES,
     CancelTurn,
     CountTurn,
+    DropPrefetch,
     Effect,
     FailTurn,
     Limits,
@@ -49,6 +50,7 @@ from shared.subjects import (
     TURNS_ENDED,
     WORKER_CANCEL,
     WORKER_PREFETCH,
+    WORKER_PREFETCH_DROP,
     WORKER_REPORT,
     WORKER_START,
 )
@@ -139,6 +141,8 @@ class Scheduler(Candidate):
                 wires.publish(self, TURN_FAILED, failed, frontend_id)
             case SendPrefetch(worker_id, prefetch):
                 wires.publish(self, WORKER_PREFETCH, prefetch, worker_id)
+            case DropPrefetch(worker_id, drop):
+                wires.publish(self, WORKER_PREFETCH_DROP, drop, worker_id)
             case TellPlace(placed):
                 wires.publish(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):

@@ -28,7 +28,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.intake import ModelShape, num_image_blocks, take_in
+from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.kv_link import KvLink
 from services.worker.core.limits import EngineLimits
 from services.worker.core.outcome import refuse_start
@@ -45,6 +45,7 @@ from shared.messages import (
     LeadershipFence,
     ModelCard,
     Prefetch,
+    PrefetchDrop,
     Prompt,
     PromptPull,
     StepOutput,
@@ -56,6 +57,7 @@ from shared.messages import (
     TurnStart,
     WorkerReport,
 )
+from shared.owners import owner_key
 from shared.subjects import (
     KV_COMMIT,
     KV_LEASE,
@@ -69,6 +71,7 @@ from shared.subjects import (
     WORKER_CANCEL,
     WORKER_PING,
     WORKER_PREFETCH,
+    WORKER_PREFETCH_DROP,
     WORKER_REPORT,
     WORKER_START,
 )
@@ -153,6 +156,9 @@ class Worker(Process):
         wires.subscribe(self, WORKER_START, lambda message, _: self._on_starts(message), me)
         wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
         wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
+        wires.subscribe(
+            self, WORKER_PREFETCH_DROP, lambda message, _: self._on_prefetch_drop(message), me
+        )
         wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
         self.jobs = WorkerJobs(self, me, self.report)
         self._report_for_ever()
@@ -217,19 +223,11 @@ class Worker(Process):
         self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt))
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
-        expires_at_ns = self.now_ns + prefetch.expires_in_ns
-        for effect in self.core.on_prefetch(
-            prefetch.tenant, prefetch.session_id, prefetch.priority
-        ):
-            assert isinstance(effect, StageSession)
-            self._stage_session(effect, expires_at_ns)
-        if prefetch.adapter is not None:
-            num_blocks = num_image_blocks(prefetch.adapter, self._shape)
-            self.feed(
-                self.core.on_adapter_expected(
-                    prefetch.adapter, num_blocks, prefetch.priority, expires_at_ns
-                )
-            )
+        expected = expected_turn(prefetch, self._shape, self.now_ns)
+        self.feed(self.core.on_expected(expected, self.now_ns))
+
+    def _on_prefetch_drop(self, drop: PrefetchDrop) -> None:
+        self.feed(self.core.on_unexpected(owner_key(drop.tenant, drop.session_id)))
 
     def _report_for_ever(self) -> None:
         self.later(REPORT_EVERY_NS, self._report_for_ever)
@@ -352,7 +350,7 @@ class Worker(Process):
                 case ReturnPages():
                     self._release(pages=effect.arena_pages)
                 case StageSession():
-                    raise AssertionError("performed where its expiry is known")
+                    self._stage_session(effect)
 
     def _flush(self) -> None:
         deltas, self._deltas = self._deltas, {}
@@ -419,15 +417,14 @@ class Worker(Process):
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_image_staged(effect.number, staged, self.now_ns))
 
-        self._stage(self.link.stage(effect.keys), effect.keys, then)
+        message = self.link.stage(effect.keys)
+        if effect.expected_by is not None:
+            message = self.link.stage_expected(effect.keys, effect.expected_by)
+        self._stage(message, effect.keys, then)
 
-    def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
+    def _stage_session(self, effect: StageSession) -> None:
         def then(staged: Staged | None) -> None:
-            self.feed(
-                self.core.on_session_staged(
-                    effect.number, staged, effect.priority, expires_at_ns, self.now_ns
-                )
-            )
+            self.feed(self.core.on_session_staged(effect.number, staged, self.now_ns))
 
         message = self.link.stage_session(effect.tenant, effect.session_id, effect.priority)
         self._stage(message, None, then)

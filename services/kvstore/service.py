@@ -221,6 +221,7 @@ class KvService:
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
             message.priority, staged_blocks_max(self._runtime.bus.payload_bytes_max, message),
+            message.tenant if message.is_hint else None,
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)

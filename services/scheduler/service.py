@@ -12,6 +12,7 @@ from services.scheduler.core import (
     POLICIES,
     CancelTurn,
     CountTurn,
+    DropPrefetch,
     Effect,
     FailTurn,
     NotifyArrival,
@@ -54,6 +55,7 @@ from shared.subjects import (
     TURNS_ENDED,
     WORKER_CANCEL,
     WORKER_PREFETCH,
+    WORKER_PREFETCH_DROP,
     WORKER_REPORT,
     WORKER_START,
 )
@@ -148,6 +150,8 @@ class SchedulerService:
             case SendPrefetch(worker_id, prefetch):
                 PREFETCHES.inc()
                 await self._bus.publish(WORKER_PREFETCH, prefetch, worker_id)
+            case DropPrefetch(worker_id, drop):
+                await self._bus.publish(WORKER_PREFETCH_DROP, drop, worker_id)
             case TellPlace(placed):
                 await self._bus.publish(SESSION_PLACED, placed)
             case NotifyArrival(arrived):

@@ -130,6 +130,10 @@ class KvClient:
         """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
         return await self._stage(self._link.stage(keys, request_id), keys)
 
+    async def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> Staged | None:
+        """Bring blocks that an expected turn will need into the arena."""
+        return await self._stage(self._link.stage_expected(keys, tenant), keys)
+
     async def stage_session(
         self, tenant: TenantId, session_id: SessionId, priority: int
     ) -> Staged | None:

@@ -26,7 +26,7 @@ from services.worker.core.effects import (
     TurnAccount,
 )
 from services.worker.core.engine import EngineCore
-from services.worker.core.intake import ModelShape, num_image_blocks, take_in
+from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
@@ -132,22 +132,16 @@ class EngineRunner:
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
         """A session's turn is expected here."""
-        expires_at_ns = self._clock.now_ns() + prefetch.expires_in_ns
-        for effect in self.core.on_prefetch(
-            prefetch.tenant, prefetch.session_id, prefetch.priority
-        ):
-            assert isinstance(effect, StageSession)
-            self._tasks.spawn(self._stage_session(effect, expires_at_ns))
-        if (adapter := prefetch.adapter) is None:
-            return
         try:
-            num_blocks = num_image_blocks(adapter, self._shape)
+            expected = expected_turn(prefetch, self._shape, self._clock.now_ns())
         except SymphonyError as error:
             metrics.REJECTED.labels("prefetch", error.code).inc()
             return
-        self._react(
-            self.core.on_adapter_expected(adapter, num_blocks, prefetch.priority, expires_at_ns)
-        )
+        self._react(self.core.on_expected(expected, self._clock.now_ns()))
+
+    def on_prefetch_drop(self, owner: OwnerKey) -> None:
+        """It is not expected here any more."""
+        self._react(self.core.on_unexpected(owner))
 
     async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
         """A session was deleted. Returns once no block of it is here, or on its way to the kvstore.
@@ -259,7 +253,7 @@ class EngineRunner:
                 case ReportSoon():
                     self._on_progress()
                 case StageSession():
-                    raise AssertionError("performed where its expiry is known")
+                    self._tasks.spawn(self._stage_session(effect))
 
     async def _stage_turn(self, effect: StageTurn) -> None:
         staged = await self._kv.stage(effect.keys, effect.request_id)
@@ -267,17 +261,15 @@ class EngineRunner:
         self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
 
     async def _stage_image(self, effect: StageImage) -> None:
-        staged = await self._kv.stage(effect.keys)
+        if effect.expected_by is None:
+            staged = await self._kv.stage(effect.keys)
+        else:
+            staged = await self._kv.stage_expected(effect.keys, effect.expected_by)
         self._react(self.core.on_image_staged(effect.number, staged, self._clock.now_ns()))
 
-    async def _stage_session(self, effect: StageSession, expires_at_ns: int) -> None:
+    async def _stage_session(self, effect: StageSession) -> None:
         staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)
-        now_ns = self._clock.now_ns()
-        self._react(
-            self.core.on_session_staged(
-                effect.number, staged, effect.priority, expires_at_ns, now_ns
-            )
-        )
+        self._react(self.core.on_session_staged(effect.number, staged, self._clock.now_ns()))
 
     async def _commit(self, effect: CommitBlocks) -> None:
         size = commit_blocks_max(self._shape.num_layers, self._bus.payload_bytes_max)

@@ -39,6 +39,7 @@ from shared.messages import (
     Empty,
     ModelCard,
     Prefetch,
+    PrefetchDrop,
     Prompt,
     SessionForget,
     SessionForgotten,
@@ -57,6 +58,7 @@ from shared.subjects import (
     WORKER_CANCEL,
     WORKER_PING,
     WORKER_PREFETCH,
+    WORKER_PREFETCH_DROP,
     WORKER_REPORT,
     WORKER_START,
 )
@@ -100,6 +102,7 @@ class Worker:
         await bus.subscribe(WORKER_START, self._on_starts, me)
         await bus.subscribe(WORKER_CANCEL, self._on_cancel, me)
         await bus.subscribe(WORKER_PREFETCH, self._on_prefetch, me)
+        await bus.subscribe(WORKER_PREFETCH_DROP, self._on_prefetch_drop, me)
         await bus.serve(WORKER_PING, self._on_ping, me)
         await bus.serve(SESSION_FORGET, self._on_forget)
         assert self._oneshot is not None, "made by _load"
@@ -257,6 +260,10 @@ class Worker:
     def _on_prefetch(self, prefetch: Prefetch) -> None:
         if (runner := self._runners.get(prefetch.model_id)) is not None:
             runner.on_prefetch(prefetch)
+
+    def _on_prefetch_drop(self, drop: PrefetchDrop) -> None:
+        if (runner := self._runners.get(drop.model_id)) is not None:
+            runner.on_prefetch_drop(owner_key(drop.tenant, drop.session_id))
 
     async def _on_forget(self, forget: SessionForget) -> SessionForgotten:
         try:

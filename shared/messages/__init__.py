@@ -112,6 +112,7 @@ from shared.messages.turns import (
 from shared.messages.workers import (
     ModelCard,
     Prefetch,
+    PrefetchDrop,
     SamplingDefaults,
     SessionPlaced,
     StepModelFit,
@@ -185,6 +186,7 @@ __all__ = [
     "OneshotCard",
     "OneshotVariant",
     "Prefetch",
+    "PrefetchDrop",
     "Prompt",
     "PromptPull",
     "PromptReply",

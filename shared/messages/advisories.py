@@ -59,13 +59,14 @@ class AdvisoryState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectSession:
-    """Tracker to scheduler: reserve a place for this session and move its KV there."""
+    """Tracker to scheduler: reserve a place for this session and move its KV there in time."""
 
     session_id: SessionId
     model_id: ModelId | None = None
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 1
     expires_in_ns: int = 60_000_000_000
+    arrives_in_ns: int = 0  # when its turn is expected; 0: at any time
     adapter: AdapterRef | None = None  # of `model_id`
 
 

@@ -77,6 +77,7 @@ class KvStage:
     session_id: SessionId | None = None
     tenant: TenantId = DEFAULT_TENANT
     priority: int = 0  # a waiting turn outranks advisories
+    is_hint: bool = False  # nobody waits for them yet: only so much is pinned
     request_id: str = ""  # of the waiting turn
 
 

@@ -92,7 +92,8 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
-    """Scheduler to worker: this session's turn is coming; bring its KV up, lowest layers first."""
+    """Scheduler to worker: this session's turn is coming; bring its KV up, lowest layers first, so
+    that it is there when the turn is."""
 
     session_id: SessionId
     model_id: ModelId
@@ -100,6 +101,17 @@ class Prefetch:
     priority: int = 1
     expires_in_ns: int = 60_000_000_000
     adapter: AdapterRef | None = None  # that the turn will run on
+    arrives_in_ns: int = 0  # when it is expected; 0: at any time
+    num_tokens: int = 0  # of the session's last turn, with what it said; 0: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchDrop:
+    """Scheduler to worker: the turn of an earlier `Prefetch` is not coming, or not there."""
+
+    session_id: SessionId
+    model_id: ModelId
+    tenant: TenantId = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

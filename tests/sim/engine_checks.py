@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from services.worker.core.effects import BlockWrite
 from services.worker.core.engine import EngineCore
+from services.worker.core.hints import HINTED_SHARE
 from services.worker.core.pages import NO_PAGE
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
@@ -88,12 +89,22 @@ def check_forgotten(
     )
 
 
+def check_hints(core: EngineCore) -> None:
+    """What hints keep adds up, and leaves room."""
+    hints = [hint for each in core.stager.hints._hints.values() for hint in each.values()]
+    num_kept = sum(hint.num_pages for hint in hints)
+    assert core.stager.hints._num_kept == num_kept <= HINTED_SHARE * core.pool.num_pages
+    assert core.stager.hints._num_kept_of.total() == num_kept
+
+
 def check_empty(core: EngineCore) -> None:
     """All work is done: nothing is held for anybody."""
     assert not core.turns and not held_turns(core) and not core.flights and not core._leaving
     assert not core.stager._flights and not core.stager._tickets and not core.stager._prefetches
     assert core.stager._num_prefetching == 0 and not core.stager._expected
     assert all(block.refs == 0 for block in core.pool.blocks.values())
-    assert not core.pool.forgotten and not core._asked
+    assert not core.pool.forgotten
+    assert not core.expecting._asked and not core.expecting._waiting
+    check_hints(core)
     assert not core.writeback._storing, "a write never ended"
     assert not core.writeback._committing, "a commit was never settled"

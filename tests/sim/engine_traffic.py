@@ -82,6 +82,8 @@ class Traffic:
         if rng.random() < 0.6:
             delay_ns = rng.randrange(10 * MS)
             world.after(delay_ns, lambda: world.advise(session_id, rng.choice([1, 2])))
+            if rng.random() < 0.2:
+                world.after(2 * delay_ns, lambda: world.take_back(session_id))
         if self.turns_left[session_id]:
             world.after(rng.randrange(20 * MS), lambda: self._ask(session_id))
 

@@ -19,6 +19,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
+from services.worker.core.expecting import Expected
 from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
@@ -141,7 +142,19 @@ class EngineWorld(EngineDevice):
 
     def advise(self, session_id: SessionId, priority: int) -> None:
         """A session is expected."""
-        self.feed(self.core.on_prefetch(DEFAULT_TENANT, session_id, priority))
+        expected = Expected(
+            tenant=DEFAULT_TENANT,
+            session_id=session_id,
+            priority=priority,
+            expires_at_ns=self.now_ns + self.random.choice([5, 50]) * MS,
+            arrives_at_ns=self.now_ns + self.random.choice([-1, 0, 2, 2000]) * MS,
+            num_tokens=len(self.sessions[session_id]),
+        )
+        self.feed(self.core.on_expected(expected, self.now_ns))
+
+    def take_back(self, session_id: SessionId) -> None:
+        """A session is expected no more."""
+        self.feed(self.core.on_unexpected(owner_key(DEFAULT_TENANT, session_id)))
 
     def lose_kvstore(self, *, is_restart: bool) -> None:
         """The kvstore is cut off; a new one has lost its arena, an old one forgot the worker."""
@@ -254,16 +267,11 @@ class EngineWorld(EngineDevice):
             keys = chain_keys(ROOT, self.sessions[effect.session_id], BLOCK_TOKENS)
             staged = self.kvstore.stage(keys, self.now_ns)
             self.tickets_open.add(staged.ticket)
-            expires_at_ns = self.now_ns + self.random.choice([5, 50]) * MS
             self.note(f"expect {effect.session_id}: {staged.num_blocks} blocks")
-            self.feed(
-                self.core.on_session_staged(
-                    effect.number, staged, effect.priority, expires_at_ns, self.now_ns
-                )
-            )
+            self.feed(self.core.on_session_staged(effect.number, staged, self.now_ns))
 
         def fail() -> None:
-            self.feed(self.core.on_session_staged(effect.number, None, 1, 0, self.now_ns))
+            self.feed(self.core.on_session_staged(effect.number, None, self.now_ns))
 
         self._ask(answer, fail)
 

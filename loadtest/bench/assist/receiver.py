@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 
-from services.worker.device.assist.channel import Channel, ChannelShape, Outcome
+from services.worker.device.assist.channel import SPEC_LETTER, Channel, ChannelShape, Outcome
 from services.worker.device.assist.waiting import wait_for
 from shared.dying import die_with_parent
 
@@ -27,7 +27,7 @@ def over_memory(file_number: int, shape: ChannelShape) -> None:
     while True:
         if wait_for(is_asked, time.monotonic_ns() + LOOKS_NS, channel.called):
             answered = channel.asked
-            channel.answer(answered, Outcome.DONE)
+            channel.answer(answered, SPEC_LETTER, Outcome.DONE)
 
 
 def over_socket(file_number: int, in_bytes: int, out_bytes: int) -> None:

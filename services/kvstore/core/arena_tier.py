@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.effects import Effect, SetWords
+from services.kvstore.core.hinted import HintedPins
 from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.arena import PageState
 from shared.blocks import BlockKey
@@ -18,6 +19,7 @@ class ArenaTier:
         holding: every block that has pages, forgotten ones included, by id.
         idle: blocks whose pages may go.
         num_pinned: blocks that tickets hold.
+        hinted: of those, what announced turns may have.
     """
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
@@ -28,6 +30,7 @@ class ArenaTier:
         self.holding: dict[int, ArenaBlock] = {}
         self.idle = IdleBlocks()
         self._owned = OwnedKeys()
+        self.hinted = HintedPins(num_pages)
         self.num_evicted = 0
         self.num_pinned = 0
         self._free = list(range(num_pages - 1, -1, -1))

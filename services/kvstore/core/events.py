@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared.blocks import BlockKey
-from shared.ids import WorkerId
+from shared.ids import TenantId, WorkerId
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -54,6 +54,7 @@ class Stage:
 
     Attributes:
         blocks_max: as many as can be told in an answer.
+        hinted_by: tenant whose turn is only announced; None: a turn waits.
     """
 
     worker_id: WorkerId
@@ -63,6 +64,7 @@ class Stage:
     keys: list[BlockKey]
     priority: int = 0
     blocks_max: int = 1 << 31
+    hinted_by: TenantId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ stages, which pin.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, count
 
 from services.kvstore.core.arena_block import ArenaBlock
@@ -31,7 +32,7 @@ from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.read_queue import ReadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
 from services.kvstore.core.tiers import Tiers
-from services.kvstore.core.workers import Workers
+from services.kvstore.core.workers import Ticket, Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
@@ -206,11 +207,17 @@ class KvCore:
         worker = self.workers.get(event.worker_id, event.incarnation)
         arena = self._arena(event.page_bytes)
         effects: list[Effect] = []
+        if event.hinted_by is not None:
+            room = arena.hinted.room(event.hinted_by) // max(event.num_layers, 1)
+            event = replace(event, blocks_max=min(event.blocks_max, room))
         blocks = pin_prefix(arena, self.disk, event, self._block_ids)
         filled = fill_prefix(arena, self.disk, blocks, effects)
         if not blocks:
             return Pinned(), effects
-        ticket = self.workers.add_ticket(worker, event.page_bytes, blocks, now_ns)
+        held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
+        if held.hinted_by is not None:
+            arena.hinted.pin(held.hinted_by, held.num_pages)
+        ticket = self.workers.add_ticket(worker, held)
         num_from_disk = queue_loads(self._queue, blocks, filled, event.priority)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)

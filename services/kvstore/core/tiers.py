@@ -24,6 +24,8 @@ class Tiers:
         arena = self._arenas[ticket.page_bytes]
         for block in ticket.blocks:
             block.used_at_ns = now_ns
+        if ticket.hinted_by is not None:
+            arena.hinted.unpin(ticket.hinted_by, ticket.num_pages)
         arena.unpin(ticket.blocks, effects)
 
     def use(

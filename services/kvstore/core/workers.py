@@ -8,7 +8,7 @@ from itertools import count
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.events import Open, Renew
 from shared.errors import NotFound
-from shared.ids import WorkerId
+from shared.ids import TenantId, WorkerId
 
 HEARD_MAX = 4096  # numbers behind the latest that are told apart
 RETIRED_MAX = 1024  # incarnations remembered: a message is late by seconds, not by so many opens
@@ -20,11 +20,18 @@ class Ticket:
 
     Attributes:
         held_at_ns: when its worker last said that it holds it.
+        hinted_by: tenant whose turn is only announced; None: a turn waited for it.
     """
 
     page_bytes: int
     blocks: list[ArenaBlock]
     held_at_ns: int
+    hinted_by: TenantId | None = None
+
+    @property
+    def num_pages(self) -> int:
+        """That it pins."""
+        return sum(block.num_layers for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +175,10 @@ class Workers:
         """Whether this incarnation was open, and is not any more."""
         return (worker_id, incarnation) in self._retired
 
-    def add_ticket(
-        self, worker: OpenWorker, page_bytes: int, blocks: list[ArenaBlock], now_ns: int
-    ) -> int:
-        """Number of a new ticket that holds `blocks`."""
+    def add_ticket(self, worker: OpenWorker, ticket: Ticket) -> int:
+        """Number of a new ticket."""
         number = next(self._ticket_numbers)
-        worker.tickets[number] = Ticket(page_bytes, blocks, now_ns)
+        worker.tickets[number] = ticket
         return number
 
     def take_expired(self, held_until_ns: int) -> list[Ticket]:

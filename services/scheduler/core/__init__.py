@@ -3,6 +3,7 @@
 from services.scheduler.core.effects import (
     CancelTurn,
     CountTurn,
+    DropPrefetch,
     Effect,
     FailTurn,
     NotifyArrival,
@@ -22,6 +23,7 @@ __all__ = [
     "POLICIES",
     "CancelTurn",
     "CountTurn",
+    "DropPrefetch",
     "Effect",
     "FailTurn",
     "Limits",

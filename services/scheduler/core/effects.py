@@ -5,7 +5,15 @@ from typing import Literal
 
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
-from shared.messages import Prefetch, SessionPlaced, TurnArrived, TurnCancel, TurnFailed, TurnStart
+from shared.messages import (
+    Prefetch,
+    PrefetchDrop,
+    SessionPlaced,
+    TurnArrived,
+    TurnCancel,
+    TurnFailed,
+    TurnStart,
+)
 
 PlacementReason = Literal["reserved", "affinity", "adapter", "balance", "replaced"]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
@@ -59,6 +67,14 @@ class SendPrefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class DropPrefetch:
+    """Tell the worker that the turn is not coming there."""
+
+    worker_id: WorkerId
+    drop: PrefetchDrop
+
+
+@dataclass(frozen=True, slots=True)
 class TellPlace:
     """Tell the frontends where a session's turn is expected."""
 
@@ -92,6 +108,7 @@ Effect = (
     | CancelTurn
     | FailTurn
     | SendPrefetch
+    | DropPrefetch
     | TellPlace
     | NotifyArrival
     | ProbeWorker

@@ -6,6 +6,7 @@ from shared.ids import ModelId, SessionId, TenantId, WorkerId
 from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife
 
 SessionKey = tuple[TenantId, SessionId]
+ARRIVAL_SLACK_NS = 1_000_000_000  # told again when the turn is expected so much sooner or later
 
 
 @dataclass(slots=True, eq=False)
@@ -16,6 +17,7 @@ class Record:
         over_at_ns: when it was used, late, expired or invalidated; None while it lives.
         is_asking: the scheduler has been asked for a place and not answered yet.
         ask_at_ns: when to ask for a place again, unless asking.
+        arrives_at_ns: when its turn is expected at the earliest; 0: at any time.
         told_*: what the scheduler was told when last asked.
         due_at_ns: when this record is next looked at.
     """
@@ -26,6 +28,7 @@ class Record:
     model_id: ModelId | None
     priority: int
     adapter: AdapterRef | None = None
+    arrives_at_ns: int = 0
     state: AdvisoryLife = "expected"
     worker_id: WorkerId | None = None
     num_merged: int = 0
@@ -36,6 +39,7 @@ class Record:
     told_adapter: AdapterRef | None = None
     told_priority: int = 0
     told_expires_at_ns: int = 0
+    told_arrives_at_ns: int = 0
     due_at_ns: int | None = None
 
     @property
@@ -48,4 +52,6 @@ class Record:
         """Whether the scheduler knows what matters; a later expiry can wait until the earlier one
         is near."""
         told = self.told_model_id, self.told_adapter
-        return self.told_priority >= self.priority and told == (self.model_id, self.adapter)
+        is_in_time = abs(self.told_arrives_at_ns - self.arrives_at_ns) <= ARRIVAL_SLACK_NS
+        is_high = self.told_priority >= self.priority
+        return is_high and is_in_time and told == (self.model_id, self.adapter)

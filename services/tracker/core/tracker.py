@@ -64,23 +64,28 @@ class TrackerCore:
         """
         check_advisory(advisory)
         key = (advisory.tenant, advisory.session_id)
-        if advisory.expected_arrival is None:
-            expires_at_ns = now_ns + self._limits.ttl_ns
-        else:
-            in_ns = int(advisory.expected_arrival * SECOND_NS)
-            expires_at_ns = now_ns + in_ns + self._limits.slack_ns
+        arrives_at_ns, expires_at_ns = 0, now_ns + self._limits.ttl_ns
+        if advisory.expected_arrival is not None:
+            arrives_at_ns = now_ns + int(advisory.expected_arrival * SECOND_NS)
+            expires_at_ns = arrives_at_ns + self._limits.slack_ns
         record = self._live.get(key)
         if record is None:
             self._check_room(advisory.tenant)
             record = Record(
-                key, now_ns, expires_at_ns, advisory.model_id, advisory.priority, advisory.adapter
+                key,
+                now_ns,
+                expires_at_ns,
+                advisory.model_id,
+                advisory.priority,
+                advisory.adapter,
+                arrives_at_ns,
             )
             self._live[key] = record
             self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
             self._out.append(Count("submitted"))
         else:
-            self._merge(record, advisory, expires_at_ns)
+            self._merge(record, advisory, arrives_at_ns, expires_at_ns)
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -143,8 +148,11 @@ class TrackerCore:
                 self._look_at(record, now_ns)
         return self._take_effects()
 
-    def _merge(self, record: Record, advisory: Advisory, expires_at_ns: int) -> None:
+    def _merge(
+        self, record: Record, advisory: Advisory, arrives_at_ns: int, expires_at_ns: int
+    ) -> None:
         record.num_merged += 1
+        record.arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
         record.priority = max(record.priority, advisory.priority)
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
         if advisory.model_id is not None:
@@ -160,11 +168,13 @@ class TrackerCore:
             priority=record.priority,
             expires_in_ns=record.expires_at_ns - now_ns,
             adapter=record.adapter,
+            arrives_in_ns=max(record.arrives_at_ns - now_ns, 0),
         )
         record.is_asking = True
         record.told_model_id, record.told_adapter = record.model_id, record.adapter
         record.told_priority = record.priority
         record.told_expires_at_ns = record.expires_at_ns
+        record.told_arrives_at_ns = record.arrives_at_ns
         self._out.append(Expect(message))
 
     def _look_at(self, record: Record, now_ns: int) -> None:

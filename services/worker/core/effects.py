@@ -35,10 +35,14 @@ class StageSession:
 class StageImage:
     """Ask the kvstore for these blocks of an adapter's image; answer with `on_image_staged`, by
     `number`.
+
+    Attributes:
+        expected_by: tenant whose turn is announced; None: a turn that is here waits.
     """
 
     number: int
     keys: list[BlockKey]
+    expected_by: TenantId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from services.worker.core.admission import (
 )
 from services.worker.core.costs import StepCosts
 from services.worker.core.device_time import DeviceTime
-from services.worker.core.effects import Effect, Emit, ReleaseTicket, ReportSoon, StageSession
+from services.worker.core.effects import Effect, Emit, ReleaseTicket, ReportSoon
+from services.worker.core.expecting import ASK_AHEAD_NS, LEAD_FACTOR, Expected, Expecting
 from services.worker.core.forgetting import forget_session
 from services.worker.core.history import History
 from services.worker.core.limits import EngineLimits, Estimates
@@ -45,9 +46,9 @@ from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
-from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, FinishReason, TurnRef
-from shared.owners import OwnerKey, owner_key
+from shared.ids import TurnId
+from shared.messages import FinishReason, TurnRef
+from shared.owners import OwnerKey
 
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
@@ -85,8 +86,7 @@ class EngineCore:
     queue: TurnQueue = field(init=False)
     planner: Planner = field(init=False)
     num_load_failures: int = 0
-    _num_asked: int = 0
-    _asked: dict[int, OwnerKey] = field(default_factory=dict)  # sessions, by `StageSession.number`
+    expecting: Expecting = field(default_factory=Expecting)
     flights: "deque[PlannedStep]" = field(default_factory=deque)
     _is_short: bool = False  # turns need pages that can be taken only when nothing is in flight
     _leaving: dict[Turn, FinishReason] = field(default_factory=dict)
@@ -180,6 +180,8 @@ class EngineCore:
         if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
         self.queue.add(turn)
+        self.expecting.drop(turn.owner)
+        self.stager.on_arrived(turn.owner)
         effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 
@@ -192,7 +194,8 @@ class EngineCore:
 
     def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
         """A session was deleted; `keys` are its record's. How many blocks of it were here, too."""
-        self._asked = {number: asker for number, asker in self._asked.items() if asker != owner}
+        self.expecting.drop(owner)
+        self.adapters.unexpect(owner)
         return forget_session(self.history, (*self.running, *self.waiting), owner, keys)
 
     # History comes up.
@@ -210,31 +213,47 @@ class EngineCore:
         """The kvstore's answer for an adapter's image; None if it could not be asked."""
         return self.adapters.on_staged(number, staged, self.planner.reserve, now_ns)
 
-    def on_adapter_expected(
-        self, adapter: AdapterRef, num_image_blocks: int, priority: int, expires_at_ns: int
-    ) -> list[Effect]:
-        """An advisory was placed here of a turn that will run on this adapter."""
-        return self.adapters.expect(adapter, num_image_blocks, priority, expires_at_ns)
-
-    def on_prefetch(self, tenant: TenantId, session_id: SessionId, priority: int) -> list[Effect]:
-        """An advisory was placed here."""
-        if not self.writeback.is_connected:
+    def on_expected(self, expected: Expected, now_ns: int) -> list[Effect]:
+        """A turn was announced, and is to come here."""
+        start_at_ns = self._start_at_ns(expected)
+        if start_at_ns > now_ns:
+            self.expecting.wait(expected, start_at_ns)
             return []
-        self._num_asked += 1
-        self._asked[self._num_asked] = owner_key(tenant, session_id)
-        return [StageSession(self._num_asked, tenant, session_id, priority)]
+        self.expecting.drop(expected.owner)
+        return self._bring_up(expected)
 
-    def on_session_staged(
-        self, number: int, staged: Staged | None, priority: int, expires_at_ns: int, now_ns: int
-    ) -> list[Effect]:
+    def on_unexpected(self, owner: OwnerKey) -> list[Effect]:
+        """The session's turn is not coming, or not here."""
+        self.expecting.drop(owner)
+        self.adapters.unexpect(owner)
+        return self.stager.forget(owner)
+
+    def on_session_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
         """The kvstore's answer for an expected session; None if it could not be asked."""
-        owner = self._asked.pop(number, None)
+        expected = self.expecting.answered(number)
         if staged is None:
             return []
-        if staged.num_blocks == 0 or owner is None:  # deleted since
+        if staged.num_blocks == 0 or expected is None:  # deleted since, or not coming
             return [ReleaseTicket(staged.ticket)]
-        self.stager.expect(staged, owner, priority, expires_at_ns)
-        return self.stager.pump(now_ns)
+        owner = expected.owner
+        effects = self.stager.expect(staged, (owner, ""), owner, expected, now_ns)
+        return effects + self.stager.pump(now_ns)
+
+    def _start_at_ns(self, expected: Expected) -> int:
+        """When to bring up what an announced turn needs: so early that it is there in time, by the
+        slowest way that it may come."""
+        if not expected.arrives_at_ns:
+            return 0
+        num_tokens = expected.num_tokens or self.limits.max_model_len
+        num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks
+        num_bytes = num_blocks * self.pool.num_layers * self.page_bytes
+        lead_ns = LEAD_FACTOR * self.estimates.slowest_ns(num_bytes) + ASK_AHEAD_NS
+        return expected.arrives_at_ns - lead_ns
+
+    def _bring_up(self, expected: Expected) -> list[Effect]:
+        if not self.writeback.is_connected:
+            return []
+        return [self.expecting.ask(expected), *self.adapters.expect(expected)]
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages, or builds of them, ended."""
@@ -269,6 +288,8 @@ class EngineCore:
             turn.prefix.on_time(now_ns)
         self.adapters.on_time(now_ns)
         effects = self.writeback.pump(now_ns)
+        for expected in self.expecting.take_due(now_ns):
+            effects += self._bring_up(expected)
         draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)
@@ -320,10 +341,11 @@ class EngineCore:
 
     def next_deadline_ns(self) -> int | None:
         """When to plan again although nothing happens: a stage's answer is overdue, an expected
-        session did not come, arena pages may be there again."""
+        session did not come or is near, arena pages may be there again."""
         deadlines = [t.prefix.answer_due_at_ns for t in self.waiting if t.prefix.is_asked]
         for at_ns in (
             self.stager.next_expiry_ns,
+            self.expecting.next_at_ns,
             self.writeback.next_ask_at_ns,
             self.adapters.next_deadline_ns,
         ):

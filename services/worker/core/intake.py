@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass
 
+from services.worker.core.expecting import Expected
 from services.worker.core.turn import Turn
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
-from shared.messages import SLO_MS_MAX, AdapterRef, LoraCard, Prompt, TurnStart, unpack_ints
+from shared.messages import (
+    SLO_MS_MAX,
+    AdapterRef,
+    LoraCard,
+    Prefetch,
+    Prompt,
+    TurnStart,
+    unpack_ints,
+)
 from shared.sampling import flaw_in
 
 
@@ -66,6 +75,27 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         adapter=start.adapter,
         num_image_blocks=num_blocks,
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
+    )
+
+
+def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expected:
+    """An announced turn.
+
+    Raises:
+        InvalidRequest: its adapter is none of this model's, or a number is none.
+    """
+    for name in ("expires_in_ns", "arrives_in_ns", "num_tokens"):
+        if getattr(prefetch, name) < 0:
+            raise InvalidRequest(f"{name}: {getattr(prefetch, name)} is below 0", name)
+    return Expected(
+        tenant=prefetch.tenant,
+        session_id=prefetch.session_id,
+        priority=prefetch.priority,
+        expires_at_ns=now_ns + prefetch.expires_in_ns,
+        arrives_at_ns=now_ns + prefetch.arrives_in_ns if prefetch.arrives_in_ns else 0,
+        num_tokens=prefetch.num_tokens,
+        adapter=prefetch.adapter,
+        num_image_blocks=num_image_blocks(prefetch.adapter, shape),
     )
 
 

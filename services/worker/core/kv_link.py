@@ -5,7 +5,7 @@ that gives back whatever the old one held. What was promised to the old one mean
 on, and is told apart by the epoch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.worker.core.answers import leased_pages, staged_blocks
 from services.worker.core.effects import BlockWrite
@@ -125,9 +125,14 @@ class KvLink:
         """Bring a waiting turn's blocks into the arena."""
         return self._stage(pack_keys(keys), None, DEFAULT_TENANT, DEMAND_PRIORITY, request_id)
 
+    def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> KvStage:
+        """Bring blocks that an expected turn will need into the arena."""
+        stage = self._stage(pack_keys(keys), None, tenant, DEMAND_PRIORITY, "")
+        return replace(stage, is_hint=True)
+
     def stage_session(self, tenant: TenantId, session_id: SessionId, priority: int) -> KvStage:
         """Bring an expected session's blocks into the arena."""
-        return self._stage("", session_id, tenant, priority, "")
+        return replace(self._stage("", session_id, tenant, priority, ""), is_hint=True)
 
     def on_staged(self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int) -> Staged | None:
         """What a stage of this epoch brought; None if the epoch is over: its ticket went with it.

@@ -66,6 +66,10 @@ class Estimates:
         if duration_ns > 0:
             self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
 
+    def slowest_ns(self, num_bytes: int) -> int:
+        """What so many bytes take from disk to the pool."""
+        return int(num_bytes * 1e9 / min(self.load_bytes_per_s, self.disk_bytes_per_s))
+
     def is_fetch_worthwhile(self, num_tokens: int, num_bytes: int, disk_bytes: int) -> bool:
         """Whether bringing KV up beats computing its tokens again.
 

@@ -1,6 +1,6 @@
 """What the kvstore has of a turn's or a session's history."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.blocks import BlockKey
 
@@ -25,3 +25,12 @@ class Staged:
     @property
     def num_blocks(self) -> int:
         return len(self.keys)
+
+    def head(self, num_blocks: int) -> "Staged":
+        """The first so many of its blocks."""
+        if num_blocks >= self.num_blocks:
+            return self
+        pages, generations = (
+            [of_layer[:num_blocks] for of_layer in each] for each in (self.pages, self.generations)
+        )
+        return replace(self, keys=self.keys[:num_blocks], pages=pages, generations=generations)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from services.worker.core.effects import Effect, LoadPages, PageLoads, ReleaseTicket
+from services.worker.core.expecting import Expected
+from services.worker.core.hints import Hint, HintName, Hints
 from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
@@ -26,18 +28,14 @@ class _Flight:
     is_prefetch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Expectation:
-    keys: list[BlockKey]
-    expires_at_ns: int
-
-
 @dataclass(order=True, slots=True)
 class _Prefetch:
     """What is left to load of an expected session.
 
     Attributes:
         order: of its next page, which is that of block `at` in `layer`.
+        name: of the hint that it is for.
+        owner: of blocks that are not there yet.
     """
 
     order: Order
@@ -46,6 +44,7 @@ class _Prefetch:
     layer: int = field(compare=False)
     at: int = field(compare=False)
     staged: Staged = field(compare=False)
+    name: HintName = field(compare=False)
     owner: OwnerKey = field(compare=False)
     expires_at_ns: int = field(compare=False)
 
@@ -101,11 +100,15 @@ class Stager:
     pool: PagePool
     _flights: dict[int, _Flight] = field(default_factory=dict)  # by pool page
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
-    _expected: dict[int, _Expectation] = field(default_factory=dict)  # by ticket
+    hints: Hints = field(init=False)
+    _expected: dict[int, tuple[HintName, list[BlockKey]]] = field(default_factory=dict)  # by ticket
     _prefetches: list[_Prefetch] = field(default_factory=list)  # a heap
     _num_prefetching: int = 0
     _order: "count[int]" = field(default_factory=count)
     _next_expiry_ns: int = 0  # none of the prefetches expires before
+
+    def __post_init__(self) -> None:
+        self.hints = Hints(self.pool.num_pages)
 
     @property
     def num_loading(self) -> int:
@@ -151,8 +154,8 @@ class Stager:
         if self._tickets[ticket]:
             return []
         del self._tickets[ticket]
-        if (expectation := self._expected.pop(ticket, None)) is not None:
-            self._spare(expectation)
+        if (expected := self._expected.pop(ticket, None)) is not None:
+            self._spare(*expected)
         return [ReleaseTicket(ticket)]
 
     def load(self, filled: list[tuple[Block, list[int]]], staged: Staged, at: int) -> list[Effect]:
@@ -206,29 +209,60 @@ class Stager:
             if block.loading == 0 and block.refs == 0:
                 idle.setdefault(flight.ticket, []).append(block)
         for ticket, blocks in idle.items():
-            expectation = self._expected.get(ticket)
-            self.pool.rest(blocks, expectation.expires_at_ns if expectation else 0)
+            expected = self._expected.get(ticket)
+            self.pool.rest(blocks, self.hints.expires_at_ns(expected[0]) if expected else 0)
         effects: list[Effect] = []
         for ticket, num in landed.items():
             effects += self.let_go(ticket, num)
         return effects
 
-    def expect(self, staged: Staged, owner: OwnerKey, priority: int, expires_at_ns: int) -> None:
-        """Prefetch every page of an expected session's staged blocks, and spare what is here."""
-        expectation = _Expectation(staged.keys, expires_at_ns)
-        self._expected[staged.ticket] = expectation
-        self._spare(expectation)
+    def expect(
+        self,
+        staged: Staged,
+        name: HintName,
+        owner: OwnerKey,
+        expected: Expected,
+        now_ns: int,
+        *,
+        is_indivisible: bool = False,
+    ) -> list[Effect]:
+        """Prefetch an expected session's staged blocks, and spare what is here: of as many of the
+        first as there is room for among its tenant's hints.
+
+        Args:
+            owner: of blocks that are not here yet.
+            is_indivisible: all of them, or none.
+        """
+        effects = self._drop_prefetches(lambda prefetch: prefetch.name == name)
+        room = self.hints.room(name, expected.tenant, now_ns) // self.pool.num_layers
+        if not room or (is_indivisible and room < staged.num_blocks):
+            return [*effects, ReleaseTicket(staged.ticket)]
+        staged = staged.head(room)
+        expires_at_ns, priority = expected.expires_at_ns, expected.priority
+        num_pages = staged.num_blocks * self.pool.num_layers
+        self.hints.add(name, Hint(expected.tenant, staged.keys, num_pages, expires_at_ns))
+        self._expected[staged.ticket] = name, staged.keys
+        self._spare(name, staged.keys)
         if not self._prefetches or expires_at_ns < self._next_expiry_ns:
             self._next_expiry_ns = expires_at_ns
         number = next(self._order)
         order = load_order(priority, 0, number)
-        prefetch = _Prefetch(order, priority, number, 0, 0, staged, owner, expires_at_ns)
+        prefetch = _Prefetch(order, priority, number, 0, 0, staged, name, owner, expires_at_ns)
         heapq.heappush(self._prefetches, prefetch)
         self.hold(staged.ticket)
+        return effects
+
+    def on_arrived(self, owner: OwnerKey) -> None:
+        """A session's turn is here: what it needs is its own, and no hint's any more."""
+        self.hints.take_all(owner)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
-        """A session is expected no more."""
-        return self._drop_prefetches(lambda prefetch: prefetch.owner == owner)
+        """A session is expected no more: what is here for it is anybody's, and what is not yet is
+        not brought up."""
+        for hint in self.hints.take_all(owner):
+            here = [self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks]
+            self.pool.rest(here)
+        return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
@@ -292,11 +326,10 @@ class Stager:
         heapq.heapreplace(self._prefetches, prefetch)
         return []
 
-    def _spare(self, expectation: _Expectation) -> None:
+    def _spare(self, name: HintName, keys: list[BlockKey]) -> None:
         """Make one group of what is here of an expected session."""
-        keys = expectation.keys
         here = [self.pool.blocks[key] for key in keys if key in self.pool.blocks]
-        self.pool.rest(here, expectation.expires_at_ns)
+        self.pool.rest(here, self.hints.expires_at_ns(name))
 
     def _expire(self, now_ns: int) -> list[Effect]:
         """Let go of the prefetches for sessions that did not come in time."""

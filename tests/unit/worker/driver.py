@@ -1,7 +1,7 @@
 """A small engine core, driven by hand: two layers, blocks of four tokens."""
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.worker.core.effects import (
     BlockWrite,
@@ -13,6 +13,7 @@ from services.worker.core.effects import (
     StoreBlocks,
 )
 from services.worker.core.engine import EngineCore
+from services.worker.core.expecting import Expected
 from services.worker.core.limits import AdmissionName, EngineLimits, LoraStart
 from services.worker.core.pages import PagePool
 from services.worker.core.staged import Staged
@@ -207,3 +208,14 @@ class Engine:
     def _keep(self, effects: list[Effect]) -> list[Effect]:
         self.effects += effects
         return effects
+
+
+def announce(engine: Engine, session_id: SessionId, **fields: Any) -> list[Effect]:
+    """A session's turn is expected, at any time unless told otherwise, for a second."""
+    given = {
+        "tenant": DEFAULT_TENANT,
+        "priority": 1,
+        "expires_at_ns": engine.now_ns + 1000 * MS,
+        **fields,
+    }
+    return engine.core.on_expected(Expected(session_id=session_id, **given), engine.now_ns)

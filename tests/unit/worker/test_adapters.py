@@ -25,7 +25,7 @@ from services.worker.core.limits import LoraStart
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
 from shared.blocks import image_keys
-from shared.ids import TurnId
+from shared.ids import SessionId, TurnId
 from shared.messages import AdapterRef
 from tests.unit.worker.driver import (
     MS,
@@ -40,6 +40,7 @@ from tests.unit.worker.driver import (
     of_kind,
     staged_blocks,
 )
+from tests.unit.worker.driver import announce as announce_turn
 
 BLOCKS = 2
 
@@ -336,9 +337,14 @@ def test_an_image_that_nobody_runs_on_stays_until_its_pages_are_needed() -> None
     assert engine.core.adapters.resident() == []
 
 
+def announce(engine: Engine, name: str, num_blocks: int, expires_at_ns: int) -> None:
+    fields = {"adapter": adapter(name), "num_image_blocks": num_blocks}
+    engine._keep(announce_turn(engine, SessionId("s"), expires_at_ns=expires_at_ns, **fields))
+
+
 def test_an_announced_adapter_comes_into_pages_that_nobody_needs() -> None:
     engine = connected()
-    engine._keep(engine.core.on_adapter_expected(adapter("x"), BLOCKS, 1, 1000 * MS))
+    announce(engine, "x", BLOCKS, 1000 * MS)
     answer(engine, of_kind(engine.effects, StageImage)[0])
     engine.load_all(engine.effects)
     assert not engine.core.adapters.images and engine.core.pool.num_takeable == BLOCKS * NUM_LAYERS
@@ -349,7 +355,7 @@ def test_an_announced_adapter_comes_into_pages_that_nobody_needs() -> None:
 
 def test_an_announced_adapter_that_nobody_has_is_built_and_let_go() -> None:
     engine = connected()
-    engine._keep(engine.core.on_adapter_expected(adapter("x"), BLOCKS, 1, 1000 * MS))
+    announce(engine, "x", BLOCKS, 1000 * MS)
     answer(engine, of_kind(engine.effects, StageImage)[0], has_all=False)
     assert engine.core.adapters.images["x"].is_wished
     build(engine)
@@ -365,7 +371,7 @@ def test_an_announced_adapter_takes_nothing_from_anybody() -> None:
     engine.submit(turn_on("a", "", list(range(1, 12))))
     engine.step()
     engine.core.writeback.connect(1)
-    engine._keep(engine.core.on_adapter_expected(adapter("x"), BLOCKS, 1, 1000 * MS))
+    announce(engine, "x", BLOCKS, 1000 * MS)
     answer(engine, of_kind(engine.effects, StageImage)[0], has_all=False)
     assert not engine.core.adapters.images and not of_kind(engine.effects, BuildImage)
 
@@ -373,7 +379,7 @@ def test_an_announced_adapter_takes_nothing_from_anybody() -> None:
 def test_a_build_for_an_announced_turn_serves_it_when_it_comes() -> None:
     for is_good in (True, False):
         engine = connected()
-        engine._keep(engine.core.on_adapter_expected(adapter("x"), BLOCKS, 1, 1000 * MS))
+        announce(engine, "x", BLOCKS, 1000 * MS)
         answer(engine, of_kind(engine.effects, StageImage)[0], has_all=False)
         engine.submit(turn_on("a", "x"))
         build(engine, is_good=is_good)
@@ -634,7 +640,7 @@ def test_nobody_begins_on_an_image_of_which_part_has_no_pages() -> None:
     engine.submit(turn_on("b", ""))
     assert names(engine.step()) == ["b"]
     expires_at_ns = engine.now_ns + 1000 * MS
-    engine._keep(engine.core.on_adapter_expected(adapter("x"), 1, 1, expires_at_ns))
+    announce(engine, "x", 1, expires_at_ns)
     answer(engine, of_kind(engine.effects, StageImage)[-1])
     order = of_kind(engine.effects, LoadPages)[-1]
     engine.submit(turn_on("a", "x"))
@@ -686,7 +692,7 @@ def test_everybody_is_served_whatever_comes_late_or_not_at_all(seed: int) -> Non
         turn = turn_on(f"t{number}", of, tokens, blocks=blocks, priority=dice.randrange(2))
         if of and dice.random() < 0.2:
             expires_at_ns = engine.now_ns + dice.randrange(500) * MS
-            engine._keep(engine.core.on_adapter_expected(adapter(of), blocks, 1, expires_at_ns))
+            announce(engine, of, blocks, expires_at_ns)
         engine.submit(turn)
         if dice.random() < 0.5:
             play.go_on(dice.randrange(4))

@@ -20,9 +20,9 @@ from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import SamplingParams
 from shared.owners import owner_key
 from tests.unit.worker.driver import (
-    MS,
     NUM_LAYERS,
     Engine,
+    announce,
     deltas,
     ends,
     keys_of,
@@ -199,12 +199,10 @@ class TestComing:
 
     def expect(self, engine: Engine) -> None:
         """Advise the session; its two blocks are staged under ticket 1."""
-        (ask,) = engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 1)
+        (ask,) = announce(engine, SessionId("s"))
         assert isinstance(ask, StageSession)
         staged = staged_blocks(1, KEYS)
-        engine.effects += engine.core.on_session_staged(
-            ask.number, staged, 1, 1000 * MS, engine.now_ns
-        )
+        engine.effects += engine.core.on_session_staged(ask.number, staged, engine.now_ns)
 
     def test_an_answer_for_its_waiting_turn_is_let_go(self, engine: Engine) -> None:
         turn = new_turn("t", PROMPT)
@@ -256,11 +254,11 @@ class TestComing:
         assert_nothing_left(engine)
 
     def test_nor_one_of_which_the_kvstore_has_not_answered(self, engine: Engine) -> None:
-        (ask,) = engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 1)
+        (ask,) = announce(engine, SessionId("s"))
         assert isinstance(ask, StageSession)
         forget(engine)
         staged = staged_blocks(1, KEYS)
-        answer = engine.core.on_session_staged(ask.number, staged, 1, 1000 * MS, engine.now_ns)
+        answer = engine.core.on_session_staged(ask.number, staged, engine.now_ns)
         assert answer == [ReleaseTicket(1)] and not engine.core.pool.blocks
 
     def test_one_without_room_lets_its_ticket_go(self) -> None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from services.worker.core import staging
 from services.worker.core.effects import Effect, LoadPages
+from services.worker.core.expecting import Expected
 from services.worker.core.pages import PagePool
 from services.worker.core.staging import PREFETCH_LOADS_MAX, Stager
 from shared.blocks import BlockKey
+from shared.ids import DEFAULT_TENANT, SessionId
 from shared.owners import NOBODY
 from tests.unit.worker.driver import NUM_LAYERS, of_kind, staged_blocks, take_pages
 
@@ -51,7 +53,14 @@ class Case:
             pool.release(blocks)
         take_pages(pool, self.num_taken)
         for ticket, keys in enumerate(self.expected):
-            stager.expect(staged_blocks(ticket, keys), NOBODY, 0, LATER_NS)
+            expected = Expected(
+                tenant=DEFAULT_TENANT,
+                session_id=SessionId(f"s{ticket}"),
+                priority=0,
+                expires_at_ns=LATER_NS,
+            )
+            name = expected.owner, ""
+            stager.expect(staged_blocks(ticket, keys), name, NOBODY, expected, 0)
         for block in [pool.blocks[key] for key in self.used if key in pool.blocks]:
             pool.acquire(block)
             pool.release([block])

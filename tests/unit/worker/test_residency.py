@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket
+from services.worker.core.expecting import Expected
 from services.worker.core.pages import NO_PAGE, PagePool
 from services.worker.core.residency import Chain, Residency
 from services.worker.core.staged import Staged
 from services.worker.device.gate import PageGate
 from shared.blocks import BlockKey, chain_keys, root_key
-from shared.ids import SessionId, TenantId
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 from shared.owners import owner_key
 from tests.unit.worker.driver import MS, NUM_LAYERS, staged_blocks, take_pages
 
@@ -174,7 +175,10 @@ def test_it_is_evicted_only_when_its_pages_are_needed_and_can_be_wanted_again(
 def test_what_is_prefetched_is_found(shell: Shell) -> None:
     residency = shell.residency
     staged = shell.answer(KEYS)
-    residency.stager.expect(staged, OWNER, 1, 10 * MS)
+    expected = Expected(
+        tenant=DEFAULT_TENANT, session_id=SessionId("s"), priority=1, expires_at_ns=10 * MS
+    )
+    residency.stager.expect(staged, (OWNER, ""), OWNER, expected, 0)
     shell.perform(residency.stager.pump(0))
     wanted = image()
     residency.want(wanted)

@@ -1,14 +1,18 @@
+from typing import Any
+
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
+from services.worker.core.expecting import Expected
 from services.worker.core.staging import PREFETCH_LOADS_MAX
 from shared.blocks import BlockKey
-from shared.ids import DEFAULT_TENANT, SessionId, TurnId
+from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
 from shared.owners import NOBODY
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
     Engine,
+    announce,
     deltas,
     keys_of,
     new_core,
@@ -38,17 +42,13 @@ def started(effects: list[Effect]) -> list[tuple[int, int]]:
     return [(run.layer, page) for run in runs for page in run.arena_pages]
 
 
-def asked(engine: Engine, session_id: SessionId) -> int:
-    """Number of the question for a session that an advisory led to."""
-    (effect,) = engine.core.on_prefetch(DEFAULT_TENANT, session_id, 1)
-    assert isinstance(effect, StageSession)
-    return effect.number
-
-
-def expect(engine: Engine, ticket: int, keys: list[BlockKey], until_ns: int = LATER_NS) -> None:
-    number = asked(engine, SessionId(f"s{ticket}"))
+def expect(
+    engine: Engine, ticket: int, keys: list[BlockKey], until_ns: int = LATER_NS, **fields: Any
+) -> None:
+    (ask,) = announce(engine, SessionId(f"s{ticket}"), expires_at_ns=until_ns, **fields)
+    assert isinstance(ask, StageSession)
     staged = staged_blocks(ticket, keys)
-    engine.effects += engine.core.on_session_staged(number, staged, 1, until_ns, engine.now_ns)
+    engine.effects += engine.core.on_session_staged(ask.number, staged, engine.now_ns)
 
 
 class TestAsking:
@@ -64,7 +64,7 @@ class TestAsking:
         engine = Engine()
         engine.submit(new_turn("t", PROMPT))
         assert not engine.stages()
-        assert engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 1) == []
+        assert announce(engine, SessionId("s")) == []
 
     def test_a_kvstore_that_could_not_be_asked_means_computing(self, engine: Engine) -> None:
         engine.submit(new_turn("t", PROMPT))
@@ -133,11 +133,22 @@ class TestLateAnswers:
         assert waiting.num_computed == 0 and not waiting.prefix.blocks
 
 
+def prefetch(engine: Engine, ticket: int, keys: list[BlockKey], priority: int) -> None:
+    expected = Expected(
+        tenant=DEFAULT_TENANT,
+        session_id=SessionId(f"s{ticket}"),
+        priority=priority,
+        expires_at_ns=LATER_NS,
+    )
+    staged, name = staged_blocks(ticket, keys), (expected.owner, "")
+    assert engine.core.stager.expect(staged, name, NOBODY, expected, engine.now_ns) == []
+
+
 class TestPrefetch:
     def test_layer_0_of_every_session_comes_before_layer_1_of_any(self, engine: Engine) -> None:
         other = keys_of(list(range(300, 304)))
-        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 0, LATER_NS)
-        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 1, LATER_NS)
+        prefetch(engine, 1, KEYS[:2], priority=0)
+        prefetch(engine, 2, other, priority=1)
         effects = engine.core.stager.pump(engine.now_ns)
         assert [layer for layer, _ in started(effects)] == [0, 0, 0, 1, 1, 1]
         keys = [block.key for block in engine.core.pool.blocks.values()]
@@ -147,8 +158,8 @@ class TestPrefetch:
         self, engine: Engine
     ) -> None:
         other = keys_of(list(range(300, 304)))
-        engine.core.stager.expect(staged_blocks(1, KEYS[:2]), NOBODY, 1, LATER_NS)
-        engine.core.stager.expect(staged_blocks(2, other), NOBODY, 2, LATER_NS)
+        prefetch(engine, 1, KEYS[:2], priority=1)
+        prefetch(engine, 2, other, priority=2)
         num_more = NUM_LAYERS + 1  # pages that may be in flight
         engine.core.stager._num_prefetching = PREFETCH_LOADS_MAX - num_more
         engine.core.stager.pump(engine.now_ns)
@@ -192,12 +203,14 @@ class TestPrefetch:
         assert len(started(engine.effects)) == 2 * NUM_LAYERS
 
     def test_expected_sessions_do_not_take_from_one_another(self, engine: Engine) -> None:
-        engine.core = new_core(num_blocks=3)
+        engine.core = new_core(num_blocks=5)
         engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         num_started = len(started(engine.effects))
-        expect(engine, 2, keys_of(list(range(300, 308))))
+        assert num_started == len(KEYS) * NUM_LAYERS
+        take_pages(engine.core.pool, 2 * NUM_LAYERS)  # the rest is somebody's
+        expect(engine, 2, keys_of(list(range(300, 308))), tenant=TenantId("other"))
         assert len(started(engine.effects)) == num_started
 
     def test_prefetches_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
@@ -207,7 +220,8 @@ class TestPrefetch:
         engine.step()
         engine.core.writeback.connect(1)
         for ticket, until_ns in ((1, 500 * MS), (2, 300 * MS)):
-            expect(engine, ticket, keys_of([ticket, *PROMPT]), until_ns)
+            keys = keys_of([ticket, *PROMPT])
+            expect(engine, ticket, keys, until_ns, tenant=TenantId(f"t{ticket}"))
         assert engine.core.next_deadline_ns() == 300 * MS
         assert engine.core.stager.pump(300 * MS) == [ReleaseTicket(2)]
         assert engine.core.next_deadline_ns() == 500 * MS
@@ -215,12 +229,12 @@ class TestPrefetch:
         assert engine.core.stager.next_expiry_ns is None
 
     def test_a_prefetched_session_gives_its_high_layers_first(self, engine: Engine) -> None:
-        engine.core = new_core(num_blocks=3)
+        engine.core = new_core(num_blocks=5)
         engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
         pool = engine.core.pool
-        take_pages(pool, 3)
+        take_pages(pool, 2 * NUM_LAYERS + 3)
         pages = [pool.pages_of(pool.blocks[key]) for key in KEYS]
         assert [[page >= 0 for page in each] for each in pages] == [[True, False]] * 3
 
@@ -232,7 +246,7 @@ class TestPrefetch:
         assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
 
     def test_an_advisory_asks_for_the_session(self, engine: Engine) -> None:
-        effects = engine.core.on_prefetch(DEFAULT_TENANT, SessionId("s"), 2)
+        effects = announce(engine, SessionId("s"), priority=2)
         assert effects == [StageSession(1, DEFAULT_TENANT, SessionId("s"), 2)]
 
     def test_a_session_of_which_nothing_is_stored_is_released(self, engine: Engine) -> None:

@@ -14,7 +14,8 @@ from services.worker.core.effects import PageLoads
 from services.worker.core.step import StepPlan
 from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.decode_graphs import Forward
-from services.worker.device.gpu_executor import GpuExecutor, GpuLaunched
+from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.launched import GpuLaunched
 from services.worker.device.model import load_model
 from shared.arena import Arena, PageState
 from shared.messages import TokenLogprobs

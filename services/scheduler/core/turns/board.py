@@ -124,7 +124,9 @@ class Board:
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
-        self._placer.remember(key, worker.worker_id, submit.model_id, submit.adapter, now_ns)
+        self._placer.remember(
+            key, worker.worker_id, submit.model_id, submit.adapter, submit.num_prompt_tokens, now_ns
+        )
         if turn.num_placements == 1:
             arrived = TurnArrived(
                 session_id=submit.session_id,

@@ -30,6 +30,7 @@ class Limits:
         deaths_proven_max: proven deaths of workers in a row, without a token between, after which
             a turn fails if it was alone with the last one. Two can be of others: a worker that
             died as the turn was sent there counts, too.
+        near_ns: before its turn is expected, from when on a reservation counts as load.
         losses_kept_max: turns of a silent worker of which it is remembered that they were there.
     """
 
@@ -41,6 +42,7 @@ class Limits:
     proof_wait_ns: int = 12 * SECOND_NS
     affinity_ns: int = 600 * SECOND_NS
     affinity_margin: int = 1
+    near_ns: int = 30 * SECOND_NS
     losses_max: int = 8
     deaths_shared_max: int = 2
     deaths_proven_max: int = 3

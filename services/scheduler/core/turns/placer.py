@@ -18,6 +18,7 @@ class _LastTurn:
     worker_id: WorkerId
     model_id: ModelId
     adapter: AdapterRef | None
+    num_tokens: int
     at_ns: int
 
 
@@ -80,10 +81,11 @@ class Placer:
         worker_id: WorkerId,
         model_id: ModelId,
         adapter: AdapterRef | None,
+        num_tokens: int,
         now_ns: int,
     ) -> None:
-        """The session's latest turn runs there."""
-        self._last_turns[key] = _LastTurn(worker_id, model_id, adapter, now_ns)
+        """The session's latest turn, with a prompt of so many tokens, runs there."""
+        self._last_turns[key] = _LastTurn(worker_id, model_id, adapter, num_tokens, now_ns)
         self._last_turns.move_to_end(key)
         if len(self._last_turns) > self._limits.sessions_max:
             self._last_turns.popitem(last=False)
@@ -96,6 +98,11 @@ class Placer:
         if last is None:
             return self._fleet.only_model(), None
         return last.model_id, last.adapter
+
+    def num_tokens_of(self, key: SessionKey) -> int:
+        """Of the prompt of the session's last turn; 0: not known."""
+        last = self._last_turns.get(key)
+        return 0 if last is None else last.num_tokens
 
     def _home(self, key: SessionKey | None, model_id: ModelId, now_ns: int) -> Worker | None:
         last = self._last_turns.get(key) if key is not None else None

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from services.scheduler.core.batching.job import NEVER_NS
 from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 
@@ -26,6 +27,7 @@ class Worker:
         trial: the suspect that has this worker for itself, until it makes a token or is over.
         losses: what it had when it fell silent; empty once it is heard of again.
         adapters: hashes of those that its last report says it has.
+        num_far: reservations whose turns are not near yet.
     """
 
     report: WorkerReport
@@ -41,6 +43,7 @@ class Worker:
     trial: "Turn | None" = None
     losses: list["Loss"] = field(default_factory=list)
     adapters: frozenset[str] = NO_ADAPTERS
+    num_far: int = 0
 
     @property
     def worker_id(self) -> WorkerId:
@@ -48,8 +51,8 @@ class Worker:
 
     @property
     def num_expected(self) -> int:
-        """Requests held and expected: what the paper's default policy evens out."""
-        return len(self.turns) + len(self.reservations)
+        """Requests held and expected soon: what the paper's default policy evens out."""
+        return len(self.turns) + len(self.reservations) - self.num_far
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -124,7 +127,13 @@ class Loss:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A place kept for a session's next turn."""
+    """A place kept for a session's next turn.
+
+    Attributes:
+        arrives_at_ns: when the turn is expected; 0: at any time.
+        is_far: not soon: until then it is no load.
+        looked_at_ns: when it is next seen whether it is.
+    """
 
     key: SessionKey
     model_id: ModelId
@@ -132,6 +141,9 @@ class Reservation:
     priority: int
     expires_at_ns: int
     adapter: AdapterRef | None = None
+    arrives_at_ns: int = 0
+    is_far: bool = False
+    looked_at_ns: int = NEVER_NS
 
     @property
     def adapter_hash(self) -> str:

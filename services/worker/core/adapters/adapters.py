@@ -20,12 +20,13 @@ from services.worker.core.adapters.loading import ImageLoading
 from services.worker.core.adapters.stats import AdapterStats, Source
 from services.worker.core.adapters.streaming import FirstPass
 from services.worker.core.effects import Effect, ReleaseTicket, StageImage
+from services.worker.core.expecting import Expected
 from services.worker.core.residency import Chain, Residency
 from services.worker.core.staged import Staged
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey
 from shared.messages import AdapterRef
-from shared.owners import NOBODY
+from shared.owners import NOBODY, OwnerKey
 
 AHEAD_MAX = 8  # images on their way that no turn runs on yet
 # Before each further try of bringing one up; behind the last its turns are told that there is none.
@@ -45,13 +46,12 @@ class Readiness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """An adapter of an announced turn, while the kvstore is asked."""
+class _Wanted:
+    """An adapter of an announced turn of this session, while the kvstore is asked."""
 
-    adapter: AdapterRef
     keys: list[BlockKey]
-    priority: int
-    expires_at_ns: int
+    adapter: AdapterRef
+    expected: Expected
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Adapters:
     stats: AdapterStats = field(default_factory=AdapterStats)
     _by_number: dict[int, Image] = field(default_factory=dict)
     _last_number: int = 0
-    _wishes: dict[int, _Wish] = field(default_factory=dict)  # by number, too
+    _wishes: dict[int, _Wanted] = field(default_factory=dict)  # by number, too
     _lines: list[int] = field(init=False)  # free ones
     _ahead: dict[int, Image] = field(default_factory=dict)
     _streamed: dict[int, Image] = field(default_factory=dict)
@@ -121,8 +121,8 @@ class Adapters:
         Args:
             num_reserved: pages to leave to others.
         """
-        if (wish := self._wishes.pop(number, None)) is not None:
-            return self._on_wish_staged(wish, staged, now_ns)
+        if (wanted := self._wishes.pop(number, None)) is not None:
+            return self._on_wish_staged(wanted, staged, now_ns)
         image = self._by_number.get(number)
         if image is None:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
@@ -209,34 +209,41 @@ class Adapters:
 
     # It is expected.
 
-    def expect(
-        self, adapter: AdapterRef, num_blocks: int, priority: int, expires_at_ns: int
-    ) -> list[Effect]:
-        """A turn on it was announced: like its session's blocks, its image comes up where there is
-        room that nobody needs, and stays idle until the turn is there."""
-        keys = self.loading.keys(adapter, num_blocks)
+    def expect(self, expected: Expected) -> list[Effect]:
+        """A session's turn was announced: like the session's blocks, its adapter's image comes up
+        where there is room that nobody needs, and stays idle until the turn is there."""
+        adapter = expected.adapter
+        if adapter is None:
+            return []
+        keys = self.loading.keys(adapter, expected.num_image_blocks)
         if not self.loading.writeback.is_connected or self._is_here(keys):
             return []
         self._last_number += 1
-        wish = _Wish(adapter, keys, priority, expires_at_ns)
-        self._wishes[self._last_number] = wish
+        self._wishes[self._last_number] = _Wanted(keys, adapter, expected)
         if len(self._wishes) > WISHES_MAX:
             del self._wishes[next(iter(self._wishes))]
-        return [StageImage(self._last_number, keys)]
+        return [StageImage(self._last_number, keys, expected.tenant)]
 
-    def _on_wish_staged(self, wish: _Wish, staged: Staged | None, now_ns: int) -> list[Effect]:
+    def unexpect(self, owner: OwnerKey) -> None:
+        """A session is expected no more: what the kvstore answers for it is released."""
+        for number in [at for at, each in self._wishes.items() if each.expected.owner == owner]:
+            del self._wishes[number]
+
+    def _on_wish_staged(self, wanted: _Wanted, staged: Staged | None, now_ns: int) -> list[Effect]:
         if staged is None:
             return []
-        if staged.num_blocks == len(wish.keys):
-            stager = self.residency.stager
-            stager.expect(staged, NOBODY, wish.priority, wish.expires_at_ns)
-            return stager.pump(now_ns)
-        effects: list[Effect] = [ReleaseTicket(staged.ticket)] if staged.ticket else []
-        pool, name = self.residency.pool, wish.adapter.adapter_hash
-        has_room = pool.num_free >= len(wish.keys) * pool.num_layers
+        pool, name = self.residency.pool, wanted.adapter.adapter_hash
+        effects: list[Effect]
+        if staged.num_blocks == len(wanted.keys):
+            stager, expected = self.residency.stager, wanted.expected
+            hint = expected.owner, name
+            effects = stager.expect(staged, hint, NOBODY, expected, now_ns, is_indivisible=True)
+            return effects + stager.pump(now_ns)
+        effects = [ReleaseTicket(staged.ticket)] if staged.ticket else []
+        has_room = pool.num_free >= len(wanted.keys) * pool.num_layers
         if name in self.images or len(self._ahead) >= AHEAD_MAX or not has_room:
             return effects  # its turn is here, or will have it built
-        image = self._add(wish.adapter, len(wish.keys))
+        image = self._add(wanted.adapter, len(wanted.keys))
         image.is_wished = image.must_build = True
         image.since_ns = now_ns
         self._ahead[image.number] = image

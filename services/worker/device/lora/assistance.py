@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.sgmv import Segments
@@ -108,7 +109,7 @@ def assisted_images(plan: StepPlan, images: dict[int, ImageEntry]) -> dict[int, 
     }
 
 
-def rows_of(of_token: Ints, lines: Set[int]) -> Ints:
+def rows_of(of_token: Ints, lines: Set[int]) -> npt.NDArray[np.intp]:
     """Tokens that are of these lines.
 
     >>> rows_of(np.array([4, -1, 7, 4], np.int32), frozenset({4, 7})).tolist()

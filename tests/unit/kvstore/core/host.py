@@ -29,7 +29,7 @@ from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
-from shared.ids import WorkerId
+from shared.ids import TenantId, WorkerId
 from shared.owners import NOBODY, OwnerKey
 
 LAYERS = 2
@@ -206,10 +206,18 @@ class Host:
         priority: int = 0,
         worker: WorkerId = WORKERS[0],
         blocks_max: int = NUM_PAGES,
+        hinted_by: str | None = None,
     ) -> Pinned:
         keys = [key_of(sequence, index) for index in range(num_blocks)]
         event = Stage(
-            worker, self.incarnations[worker], LAYERS, PAGE_BYTES, keys, priority, blocks_max
+            worker,
+            self.incarnations[worker],
+            LAYERS,
+            PAGE_BYTES,
+            keys,
+            priority,
+            blocks_max,
+            None if hinted_by is None else TenantId(hinted_by),
         )
         staged, effects = self.core.on_stage(event, self.now_ns)
         self.perform(effects)

@@ -145,6 +145,7 @@ class Driver:
         expires_s: float = 60,
         priority: int = 1,
         adapter: AdapterRef | None = None,
+        arrives_s: float = 0,
     ) -> tuple[SessionPlacement, list[Effect]]:
         message = ExpectSession(
             session_id=SessionId(session),
@@ -152,6 +153,7 @@ class Driver:
             priority=priority,
             expires_in_ns=int(expires_s * SECOND),
             adapter=adapter,
+            arrives_in_ns=int(arrives_s * SECOND),
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
         return placement, self._note(effects)

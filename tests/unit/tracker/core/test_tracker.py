@@ -328,3 +328,21 @@ def test_the_adapter_goes_to_the_scheduler_and_changes_with_the_model() -> None:
     assert asked(d.submit(model="m")) == [("m", "")]
     d.placed()
     assert asked(d.submit(model="m")) == []
+
+
+def arrivals(effects: list[Effect]) -> list[float]:
+    """When the scheduler is told that turns are expected, seconds from then."""
+    return [e.message.arrives_in_ns / SECOND for e in effects if isinstance(e, Expect)]
+
+
+def test_the_scheduler_is_told_when_a_turn_is_expected() -> None:
+    driver = Driver()
+    assert arrivals(driver.submit(arrival=30)) == [30]
+    driver.placed()
+    assert arrivals(driver.submit(arrival=30.5)) == [], "nearly the same"
+    assert arrivals(driver.submit(arrival=20)) == [20]
+    driver.placed()
+    driver.now_ns += 5 * SECOND
+    assert arrivals(driver.submit(arrival=40, priority=2)) == [15], "the earlier one counts"
+    driver.placed()
+    assert arrivals(driver.submit()) == [0], "at any time"

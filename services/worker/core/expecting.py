@@ -1,0 +1,100 @@
+"""Sessions whose turns were announced, until what they will run on is asked for.
+
+An advisory may come hours before its turn. What the turn needs is brought up a little before it is
+expected, and until then the advisory holds nothing, neither here nor in the arena. Source:
+SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earlier ones is ours.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from services.worker.core.effects import StageSession
+from shared.ids import SessionId, TenantId
+from shared.messages import AdapterRef
+from shared.owners import OwnerKey, owner_key
+
+LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
+ASK_AHEAD_NS = 500_000_000  # and so much for the questions
+WAITING_MAX = 4096
+STALE_MIN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """An announced turn.
+
+    Attributes:
+        arrives_at_ns: when it is expected; 0: at any time.
+        num_tokens: of the session's last prompt; 0: not known.
+        adapter: that it will run on.
+        num_image_blocks: of the adapter's image.
+    """
+
+    tenant: TenantId
+    session_id: SessionId
+    priority: int
+    expires_at_ns: int
+    arrives_at_ns: int = 0
+    num_tokens: int = 0
+    adapter: AdapterRef | None = None
+    num_image_blocks: int = 0
+
+    @property
+    def owner(self) -> OwnerKey:
+        return owner_key(self.tenant, self.session_id)
+
+
+@dataclass(slots=True)
+class Expecting:
+    """At most one announced turn a session."""
+
+    _waiting: dict[OwnerKey, tuple[int, Expected]] = field(default_factory=dict)  # and its number
+    _due: list[tuple[int, int, OwnerKey]] = field(default_factory=list)  # a heap; some are stale
+    _asked: dict[int, Expected] = field(default_factory=dict)  # by `StageSession.number`
+    _last_number: int = 0
+
+    @property
+    def next_at_ns(self) -> int | None:
+        """When `take_due` has something, or finds that it has not."""
+        return self._due[0][0] if self._due else None
+
+    def wait(self, expected: Expected, start_at_ns: int) -> None:
+        """Bring it up then, in place of what was known of the session. Where too many wait, it is
+        brought up when its turn is here."""
+        self.drop(expected.owner)
+        if len(self._waiting) >= WAITING_MAX:
+            return
+        self._last_number += 1
+        self._waiting[expected.owner] = self._last_number, expected
+        heappush(self._due, (start_at_ns, self._last_number, expected.owner))
+        if len(self._due) > 2 * len(self._waiting) + STALE_MIN:
+            numbers = {number for number, _ in self._waiting.values()}
+            self._due = [due for due in self._due if due[1] in numbers]
+            heapify(self._due)
+
+    def take_due(self, now_ns: int) -> list[Expected]:
+        """Turns to bring up what they need for, now."""
+        taken = []
+        while self._due and self._due[0][0] <= now_ns:
+            _, number, owner = heappop(self._due)
+            if self._waiting.get(owner, (0, None))[0] == number:
+                taken.append(self._waiting.pop(owner)[1])
+        return taken
+
+    def ask(self, expected: Expected) -> StageSession:
+        """The question for a session's blocks."""
+        self._last_number += 1
+        self._asked[self._last_number] = expected
+        return StageSession(
+            self._last_number, expected.tenant, expected.session_id, expected.priority
+        )
+
+    def answered(self, number: int) -> Expected | None:
+        """What was asked for; None: it is not expected any more."""
+        return self._asked.pop(number, None)
+
+    def drop(self, owner: OwnerKey) -> None:
+        """Its turn is here, or not coming."""
+        self._waiting.pop(owner, None)
+        for number in [number for number, each in self._asked.items() if each.owner == owner]:
+            del self._asked[number]

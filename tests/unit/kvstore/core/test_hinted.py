@@ -1,0 +1,53 @@
+"""Hints pin only so much of an arena."""
+
+from services.kvstore.core.hinted import HINTED_SHARE, TENANT_SHARE
+from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host
+from tests.unit.kvstore.core.test_store import chain
+
+BLOCKS = NUM_PAGES // LAYERS
+
+
+def stored(num_sequences: int, num_blocks: int) -> Host:
+    """Sequences that are on disk only."""
+    host = Host()
+    host.open()
+    for sequence in range(num_sequences):
+        host.store(chain(sequence, num_blocks))
+        host.evict_all()
+    return host
+
+
+def test_hints_leave_room_for_others_and_for_new_kv() -> None:
+    host = stored(3, BLOCKS)
+    of_one = int(TENANT_SHARE * NUM_PAGES) // LAYERS
+    of_all = int(HINTED_SHARE * NUM_PAGES) // LAYERS
+    first = host.stage(0, BLOCKS, hinted_by="a")
+    assert first.num_blocks == of_one < of_all < BLOCKS
+    assert host.stage(1, BLOCKS, hinted_by="a").num_blocks == 0
+    others = host.stage(2, BLOCKS, hinted_by="b").num_blocks
+    assert of_all - of_one - 1 <= others <= of_all - of_one
+    assert len(host.lease(NUM_PAGES)) >= NUM_PAGES - of_all * LAYERS
+    host.check_pages_conserved()
+
+
+def test_turns_that_are_here_are_no_hints() -> None:
+    host = stored(2, BLOCKS // 2)
+    assert host.stage(0, BLOCKS // 2).num_blocks == BLOCKS // 2
+    assert host.stage(1, 1, hinted_by="a").num_blocks == 1
+
+
+def test_what_a_hint_pinned_is_free_for_others_however_it_ends() -> None:
+    for end in ("released", "worker lost", "expired"):
+        host = stored(2, BLOCKS)
+        first = host.stage(0, BLOCKS, hinted_by="a")
+        if end == "released":
+            host.release(first.ticket)
+        elif end == "worker lost":
+            host.lose(WORKERS[0])
+            host.open()
+        else:
+            host.pass_time(10**12)
+        while host.loads:
+            host.finish_load()
+        assert host.arena.hinted.room("a") == int(TENANT_SHARE * NUM_PAGES), end  # type: ignore[arg-type]
+        host.check_pages_conserved()
