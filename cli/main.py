@@ -144,11 +144,15 @@ def chat(
 
 
 @app.command()
-def doctor(data_dir: options.DataDir = DEFAULT_DATA_DIR, as_json: options.AsJson = False) -> None:
-    """Say what is installed, and what keeps the house from starting."""
+def doctor(
+    model: options.Models = None,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what is installed, what is wrong, what adapters may target."""
     from cli.inspection.doctor import examine, show
 
-    findings = examine(_folder(data_dir))
+    findings = examine(_folder(data_dir), models=model or ())
     show(findings, as_json=as_json)
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
 

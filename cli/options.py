@@ -27,7 +27,8 @@ Adapters = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=DIR]",
-        help="A LoRA adapter in PEFT's format, for everybody. Without a folder one of ours: "
+        help="A LoRA adapter in PEFT's format, for everybody, from a folder or "
+        "hub:OWNER/REPO[@REVISION]. Without one of those it is one of ours: "
         "pirate, telegraph, json (of smollm2-135m), digits, capitals, vowels (of demo). May be "
         "given several times.",
     ),

@@ -113,6 +113,16 @@ def is_locked(data_dir: Path) -> bool:
     return False
 
 
+def check_free(data_dir: Path) -> None:
+    """See that no house runs on `data_dir`. Nothing is left there by looking.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if (data_dir / "run.lock").exists():
+        os.close(take_lock(data_dir))
+
+
 def take_lock(data_dir: Path) -> int:
     """Become the supervisor of `data_dir` until the returned file is closed or the process ends.
 

@@ -13,7 +13,12 @@ from cli.runfile import DEFAULT_DATA_DIR
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A folder in PEFT's format.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="DIR",
+        help="A folder in PEFT's format, or hub:OWNER/REPO[@REVISION].",
+        show_default=False,
+    ),
 ]
 Base = Annotated[
     str | None, typer.Option(metavar="MODEL", help="Its base; needed if there are several.")
@@ -46,11 +51,11 @@ def add(
 ) -> None:
     """Bring an adapter, under a name by which it is asked for as a model."""
     from cli.adapters.client import client_of
+    from cli.adapters.hub import adapter_folder
 
     with errors_in_a_line(), client_of(url, api_key, data_dir) as client:
-        record = client.add(
-            name, folder.expanduser(), base=base, tenant=tenant, shared=shared, replace=replace
-        )
+        path = adapter_folder(folder, _kept(data_dir), complain)
+        record = client.add(name, path, base=base, tenant=tenant, shared=shared, replace=replace)
         for warning in record["warnings"]:
             out.print(f"symphony: warning: {warning}", markup=False)
         out.print(f"symphony: {name} is there, on {record['parent']}", markup=False)
@@ -123,15 +128,20 @@ def check(
 ) -> None:
     """Say whether an adapter can be served on a base. Needs no house."""
     with errors_in_a_line():
+        from cli.adapters.hub import adapter_folder
         from cli.adapters.offline import check as examine
         from cli.adapters.offline import lines_of
         from cli.models.prepare import check_model, prepare_model
 
         check_model(base)
-        kept = data_dir.expanduser().resolve() / "models"
-        source = prepare_model(base, kept, complain)
-        checked = examine(folder.expanduser(), source)
+        path = adapter_folder(folder, _kept(data_dir), complain)
+        source = prepare_model(base, _kept(data_dir), complain)
+        checked = examine(path, source)
     if as_json:
         print(json.dumps(checked))
     else:
         print("\n".join(lines_of(checked)))
+
+
+def _kept(data_dir: Path) -> Path:
+    return data_dir.expanduser().resolve() / "models"

@@ -1,11 +1,12 @@
 """Adapters that `symphony up` offers to everybody: given to the kvstore once the house stands."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli.adapters.catalog import KNOWN, TRAINED
+from cli.adapters.hub import FOLDER, PREFIX, adapter_folder, parse_hub
 from cli.models.names import served_as
 from shared.access import NatsAccess
 from shared.adapters.record import EVERYBODY, check_adapter_name
@@ -23,17 +24,20 @@ ADD_TIMEOUT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Attributes:
-    folder: absolute; of one that is known by name, where it is or will be made.
+    folder: absolute; of one that is known by name, where it is or will be made; of the hub's,
+        until it is fetched, below which it will be.
     base: the model that it is for; None: the only one that takes adapters.
+    hub: where to fetch it; empty: it is there.
     """
 
     name: str
     folder: Path
     base: str | None = None
+    hub: str = ""
 
 
 def parse_offer(text: str, data_dir: Path) -> Offer:
-    """``NAME=DIR`` of the command line, or the name of one that we know.
+    """``NAME=DIR`` or ``NAME=hub:...`` of the command line, or the name of one that we know.
 
     Args:
         data_dir: absolute; what is made will be in it.
@@ -51,6 +55,8 @@ def parse_offer(text: str, data_dir: Path) -> Offer:
         check_adapter_name(name)
     except InvalidRequest as error:
         raise ConfigError(f"--adapter {text}: {error.message}") from None
+    if folder.startswith(PREFIX):
+        return Offer(name, data_dir / "models" / FOLDER, hub=parse_hub(folder).text)
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ConfigError(f"--adapter {text}: no such folder")
@@ -91,6 +97,20 @@ def make_offers(offers: Sequence[Offer], models: Sequence[str]) -> None:
 
             model = next(Path(each) for each in models if served_as(each) == offer.base)
             make_demo_adapter(offer.name, model, offer.folder)
+
+
+def fetch_offers(
+    offers: Sequence[Offer], kept: Path, say: Callable[[str], None]
+) -> tuple[Offer, ...]:
+    """The same, with those there that the hub has.
+
+    Raises:
+        SymphonyError: one cannot be had.
+    """
+    return tuple(
+        replace(each, folder=adapter_folder(each.hub, kept, say), hub="") if each.hub else each
+        for each in offers
+    )
 
 
 def offer_all(

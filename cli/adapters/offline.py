@@ -43,10 +43,26 @@ def check(folder: Path, source: str) -> dict[str, Any]:
 
 
 def base_card(source: str) -> LoraCard:
-    """What adapters a model takes, as a worker would say that loads it as its files are.
+    """`card_of` a base that an adapter was said to be for.
 
     Raises:
         ConfigError: it cannot be read, or takes none.
+    """
+    try:
+        card = card_of(source)
+    except ConfigError as error:
+        raise ConfigError(f"--base {error.message}") from None
+    if card is None:
+        raise ConfigError(f"--base {source}: it takes no adapters")
+    return card
+
+
+def card_of(source: str) -> LoraCard | None:
+    """What adapters a decoder takes, as a worker would say that loads it as its files are; None:
+    none.
+
+    Raises:
+        ConfigError: it cannot be read.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -59,16 +75,13 @@ def base_card(source: str) -> LoraCard:
         with torch.device("meta"), _default_dtype(dtype):
             module = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--base {source}: {str(error).strip().splitlines()[0]}") from None
+        raise ConfigError(f"{source}: {str(error).strip().splitlines()[0]}") from None
     text = config.get_text_config()
     heads = text.num_attention_heads
     num_kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     page_bytes = 2 * num_kv_heads * BLOCK_TOKENS * head_dim * dtype.itemsize
-    card = lora_card(module, text.num_hidden_layers, dtype, page_bytes)
-    if card is None:
-        raise ConfigError(f"--base {source}: it takes no adapters")
-    return card
+    return lora_card(module, text.num_hidden_layers, dtype, page_bytes)
 
 
 def lines_of(checked: dict[str, Any]) -> list[str]:

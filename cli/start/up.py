@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cli.adapters.offered import check_offers, make_offers, models_for
+from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
 from cli.models.names import served_as
 from cli.models.prepare import prepare_default, prepare_models
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
@@ -89,19 +89,20 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
     """
     for warning in check_start(options):
         reporter.event(warning)
+    kept = options.data_dir / "models"
     if options.emulate is not None or not options.num_workers:
         check_offers(options.adapters, ())
-        return options
-    kept = options.data_dir / "models"
+        return replace(options, adapters=fetch_offers(options.adapters, kept, reporter.progress))
     wanted = options.models or tuple(load_config(WorkerConfig).models)
     wanted = wanted or models_for(options.adapters)
     check_offers(options.adapters, [served_as(each) for each in wanted])
+    adapters = fetch_offers(options.adapters, kept, reporter.progress)
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
     else:
         models = (prepare_default(kept, reporter.progress),)
-    make_offers(options.adapters, models)
-    return replace(options, models=models)
+    make_offers(adapters, models)
+    return replace(options, models=models, adapters=adapters)
 
 
 def _reports(pipe: int, signals: StopSignals) -> Iterator[dict[str, Any]]:

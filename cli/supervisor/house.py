@@ -18,7 +18,14 @@ from cli.config import LauncherConfig
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import look
 from cli.reporting import Reporter
-from cli.runfile import RunningService, RunState, remove_run_state, take_lock, write_run_state
+from cli.runfile import (
+    RunningService,
+    RunState,
+    check_free,
+    remove_run_state,
+    take_lock,
+    write_run_state,
+)
 from cli.start.plan import (
     ChildPlan,
     HouseOptions,
@@ -69,7 +76,7 @@ def check_start(options: HouseOptions) -> list[str]:
         ConfigError: something is.
     """
     check_data_dir(options.data_dir)
-    os.close(take_lock(options.data_dir))
+    check_free(options.data_dir)
     plan, _ = _checked_plan(options)
     return open_servers(options, plan)
 

@@ -30,6 +30,7 @@ ODD: tuple[Any, ...] = (
 HEADERS = (
     b"X-Session-Id: " + b"a" * 257, b"X-Session-Id: *.>", b"X-Session-Id: \xff\xfe",
     b"X-SLO-Ms: nan", b"X-SLO-Ms: -1", b"X-SLO-Ms: 1e999", b"X-SLO-TTFT-Ms: abc",
+    b"X-SLO-TPOT-Ms: 0",
     b"X-SLO-Ms: 0.000001", b"X-SLO-Ms: 3600001", b"X-Request-Id: " + b"r" * 10_000,
     b"X-Request-Id: \xf0\x9f\xa6\x8a", b"Authorization: Bearer \xff", b"Authorization: Basic !!!",
     b"traceparent: " + b"0" * 5000, b"Accept-Encoding: br;q=nan", b"Content-Encoding: gzip",

@@ -21,6 +21,7 @@ from shared.messages import SLO_MS_MAX
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"
 SLO_TTFT_HEADER = "X-SLO-TTFT-Ms"
+SLO_TPOT_HEADER = "X-SLO-TPOT-Ms"
 SLO_HEADER = "X-SLO-Ms"
 
 
@@ -30,12 +31,14 @@ class Origin:
 
     Attributes:
         slo_ttft_ms: target for the time to the first token; None: the house's own.
+        slo_tpot_ms: target for the mean time between further tokens; None: none.
     """
 
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
     session_id: SessionId | None = None
     slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
 
 
 def caller_of(request: Request) -> Caller:
@@ -67,6 +70,7 @@ def origin_of(request: Request) -> Origin:
         request_id=request_id_of(request),
         session_id=SessionId(session_id) if session_id else None,
         slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
+        slo_tpot_ms=slo_tpot_ms(request.headers.get(SLO_TPOT_HEADER)),
     )
 
 
@@ -92,6 +96,18 @@ def slo_ttft_ms(value: str | None) -> float | None:
     250.0
     """
     return None if value is None else _target_ms(SLO_TTFT_HEADER, value)
+
+
+def slo_tpot_ms(value: str | None) -> float | None:
+    """A target for each further token, milliseconds; None if there is none.
+
+    Raises:
+        InvalidRequest: no positive number, or more than an hour.
+
+    >>> slo_tpot_ms("50")
+    50.0
+    """
+    return None if value is None else _target_ms(SLO_TPOT_HEADER, value)
 
 
 def _target_ms(name: str, value: str) -> float:

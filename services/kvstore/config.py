@@ -22,6 +22,7 @@ class KvstoreConfig(ServiceConfig):
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
     tenant_adapters_max, tenant_adapter_bytes_max: of one tenant, on this host; 0: any number.
+    adapters_max, adapter_disk_bytes_max: of all tenants together, on this host; 0: any number.
     adapter_keep_s: how long an adapter's files stay that no name points to; longer than a turn may
         last.
     """
@@ -36,6 +37,8 @@ class KvstoreConfig(ServiceConfig):
     adapter_tensors_max: int = Field(default=16_384, gt=0)
     tenant_adapters_max: int = Field(default=10_000, ge=0)
     tenant_adapter_bytes_max: int = Field(default=64 * GIB, ge=0)
+    adapters_max: int = Field(default=100_000, ge=0)
+    adapter_disk_bytes_max: int = Field(default=256 * GIB, ge=0)
     adapter_keep_s: float = Field(default=7200.0, ge=0)
 
     @property

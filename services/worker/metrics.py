@@ -24,6 +24,9 @@ DEVICE_SECONDS = counter(
     ["model", "state"],
 )  # fmt: skip
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
+TURN_TARGETS = counter(
+    "turn_targets", "Turns with a target, by whether it was met", ["model", "target", "outcome"]
+)
 
 # Read by gateways: which adapters a worker has at work, under the names that vLLM gave these.
 LORA_INFO = gauge(
@@ -110,6 +113,8 @@ def report(model_id: str, core: EngineCore) -> None:
         DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,
         DEVICE_SECONDS.labels(model_id, "idle"): device.idle_ns / 1e9,
     }
+    for (target, outcome), num_turns in core.targets.totals.items():
+        totals[TURN_TARGETS.labels(model_id, target, outcome)] = num_turns
     for metric, total in totals.items():
         metric.inc(total - _reported.get(metric, 0))
         _reported[metric] = total

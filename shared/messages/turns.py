@@ -68,6 +68,7 @@ class TurnSubmit:
     priority: int = 0
     request_id: str = ""
     slo_ttft_ms: float | None = None  # target for the time to the first token; None: the house's
+    slo_tpot_ms: float | None = None  # for the mean time between further tokens; None: none
     prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
     adapter: AdapterRef | None = None  # None: the base model
     sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
@@ -106,6 +107,7 @@ class TurnStart:
     priority: int = 0
     request_id: str = ""
     slo_ttft_ms: float | None = None  # as in `TurnSubmit`
+    slo_tpot_ms: float | None = None  # as in `TurnSubmit`
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
     adapter: AdapterRef | None = None  # as in `TurnSubmit`
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
@@ -126,6 +128,7 @@ def start_of(
         priority=submit.priority,
         request_id=submit.request_id,
         slo_ttft_ms=submit.slo_ttft_ms,
+        slo_tpot_ms=submit.slo_tpot_ms,
         was_lost=was_lost,
         adapter=submit.adapter,
         prompt=prompt,

@@ -148,5 +148,7 @@ def adapter_settings(sources: Path, disk_bytes: int) -> dict[str, str]:
         "SYMPHONY_ADAPTER_DIRS": json.dumps([str(sources)]),
         "SYMPHONY_TENANT_ADAPTERS_MAX": "0",
         "SYMPHONY_TENANT_ADAPTER_BYTES_MAX": "0",
+        "SYMPHONY_ADAPTERS_MAX": "0",
+        "SYMPHONY_ADAPTER_DISK_BYTES_MAX": "0",
         "SYMPHONY_DISK_BYTES_MAX": str(disk_bytes),
     }

@@ -5,7 +5,12 @@ from typing import Any
 from services.frontend.api.bodies import Body
 from services.frontend.api.fields import TABLE, TEXT
 from services.frontend.api.schemas import STRING, record
-from services.frontend.request import HEADER_CHARS_MAX, SESSION_HEADER, SLO_TTFT_HEADER
+from services.frontend.request import (
+    HEADER_CHARS_MAX,
+    SESSION_HEADER,
+    SLO_TPOT_HEADER,
+    SLO_TTFT_HEADER,
+)
 from shared.messages import SLO_MS_MAX
 
 HIDDEN = ("best_of", "tenant")  # of text: says nothing new; read over NATS only
@@ -46,6 +51,7 @@ TURN_HEADERS = (
         {"type": "string", "maxLength": HEADER_CHARS_MAX},
     ),
     target_header(SLO_TTFT_HEADER, "Target for the time to the first token, milliseconds"),
+    target_header(SLO_TPOT_HEADER, "Target for the time between tokens, milliseconds"),
 )
 
 

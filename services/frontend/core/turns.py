@@ -82,6 +82,7 @@ class NewTurn:
     request_id: str = ""
     cache_salt: str = ""
     slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
     adapter: AdapterRef | None = None
     claim: Claim | None = None
 
@@ -376,6 +377,7 @@ class Turns:
                 priority=new.priority,
                 request_id=new.request_id,
                 slo_ttft_ms=new.slo_ttft_ms,
+                slo_tpot_ms=new.slo_tpot_ms,
                 prompt=prompt,
                 adapter=new.adapter,
                 sent_to=sent_to,

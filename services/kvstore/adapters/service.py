@@ -21,7 +21,13 @@ from services.kvstore.adapters.files import AdapterFiles
 from services.kvstore.adapters.index import AdapterIndex
 from services.kvstore.adapters.sources import Source
 from services.kvstore.config import KvstoreConfig
-from services.kvstore.core.registry import Name, Registry, RegistryLimits, next_revision
+from services.kvstore.core.registry import (
+    DiskFull,
+    Name,
+    Registry,
+    RegistryLimits,
+    next_revision,
+)
 from services.kvstore.telemetry import ADAPTER_CHANGES, ADAPTERS
 from shared import subjects
 from shared.adapters.base_weights import BaseWeights
@@ -56,13 +62,6 @@ NS_PER_S = 1_000_000_000
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DiskFull(SymphonyError):
-    """There is no room for the files."""
-
-    code = "disk_full"
-    http_status = 507
-
-
 class Adapters:
     """The adapters of this host."""
 
@@ -75,6 +74,8 @@ class Adapters:
                 adapter_bytes_max=config.adapter_bytes_max,
                 tenant_adapters_max=config.tenant_adapters_max,
                 tenant_bytes_max=config.tenant_adapter_bytes_max,
+                adapters_max=config.adapters_max,
+                disk_bytes_max=config.adapter_disk_bytes_max,
                 keep_ns=int(config.adapter_keep_s * NS_PER_S),
             )
         )

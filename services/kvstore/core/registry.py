@@ -1,5 +1,5 @@
-"""Which adapter stands under which name on this host, what a tenant may have of them, and when an
-adapter's files may go.
+"""Which adapter stands under which name on this host, what a tenant and all of them may have, and
+when an adapter's files may go.
 
 A name is only a pointer to an adapter's hash: several may point to one. Files that no name points
 to any more stay for as long as a turn can last that began on them, and count as their tenant's for
@@ -12,7 +12,7 @@ from hashlib import blake2b
 from shared.adapters.config import AdapterTooLarge
 from shared.adapters.record import AdapterExists, encode_adapter
 from shared.adapters.tensors import WEIGHTS_FILE
-from shared.errors import NoCapacity, TenantQuota
+from shared.errors import NoCapacity, SymphonyError, TenantQuota
 from shared.ids import TenantId
 from shared.messages import AdapterRecord
 
@@ -28,12 +28,28 @@ class AdapterBusy(NoCapacity):
     code = "adapter_busy"
 
 
+class TooManyAdapters(NoCapacity):
+    """All tenants together have as many as there may be."""
+
+    code = "too_many_adapters"
+    http_status = 429
+
+
+class DiskFull(SymphonyError):
+    """There is no room for the files, or none that adapters may take."""
+
+    code = "disk_full"
+    http_status = 507
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryLimits:
     """Attributes:
     adapter_bytes_max: of one adapter's files.
     tenant_adapters_max: names of one tenant; 0: any number.
     tenant_bytes_max: of all files of one tenant; 0: as many as there is room for.
+    adapters_max: names of all tenants together; 0: any number.
+    disk_bytes_max: of all files; 0: as many as there is room for.
     adds_max: adapters on their way at once.
     keep_ns: how long files stay that no name points to.
     """
@@ -41,6 +57,8 @@ class RegistryLimits:
     adapter_bytes_max: int
     tenant_adapters_max: int = 0
     tenant_bytes_max: int = 0
+    adapters_max: int = 0
+    disk_bytes_max: int = 0
     adds_max: int = 64
     keep_ns: int = 7_200_000_000_000
 
@@ -69,6 +87,7 @@ class Registry:
         self._records: dict[Name, AdapterRecord] = {}
         self._adding: dict[Name, int] = {}
         self._files: dict[str, _Files] = {}
+        self._num_bytes = 0
         self._num_of: dict[TenantId, int] = {}
         self._bytes_of: dict[TenantId, int] = {}
         self._state = 0
@@ -114,6 +133,7 @@ class Registry:
             for adapter_hash, num_bytes in files.items()
         }
         for found in self._files.values():
+            self._num_bytes += found.num_bytes
             self._weigh(NOBODY, found.num_bytes)
         lost = []
         for record in records:
@@ -131,6 +151,8 @@ class Registry:
             AdapterBusy: another one is coming under the name, or too many are under any.
             AdapterTooLarge: by its files' bytes.
             TenantQuota: the tenant has as many as it may, or as many bytes.
+            TooManyAdapters: all tenants together have.
+            DiskFull: all files together have as many bytes as they may.
         """
         limits, tenant = self._limits, name[0]
         if name in self._adding:
@@ -159,7 +181,21 @@ class Registry:
                 f"{limits.tenant_bytes_max}; those that were replaced or removed count until "
                 "no turn can need them"
             )
+        self._check_host(num_bytes, is_new=is_new)
         self._adding[name] = num_bytes
+
+    def _check_host(self, num_bytes: int, *, is_new: bool) -> None:
+        """What all tenants together may have, wherever each stays within its own."""
+        limits = self._limits
+        num_new = is_new + sum(name not in self._records for name in self._adding)
+        if is_new and 0 < limits.adapters_max < len(self._records) + num_new:
+            raise TooManyAdapters(f"there are as many adapters as may be: {limits.adapters_max}")
+        whole = self._num_bytes + num_bytes + sum(self._adding.values())
+        if 0 < limits.disk_bytes_max < whole:
+            raise DiskFull(
+                f"all adapters would have {whole} bytes on this host's disk, and may have "
+                f"{limits.disk_bytes_max}"
+            )
 
     def end(self, name: Name) -> None:
         """The adapter has come, or will not."""
@@ -172,7 +208,10 @@ class Registry:
         self._records[name] = record
         self._state ^= _mark(record)
         self._num_of[record.tenant] = self._num_of.get(record.tenant, 0) + 1
-        found = self._files.setdefault(record.adapter_hash, _Files(record.num_bytes))
+        if record.adapter_hash not in self._files:
+            self._files[record.adapter_hash] = _Files(record.num_bytes)
+            self._num_bytes += record.num_bytes
+        found = self._files[record.adapter_hash]
         if found.drop_at_ns is not None:
             self._weigh(found.tenant, -found.num_bytes)
             found.drop_at_ns = None
@@ -195,6 +234,7 @@ class Registry:
         ]
         for adapter_hash in due:
             found = self._files.pop(adapter_hash)
+            self._num_bytes -= found.num_bytes
             self._weigh(found.tenant, -found.num_bytes)
         return due
 

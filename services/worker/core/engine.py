@@ -43,6 +43,7 @@ from services.worker.core.residency import Residency
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
 from services.worker.core.step import Sampled, StepPlan, StepResult
+from services.worker.core.targets import TargetCounts
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
@@ -78,6 +79,7 @@ class EngineCore:
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
     device_time: DeviceTime = field(default_factory=DeviceTime)
+    targets: TargetCounts = field(default_factory=TargetCounts)
     residency: Residency = field(init=False)
     stager: Stager = field(init=False)
     writeback: WriteBehind = field(init=False)
@@ -468,9 +470,12 @@ class EngineCore:
         if is_first:
             turn.first_token_at_ns = now_ns
             self._learn_punctuality(turn, now_ns)
+            self.targets.on_first_token(turn, self._target_ns(turn), now_ns)
             if turn.adapter is not None and not turn.num_generated_before:
                 duration_ns = now_ns - turn.arrived_at_ns
                 self.adapters.stats.on_first_token(turn.adapter_start, duration_ns)
+        if finish is not None:
+            self.targets.on_last_token(turn, now_ns)
         delta = token_delta(turn, sampled, finish, now_ns, is_first=is_first)
         effects: list[Effect] = [Emit(turn.frontend_id, delta)]
         if is_first and turn.was_lost:

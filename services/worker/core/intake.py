@@ -70,7 +70,8 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         priority=start.priority,
         is_private=prompt.is_private,
         request_id=start.request_id,
-        slo_ttft_ns=_slo_ttft_ns(start.slo_ttft_ms),
+        slo_ttft_ns=_target_ns("slo_ttft_ms", start.slo_ttft_ms),
+        slo_tpot_ns=_target_ns("slo_tpot_ms", start.slo_tpot_ms),
         was_lost=start.was_lost,
         adapter=start.adapter,
         num_image_blocks=num_blocks,
@@ -114,9 +115,9 @@ def num_image_blocks(adapter: AdapterRef | None, shape: ModelShape) -> int:
     return layout_image(shape.lora, adapter.ranks).num_blocks
 
 
-def _slo_ttft_ns(target_ms: float | None) -> int | None:
+def _target_ns(name: str, target_ms: float | None) -> int | None:
     if target_ms is None:
         return None
     if not 0 <= target_ms <= SLO_MS_MAX:
-        raise InvalidRequest(f"slo_ttft_ms: {target_ms} is no target", "slo_ttft_ms")
+        raise InvalidRequest(f"{name}: {target_ms} is no target", name)
     return int(target_ms * 1e6)

@@ -36,6 +36,7 @@ class Turn:
         is_private: its session was deleted: what it computes nobody finds, and it goes nowhere.
         slo_ttft_ns: target for the time from `arrived_at_ns` to the first token; 0: none, None: the
             engine's default.
+        slo_tpot_ns: target for the mean time between further tokens; 0, None: none.
         was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
         is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
@@ -69,6 +70,7 @@ class Turn:
     block_tokens: int
     priority: int = 0
     slo_ttft_ns: int | None = None
+    slo_tpot_ns: int | None = None
     request_id: str = ""
     was_lost: bool = False
     is_private: bool = False

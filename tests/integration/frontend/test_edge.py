@@ -63,17 +63,20 @@ async def check_errors(it: House) -> None:
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, DELETE"
     answer = await it.http.get(f"/v1/sessions/{'s' * 257}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "session_id"
-    for name, value in (("X-SLO-TTFT-Ms", "soon"), ("X-Session-Id", "s" * 257)):
+    slow = [("X-SLO-TTFT-Ms", "soon"), ("X-SLO-TPOT-Ms", "3600001")]
+    for name, value in (*slow, ("X-Session-Id", "s" * 257)):
         answer = await it.http.post("/v1/chat/completions", json=CHAT, headers={name: value})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name
 
 
 async def check_slo_travels(it: House) -> None:
     for header, seen in ((None, None), ("250", 250.0), ("0.5", 0.5)):
-        headers = {"X-SLO-TTFT-Ms": header} if header else {}
+        headers = {"X-SLO-TTFT-Ms": header, "X-SLO-TPOT-Ms": f"{header}1"} if header else {}
         answer = await it.http.post("/v1/chat/completions", json=CHAT, headers=headers)
         assert answer.status_code == 200
-        assert it.fake.submits[-1].slo_ttft_ms == seen
+        submit = it.fake.submits[-1]
+        assert submit.slo_ttft_ms == seen
+        assert submit.slo_tpot_ms == (float(f"{header}1") if header else None)
 
 
 async def check_small_endpoints(it: House) -> None:

@@ -199,7 +199,7 @@ def test_of_two_hosts_the_later_change_counts(place: Place) -> None:
 
 
 def test_what_cannot_be_served_leaves_nothing(place: Place) -> None:
-    place.settings |= {"adapter_bytes_max": 50_000, "tenant_adapters_max": 1}
+    place.settings |= {"adapter_bytes_max": 50_000, "tenant_adapters_max": 1, "adapters_max": 2}
 
     async def scenario() -> None:
         async with kvstore(place), outside(place) as it:
@@ -227,6 +227,23 @@ def test_what_cannot_be_served_leaves_nothing(place: Place) -> None:
             await it.add("a", good)
             refused = await it.refused("b", good)
             assert (refused.http_status, refused.code) == (429, "tenant_quota")
+            await it.add("a", good, tenant=TenantId("u"))
+            refused = await it.refused("a", good, tenant=TenantId("v"))
+            assert (refused.http_status, refused.code) == (429, "too_many_adapters")
+            assert len(it.hashes()) == 1 and not list(it.root.glob(".new*"))
+
+    asyncio.run(scenario())
+
+
+def test_all_adapters_together_may_not_fill_the_disk(place: Place) -> None:
+    size = sum(len(data) for data in contents(write_adapter(place.directory / "one")).values())
+    place.settings |= {"adapter_disk_bytes_max": size * 3 // 2}
+
+    async def scenario() -> None:
+        async with kvstore(place), outside(place) as it:
+            await it.add("a", it.folder(1))
+            refused = await it.refused("a", it.folder(2), tenant=TenantId("u"))
+            assert (refused.http_status, refused.code) == (507, "disk_full")
             assert len(it.hashes()) == 1 and not list(it.root.glob(".new*"))
 
     asyncio.run(scenario())

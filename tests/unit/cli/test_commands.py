@@ -12,12 +12,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import bench, checks
+from cli.inspection import targets
 from cli.inspection.description import describe
-from cli.inspection.doctor import examine
+from cli.inspection.doctor import Finding, examine
 from cli.inspection.snapshot import Snapshot, is_alive
 from cli.inspection.status import render
 from cli.main import app
 from cli.runfile import RunningService, RunState
+from services.worker.demo_model import make_demo_model
 from shared.ids import HostId, WorkerId
 from shared.messages import KvStats, SchedulerStatus, WorkerStatus
 from tests.e2e.house import symphony
@@ -148,6 +150,43 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
     assert findings["redis-server"].is_fine
     assert findings["data folder"].is_fine
     assert not {f.subject for f in examine(Path("/proc/none")) if not f.is_fine} ^ {"data folder"}
+
+
+def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: Path) -> None:
+    def told(model: str) -> list[Any]:
+        words = ["doctor", "--json", "--data-dir", str(tmp_path), "--model", model]
+        findings = json.loads(runner.invoke(app, words).stdout)
+        return [f for f in findings if f["subject"] == "adapters"]
+
+    (unknown,) = told("demo")
+    assert unknown["is_fine"] and "`up` fetches it" in unknown["text"]
+    assert not (tmp_path / "models").exists()
+    demo = make_demo_model(tmp_path / "models" / "symphony-demo")
+    for file in demo.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    (known,) = told("demo")
+    assert known == {
+        "subject": "adapters", "is_fine": True,
+        "text": "on demo: self_attn.q_proj 256 x 256, self_attn.k_proj 256 x 128, "
+        "self_attn.v_proj 256 x 128, self_attn.o_proj 256 x 256, mlp.gate_proj 256 x 704, "
+        "mlp.up_proj 256 x 704, mlp.down_proj 704 x 256, in each of 6 layers; lm_head 256 x 260; "
+        "ranks up to 256",
+    }  # fmt: skip
+    config = json.loads((demo / "config.json").read_text())
+    change = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (demo / "config.json").write_text(json.dumps(config | change))
+    assert "it takes none, as a one-shot model" in told("demo")[0]["text"]
+    (demo / "config.json").write_text("{")
+    assert [finding["is_fine"] for finding in told("demo") + told("./none")] == [False, False]
+
+
+def test_without_torch_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_demo_model(tmp_path / "models" / "symphony-demo")
+    monkeypatch.setattr(targets, "find_spec", lambda _: None)
+    *_, finding = examine(tmp_path, models=["demo"])
+    said = "on demo: not known without torch, which `up` installs"
+    assert finding == Finding("adapters", True, said)
 
 
 def test_checks_run_every_step_and_report_the_first_failure(

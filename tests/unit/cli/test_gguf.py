@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cli.models.gguf import convert
-from cli.models.prepare import prepare_model
+from cli.models.prepare import find_model, prepare_model
 from services.worker.device.model import load_model
 from shared.errors import ConfigError
 from tests.unit.cli.gguf_files import logits, small_llama, write_gguf
@@ -57,9 +57,11 @@ def test_an_unknown_rule_is_remarked_on(tmp_path: Path) -> None:
 def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path: Path) -> None:
     said: list[str] = []
     file = write_gguf(tmp_path / "My.Tiny-Q8.gguf", small_llama())
+    assert find_model(str(file), tmp_path / "models") is None
     folder = Path(prepare_model(str(file), tmp_path / "models", said.append))
     assert folder.name == "My.Tiny-Q8" and (folder / "config.json").is_file()
     assert prepare_model(str(file), tmp_path / "models", said.append) == str(folder)
+    assert find_model(str(file), tmp_path / "models") == folder
     assert len(said) == 1 and "converting My.Tiny-Q8" in said[0]
     file.write_bytes(b"GGUF but broken")
     with pytest.raises(ConfigError, match=r"My\.Tiny-Q8.*not a GGUF file"):

@@ -11,7 +11,13 @@ import pytest
 
 from cli.models import prepare
 from cli.models.catalog import DEFAULT, NAMES, PACKAGED, PackagedModel
-from cli.models.prepare import check_model, packaged_model, prepare_default, prepare_model
+from cli.models.prepare import (
+    check_model,
+    find_model,
+    packaged_model,
+    prepare_default,
+    prepare_model,
+)
 from cli.models.wheel import DamagedDownload
 from services.worker.demo_model import make_demo_model
 from shared.errors import ConfigError, PeerUnavailable
@@ -73,6 +79,25 @@ def test_folders_and_hub_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     assert prepare_model("Qwen/Qwen3-0.6B", tmp_path, print) == "Qwen/Qwen3-0.6B"
     demo = Path(prepare_model("demo", tmp_path, print))
     assert (demo / "config.json").is_file() and demo.name == "symphony-demo"
+
+
+def test_what_is_here_is_found_and_nothing_is_fetched_or_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, models, commit = tmp_path / "cache", tmp_path / "models", "1" * 40
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    for source in (*NAMES, "Qwen/Qwen3-0.6B", "no--id"):
+        assert find_model(source, models) is None
+    assert not models.exists()
+    demo = prepare_model("demo", models, print)
+    assert find_model("demo", models) == find_model(demo, models) == Path(demo)
+    repo = cache / "models--Qwen--Qwen3-0.6B"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    config = repo / "snapshots" / commit / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    assert find_model("Qwen/Qwen3-0.6B", models) == config.parent
 
 
 def test_a_packaged_model_is_fetched_once(packaged: PackagedModel, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from cli.runfile import (
     RunningService,
     RunState,
+    check_free,
     is_locked,
     read_run_state,
     remove_run_state,
@@ -43,6 +44,11 @@ def test_a_damaged_state_is_none(tmp_path: Path) -> None:
     assert read_run_state(tmp_path) is None
 
 
+def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_free(tmp_path)
+    assert not is_locked(tmp_path) and not list(tmp_path.iterdir())
+
+
 def test_the_lock_tells_whether_a_house_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,8 +59,10 @@ def test_the_lock_tells_whether_a_house_runs(
     lock = take_lock(tmp_path)
     assert is_locked(tmp_path)
     assert running_house(tmp_path) == STATE
-    with pytest.raises(ConfigError, match=r"already runs .*127\.0\.0\.1:1"):
-        take_lock(tmp_path)
+    for take in (take_lock, check_free):
+        with pytest.raises(ConfigError, match=r"already runs .*127\.0\.0\.1:1"):
+            take(tmp_path)
     os.close(lock)
     assert not is_locked(tmp_path)
+    check_free(tmp_path)
     os.close(take_lock(tmp_path))

@@ -43,13 +43,14 @@ def make_runner(core: EngineCore, on_progress: Callable[[], None] = lambda: None
     )
 
 
-def start(slo_ttft_ms: float | None = None) -> TurnStart:
+def start(slo_ttft_ms: float | None = None, slo_tpot_ms: float | None = None) -> TurnStart:
     return TurnStart(
         turn_id=TurnId("t"),
         frontend_id=FrontendId("f"),
         model_id=ModelId("m"),
         num_prompt_tokens=3,
         slo_ttft_ms=slo_ttft_ms,
+        slo_tpot_ms=slo_tpot_ms,
     )
 
 
@@ -63,16 +64,18 @@ def prompt(tokens: str = pack_ints([1, 2, 3]), num_generated: int = 0, **samplin
     )
 
 
-@pytest.mark.parametrize(
-    ("slo_ttft_ms", "slo_ttft_ns"), [(None, None), (0.0, 0), (1.5, 3 * MS // 2)]
-)
-def test_a_turn_keeps_the_target_of_its_start(
-    slo_ttft_ms: float | None, slo_ttft_ns: int | None
+@pytest.mark.parametrize(("target_ms", "target_ns"), [(None, None), (0.0, 0), (1.5, 3 * MS // 2)])
+def test_a_turn_keeps_the_targets_of_its_start(
+    target_ms: float | None, target_ns: int | None
 ) -> None:
     core = new_core()
-    make_runner(core).on_prompt(start(slo_ttft_ms), prompt())
+    make_runner(core).on_prompt(start(target_ms, slo_tpot_ms=7.0), prompt())
     turn = core.turns[TurnId("t")]
-    assert (turn.slo_ttft_ns, turn.arrived_at_ns) == (slo_ttft_ns, 7 * MS)
+    assert (turn.slo_ttft_ns, turn.slo_tpot_ns, turn.arrived_at_ns) == (target_ns, 7 * MS, 7 * MS)
+    core = new_core()
+    make_runner(core).on_prompt(start(slo_tpot_ms=target_ms), prompt())
+    turn = core.turns[TurnId("t")]
+    assert (turn.slo_ttft_ns, turn.slo_tpot_ns) == (None, target_ns)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +115,13 @@ def test_a_prompt_that_no_model_could_take_costs_its_own_turn_only(
     assert [ended.end.reason for ended in runner._ends] == ["error"]
 
 
-@pytest.mark.parametrize("slo_ttft_ms", [float("inf"), float("nan"), -1.0, 1e308])
-def test_a_target_that_is_none_costs_its_own_turn_only(slo_ttft_ms: float) -> None:
+@pytest.mark.parametrize("target_ms", [float("inf"), float("nan"), -1.0, 1e308])
+@pytest.mark.parametrize("name", ["slo_ttft_ms", "slo_tpot_ms"])
+def test_a_target_that_is_none_costs_its_own_turn_only(name: str, target_ms: float) -> None:
     core = new_core()
     runner = make_runner(core)
-    runner.on_prompt(start(slo_ttft_ms), prompt())
-    assert not core.turns and "slo_ttft_ms" in runner._deltas[FrontendId("f")][0].message
+    runner.on_prompt(start(**{name: target_ms}), prompt())
+    assert not core.turns and name in runner._deltas[FrontendId("f")][0].message
 
 
 def test_a_start_after_a_loss_makes_the_worker_report_soon() -> None:

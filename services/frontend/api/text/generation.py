@@ -45,6 +45,7 @@ class Plan:
     show_special: bool = False
     request_id: str = ""
     slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -190,6 +191,7 @@ class Generation:
             request_id=plan.request_id,
             cache_salt=plan.owner.cache_salt,
             slo_ttft_ms=plan.slo_ttft_ms,
+            slo_tpot_ms=plan.slo_tpot_ms,
             adapter=plan.model.adapter,
             claim=prompt.claim,
         )

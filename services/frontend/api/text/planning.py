@@ -84,6 +84,7 @@ async def generation_of(
         show_special=body.skip_special_tokens is False,
         request_id=origin.request_id,
         slo_ttft_ms=origin.slo_ttft_ms,
+        slo_tpot_ms=origin.slo_tpot_ms,
     )
     return Generation(app, plan)
 

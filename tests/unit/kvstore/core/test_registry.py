@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from services.kvstore.core.registry import (
     AdapterBusy,
+    DiskFull,
     Name,
     Registry,
     RegistryLimits,
+    TooManyAdapters,
     next_revision,
 )
 from shared.adapters.config import AdapterTooLarge
@@ -111,6 +113,35 @@ def test_limits_count_what_comes_and_what_has_not_gone() -> None:
         it.begin((T, "a"), 10, replace=True)
     it.droppable(KEEP_NS)
     add(it, record(adapter_hash="k", revision=4), replace=True)
+
+
+def test_tenants_together_are_limited_though_each_is_within_its_own() -> None:
+    it = registry(adapters_max=3, tenant_adapters_max=2)
+    add(it, record())
+    add(it, record("b"))
+    it.begin((U, "coming"), 1, replace=False)
+    with pytest.raises(TooManyAdapters, match="may be: 3"):
+        it.begin((U, "d"), 1, replace=False)
+    add(it, record(revision=2), replace=True)
+    it.fall((T, "b"), 0)
+    it.begin((U, "d"), 1, replace=False)
+
+
+def test_files_of_all_count_once_each_and_until_they_are_gone() -> None:
+    it = registry(disk_bytes_max=40)
+    it.on_found([record()], {"h": 10, "orphan": 5}, 0)
+    add(it, record(tenant=U))  # the same files
+    it.begin((U, "coming"), 15, replace=False)
+    with pytest.raises(DiskFull, match=r"would have 41 bytes .* may have 40"):
+        it.begin((T, "b"), 11, replace=False)
+    it.begin((T, "b"), 10, replace=False)
+    it.end((U, "coming"))
+    for tenant in (T, U):
+        it.fall((tenant, "a"), 0)
+    with pytest.raises(DiskFull):
+        it.begin((T, "c"), 16, replace=False)
+    assert it.droppable(KEEP_NS) == ["h", "orphan"]
+    it.begin((T, "c"), 30, replace=False)
 
 
 def test_a_revision_is_above_all() -> None:

@@ -114,6 +114,7 @@ class Driver:
         prompt: str = "",
         sent_to: str | None = None,
         adapter: AdapterRef | None = None,
+        slo_tpot_ms: float | None = None,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -126,6 +127,7 @@ class Driver:
             prompt=prompt,
             sent_to=WorkerId(sent_to) if sent_to else None,
             adapter=adapter,
+            slo_tpot_ms=slo_tpot_ms,
         )
         return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 

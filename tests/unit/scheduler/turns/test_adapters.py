@@ -98,8 +98,10 @@ def test_a_policy_is_told_the_demand_and_the_ranks_of_all_turns() -> None:
     policy = Watching(d.limits)
     d.core = SchedulerCore(policy, d.limits, d.now_ns)
     d.report("w1", ("old", 1), running=B)  # adopted: this scheduler is new
-    d.submit("t1", adapter=A)
+    (start,) = only(StartTurn, d.submit("t1", adapter=A, slo_tpot_ms=50.0))
+    assert start.start.slo_tpot_ms == 50.0
     d.submit("t2")
     (first, before), (second, after) = policy.seen
+    assert (first.slo_tpot_ms, second.slo_tpot_ms) == (50.0, None)
     assert (first.adapter, first.num_prompt_tokens) == (A, 100) and second.adapter is None
     assert before == [("b", 64)] and after == [("b", 64), ("a", 8)]

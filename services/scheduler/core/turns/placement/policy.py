@@ -17,11 +17,13 @@ class Demand:
         adapter: that it runs on.
         num_prompt_tokens: 0: not known yet.
         slo_ttft_ms: target for the time to the first token; None: the house's own.
+        slo_tpot_ms: target for the mean time between further tokens; None: none.
     """
 
     adapter: AdapterRef | None = None
     num_prompt_tokens: int = 0
     slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
 
     @classmethod
     def of(cls, submit: TurnSubmit) -> "Demand":
@@ -30,6 +32,7 @@ class Demand:
             adapter=submit.adapter,
             num_prompt_tokens=submit.num_prompt_tokens,
             slo_ttft_ms=submit.slo_ttft_ms,
+            slo_tpot_ms=submit.slo_tpot_ms,
         )
 
 
