@@ -21,7 +21,6 @@ from loadtest.chaos.ties import TEMPERATURE, TOP_K, may_choose
 from loadtest.fuzz.house import House
 from shared.errors import PeerUnavailable
 
-BODIES = 2  # of a client, in turn
 REPLY_TOKENS = (100, 400)
 TEMPLATE_TOKENS = 40  # of a chat's prompt, beside its texts
 PROBE_TOKENS = 32
@@ -38,10 +37,12 @@ class Lengths:
     Attributes:
         opening: in common to a client's prompts.
         question: at least, and at most.
+        bodies: of a client, in turn.
     """
 
     opening: int
     question: tuple[int, int]
+    bodies: int = 2
 
     @property
     def turn_tokens(self) -> int:
@@ -50,7 +51,8 @@ class Lengths:
 
 
 USUAL = Lengths(200, (20, 150))  # three blocks of KV that a client comes back to
-SHORT = Lengths(70, (5, 15))  # one block, and no more new tokens than helpers take
+MIXED = Lengths(200, (20, 150), bodies=4)  # more KV and adapters than a pool keeps
+SHORT = Lengths(70, (5, 15), bodies=4)  # one block, and no more new tokens than helpers take
 
 
 def make_bodies(
@@ -66,7 +68,7 @@ def make_bodies(
         bodies.append(
             [
                 _body(next(in_turn), session_id, opening, lengths.question, rng)
-                for _ in range(BODIES)
+                for _ in range(lengths.bodies)
             ]
         )
     return bodies

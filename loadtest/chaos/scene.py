@@ -11,7 +11,7 @@ from cli.inspection.description import describe
 from cli.inspection.snapshot import look
 from cli.runfile import running_house
 from loadtest.chaos.adapters import NONE, Wanted, offered
-from loadtest.chaos.crowd import SHORT, USUAL, Crowd, Lengths, make_bodies
+from loadtest.chaos.crowd import MIXED, SHORT, USUAL, Crowd, Lengths, make_bodies
 from loadtest.chaos.helpers import are_all_ready
 from loadtest.chaos.judge import Toll
 from loadtest.chaos.watch import Watch, free_ports
@@ -45,7 +45,9 @@ class Setting:
     @property
     def lengths(self) -> Lengths:
         """Of prompts: helpers take short ones."""
-        return SHORT if self.adapters.has_helpers else USUAL
+        if self.adapters.has_helpers:
+            return SHORT
+        return MIXED if self.adapters.num else USUAL
 
 
 @dataclass(frozen=True, slots=True)

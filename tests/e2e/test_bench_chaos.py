@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.house import symphony
 
-SMALL = ["--adapters", "12", "--streams", "8", "--spares", "0", "--undisturbed-seconds", "5"]
+SMALL = ["--adapters", "24", "--streams", "8", "--spares", "0", "--undisturbed-seconds", "5"]
 
 
 def chaos(*options: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Faults under streams on adapters: who runs on what, what workers count, and whom to strike when."""
+"""Faults under streams on adapters: who runs on what, what workers count, who is struck when."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ import pytest
 from loadtest.bench import chaos
 from loadtest.chaos import helpers
 from loadtest.chaos.adapters import Wanted, offered
-from loadtest.chaos.crowd import BODIES, SHORT, USUAL, Crowd, Lengths, make_bodies
+from loadtest.chaos.crowd import MIXED, SHORT, USUAL, Crowd, Lengths, make_bodies
 from loadtest.chaos.helpers import Aim, are_all_ready, helper_names, helpers_of, strike_in_pass
 from loadtest.chaos.judge import Fault, judge
 from loadtest.chaos.striking import Met
@@ -32,15 +32,15 @@ def models_of(bodies: list[list[bytes]]) -> list[str]:
 
 
 def test_streams_run_on_the_base_and_on_adapters_in_turn() -> None:
-    bodies = make_bodies(["base", "a0", "a1"], 3, seed=1)
-    assert models_of(bodies) == ["base", "a0", "a1"] * BODIES
-    without = make_bodies(["base"], 3, seed=1)
+    bodies = make_bodies(["base", "a0", "a1"], 3, 1, MIXED)
+    assert models_of(bodies) == ["base", "a0", "a1"] * MIXED.bodies
+    without = make_bodies(["base"], 3, 1, MIXED)
     assert set(models_of(without)) == {"base"}
     for body, other in zip(bodies[0], without[0], strict=True):
         assert orjson.loads(body) | {"model": "base"} == orjson.loads(other)
 
 
-@pytest.mark.parametrize("lengths", [USUAL, SHORT])
+@pytest.mark.parametrize("lengths", [USUAL, MIXED, SHORT])
 def test_no_turn_is_longer_than_pools_have_room_for(lengths: Lengths) -> None:
     for bodies in make_bodies(["m"], 40, 3, lengths):
         for body in map(orjson.loads, bodies):
