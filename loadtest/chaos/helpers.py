@@ -5,6 +5,7 @@ pass has them at work.
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -89,28 +90,49 @@ class Aim(StrEnum):
     """What a fault met that was to meet a pass with helpers."""
 
     IN_PASS = "in a pass"
-    PERHAPS = "perhaps behind it"
+    BEHIND = "behind its last product"
     NO_PASS = "no pass came"
 
 
-def strike_in_pass(handle: int, number: signal.Signals, channel: Channel) -> tuple[float, Aim]:
-    """Send a signal to a helper, or to its worker, when a pass has the helper at work; in the end
-    in any case. Blocking.
+def strike_in_pass(
+    target: int, number: signal.Signals, helper: int, channel: Channel
+) -> tuple[float, bool]:
+    """Send a signal to a helper, or to its worker, while a pass waits for the helper; in the end in
+    any case. Blocking.
+
+    The helper is stopped before, so that it leaves undone what it is asked for next: else nobody
+    would be fast enough.
 
     Args:
-        handle: pidfd of the process.
+        target, helper: pidfds; the same if it is for the helper.
 
     Returns:
-        when, in monotonic seconds; what it met.
+        when, in monotonic seconds; whether there was such a pass.
 
     Raises:
-        OSError: the process is gone.
+        OSError: a process is gone.
     """
     give_up_at = time.monotonic() + PASS_WITHIN_S
-    while not (is_met := channel.is_awake) and time.monotonic() < give_up_at:
+    signal.pidfd_send_signal(helper, signal.SIGSTOP)
+    while not (has_come := is_asked(channel)) and time.monotonic() < give_up_at:
         time.sleep(LOOK_S)
     at = time.monotonic()
-    signal.pidfd_send_signal(handle, number)
-    if not is_met:
-        return at, Aim.NO_PASS
-    return at, Aim.IN_PASS if channel.is_awake else Aim.PERHAPS
+    if target != helper:
+        signal.pidfd_send_signal(target, number)
+        number = signal.SIGCONT
+    with suppress(ProcessLookupError):  # it was given up just now
+        signal.pidfd_send_signal(helper, number)
+    return at, has_come
+
+
+def is_asked(channel: Channel) -> bool:
+    """Whether a helper has not yet done what it was asked for."""
+    return channel.asked > 0 and channel.outcome(channel.asked) is None
+
+
+def was_in_pass(channel: Channel, *, is_helper: bool) -> bool:
+    """Whether a process met its signal in a pass; to be asked some time after that.
+
+    A helper left an order without an answer. A worker never said that the pass was over.
+    """
+    return is_asked(channel) if is_helper else channel.is_awake

@@ -6,18 +6,19 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.chaos.helpers import Aim, helpers_of, strike_in_pass
+from loadtest.chaos.helpers import Aim, helpers_of, strike_in_pass, was_in_pass
 from loadtest.chaos.judge import Fault
 from loadtest.chaos.scene import Stage
 from loadtest.fuzz.report import Report
-from services.worker.device.assist.channel import Channel
 
 LOADING_WITHIN_S = 10.0
 LOOK_S = 0.02
+ORDERS_S = 0.1  # until what was under way is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +52,48 @@ async def strike(stage: Stage, fault: Fault) -> Met:
     """Kill a process, or stop it for some time."""
     kind, _, number = fault.name.partition("-")
     worker = int(number) if kind in ("worker", "helper") else None
-    pid, channel = _target(stage, fault.name, worker)
-    if channel is None and kind in ("worker", "kvstore"):
+    pids = stage.house.pids()
+    sent = signal.SIGSTOP if fault.stop_s else signal.SIGKILL
+    if worker is not None and stage.has_helpers:
+        helper = helpers_of(pids[f"worker-{worker}"])[0]
+        channel = helper.channel()
+        with _opened(helper.pid) as beside, _opened(pids.get(fault.name, helper.pid)) as target:
+            to = beside if kind == "helper" else target
+            at, has_come = await asyncio.to_thread(strike_in_pass, to, sent, beside, channel)
+            with _stopped(to, fault.stop_s):
+                await asyncio.sleep(fault.stop_s or ORDERS_S)
+                is_met = was_in_pass(channel, is_helper=kind == "helper")
+        return Met(at, 0, (Aim.IN_PASS if is_met else Aim.BEHIND) if has_come else Aim.NO_PASS)
+    if kind in ("worker", "kvstore"):
         await _await_loading(stage, worker)
     num_awaited = stage.watch.num_awaited(worker)
-    sent = signal.SIGSTOP if fault.stop_s else signal.SIGKILL
+    with _opened(pids[fault.name]) as target:
+        at = time.monotonic()
+        signal.pidfd_send_signal(target, sent)
+        with _stopped(target, fault.stop_s):
+            await asyncio.sleep(fault.stop_s)
+    return Met(at, num_awaited, None)
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    """A handle of a process: its number may be another's when it is gone."""
     handle = os.pidfd_open(pid)
     try:
-        at, aim = time.monotonic(), None
-        if channel is None:
-            signal.pidfd_send_signal(handle, sent)
-        else:
-            at, aim = await asyncio.to_thread(strike_in_pass, handle, sent, channel)
-        await asyncio.sleep(fault.stop_s)
+        yield handle
     finally:
-        if fault.stop_s:
-            with suppress(ProcessLookupError):  # a helper that stands still is replaced
-                signal.pidfd_send_signal(handle, signal.SIGCONT)
         os.close(handle)
-    return Met(at, num_awaited, aim)
 
 
-def _target(stage: Stage, name: str, worker: int | None) -> tuple[int, Channel | None]:
-    """Whom to strike, and by what to see when."""
-    pids = stage.house.pids()
-    if worker is None or not stage.has_helpers:
-        return pids[name], None
-    helper = helpers_of(pids[f"worker-{worker}"])[0]
-    return pids.get(name, helper.pid), helper.channel()
+@contextmanager
+def _stopped(target: int, stop_s: float) -> Iterator[None]:
+    """If it was stopped, it goes on in the end."""
+    try:
+        yield
+    finally:
+        if stop_s:
+            with suppress(ProcessLookupError):  # a helper that stands still is replaced
+                signal.pidfd_send_signal(target, signal.SIGCONT)
 
 
 async def _await_loading(stage: Stage, worker: int | None) -> None:

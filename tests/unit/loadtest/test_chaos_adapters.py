@@ -16,13 +16,20 @@ from loadtest.bench import chaos
 from loadtest.chaos import helpers
 from loadtest.chaos.adapters import Wanted, offered
 from loadtest.chaos.crowd import MIXED, SHORT, USUAL, Crowd, Lengths, make_bodies
-from loadtest.chaos.helpers import Aim, are_all_ready, helper_names, helpers_of, strike_in_pass
+from loadtest.chaos.helpers import (
+    Aim,
+    are_all_ready,
+    helper_names,
+    helpers_of,
+    strike_in_pass,
+    was_in_pass,
+)
 from loadtest.chaos.judge import Fault, judge
 from loadtest.chaos.striking import Met
 from loadtest.chaos.watch import Watch, free_ports
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
-from services.worker.device.assist.channel import Channel, ChannelShape
+from services.worker.device.assist.channel import Channel, ChannelShape, Order, Outcome
 from shared.errors import InvalidRequest, PeerUnavailable
 from tests.unit.loadtest.test_chaos import END, GOOD, event, serve, stream, toll_of
 
@@ -111,10 +118,12 @@ def helper_of(parent: int, channel: Channel) -> Iterator["subprocess.Popen[bytes
     """A process that looks like a worker's helper, and waits."""
     numbers = parent, channel.file_number, SHAPE.rows_max, SHAPE.in_bytes, SHAPE.out_bytes
     words = [helpers.MODULE.decode(), *map(str, numbers)]
-    command = ["/bin/sh", "-c", "read line", *words]
+    command = ["/bin/sh", "-c", "echo; read line", *words]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, pass_fds=[channel.file_number]
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[channel.file_number]
     ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # its words can be read
         try:
             yield process
         finally:
@@ -146,17 +155,35 @@ def test_helpers_are_told_by_their_worker(channel: Channel, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_helper_is_struck_in_a_pass(
+def test_a_helper_or_its_worker_is_struck_while_one_waits_for_the_other(
     comes: bool, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helpers, "PASS_WITHIN_S", 0.01)
-    channel.is_awake = comes
-    with helper_of(1, channel) as process:
-        handle = os.pidfd_open(process.pid)
-        _, aim = strike_in_pass(handle, signal.SIGKILL, channel)
-        os.close(handle)
-        assert process.wait() == -signal.SIGKILL
-    assert aim is (Aim.IN_PASS if comes else Aim.NO_PASS)
+    if comes:
+        channel.ask(1, Order(letter=2, layer=0, site=0, num_rows=1))
+    with helper_of(1, channel) as helper, helper_of(1, channel) as worker:
+        handles = [os.pidfd_open(each.pid) for each in (helper, worker)]
+        assert strike_in_pass(handles[1], signal.SIGKILL, handles[0], channel)[1] == comes
+        assert worker.wait() == -signal.SIGKILL and helper.poll() is None
+        strike_in_pass(handles[0], signal.SIGKILL, handles[0], channel)
+        assert helper.wait() == -signal.SIGKILL
+        for handle in handles:
+            os.close(handle)
+
+
+def test_who_was_struck_in_a_pass_left_something_undone(channel: Channel) -> None:
+    def were() -> tuple[bool, bool]:
+        return was_in_pass(channel, is_helper=True), was_in_pass(channel, is_helper=False)
+
+    assert were() == (False, False)
+    channel.is_awake = True
+    assert were() == (False, True)
+    channel.ask(1, Order(letter=2, layer=0, site=0, num_rows=1))
+    assert were() == (True, True)
+    channel.is_awake = False  # nobody waits for it any more
+    assert were() == (True, False)
+    channel.answer(1, Outcome.DONE)
+    assert were() == (False, False)
 
 
 @pytest.mark.parametrize(
