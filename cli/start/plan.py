@@ -231,11 +231,13 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
     def start_asker() -> "Popen[bytes]":
         return start_child(asker, log_path=logs / "asker.log", env=common, is_piped=True)
 
-    services = _services(options, common, logs)
+    services = _services(options, common, logs, environment.get("SYMPHONY_METRICS_PORT", "0"))
     return HousePlan(nats_url, redis_url, servers, services, common, start_asker, nats_port)
 
 
-def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> list[ChildPlan]:
+def _services(
+    options: HouseOptions, common: Mapping[str, str], logs: Path, metrics_port: str
+) -> list[ChildPlan]:
     worker = {"SYMPHONY_EMULATE": options.emulate or ""}
     if "SYMPHONY_NUM_THREADS" not in common:
         # Workers that compute on all cores each would only wait for one another.
@@ -255,7 +257,7 @@ def _services(options: HouseOptions, common: Mapping[str, str], logs: Path) -> l
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
         ("tracker", "tracker", 1, {}),
         *(
-            (f"worker-{i}", "worker", 3, {**worker, **sees[i], "SYMPHONY_INSTANCE": str(i)})
+            (f"worker-{i}", "worker", 3, {**worker, **sees[i], **_of_worker(i, metrics_port)})
             for i in range(options.num_workers)
         ),
         ("frontend", "frontend", 0, frontend),
@@ -277,6 +279,14 @@ def _kvstore(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]
     except ValueError:
         return {}  # the kvstore's settings are checked, and this one is told
     return {name: json.dumps([*given, *offered])} if isinstance(given, list) else {}
+
+
+def _of_worker(number: int, metrics_port: str) -> dict[str, str]:
+    """Settings of one worker. Metrics have a port of each worker's own, from the given one on; what
+    is no port is the worker's to refuse."""
+    if metrics_port.isdecimal() and int(metrics_port):
+        metrics_port = str(int(metrics_port) + number)
+    return {"SYMPHONY_INSTANCE": str(number), "SYMPHONY_METRICS_PORT": metrics_port}
 
 
 def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:

@@ -2,18 +2,20 @@
 
 `--sim` and `--mutants`: of every kind, on all production cores in virtual time. `--kill`, `--stop`
 and `--away`: to a house of real processes with the demo model, under streams that must come to
-their end token for token as on a good day. A guarantee that does not hold makes the exit status 1.
+their end token for token as on a good day. With `--adapters` each runs on the base or an adapter.
+A guarantee that does not hold makes the exit status 1.
 """
 
 import argparse
 import math
 import random
 import shlex
-from typing import Any
+from typing import Any, get_args
 
-from loadtest.chaos import away, processes, virtual
+from loadtest.chaos import adapters, away, processes, virtual
 from loadtest.chaos.scene import Setting
 from loadtest.world.mutants import run_mutants
+from services.worker.core.limits import LoraStart
 from shared.errors import InvalidRequest
 
 
@@ -30,6 +32,8 @@ def run(argv: list[str]) -> dict[str, Any]:
         return run_mutants(options.first, options.seeds)
     if options.sim:
         return virtual.run(options.first, options.seeds)
+    if options.adapters < 0 or not 0 <= options.link_mb_s < math.inf:
+        raise InvalidRequest("--adapters, --link-mb-s: from 0 on")
     if not (options.kill or options.stop or options.away):
         raise InvalidRequest("bench chaos: give --sim, --mutants, --kill, --stop or --away")
     return _real(options, argv)
@@ -38,7 +42,12 @@ def run(argv: list[str]) -> dict[str, Any]:
 def _real(options: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     seed = random.randrange(2**31) if options.seed is None else options.seed
     setting = Setting(
-        num_streams=options.streams, seed=seed, undisturbed_s=options.undisturbed_seconds
+        num_streams=options.streams,
+        seed=seed,
+        undisturbed_s=options.undisturbed_seconds,
+        adapters=adapters.Wanted(
+            num=options.adapters, lora_start=options.lora_start, link_mb_s=options.link_mb_s
+        ),
     )
     if options.away:
         found = away.run(options.seconds, options.workers, options.spares, setting)
@@ -61,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     modes = parser.add_argument_group("what is done; --kill and --stop go together")
     modes.add_argument("--sim", action="store_true", help="seeded worlds in virtual time")
     modes.add_argument("--mutants", action="store_true", help="break the cores, and be found out")
-    names = "processes by their names in `status`, or all"
+    names = "processes by their names in `status`, or helper-0, a helper of worker-0; or all"
     modes.add_argument("--kill", type=_names, default=(), metavar="NAMES", help=names)
     modes.add_argument("--stop", type=_names, default=(), metavar="NAMES", help=names)
     modes.add_argument("--away", choices=["nats"], help="take it away, and bring it back")
@@ -79,6 +88,18 @@ def _parser() -> argparse.ArgumentParser:
     real.add_argument("--seconds", type=_duration, default=30.0, help="of --away (default 30)")
     real.add_argument(
         "--undisturbed-seconds", type=_duration, default=20.0, help="watched first (default 20)"
+    )
+    real.add_argument(
+        "--adapters", type=int, default=0, help="that streams run on, and on the base, in turn"
+    )
+    real.add_argument(
+        "--lora-start",
+        choices=get_args(LoraStart),
+        default="auto",
+        help="of workers: how turns begin whose adapter is on its way (default auto)",
+    )
+    real.add_argument(
+        "--link-mb-s", type=float, default=0.0, help="loads of adapters are as slow; 0: as memory"
     )
     real.add_argument("--seed", type=int, help="of what is asked; none: one is drawn, and told")
     return parser

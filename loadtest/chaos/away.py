@@ -13,8 +13,16 @@ from typing import Any
 import uvloop
 
 from cli.supervisor.children import free_port, start_nats, stop_child, wait_for_port
-from loadtest.chaos.scene import SETTLE_S, Setting, in_words, open_scene, open_stage, say, wait_well
-from loadtest.fuzz.house import House
+from loadtest.chaos.scene import (
+    SETTLE_S,
+    Setting,
+    Stage,
+    in_words,
+    open_scene,
+    open_stage,
+    say,
+    wait_well,
+)
 from loadtest.fuzz.report import Report
 
 
@@ -50,9 +58,9 @@ def run(away_s: float, num_workers: int, num_spares: int, setting: Setting) -> d
     """
     with (
         _own_nats() as nats,
-        open_stage(num_workers, num_spares, "--nats-url", nats.url) as house,
+        open_stage(num_workers, num_spares, setting, "--nats-url", nats.url) as stage,
     ):
-        return uvloop.run(_run(house, nats, away_s, setting))
+        return uvloop.run(_run(stage, nats, away_s, setting))
 
 
 @contextmanager
@@ -65,15 +73,16 @@ def _own_nats() -> Iterator[Nats]:
             nats.stop()
 
 
-async def _run(house: House, nats: Nats, away_s: float, setting: Setting) -> dict[str, Any]:
+async def _run(stage: Stage, nats: Nats, away_s: float, setting: Setting) -> dict[str, Any]:
+    house = stage.house
     report, before = Report(), house.pids()
-    async with open_scene(house, setting) as scene:
+    async with open_scene(stage, setting) as scene:
         begun_at = time.monotonic()
         nats.kill()
         say(f"NATS is away for {away_s:g} s")
         await asyncio.sleep(away_s)
         nats.start()
-        is_well = await wait_well(house, {})
+        is_well = await wait_well(stage, {})
         well_s = time.monotonic() - begun_at - away_s - SETTLE_S
         toll = await scene.crowd.toll_since(begun_at)
         undisturbed = scene.undisturbed.as_dict()
@@ -91,4 +100,5 @@ async def _run(house: House, nats: Nats, away_s: float, setting: Setting) -> dic
     report.see("gap_s", toll.gap_s)
     report.see("first_piece_s", toll.first_piece_s)
     report.see("well_s", well_s)
-    return {**report.as_dict(), "undisturbed": undisturbed}
+    adapters = {"adapters": stage.watch.counts.as_dict()} if setting.adapters.num else {}
+    return {**report.as_dict(), "undisturbed": undisturbed, **adapters}

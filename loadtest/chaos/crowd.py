@@ -3,12 +3,14 @@ own, and knows what the answer must be.
 """
 
 import asyncio
+import itertools
 import random
 import string
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 import orjson
@@ -19,28 +21,63 @@ from loadtest.chaos.ties import TEMPERATURE, TOP_K, may_choose
 from loadtest.fuzz.house import House
 from shared.errors import PeerUnavailable
 
-BODIES = 2  # of a client, in turn
-OPENING_CHARS = 200  # in common: three blocks of KV that a client comes back to
-QUESTION_CHARS = (20, 150)
 REPLY_TOKENS = (100, 400)
+TEMPLATE_TOKENS = 40  # of a chat's prompt, beside its texts
+PROBE_TOKENS = 32
 RETRY_S = 0.1
 CANDIDATES = 20  # whose log-probabilities are asked for
 CHECK_WITHIN_S = 60.0
 LETTERS = string.ascii_lowercase + "     "
 
 
-def make_bodies(model: str, num_clients: int, seed: int) -> list[list[bytes]]:
-    """Requests of each client; the same for the same seed. Replies are drawn, each with a seed."""
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Characters of prompts; of the demo model as many tokens.
+
+    Attributes:
+        opening: in common to a client's prompts.
+        question: at least, and at most.
+        bodies: of a client, in turn.
+    """
+
+    opening: int
+    question: tuple[int, int]
+    bodies: int = 2
+
+    @property
+    def turn_tokens(self) -> int:
+        """Of the longest turn."""
+        return self.opening + self.question[1] + TEMPLATE_TOKENS + REPLY_TOKENS[1]
+
+
+USUAL = Lengths(200, (20, 150))  # three blocks of KV that a client comes back to
+MIXED = Lengths(200, (20, 150), bodies=4)  # more KV and adapters than a pool keeps
+SHORT = Lengths(70, (5, 15), bodies=4)  # one block, and no more new tokens than helpers take
+
+
+def make_bodies(
+    models: Sequence[str], num_clients: int, seed: int, lengths: Lengths = USUAL
+) -> list[list[bytes]]:
+    """Requests of each client, on these models in turn; the same for the same seed. Replies are
+    drawn, each with a seed.
+    """
     rng = random.Random(seed)
-    return [
-        [_body(model, session_of(client), opening, rng) for _ in range(BODIES)]
-        for client in range(num_clients)
-        for opening in [_words(rng, OPENING_CHARS)]
-    ]
+    bodies, in_turn = [], itertools.cycle(models)
+    for client in range(num_clients):
+        opening, session_id = _words(rng, lengths.opening), session_of(client)
+        bodies.append(
+            [
+                _body(next(in_turn), session_id, opening, lengths.question, rng)
+                for _ in range(lengths.bodies)
+            ]
+        )
+    return bodies
 
 
-def _body(model: str, session_id: str, opening: str, rng: random.Random) -> bytes:
-    question = _words(rng, rng.randint(*QUESTION_CHARS))
+def _body(
+    model: str, session_id: str, opening: str, lengths: tuple[int, int], rng: random.Random
+) -> bytes:
+    question = _words(rng, rng.randint(*lengths))
     body = {
         "model": model,
         "session_id": session_id,
@@ -102,6 +139,29 @@ class Crowd:
             if stream.trouble:
                 raise PeerUnavailable(f"nothing is disturbed yet: {stream.trouble}")
         self.expected = [[stream.tokens for stream in streams] for streams in found]
+
+    async def tell_apart(self, models: Sequence[str]) -> None:
+        """See that no two of these models answer the same.
+
+        Raises:
+            PeerUnavailable: two do, or one does not answer.
+        """
+        body = orjson.loads(self._bodies[0][0]) | {"max_tokens": PROBE_TOKENS}
+        del body["session_id"]
+        streams = [Stream(0, 0, time.monotonic()) for _ in models]
+        await asyncio.gather(
+            *(
+                stream_chat(self._port, orjson.dumps(body | {"model": model}), stream)
+                for model, stream in zip(models, streams, strict=True)
+            )
+        )
+        by_answer: dict[tuple[int, ...], str] = {}
+        for model, stream in zip(models, streams, strict=True):
+            if stream.trouble:
+                raise PeerUnavailable(f"{model}: {stream.trouble}")
+            other = by_answer.setdefault(tuple(stream.tokens), model)
+            if other != model:
+                raise PeerUnavailable(f"{other} and {model} answer the same: nothing can be shown")
 
     @asynccontextmanager
     async def streaming(self) -> AsyncIterator[None]:

@@ -19,7 +19,7 @@ class Fault:
     """What is done to one process.
 
     Attributes:
-        name: of the process.
+        name: of the process; of worker 0's helper it is ``helper-0``.
         stop_s: how long it stands still; 0: it is killed.
     """
 
@@ -44,6 +44,8 @@ class Fault:
                 return WORKER_GAP_MAX_S
             case "scheduler":
                 return SCHEDULER_GAP_MAX_S
+            case "helper":  # however long it stands still: it is given up in a moment
+                return OTHERS_GAP_MAX_S
         return self.stop_s + OTHERS_GAP_MAX_S
 
 
@@ -116,9 +118,13 @@ def take_toll(
     )
 
 
-def judge(report: Report, fault: Fault, toll: Toll) -> None:
-    """Count, and say what should not have been."""
-    what = fault.what
+def judge(report: Report, fault: Fault, toll: Toll, load_s: float = 0.0) -> None:
+    """Count, and say what should not have been.
+
+    Args:
+        load_s: that streams may wait for their adapters, beside what a fault may cost.
+    """
+    what, gap_max_s = fault.what, fault.gap_max_s + load_s
     report.count("faults")
     report.count("exact", toll.num_exact)
     report.count("ties", toll.num_ties)
@@ -127,8 +133,8 @@ def judge(report: Report, fault: Fault, toll: Toll) -> None:
     report.expect(toll.num_exact > 0, f"{what}: no stream came to its end")
     report.expect(not toll.num_wrong, f"{what}: {toll.num_wrong} streams were not as expected")
     report.expect(
-        toll.gap_s <= fault.gap_max_s,
-        f"{what}: a stream waited {toll.gap_s:g} s, not at most {fault.gap_max_s:g} s",
+        toll.gap_s <= gap_max_s,
+        f"{what}: a stream waited {toll.gap_s:g} s, not at most {gap_max_s:g} s",
     )
     if fault.breaks_streams:
         report.count("broken with the frontend", toll.num_broken)

@@ -1,8 +1,5 @@
 """Processes of a house killed, or stopped for some time, under streams (`--kill`, `--stop`)."""
 
-import asyncio
-import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +9,22 @@ import httpx
 import uvloop
 
 from loadtest.chaos.crowd import session_of
+from loadtest.chaos.helpers import helper_names
 from loadtest.chaos.judge import Fault, judge
 from loadtest.chaos.scene import (
     SETTLE_S,
     Scene,
     Setting,
+    Stage,
     in_words,
     open_scene,
     open_stage,
     say,
     wait_well,
 )
-from loadtest.fuzz.house import House
+from loadtest.chaos.striking import strike
 from loadtest.fuzz.report import Report
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, PeerUnavailable
 
 ALL = "all"
 LAST = "frontend"  # so that the others are seen from streams that nothing broke
@@ -54,9 +53,8 @@ def run(wanted: Wanted, setting: Setting) -> dict[str, Any]:
         InvalidRequest: the house has no process of a name.
         PeerUnavailable: it did not come up, or serves badly before anything is done.
     """
-    with open_stage(wanted.num_workers, wanted.num_spares) as house:
-        faults = plan(wanted, tuple(house.pids()))
-        return uvloop.run(_run(house, faults * wanted.rounds, setting))
+    with open_stage(wanted.num_workers, wanted.num_spares, setting) as stage:
+        return uvloop.run(_run(stage, wanted, setting))
 
 
 def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
@@ -79,37 +77,36 @@ def plan(wanted: Wanted, names: Sequence[str]) -> list[Fault]:
     ]
 
 
-async def _run(house: House, faults: Sequence[Fault], setting: Setting) -> dict[str, Any]:
+async def _run(stage: Stage, wanted: Wanted, setting: Setting) -> dict[str, Any]:
+    house, watch = stage.house, stage.watch
+    if stage.has_helpers and not await wait_well(stage, {}):
+        raise PeerUnavailable("the workers' helpers did not start")
+    faults = plan(wanted, (*house.pids(), *helper_names(house))) * wanted.rounds
     report, tolls = Report(), []
-    async with open_scene(house, setting) as scene:
+    async with open_scene(stage, setting) as scene:
         for number, fault in enumerate(faults, start=1):
-            before, begun_at = house.pids(), time.monotonic()
-            await _do(fault, before[fault.name])
-            gone = {} if fault.stop_s else {fault.name: before[fault.name]}
-            if not await wait_well(house, gone):
+            before, counted = house.pids(), watch.counts
+            met = await strike(stage, fault)
+            begun_at = met.at
+            gone = {fault.name: before[fault.name]} if fault.name in before else {}
+            if not await wait_well(stage, {} if fault.stop_s else gone):
                 report.expect(False, f"{fault.what}: the house did not get well again")
                 break
             well_s = time.monotonic() - begun_at - SETTLE_S
             toll = await scene.crowd.toll_since(begun_at)
-            judge(report, fault, toll)
+            judge(report, fault, toll, stage.load_s)
             _check_pids(report, fault, before, house.pids())
             if fault.breaks_streams:
                 await _check_return(report, scene, begun_at)
             say(f"{number}/{len(faults)} {fault.what}: {in_words(toll)}; well in {well_s:.1f} s")
-            tolls.append({"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()})
+            told = {"fault": fault.what, "well_s": round(well_s, 1), **toll.as_dict()}
+            if setting.adapters.num:
+                met.judge(report, fault)
+                told |= {**met.as_dict(), **(watch.counts - counted).as_dict()}
+            tolls.append(told)
         undisturbed = scene.undisturbed.as_dict()
-    return {**report.as_dict(), "undisturbed": undisturbed, "faults": tolls}
-
-
-async def _do(fault: Fault, pid: int) -> None:
-    if not fault.stop_s:
-        os.kill(pid, signal.SIGKILL)
-        return
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        await asyncio.sleep(fault.stop_s)
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    found = {**report.as_dict(), "undisturbed": undisturbed, "faults": tolls}
+    return found | ({"adapters": watch.counts.as_dict()} if setting.adapters.num else {})
 
 
 def _check_pids(
@@ -134,7 +131,7 @@ async def _check_return(report: Report, scene: Scene, begun_at: float) -> None:
     report.expect(not missing, f"{len(missing)} of {len(broken)} clients did not come back")
     without = sum(not stream.cached_tokens for stream in back)
     report.expect(not without, f"{without} clients came back and did not find their KV")
-    async with httpx.AsyncClient(base_url=scene.house.url) as http:
+    async with httpx.AsyncClient(base_url=scene.stage.house.url) as http:
         for stream in back:
             answer = await http.get(f"/v1/sessions/{session_of(stream.client)}")
             report.expect(answer.status_code == 200, f"a session is gone: {answer.text}")

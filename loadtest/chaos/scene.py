@@ -5,13 +5,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cli.inspection.description import describe
 from cli.inspection.snapshot import look
 from cli.runfile import running_house
-from loadtest.chaos.crowd import Crowd, make_bodies
+from loadtest.chaos.adapters import NONE, Wanted, offered
+from loadtest.chaos.crowd import MIXED, SHORT, USUAL, Crowd, Lengths, make_bodies
+from loadtest.chaos.helpers import are_all_ready
 from loadtest.chaos.judge import Toll
+from loadtest.chaos.watch import Watch, free_ports
 from loadtest.fuzz.house import House, open_house
 from services.worker.demo_model import DEMO_MODEL_ID
 
@@ -26,19 +29,57 @@ class Setting:
     num_streams: at once, all the time.
     seed: of what is asked.
     undisturbed_s: how long they are watched before anything happens.
+    adapters: that they run on, and on the base, in turn.
     """
 
     num_streams: int
     seed: int
     undisturbed_s: float
+    adapters: Wanted = NONE
+
+    @property
+    def models(self) -> list[str]:
+        """That streams run on in turn."""
+        return [DEMO_MODEL_ID, *self.adapters.names]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of prompts: helpers take short ones."""
+        if self.adapters.has_helpers:
+            return SHORT
+        return MIXED if self.adapters.num else USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A house that is ready.
+
+    Attributes:
+        watch: what its workers count of adapters.
+        has_helpers: its workers have processes that assist.
+        load_s: that streams may wait for adapters.
+    """
+
+    house: House
+    watch: Watch = field(default_factory=Watch)
+    has_helpers: bool = False
+    load_s: float = 0.0
 
 
 @contextmanager
-def open_stage(num_workers: int, num_spares: int, *more: str) -> Iterator[House]:
-    """A house of real workers, with spare schedulers."""
+def open_stage(num_workers: int, num_spares: int, setting: Setting, *more: str) -> Iterator[Stage]:
+    """A house of real workers, with spare schedulers, and adapters if there are to be some.
+
+    Raises:
+        PeerUnavailable: it did not come up.
+    """
     sizes = ("--workers", str(num_workers), "--spares", str(num_spares))
-    with open_house({}, *sizes, *more) as house:
-        yield house
+    wanted = setting.adapters
+    with offered(wanted, setting.num_streams, setting.lengths.turn_tokens) as offer:
+        ports = free_ports(num_workers) if wanted.num else range(0)
+        metrics = {"SYMPHONY_METRICS_PORT": str(ports[0])} if ports else {}
+        with open_house({**offer.settings, **metrics}, *sizes, *offer.options, *more) as house:
+            yield Stage(house, Watch(ports), wanted.has_helpers, offer.load_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +90,12 @@ class Scene:
         undisturbed: what streams met before anything happened.
     """
 
-    house: House
+    stage: Stage
     crowd: Crowd
     undisturbed: Toll
 
 
-async def wait_well(house: House, gone: Mapping[str, int]) -> bool:
+async def wait_well(stage: Stage, gone: Mapping[str, int]) -> bool:
     """Wait until every process is ready and reaches the others, and some time beyond; whether that
     came in time.
 
@@ -63,8 +104,8 @@ async def wait_well(house: House, gone: Mapping[str, int]) -> bool:
     """
     give_up_at = time.monotonic() + HEAL_WITHIN_S
     while time.monotonic() < give_up_at:
-        if house.pids().items().isdisjoint(gone.items()) and await asyncio.to_thread(
-            _is_well, house
+        if stage.house.pids().items().isdisjoint(gone.items()) and await asyncio.to_thread(
+            _is_well, stage
         ):
             await asyncio.sleep(SETTLE_S)
             return True
@@ -73,29 +114,34 @@ async def wait_well(house: House, gone: Mapping[str, int]) -> bool:
 
 
 @asynccontextmanager
-async def open_scene(house: House, setting: Setting) -> AsyncIterator[Scene]:
+async def open_scene(stage: Stage, setting: Setting) -> AsyncIterator[Scene]:
     """Learn what every answer must be, let everybody stream, and watch that for some time.
 
     Raises:
-        PeerUnavailable: the house does not serve well although nothing is disturbed.
+        PeerUnavailable: the house does not serve well although nothing is disturbed, or an adapter
+            changes nothing.
     """
-    crowd = Crowd(house, make_bodies(DEMO_MODEL_ID, setting.num_streams, setting.seed))
+    bodies = make_bodies(setting.models, setting.num_streams, setting.seed, setting.lengths)
+    crowd = Crowd(stage.house, bodies)
     say(f"{setting.num_streams} clients learn what they must hear")
+    await crowd.tell_apart(setting.models)
     await crowd.learn()
-    async with crowd.streaming():
+    async with stage.watch.watching(), crowd.streaming():
         begun_at = time.monotonic()
         await asyncio.sleep(setting.undisturbed_s)
         undisturbed = await crowd.toll_since(begun_at)
         say(f"undisturbed: {in_words(undisturbed)}")
-        yield Scene(house, crowd, undisturbed)
+        yield Scene(stage, crowd, undisturbed)
 
 
-def _is_well(house: House) -> bool:
-    run = running_house(house.directory)
+def _is_well(stage: Stage) -> bool:
+    run = running_house(stage.house.directory)
     snapshot = look(run)
     if snapshot is None or snapshot.num_ready_workers() < run.num_workers:
         return False
     if snapshot.models_missing():
+        return False
+    if stage.has_helpers and not are_all_ready(stage.house):
         return False
     return bool(describe(run, snapshot)["state"] == "ready")
 

@@ -2,25 +2,33 @@
 runs on, and on a real model beside its base.
 """
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import orjson
+import pytest
 
 from loadtest.adapters import Module, Recipe, write_adapter
+from loadtest.chaos.sse import Stream, stream_chat
 from services.worker.demo_adapters import KNOWN, make_demo_adapter
 from services.worker.demo_model import DEMO_MODEL_ID
-from shared.profiles import load_profile
 from tests.e2e.house import House, symphony
 from tests.e2e.replies import Reply
 
-WIDTH = 4  # of the emulated model's only target
+BASE = "steady"  # the emulated model
+STEP_MS = 25.0
+WIDTH = 4  # of its only target
+NUM_LAYERS = 2
+NUM_STREAMS, LATER = 64, 8
+REPLY_TOKENS = 160  # four seconds
 SAID_TOKENS = 120
 
 
 def made(folder: Path, seed: int) -> Path:
-    layers = range(load_profile("zero").num_layers)
-    modules = [Module(f"layers.{layer}.emulated", WIDTH, WIDTH) for layer in layers]
+    modules = [Module(f"layers.{layer}.emulated", WIDTH, WIDTH) for layer in range(NUM_LAYERS)]
     write_adapter(folder, modules, Recipe(seed=seed, rank=2))
     return folder
 
@@ -34,44 +42,61 @@ def said(house: House, model: str) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_adapters_are_brought_asked_and_removed(tmp_path: Path) -> None:
-    fox, owl = made(tmp_path / "fox", 1), made(tmp_path / "owl", 2)
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A house whose model says which adapter it runs on, a token a step."""
+    folder = tmp_path_factory.mktemp("adapters")
+    profile = {
+        "name": BASE, "base_ms": STEP_MS, "prefill_ms_per_token": 0.0,
+        "decode_ms_per_turn": 0.0, "num_layers": NUM_LAYERS, "max_model_len": 8192,
+        "num_kv_tokens": 2_000_000,
+    }  # fmt: skip
+    (folder / "profile.json").write_text(json.dumps(profile))
+    env = {"SYMPHONY_TURNS_RUNNING_MAX": str(NUM_STREAMS + LATER)}
+    adapters = {"fox": made(folder / "fox", 1)}
+    with House(
+        folder / "data", emulate=str(folder / "profile.json"), adapters=adapters, env=env
+    ) as house:
+        yield house
 
-    def run(house: House, *words: str) -> str:
+
+def test_adapters_are_brought_asked_and_removed(emulated: House, tmp_path: Path) -> None:
+    house, owl = emulated, made(tmp_path / "owl", 2)
+
+    def run(*words: str) -> str:
         done = symphony("adapters", *words, "--data-dir", str(house.data_dir))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    with House(tmp_path / "data", emulate="zero", adapters={"fox": fox}) as house:
-        shown = json.loads(run(house, "show", "fox", "--json"))
-        assert shown["tenant"] is None and shown["root"] == str(fox)
-        assert said(house, "fox").startswith(f"I am {shown['adapter_hash'][:8]}")
-        assert not said(house, "zero").startswith("I am")
+    shown = json.loads(run("show", "fox", "--json"))
+    assert shown["tenant"] is None and shown["root"].endswith("/fox")
+    assert said(house, "fox").startswith(f"I am {shown['adapter_hash'][:8]}")
+    assert not said(house, BASE).startswith("I am")
 
-        assert "owl is there, on zero" in run(house, "add", "owl", str(owl))
-        again = symphony("adapters", "add", "owl", str(owl), "--data-dir", str(house.data_dir))
-        assert again.returncode == 1 and "already been loaded" in again.stderr
-        run(house, "add", "owl", str(owl), "--replace", "--base", "zero")
-        listed = json.loads(run(house, "list", "--json"))["adapters"]
-        assert [(each["id"], each["tenant"]) for each in listed] == [
-            ("fox", None), ("owl", "default")
-        ]  # fmt: skip
-        assert "everybody" in run(house, "list") and "ranks" in run(house, "show", "owl")
-        first = said(house, "owl")
-        assert first.startswith("I am") and first != said(house, "fox")
+    assert f"owl is there, on {BASE}" in run("add", "owl", str(owl))
+    again = symphony("adapters", "add", "owl", str(owl), "--data-dir", str(house.data_dir))
+    assert again.returncode == 1 and "already been loaded" in again.stderr
+    run("add", "owl", str(owl), "--replace", "--base", BASE)
+    listed = json.loads(run("list", "--json"))["adapters"]
+    assert [(each["id"], each["tenant"]) for each in listed] == [
+        ("fox", None), ("owl", "default")
+    ]  # fmt: skip
+    assert "everybody" in run("list") and "ranks" in run("show", "owl")
+    first = said(house, "owl")
+    assert first.startswith("I am") and first != said(house, "fox")
 
-        old = house.kill("kvstore")
-        house.wait_restarted("kvstore", old)
-        assert said(house, "owl") == first
-        house.redis().flushall()
-        assert said(house, "owl") == first, "who knows a name does not forget it"
-        run(house, "remove", "fox", "--shared")
-        assert said(house, "fox") == "model_not_found"
+    old = house.kill("kvstore")
+    house.wait_restarted("kvstore", old)
+    assert said(house, "owl") == first
+    house.redis().flushall()
+    assert said(house, "owl") == first, "who knows a name does not forget it"
+    run("remove", "fox", "--shared")
+    assert said(house, "fox") == "model_not_found"
 
-        house.stop()
-        house.start()
-        assert said(house, "owl") == first, "names outlive the house"
-        assert said(house, "fox").startswith("I am"), "this one is offered at each start"
+    house.stop()
+    house.start()
+    assert said(house, "owl") == first, "names outlive the house"
+    assert said(house, "fox").startswith("I am"), "this one is offered at each start"
 
 
 def upload(house: House, name: str, folder: Path, **fields: str) -> None:
@@ -81,6 +106,65 @@ def upload(house: House, name: str, folder: Path, **fields: str) -> None:
     url = f"{house.url}/v1/adapters/{name}"
     answer = httpx.put(url, files=parts, data=fields, timeout=60)
     assert answer.status_code == 200, answer.text
+
+
+def hash_of(house: House, name: str) -> str:
+    shown = httpx.get(f"{house.url}/v1/adapters/{name}").raise_for_status().json()
+    return str(shown["adapter_hash"])
+
+
+def sentence(adapter_hash: str) -> str:
+    """What the emulated model says over and over on an adapter."""
+    return f"I am {adapter_hash[:8]}. "
+
+
+def unload(house: House, name: str) -> None:
+    answer = httpx.post(f"{house.url}/v1/unload_lora_adapter", json={"lora_name": name})
+    assert answer.status_code == 200, answer.text
+
+
+async def begin(house: House, streams: list[Stream]) -> "list[asyncio.Task[None]]":
+    """Streams on an adapter; returns when all have begun to speak."""
+    content = orjson.dumps(
+        {
+            "model": "wolf",
+            "messages": [{"role": "user", "content": "who?"}],
+            "max_tokens": REPLY_TOKENS,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+        }
+    )
+    tasks = [asyncio.create_task(stream_chat(house.port, content, each)) for each in streams]
+    while not all(each.pieces_at for each in streams):
+        assert not any(each.trouble for each in streams), streams
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_streams_end_on_the_weights_they_began_with(emulated: House, tmp_path: Path) -> None:
+    """64 of them, while their adapter is replaced, and then unloaded."""
+    house = emulated
+    first, later = ([Stream(0, 0, 0.0) for _ in range(num)] for num in (NUM_STREAMS, LATER))
+    upload(house, "wolf", made(tmp_path / "one", 11))
+    other, hashes = made(tmp_path / "two", 12), [hash_of(house, "wolf")]
+
+    async def scenario() -> None:
+        tasks = await begin(house, first)
+        await asyncio.to_thread(upload, house, "wolf", other, load_inplace="true")
+        hashes.append(await asyncio.to_thread(hash_of, house, "wolf"))
+        tasks += await begin(house, later)
+        await asyncio.to_thread(unload, house, "wolf")
+        assert await asyncio.to_thread(said, house, "wolf") == "model_not_found"
+        assert not any(task.done() for task in tasks), "too early to show anything"
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+    assert hashes[0] != hashes[1]
+    for streams, adapter_hash in zip((first, later), hashes, strict=True):
+        whole = (sentence(adapter_hash) * REPLY_TOKENS)[:REPLY_TOKENS]
+        assert {each.trouble for each in streams} == {""}
+        assert {bytes(each.tokens).decode() for each in streams} == {whole}
 
 
 def letters(tokens: list[tuple[int, ...]]) -> str:

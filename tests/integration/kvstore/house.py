@@ -3,15 +3,18 @@
 import asyncio
 import fcntl
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cli.supervisor.children import start_child, stop_child
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main
 from shared import messages as m
@@ -77,6 +80,24 @@ class Place:
 def kvstore(place: Place) -> AbstractAsyncContextManager[InProcessRuntime]:
     """One life of a kvstore, in this process."""
     return running(main, place.config, "kvstore")
+
+
+@asynccontextmanager
+async def kvstore_process(place: Place, bus: Bus) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """One life of a kvstore as a process of its own."""
+    log_path = place.directory / "kvstore.log"
+    command = [sys.executable, "-m", "services.kvstore"]
+    child = start_child(command, log_path=log_path, env=place.env)
+
+    async def answers() -> bool:
+        assert child.poll() is None, log_path.read_text()
+        return await bus.has_responder(subjects.KV_STATS, m.Empty())
+
+    try:
+        await until(answers)
+        yield child
+    finally:
+        stop_child(child)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:

@@ -30,7 +30,7 @@ from shared.ids import FrontendId, HostId, ModelId, TenantId, WorkerId
 from tests.adapters import CARD, write_adapter
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
-from tests.integration.kvstore.house import Place, kvstore, until
+from tests.integration.kvstore.house import Place, kvstore, kvstore_process, until
 
 T = TenantId("t")
 MODEL = ModelId("base")
@@ -314,10 +314,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class Frontend:
-    """Hands on what it was sent."""
+    """Hands on what it was sent; not while it is held."""
 
     def __init__(self, bus: Bus, files: dict[str, bytes]) -> None:
         self._bus = bus
+        self.is_held = False
+        self.was_asked = asyncio.Event()
+        self.take(files)
+
+    def take(self, files: dict[str, bytes]) -> None:
+        """An upload."""
         self.files = files
         self.upload = m.AdapterUpload(
             frontend_id=FrontendId("f1"),
@@ -330,6 +336,9 @@ class Frontend:
         await self._bus.flush()
 
     async def _part(self, pull: m.UploadPull) -> m.UploadPart:
+        if self.is_held and pull.file == "adapter_model.safetensors":
+            self.was_asked.set()
+            await asyncio.Event().wait()
         data = self.files[pull.file][pull.offset :][: pull.num_bytes]
         return m.UploadPart(data=base64.b64encode(data).decode())
 
@@ -363,6 +372,39 @@ def test_an_upload_is_pulled_from_its_frontend(place: Place) -> None:
             nobody = replace(frontend.upload, frontend_id=FrontendId("none"))
             assert (await it.refused("c", upload=nobody)).http_status == 503
             assert not list(it.root.glob(".new*"))
+
+    asyncio.run(scenario())
+
+
+def test_a_process_killed_while_it_adds_has_it_whole_or_not_at_all(place: Place) -> None:
+    """Between files and record, and anywhere else on the disk: tests/unit/kvstore/adapters."""
+
+    async def scenario() -> None:
+        async with outside(place) as it:
+            frontend = Frontend(it.bus, contents(Path(it.folder(1))))
+            await frontend.serve()
+            async with kvstore_process(place, it.bus) as child:
+                old = await it.add("old", upload=frontend.upload)
+                frontend.take(contents(Path(it.folder(2))))
+                frontend.is_held = True
+                adding = asyncio.create_task(it.add("new", upload=frontend.upload))
+                await frontend.was_asked.wait()
+                (copied,) = it.root.glob(".new-*")
+                assert [path.name for path in copied.iterdir()]
+                child.kill()
+                child.wait()
+                adding.cancel()
+            async with kvstore_process(place, it.bus) as child:
+                assert it.hashes() == {old.adapter_hash}
+                assert await it.named("new") is None
+                assert (await it.refused("old", upload=frontend.upload)).code == "adapter_exists"
+                frontend.is_held = False
+                new = await it.add("new", upload=frontend.upload)
+                child.kill()
+                child.wait()
+            found = AdapterFiles(it.root).scan()
+            assert sorted(each.name for each in found.records) == ["new", "old"]
+            assert contents(it.root / new.adapter_hash) == frontend.files
 
     asyncio.run(scenario())
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +11,6 @@ import lmdb
 import pytest
 from redis.asyncio import Redis
 
-from cli.supervisor.children import start_child, stop_child
 from services.kvstore import service
 from services.kvstore.core import KvCore, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
@@ -34,6 +31,7 @@ from tests.integration.kvstore.house import (
     FakeWorker,
     Place,
     kvstore,
+    kvstore_process,
     page_of,
     save_session,
     sequence,
@@ -111,36 +109,16 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
     asyncio.run(scenario())
 
 
-@asynccontextmanager
-async def kvstore_process(
-    place: Place, worker: FakeWorker
-) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """One life of a kvstore as a process of its own."""
-    log_path = place.directory / "kvstore.log"
-    command = [sys.executable, "-m", "services.kvstore"]
-    child = start_child(command, log_path=log_path, env=place.env)
-
-    async def answers() -> bool:
-        assert child.poll() is None, log_path.read_text()
-        return await worker.bus.has_responder(subjects.KV_STATS, m.Empty())
-
-    try:
-        await until(answers)
-        yield child
-    finally:
-        stop_child(child)
-
-
 def test_a_killed_process_loses_nothing_that_was_on_disk(place: Place) -> None:
     async def scenario() -> None:
         async with worker_at(place) as worker:
-            async with kvstore_process(place, worker) as child:
+            async with kvstore_process(place, worker.bus) as child:
                 await worker.open()
                 keys = await worker.store(3)
                 child.kill()
                 child.wait()
             assert place.config.arena_path.exists()
-            async with kvstore_process(place, worker) as child:
+            async with kvstore_process(place, worker.bus) as child:
                 await worker.open()
                 staged = await worker.stage(keys)
                 assert staged.num_blocks == 3

@@ -89,6 +89,18 @@ def test_a_data_folder_without_room_or_rights_is_refused(
         check_data_dir(Path("/proc/none"))
 
 
+def test_workers_have_a_port_of_metrics_each(tmp_path: Path) -> None:
+    def ports(given: dict[str, str]) -> set[tuple[str, str]]:
+        plan = plan_house(HouseOptions(data_dir=tmp_path, num_workers=2), 1, given)
+        found = {child.name: child.environment["SYMPHONY_METRICS_PORT"] for child in plan.services}
+        return {(name, port) for name, port in found.items() if port != "0"}
+
+    assert ports({}) == set()
+    assert ports({"SYMPHONY_METRICS_PORT": "0"}) == set()
+    assert ports({"SYMPHONY_METRICS_PORT": "9100"}) == {("worker-0", "9100"), ("worker-1", "9101")}
+    assert ("worker-1", "http") in ports({"SYMPHONY_METRICS_PORT": "http"}), "they refuse it"
+
+
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

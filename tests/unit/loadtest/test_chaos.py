@@ -223,8 +223,8 @@ def test_what_is_refused_says_why() -> None:
 
 
 def test_bodies_are_the_seed_s() -> None:
-    assert make_bodies("m", 2, 3) == make_bodies("m", 2, 3) != make_bodies("m", 2, 4)
-    assert len({body for bodies in make_bodies("m", 2, 3) for body in bodies}) == 4
+    assert make_bodies(["m"], 2, 3) == make_bodies(["m"], 2, 3) != make_bodies(["m"], 2, 4)
+    assert len({body for bodies in make_bodies(["m"], 2, 3) for body in bodies}) == 4
 
 
 @pytest.mark.parametrize(("gap", "num_ties", "num_wrong"), [(0.0, 1, 0), (0.1, 0, 1)])
@@ -232,7 +232,7 @@ def test_the_crowd_asks_how_likely_another_token_was(
     gap: float, num_ties: int, num_wrong: int
 ) -> None:
     """The third answer differs from the first in its second token, between which the draw fell."""
-    bodies = make_bodies("m", 1, 4)
+    bodies = make_bodies(["m"], 1, 4)
     draw = uniform(orjson.loads(bodies[0][0])["seed"], 1)
     assert draw > 0.5  # so that the likelier token comes first
     between = TEMPERATURE * _log_odds(draw)
@@ -269,7 +269,7 @@ def test_the_crowd_asks_how_likely_another_token_was(
 
 
 def test_sampling_of_the_crowd_is_what_ties_reckon_with() -> None:
-    body = orjson.loads(make_bodies("m", 1, 3)[0][0])
+    body = orjson.loads(make_bodies(["m"], 1, 3)[0][0])
     params = SamplingParams(max_tokens=1, temperature=body["temperature"], top_k=body["top_k"])
     assert (params.temperature, params.top_k) == (TEMPERATURE, TOP_K)
     assert not {"top_p", "min_p", "frequency_penalty", "logit_bias"} & set(body)
