@@ -58,7 +58,7 @@ def helpers_of(worker_pid: int) -> list[Helper]:
             continue
         if MODULE in words:
             after = words.index(MODULE) + 1
-            parent, file_number, *shape = (int(word) for word in words[after : after + 5])
+            parent, file_number, *shape = (int(word) for word in words[after:] if word)
             if parent == worker_pid:
                 found.append(Helper(int(folder.name), parent, file_number, ChannelShape(*shape)))
     return sorted(found, key=lambda helper: helper.pid)

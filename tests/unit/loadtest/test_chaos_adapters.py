@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 import orjson
@@ -29,7 +30,7 @@ from loadtest.chaos.striking import Met
 from loadtest.chaos.watch import Watch, free_ports
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
-from services.worker.device.assist.channel import Channel, ChannelShape, Order, Outcome
+from services.worker.device.assist.channel import Channel, ChannelShape, Outcome
 from shared.errors import InvalidRequest, PeerUnavailable
 from tests.unit.loadtest.test_chaos import END, GOOD, event, serve, stream, toll_of
 
@@ -116,7 +117,7 @@ SHAPE = ChannelShape(rows_max=1, in_bytes=64, out_bytes=64)
 @contextmanager
 def helper_of(parent: int, channel: Channel) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that looks like a worker's helper, and waits."""
-    numbers = parent, channel.file_number, SHAPE.rows_max, SHAPE.in_bytes, SHAPE.out_bytes
+    numbers = parent, channel.file_number, *astuple(SHAPE)
     words = [helpers.MODULE.decode(), *map(str, numbers)]
     command = ["/bin/sh", "-c", "echo; read line", *words]
     with subprocess.Popen(
@@ -160,7 +161,7 @@ def test_a_helper_or_its_worker_is_struck_while_one_waits_for_the_other(
 ) -> None:
     monkeypatch.setattr(helpers, "PASS_WITHIN_S", 0.01)
     if comes:
-        channel.ask(1, Order(letter=2, layer=0, site=0, num_rows=1))
+        channel.ask(1)
     with helper_of(1, channel) as helper, helper_of(1, channel) as worker:
         handles = [os.pidfd_open(each.pid) for each in (helper, worker)]
         assert strike_in_pass(handles[1], signal.SIGKILL, handles[0], channel)[1] == comes
@@ -178,11 +179,11 @@ def test_who_was_struck_in_a_pass_left_something_undone(channel: Channel) -> Non
     assert were() == (False, False)
     channel.is_awake = True
     assert were() == (False, True)
-    channel.ask(1, Order(letter=2, layer=0, site=0, num_rows=1))
+    channel.ask(1)
     assert were() == (True, True)
     channel.is_awake = False  # nobody waits for it any more
     assert were() == (True, False)
-    channel.answer(1, Outcome.DONE)
+    channel.answer(1, 2, Outcome.DONE)
     assert were() == (False, False)
 
 
