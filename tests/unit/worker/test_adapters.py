@@ -481,6 +481,23 @@ def test_a_layer_that_does_not_come_costs_its_own_turn_a_wait(comes: str) -> Non
     check_integrity(engine.core)
 
 
+def test_nobody_waits_in_a_pass_for_what_was_late_for_another() -> None:
+    """A turn that ends with its first token, and one in the step behind it, which goes on."""
+    engine = streaming()
+    engine.core.turns[TurnId("a")].sampling = limited(1)
+    rest = first_layer(engine)
+    first = engine.plan()
+    engine.submit(turn_on("b", "x"))
+    second = engine.plan()
+    assert first is not None and second is not None and second.turn_ids == ["b"]
+    engine.finish(first, failed={0})
+    assert engine.plan() is None
+    engine.load_all([rest])
+    engine.finish(second)
+    assert sorted(names(engine.step())) == ["a", "b"]
+    assert starts(engine) == ["streamed", "waited"]
+
+
 def test_nobody_takes_a_damaged_image_from_those_that_run_on_it() -> None:
     """A turn that ends with its first token, and one in the step behind it, when the adapter's
     second layer turns out bad."""
