@@ -284,6 +284,26 @@ def test_a_bad_load_is_built_instead() -> None:
     check_integrity(engine.core)
 
 
+def test_what_fails_of_the_last_try_does_not_fail_the_next() -> None:
+    """One page is bad, the others are still on their way, and turn out bad as well."""
+    engine = connected()
+    engine.submit(turn_on("a", "x"))
+    answer(engine, of_kind(engine.effects, StageImage)[0])
+    assert engine.plan() is None
+    pages = [
+        page for loads in of_kind(engine.effects, LoadPages)[-1].loads for page in loads.pool_pages
+    ]
+    engine._keep(engine.core.on_loaded([], pages[1:2], engine.now_ns))
+    assert engine.plan() is None
+    assert not of_kind(engine.effects, BuildImage)
+    engine._keep(engine.core.on_loaded([], [pages[0], *pages[2:]], engine.now_ns))
+    assert engine.plan() is None
+    build(engine)
+    assert names(engine.step()) == ["a"]
+    assert engine.core.adapters.stats.num_failures == 1
+    check_integrity(engine.core)
+
+
 def test_an_answer_for_a_turn_that_left_is_let_go() -> None:
     engine = connected()
     turn = turn_on("a", "x")
