@@ -335,9 +335,8 @@ MUTANTS = (
         "streams=streams,", "streams={},",
     ),
     Mutant(
-        "what was late is gone on with", ADAPTERS,
-        "return self.loading.settle(image) and not self.residency.is_late(image.chain)",
-        "return self.loading.settle(image)",
+        "a pass waits again for what was late", RESIDENCY,
+        "            block.is_late = block.loading > 0", "            pass",
     ),
     Mutant(
         "an adapter's new line is not told", ADAPTERS,

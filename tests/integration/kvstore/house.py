@@ -31,6 +31,7 @@ from tests.integration.harness import InProcessRuntime, eventually, running
 FINGERPRINT = "model-a"
 NUM_LAYERS = 3
 PAGE_BYTES = 8192
+ARENA_BYTES = 64 * NUM_LAYERS * PAGE_BYTES
 TENANT = TenantId("t")
 NOTHING = TextMark.of("")
 
@@ -52,9 +53,7 @@ class Place:
             host_id=HostId("h1"),
             data_dir=self.directory / "data",
             arena_dir=self.directory / "arena",
-            arena_bytes=64 * NUM_LAYERS * PAGE_BYTES,
-            disk_bytes_max=64 * 1024**2,
-            **self.settings,
+            **{"arena_bytes": ARENA_BYTES, "disk_bytes_max": 64 * 1024**2, **self.settings},
         )
 
     @property

@@ -285,6 +285,26 @@ def test_a_bad_load_is_built_instead() -> None:
     check_integrity(engine.core)
 
 
+def test_what_fails_of_the_last_try_does_not_fail_the_next() -> None:
+    """One page is bad, the others are still on their way, and turn out bad as well."""
+    engine = connected()
+    engine.submit(turn_on("a", "x"))
+    answer(engine, of_kind(engine.effects, StageImage)[0])
+    assert engine.plan() is None
+    pages = [
+        page for loads in of_kind(engine.effects, LoadPages)[-1].loads for page in loads.pool_pages
+    ]
+    engine._keep(engine.core.on_loaded([], pages[1:2], engine.now_ns))
+    assert engine.plan() is None
+    assert not of_kind(engine.effects, BuildImage)
+    engine._keep(engine.core.on_loaded([], [pages[0], *pages[2:]], engine.now_ns))
+    assert engine.plan() is None
+    build(engine)
+    assert names(engine.step()) == ["a"]
+    assert engine.core.adapters.stats.num_failures == 1
+    check_integrity(engine.core)
+
+
 def test_an_answer_for_a_turn_that_left_is_let_go() -> None:
     engine = connected()
     turn = turn_on("a", "x")
@@ -485,6 +505,23 @@ def test_a_layer_that_does_not_come_costs_its_own_turn_a_wait(comes: str) -> Non
     assert names(engine.step()) == ["a"]
     assert starts(engine) == ["waited"]
     check_integrity(engine.core)
+
+
+def test_nobody_waits_in_a_pass_for_what_was_late_for_another() -> None:
+    """A turn that ends with its first token, and one in the step behind it, which goes on."""
+    engine = streaming()
+    engine.core.turns[TurnId("a")].sampling = limited(1)
+    rest = first_layer(engine)
+    first = engine.plan()
+    engine.submit(turn_on("b", "x"))
+    second = engine.plan()
+    assert first is not None and second is not None and second.turn_ids == ["b"]
+    engine.finish(first, failed={0})
+    assert engine.plan() is None
+    engine.load_all([rest])
+    engine.finish(second)
+    assert sorted(names(engine.step())) == ["a", "b"]
+    assert starts(engine) == ["streamed", "waited"]
 
 
 def test_nobody_takes_a_damaged_image_from_those_that_run_on_it() -> None:

@@ -77,10 +77,15 @@ class Peft:
 
     def logprobs(self, name: str, tokens: list[int]) -> torch.Tensor:
         """Of each token but the first."""
+        wanted: torch.Tensor = self.following(name, tokens)[range(len(tokens) - 1), tokens[1:]]
+        return wanted
+
+    def following(self, name: str, tokens: list[int]) -> torch.Tensor:
+        """Log-probabilities of all that may follow each of these tokens."""
         with self._on(name), torch.inference_mode():
             logits = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-        wanted: torch.Tensor = logits.float().log_softmax(-1)[range(len(tokens) - 1), tokens[1:]]
-        return wanted
+        log_probabilities: torch.Tensor = logits.float().log_softmax(-1)
+        return log_probabilities
 
     def _on(self, name: str) -> AbstractContextManager[Any]:
         if name == BASE:

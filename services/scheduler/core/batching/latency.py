@@ -22,7 +22,8 @@ class LatencyLimits:
         num_between_refreshes: batches between two looks at the margin, once it has seen so many.
         outlier_factor: a batch this many times slower or faster than expected counts as this many
             times: one stall must not move the line.
-        num_outliers_believed: this many of them in a row are no outliers any more.
+        num_outliers_believed: this many of them in a row, all too slow or all too fast, are the
+            rule, as far as all of them go: nor must one stall among slow batches move the line.
         change_min: share by which some entry of the table must change to make a new version.
     """
 
@@ -105,7 +106,8 @@ class BatchLatency:
         self._margin_ns = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=limits.num_residuals_max)
         self._num_observed = 0
-        self._num_outliers_running = 0
+        # How many times slower than expected the latest were, while all were too slow, or too fast.
+        self._outliers: deque[float] = deque(maxlen=limits.num_outliers_believed)
         self._version = 0
         self._publish()
 
@@ -211,11 +213,18 @@ class BatchLatency:
         return max(0, bisect_right(self._table, budget_ns) - 1)
 
     def _believed(self, size: int, ns: int) -> float:
-        """The time to fit: outliers are cut off, unless they are the rule by now."""
+        """The time to fit: outliers are cut off; once they are the rule, at what they all say."""
         expected, factor = self._line.at(size), self._limits.outlier_factor
-        cut = min(max(float(ns), expected / factor), expected * factor)
-        self._num_outliers_running = 0 if cut == ns else self._num_outliers_running + 1
-        return ns if self._num_outliers_running >= self._limits.num_outliers_believed else cut
+        ratio = ns / expected
+        if 1 / factor <= ratio <= factor:
+            self._outliers.clear()
+            return ns
+        if self._outliers and (self._outliers[-1] > 1) != (ratio > 1):
+            self._outliers.clear()
+        self._outliers.append(ratio)
+        if len(self._outliers) < self._limits.num_outliers_believed:
+            return expected * (factor if ratio > 1 else 1 / factor)
+        return expected * (min(self._outliers) if ratio > 1 else max(self._outliers))
 
     def _refit(self) -> _Line:
         sums, profile, weight = self._sums, self._profile, self._limits.prior_weight

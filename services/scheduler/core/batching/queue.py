@@ -126,7 +126,8 @@ class ModelQueue:
         served_rps = rate_rps - self.rate_num_bad * 1e9 / passed_ns
         is_broken = self.room_to_lose(now_ns) == inf
         self.num_jobs_max = NEVER_NS
-        if is_broken:
+        # What little was served while little came says nothing of how much could be.
+        if is_broken and self.is_active(now_ns):
             self.num_jobs_max = self.gathering.queue_max(self.spec, served_rps)
         self.rate_num_taken = self.rate_num_bad = 0
         self.rate_since_ns = now_ns

@@ -106,6 +106,25 @@ def test_times_many_times_off_are_believed_once_they_are_the_rule() -> None:
     assert latency.table()[16] == pytest.approx(true_ns(16), rel=0.15)
 
 
+def test_a_stall_behind_slow_batches_is_believed_no_further_than_those() -> None:
+    latency, calm = resnet(), resnet()
+    for _ in range(3):
+        latency.observe(8, 10 * true_ns(8))
+        calm.observe(8, 10 * true_ns(8))
+    latency.observe(8, 1000 * true_ns(8))
+    calm.observe(8, 10 * true_ns(8))
+    assert latency.table()[8] <= 1.2 * calm.table()[8]
+
+
+def test_slow_and_fast_outliers_are_no_rule_together() -> None:
+    latency = resnet()
+    for _ in range(8):
+        latency.observe(8, 50 * true_ns(8))
+        latency.observe(8, true_ns(8) // 50)
+    line = latency.alpha_ns * 8 + latency.beta_ns
+    assert line == pytest.approx(true_ns(8), rel=0.5)
+
+
 def test_no_margin_before_reports_nor_for_true_ones() -> None:
     latency = resnet()
     assert latency.margin_ns == 0

@@ -5,9 +5,10 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.batching.gathering import PrefixGathering
-from services.scheduler.core.batching.job import Delays, Job
+from services.scheduler.core.batching.gathering import AllowanceGathering, PrefixGathering
+from services.scheduler.core.batching.job import NEVER_NS, Delays, Job
 from services.scheduler.core.batching.queue import (
+    ACTIVE_NS,
     HORIZON_NS,
     LOSS_SHARE,
     RATE_NS,
@@ -130,6 +131,20 @@ def test_room_is_never_negative(history: list[tuple[int, int, int]]) -> None:
         now_ns += passed_ns
         lose(queue, num_jobs, min(num_bad, num_jobs))
         assert queue.room_to_lose(now_ns) >= 0
+
+
+def test_how_many_may_wait_is_no_matter_after_a_pause() -> None:
+    """One job served in a long time says that one came, not that no more could be served."""
+    spec, gathering = linear("m", 1, 5, slo_ns=20), AllowanceGathering(1, 1, 1)
+    queue = ModelQueue(spec, DeferredWindow(), gathering, Delays())
+    queue.new_facts(1, 0)  # begins to count
+    lose(queue, 5, 4)
+    queue.new_facts(1, RATE_NS)
+    assert queue.num_jobs_max == 1
+    lose(queue, 1, 0)
+    queue.new_facts(1, RATE_NS + ACTIVE_NS)
+    assert queue.room_to_lose(RATE_NS + ACTIVE_NS) == inf
+    assert queue.num_jobs_max == NEVER_NS
 
 
 def test_an_overloaded_queue_refuses_what_it_could_not_serve_in_time() -> None:
