@@ -124,10 +124,10 @@ class _Connection(asyncio.Protocol):
 
 
 async def closed_loop(
-    port: int, path: str, body: bytes, *, concurrency: int, seconds: float
+    port: int, path: str, body: bytes, *more_headers: bytes, concurrency: int, seconds: float
 ) -> Answers:
     """Keep `concurrency` requests in flight against loopback `port` for `seconds`."""
-    answers, request = Answers(), request_bytes("POST", path, port, body)
+    answers, request = Answers(), request_bytes("POST", path, port, body, *more_headers)
     is_over, num_left = asyncio.Event(), concurrency
     started = time.perf_counter()
 

@@ -6,7 +6,7 @@
     .venv/bin/python -m loadtest.peers.vllm_cpu --python /tmp/vllm/bin/python
 
 Prints one JSON object. Run it right after (or before) ``symphony bench resume`` and ``engine``, or
-``lora`` with the same ``--ranks`` and ``--targets``.
+``lora`` with the same ``--ranks``, ``--targets`` and ``--dtype``.
 """
 
 import argparse
@@ -36,9 +36,7 @@ from loadtest.models import make_llama_125m
 from shared.errors import PeerUnavailable
 
 VOCAB = 32000
-DTYPE = "bfloat16"
 RANKS_MAX = (8, 16, 32, 64, 128, 256)  # that vllm can be told as its limit
-ROUNDS = 3
 START_TIMEOUT_S = 300.0
 DECODED = 192  # so many that the first of a batch still runs when the last has begun
 
@@ -50,6 +48,8 @@ def main() -> None:
     parser.add_argument("--history-tokens", type=int, default=2000)
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
+    parser.add_argument("--dtype", default="bfloat16", help="float32: without bf16 instructions")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
     parser.add_argument("--lora", type=int, default=0, metavar="N", help="adapters")
     parser.add_argument("--ranks", default="16", help="that adapters have in turn")
     parser.add_argument("--targets", choices=TARGETS, default="all")
@@ -57,12 +57,12 @@ def main() -> None:
     batches = [int(size) for size in args.batch.split(",")]
     if args.lora and args.lora < max(batches):
         parser.error(f"--lora {args.lora}: a batch of {max(batches)} has as many adapters")
-    model = str(make_llama_125m(args.models_dir, DTYPE))
+    model = str(make_llama_125m(args.models_dir, args.dtype))
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         command = [
             args.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
-            "--port", str(port), "--dtype", DTYPE, "--skip-tokenizer-init",
+            "--port", str(port), "--dtype", args.dtype, "--skip-tokenizer-init",
             "--max-model-len", "4096", "--enable-prefix-caching",
         ]  # fmt: skip
         adapters: list[Path] = []
@@ -70,7 +70,7 @@ def main() -> None:
             ranks = [int(rank) for rank in args.ranks.split(",")]
             modules = modules_in(Path(model))
             adapters = write_adapters(
-                Path(directory), modules, DTYPE, args.targets, ranks, args.lora
+                Path(directory), modules, args.dtype, args.targets, ranks, args.lora
             )
             command += lora_options(adapters, max(ranks))
         log_path = Path(directory) / "vllm.log"
@@ -79,7 +79,7 @@ def main() -> None:
         server = start_child(command, log_path=log_path, env=env)
         try:
             _wait(port, log_path, server)
-            client = _Client(port, model)
+            client = _Client(port, model, args.rounds)
             if adapters:
                 names = [each.name for each in adapters]
                 print(json.dumps(client.measure_adapters(names, batches)))
@@ -105,7 +105,8 @@ def lora_options(adapters: Sequence[Path], rank_max: int) -> list[str]:
 
 
 class _Client:
-    def __init__(self, port: int, model: str) -> None:
+    def __init__(self, port: int, model: str, num_rounds: int) -> None:
+        self._num_rounds = num_rounds
         self._url = f"http://127.0.0.1:{port}/v1/completions"
         self._model = model
         self._rng = random.Random(1)
@@ -123,7 +124,7 @@ class _Client:
             "ram_prefix_hit_ms": _median_ms(returning),
         }
         for batch in batches:
-            steps = [self._decode_s([self._model] * batch) for _ in range(ROUNDS)]
+            steps = [self._decode_s([self._model] * batch) for _ in range(self._num_rounds)]
             figures[f"decode_ms_batch_{batch}"] = _median_ms(steps)
         return figures
 
@@ -140,7 +141,7 @@ class _Client:
                 rows = [[name] * count for name, count in zip(names, counts, strict=False)]
                 sides[popularity] = list(chain(*rows))
             samples: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(ROUNDS):
+            for _ in range(self._num_rounds):
                 for side, models in sides.items():
                     samples[side].append(self._decode_s(models))
             key = f"batch_{batch}"

@@ -7,6 +7,7 @@ from fastapi import Request
 from services.frontend.adapters import AdapterDirectory
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
+from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
 from services.frontend.hub import Hub
@@ -35,6 +36,7 @@ class App:
     quotas: Quotas
     adapters: AdapterDirectory
     uploads: Uploads
+    adapter_changes: Pace
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

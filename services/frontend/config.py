@@ -47,6 +47,8 @@ class FrontendConfig(ServiceConfig):
     image_bytes_max, image_pixels_max: of one image as it comes.
     adapter_bytes_max: of an adapter's files; more are answered with 413.
     session_expiry_s: how long an unused session is remembered.
+    tenant_adapter_changes_per_minute: additions and removals of adapters by a tenant's own keys;
+        more are answered with 429. 0: any number.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
         `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.
@@ -87,6 +89,7 @@ class FrontendConfig(ServiceConfig):
     tenant_jobs_max: int = Field(default=0, ge=0)
     tenant_job_bytes_max: int = Field(default=0, ge=0)
     tenant_sessions_max: int = Field(default=100_000, ge=0)
+    tenant_adapter_changes_per_minute: int = Field(default=240, ge=0)
     tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
     tenant_priority: PriorityRange = PRIORITIES
 

@@ -39,6 +39,16 @@ class NewAdapter:
     path: str = ""
 
 
+def count_change(app: App, caller: Caller) -> None:
+    """A tenant begins to change adapters; an administrator may at any pace.
+
+    Raises:
+        TenantQuota: it did too often.
+    """
+    if SCOPE_ADMIN not in caller.scopes:
+        app.adapter_changes.take(caller.tenant)
+
+
 async def add_adapter(
     app: App, new: NewAdapter, upload: AdapterUpload | None, request_id: str
 ) -> AdapterInfo:

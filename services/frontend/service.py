@@ -24,6 +24,7 @@ from services.frontend.core.claims import Claims
 from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
+from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
@@ -104,6 +105,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         quotas,
         adapters,
         uploads,
+        Pace(config.tenant_adapter_changes_per_minute, "changes of adapters", runtime.clock.now_ns),
     )
 
     await hub.start(runtime)

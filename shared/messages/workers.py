@@ -102,7 +102,7 @@ class Prefetch:
     expires_in_ns: int = 60_000_000_000
     adapter: AdapterRef | None = None  # that the turn will run on
     arrives_in_ns: int = 0  # when it is expected; 0: at any time
-    num_tokens: int = 0  # of the session's last turn, with what it said; 0: not known
+    num_tokens: int = 0  # of the prompt of the session's last turn; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ the pool; `best_hit_share`: requests for the `--room` most popular ones, for com
 images by where they came from, the kvstore or the adapter's files. `rss_mb`: after the warm-up and
 in the end, `own` without mapped files and shared memory. A failure is whatever is not all tokens of
 a 200. `names`: how traffic on the base fares while so many more names are registered, and what
-looking up takes. The load and every service share this machine.
+looking up takes. `--flood` measures only what one tenant that wants to add so many a minute costs
+another's first tokens on the demo model. The load and every service share this machine.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 import uvloop
 
 from cli.adapters.offline import base_card
+from loadtest.bench.adapters.flood import open_flood
 from loadtest.bench.adapters.house import AdapterHouse, adapter_settings, open_adapter_house
 from loadtest.bench.adapters.load import Clients, Lengths
 from loadtest.bench.adapters.names import measure_names
@@ -135,6 +137,9 @@ def run(argv: list[str]) -> dict[str, Any]:
     """
     args = _parser().parse_args(argv)
     _check(args)
+    if args.flood:
+        with open_flood() as flood:
+            return uvloop.run(flood.measure(args.flood, args.flood_seconds))
     shares = {
         text: shares_of(text, args.adapters, args.trace, args.seed)
         for text in args.popularity.split(",")
@@ -174,7 +179,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("adapters", "room", "turns", "prompt_tokens", "max_tokens"):
         if getattr(args, name) < 1:
             raise InvalidRequest(f"--{name.replace('_', '-')}: at least 1")
-    for name in ("seconds", "warm_seconds", "names_seconds"):
+    for name in ("seconds", "warm_seconds", "names_seconds", "flood_seconds"):
         if getattr(args, name) <= 0:
             raise InvalidRequest(f"--{name.replace('_', '-')}: more than 0")
     if not 0 <= args.base_share <= 1:
@@ -210,6 +215,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--names-seconds", type=float, default=5.0, help="of each of the base's rounds"
     )
+    parser.add_argument(
+        "--flood", type=float, default=0.0, help="only this: additions a minute by one tenant"
+    )
+    parser.add_argument("--flood-seconds", type=float, default=10.0, help="of each round of it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add_model_options(parser)

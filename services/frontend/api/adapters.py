@@ -25,6 +25,7 @@ from services.frontend.app import app_of
 from services.frontend.registration import (
     NewAdapter,
     add_adapter,
+    count_change,
     info_of,
     owner_of,
     remove_adapter,
@@ -58,6 +59,7 @@ async def load_adapter(request: Request) -> Response:
     if not body.lora_name or not body.lora_path:
         missing = "lora_path" if body.lora_name else "lora_name"
         raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.", missing)
+    count_change(app_of(request), caller_of(request))
     new = NewAdapter(
         name=check_adapter_name(body.lora_name),
         tenant=owner_of(caller_of(request), body.tenant, shared=bool(body.shared)),
@@ -85,6 +87,7 @@ async def unload_adapter(request: Request) -> Response:
         raise InvalidRequest(
             "'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name"
         )
+    count_change(app_of(request), caller_of(request))
     await remove_adapter(
         app_of(request),
         caller_of(request),
@@ -109,6 +112,7 @@ async def put_adapter(request: Request, name: Name) -> Response:
     """Add an adapter whose files are sent along."""
     app, caller = app_of(request), caller_of(request)
     check_adapter_name(name)
+    count_change(app, caller)  # before its files are taken
     with app.uploads.opened() as upload:
         content_type = request.headers.get("content-type", "")
         received = await app.uploads.receive(upload, content_type, request.stream())
@@ -141,6 +145,7 @@ async def delete_adapter(
 ) -> Response:
     """Remove an adapter. Turns that run on it end on it."""
     app, caller, request_id = app_of(request), caller_of(request), request_id_of(request)
+    count_change(app, caller)
     gone = await remove_adapter(app, caller, name, request_id, tenant=tenant, shared=shared or None)
     return Json(gone)
 

@@ -13,6 +13,7 @@ from services.frontend.auth import SCOPE_ADAPTERS, Caller, Forbidden, Keyring
 from services.frontend.registration import (
     NewAdapter,
     add_adapter,
+    count_change,
     info_of,
     remove_adapter,
     unknown,
@@ -93,6 +94,7 @@ class _Desk:
             replace=asked.load_inplace,
             path=asked.lora_path,
         )
+        count_change(self._app, Caller(tenant, frozenset({SCOPE_ADAPTERS})))
         return await add_adapter(self._app, new, None, request_id)
 
     async def unload(
@@ -100,6 +102,7 @@ class _Desk:
     ) -> AdapterDeleted:
         self._check_may_change(tenant)
         caller = Caller(tenant, frozenset({SCOPE_ADAPTERS}))
+        count_change(self._app, caller)
         return await remove_adapter(
             self._app, caller, asked.lora_name, request_id, tenant=None, shared=False
         )

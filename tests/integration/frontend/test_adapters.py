@@ -271,6 +271,37 @@ def test_tenants_see_their_own_and_what_is_everybodys(
     asyncio.run(scenario())
 
 
+def test_a_tenant_changes_adapters_at_a_pace_and_an_administrator_at_any(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with place(
+            nats_server, redis_server, tmp_path, keys=True, tenant_adapter_changes_per_minute=4
+        ) as it:
+            assert (await it.load("fox", 1, "acme")).status_code == 200
+            files = {"adapter_config.json": b"{}"}
+            assert (await it.ask("PUT", "/v1/adapters/x", "acme", files=files)).status_code == 400
+            assert (await it.unload("fox", "acme")).status_code == 200
+            assert (await it.ask("DELETE", "/v1/adapters/fox", "acme")).status_code == 404
+            for refused in (
+                await it.load("fox", 1, "acme"),
+                await it.unload("fox", "acme"),
+                await it.ask("PUT", "/v1/adapters/x", "acme", files=files),
+                await it.ask("DELETE", "/v1/adapters/fox", "acme"),
+            ):
+                assert error(refused)[:2] == (429, "tenant_quota")
+                assert 1 <= int(refused.headers["Retry-After"]) <= 15
+            bus = it.it.bus
+            asked = m.AdapterLoad(lora_name="fox", lora_path=it.folder(1))
+            over_nats = bus.request(TENANT_ADAPTER_LOAD, asked, tenant_token(TenantId("acme")))
+            assert await refusal(over_nats) == (429, "tenant_quota")
+            assert (await it.load("fox", 1, "other")).status_code == 200
+            for _ in range(5):
+                assert (await it.load("owl", 2, "admin", load_inplace=True)).status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_wrong_requests_are_refused_by_name(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         Quotas(TenantLimits(), {}),
         nothing,
         nothing,
+        nothing,
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 
