@@ -85,7 +85,7 @@ class TrackerCore:
             self._over.pop(key, None)
             self._out.append(Count("submitted"))
         else:
-            self._merge(record, advisory, arrives_at_ns, expires_at_ns)
+            self._merge(record, advisory, arrives_at_ns, expires_at_ns, now_ns)
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -149,10 +149,17 @@ class TrackerCore:
         return self._take_effects()
 
     def _merge(
-        self, record: Record, advisory: Advisory, arrives_at_ns: int, expires_at_ns: int
+        self,
+        record: Record,
+        advisory: Advisory,
+        arrives_at_ns: int,
+        expires_at_ns: int,
+        now_ns: int,
     ) -> None:
         record.num_merged += 1
-        record.arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
+        if record.arrives_at_ns > now_ns:  # else it did not come then: the new word counts
+            arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
+        record.arrives_at_ns = arrives_at_ns
         record.priority = max(record.priority, advisory.priority)
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
         if advisory.model_id is not None:

@@ -13,7 +13,7 @@ its pages until that has landed.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from services.worker.core.targets import TargetCounts
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
+from shared.hints import HINT_HOLD_NS
 from shared.ids import TurnId
 from shared.messages import FinishReason, TurnRef
 from shared.owners import OwnerKey
@@ -183,6 +184,7 @@ class EngineCore:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
         self.queue.add(turn)
         self.expecting.drop(turn.owner)
+        self.adapters.unexpect(turn.owner)
         self.stager.on_arrived(turn.owner)
         effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
@@ -218,11 +220,12 @@ class EngineCore:
     def on_expected(self, expected: Expected, now_ns: int) -> list[Effect]:
         """A turn was announced, and is to come here."""
         start_at_ns = self._start_at_ns(expected)
+        self.adapters.unexpect(expected.owner)
         if start_at_ns > now_ns:
             self.expecting.wait(expected, start_at_ns)
             return []
         self.expecting.drop(expected.owner)
-        return self._bring_up(expected)
+        return self._bring_up(expected, now_ns)
 
     def on_unexpected(self, owner: OwnerKey) -> list[Effect]:
         """The session's turn is not coming, or not here."""
@@ -252,9 +255,12 @@ class EngineCore:
         lead_ns = LEAD_FACTOR * self.estimates.slowest_ns(num_bytes) + ASK_AHEAD_NS
         return expected.arrives_at_ns - lead_ns
 
-    def _bring_up(self, expected: Expected) -> list[Effect]:
+    def _bring_up(self, expected: Expected, now_ns: int) -> list[Effect]:
         if not self.writeback.is_connected:
             return []
+        held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
+        if held_until_ns < expected.expires_at_ns:
+            expected = replace(expected, expires_at_ns=held_until_ns)
         return [self.expecting.ask(expected), *self.adapters.expect(expected)]
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
@@ -291,7 +297,7 @@ class EngineCore:
         self.adapters.on_time(now_ns)
         effects = self.writeback.pump(now_ns)
         for expected in self.expecting.take_due(now_ns):
-            effects += self._bring_up(expected)
+            effects += self._bring_up(expected, now_ns)
         draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)

@@ -5,6 +5,7 @@ expected, and until then the advisory holds nothing, neither here nor in the are
 SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earlier ones is ours.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -16,6 +17,7 @@ from shared.owners import OwnerKey, owner_key
 LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
 ASK_AHEAD_NS = 500_000_000  # and so much for the questions
 WAITING_MAX = 4096
+TENANT_SHARE = 0.6  # of those, so that there is some left when others come
 STALE_MIN = 64
 
 
@@ -52,6 +54,7 @@ class Expecting:
     _due: list[tuple[int, int, OwnerKey]] = field(default_factory=list)  # a heap; some are stale
     _asked: dict[int, Expected] = field(default_factory=dict)  # by `StageSession.number`
     _last_number: int = 0
+    _num_waiting_of: Counter[TenantId] = field(default_factory=Counter)
 
     @property
     def next_at_ns(self) -> int | None:
@@ -59,11 +62,13 @@ class Expecting:
         return self._due[0][0] if self._due else None
 
     def wait(self, expected: Expected, start_at_ns: int) -> None:
-        """Bring it up then, in place of what was known of the session. Where too many wait, it is
-        brought up when its turn is here."""
+        """Bring it up then, in place of what was known of the session. Where too many wait, or too
+        many of its tenant, it is brought up when its turn is here."""
         self.drop(expected.owner)
-        if len(self._waiting) >= WAITING_MAX:
+        num_of_tenant = self._num_waiting_of[expected.tenant]
+        if len(self._waiting) >= WAITING_MAX or num_of_tenant >= TENANT_SHARE * WAITING_MAX:
             return
+        self._num_waiting_of[expected.tenant] += 1
         self._last_number += 1
         self._waiting[expected.owner] = self._last_number, expected
         heappush(self._due, (start_at_ns, self._last_number, expected.owner))
@@ -78,7 +83,7 @@ class Expecting:
         while self._due and self._due[0][0] <= now_ns:
             _, number, owner = heappop(self._due)
             if self._waiting.get(owner, (0, None))[0] == number:
-                taken.append(self._waiting.pop(owner)[1])
+                taken.append(self._take(owner))
         return taken
 
     def ask(self, expected: Expected) -> StageSession:
@@ -95,6 +100,14 @@ class Expecting:
 
     def drop(self, owner: OwnerKey) -> None:
         """Its turn is here, or not coming."""
-        self._waiting.pop(owner, None)
+        if owner in self._waiting:
+            self._take(owner)
         for number in [number for number, each in self._asked.items() if each.owner == owner]:
             del self._asked[number]
+
+    def _take(self, owner: OwnerKey) -> Expected:
+        _, expected = self._waiting.pop(owner)
+        self._num_waiting_of[expected.tenant] -= 1
+        if not self._num_waiting_of[expected.tenant]:
+            del self._num_waiting_of[expected.tenant]
+        return expected

@@ -253,15 +253,15 @@ class Stager:
         return effects
 
     def on_arrived(self, owner: OwnerKey) -> None:
-        """A session's turn is here: what it needs is its own, and no hint's any more."""
-        self.hints.take_all(owner)
+        """A session's turn is here: what it needs will be its own, and the rest is anybody's."""
+        for hint in self.hints.take_all(owner):
+            self._let_rest(hint)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
         not brought up."""
         for hint in self.hints.take_all(owner):
-            here = [self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks]
-            self.pool.rest(here)
+            self._let_rest(hint)
         return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
@@ -325,6 +325,10 @@ class Stager:
         prefetch.order = load_order(prefetch.priority, prefetch.layer, prefetch.number)
         heapq.heapreplace(self._prefetches, prefetch)
         return []
+
+    def _let_rest(self, hint: Hint) -> None:
+        """Spare no longer what is here for a hint."""
+        self.pool.rest([self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks])
 
     def _spare(self, name: HintName, keys: list[BlockKey]) -> None:
         """Make one group of what is here of an expected session."""

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
-from services.worker.core.expecting import ASK_AHEAD_NS, STALE_MIN, WAITING_MAX
+from services.worker.core.expecting import ASK_AHEAD_NS, STALE_MIN, TENANT_SHARE, WAITING_MAX
+from shared.hints import HINT_HOLD_NS
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 from shared.owners import owner_key
 from tests.unit.worker.driver import (
@@ -170,9 +172,34 @@ def test_a_turn_that_is_here_makes_room_for_others_hints() -> None:
     assert engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, U))
 
 
+def test_nothing_is_held_long_after_a_turn_was_expected() -> None:
+    """However long its advisory lives."""
+    engine = connected(4)
+    come(engine, 1, announce(engine, S, expires_at_ns=engine.now_ns + 24 * HOUR))
+    for passed_ns, num_blocks in ((HINT_HOLD_NS - 1, 2), (1, 4)):
+        engine.now_ns += passed_ns
+        pages = engine.core.pool.take_idle(engine.now_ns, 4 * NUM_LAYERS)
+        assert len(pages) == num_blocks * NUM_LAYERS
+        engine.core.pool._free_pages(np.array(pages, np.int32))
+
+
+def test_what_was_kept_for_a_turn_and_is_not_needed_is_anybody_s() -> None:
+    engine = connected(8)
+    come(engine, 1, announce(engine, S), first_token=50)
+    turn = new_turn("t", list(range(1, 9)))
+    engine.submit(turn)  # another prompt than was expected
+    assert len(engine.core.pool.take_idle(engine.now_ns, 8 * NUM_LAYERS)) == 8 * NUM_LAYERS
+
+
 def test_what_waits_is_bounded(engine: Engine) -> None:
     for number in range(WAITING_MAX + 10):
-        far(engine, SessionId(f"s{number}"), num_tokens=8)
+        tenant = TenantId("ab"[number < WAITING_MAX * TENANT_SHARE + 10])
+        far(engine, SessionId(f"s{number}"), num_tokens=8, tenant=tenant)
+    waiting = engine.core.expecting._num_waiting_of
+    assert waiting[TenantId("b")] == int(WAITING_MAX * TENANT_SHARE) + 1
+    for number in range(WAITING_MAX):
+        far(engine, SessionId(f"more{number}"), num_tokens=8, tenant=TenantId("c"))
+    assert waiting.total() == WAITING_MAX
     assert len(asked_at(engine, engine.now_ns + HOUR)) == WAITING_MAX
     for again in range(1000):
         far(engine, in_ns=HOUR + again, num_tokens=8)

@@ -43,7 +43,7 @@ class SchedulerCore:
         self._timers = Timers()
         self._fleet = Fleet(limits)
         placer = Placer(self._fleet, policy, limits)
-        self._reservations = Reservations(placer, self._timers, limits, self._out)
+        self._reservations = Reservations(placer, limits, self._out)
         learning_until_ns = started_at_ns + limits.learning_ns
         self._turns = Turns(
             fleet=self._fleet,
@@ -124,6 +124,7 @@ class SchedulerCore:
         if self._timers.is_standstill(now_ns):
             self._fleet.pardon(now_ns)
         self._timers.run_due(now_ns)
+        self._reservations.look(now_ns)
         return self._take_effects()
 
     def status(self, now_ns: int) -> SchedulerStatus:
@@ -168,7 +169,7 @@ class SchedulerCore:
         self._watch(worker, now_ns)
 
     def _take_effects(self) -> list[Effect]:
-        effects = self._out + self._timers.ask()
+        effects = self._out + self._timers.ask(self._reservations.next_look_at_ns)
         self._out.clear()
         return effects
 

@@ -64,7 +64,10 @@ class Worker:
         return (
             adapter_hash in self.adapters
             or any(turn.adapter_hash == adapter_hash for turn in self.turns.values())
-            or any(held.adapter_hash == adapter_hash for held in self.reservations.values())
+            or any(
+                held.adapter_hash == adapter_hash and not held.is_far
+                for held in self.reservations.values()
+            )
         )
 
 
@@ -131,7 +134,8 @@ class Reservation:
 
     Attributes:
         arrives_at_ns: when the turn is expected; 0: at any time.
-        is_far: not soon: until then it is no load.
+        told_at_ns: when that was told.
+        is_far: not soon, or it should have been here long ago: it is no load.
         looked_at_ns: when it is next seen whether it is.
     """
 
@@ -142,6 +146,7 @@ class Reservation:
     expires_at_ns: int
     adapter: AdapterRef | None = None
     arrives_at_ns: int = 0
+    told_at_ns: int = 0
     is_far: bool = False
     looked_at_ns: int = NEVER_NS
 

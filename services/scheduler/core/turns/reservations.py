@@ -2,13 +2,15 @@
 turn to the node chosen when its advisory came).
 """
 
+from heapq import heapify, heappop, heappush
+
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.effects import DropPrefetch, Effect, SendPrefetch, TellPlace
-from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
+from shared.hints import HINT_HOLD_NS
 from shared.ids import ModelId
 from shared.messages import (
     AdvisoryKey,
@@ -19,20 +21,42 @@ from shared.messages import (
     SessionPlacement,
 )
 
+STALE_LOOKS_MIN = 1024
+
 
 class Reservations:
     """At most one live reservation a session; each counts as one request of its worker, from some
     time before its turn is expected."""
 
-    def __init__(self, placer: Placer, timers: Timers, limits: Limits, out: list[Effect]) -> None:
+    def __init__(self, placer: Placer, limits: Limits, out: list[Effect]) -> None:
         self._placer = placer
-        self._timers = timers
         self._limits = limits
         self._out = out
         self._held: dict[SessionKey, Reservation] = {}
+        self._looks: list[tuple[int, int, Reservation]] = []  # a heap; some are stale
+        self._num_looks = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def next_look_at_ns(self) -> int:
+        """When to `look` next."""
+        return self._looks[0][0] if self._looks else NEVER_NS
+
+    def look(self, now_ns: int) -> None:
+        """See whose turn is near now, or did not come."""
+        while self._looks and self._looks[0][0] <= now_ns:
+            at_ns, _, held = heappop(self._looks)
+            if held.looked_at_ns != at_ns:
+                continue
+            held.looked_at_ns = NEVER_NS
+            if self._held.get(held.key) is not held:
+                continue
+            if held.expires_at_ns <= now_ns:
+                self._release(held)
+            else:
+                self._see_how_far(held, now_ns)
 
     def expect(self, message: ExpectSession, now_ns: int) -> SessionPlacement:
         """Keep a place, or keep the one there is for longer; asks the worker to prefetch."""
@@ -48,7 +72,7 @@ class Reservations:
             held.priority = max(held.priority, message.priority)
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter = adapter
-            held.arrives_at_ns = _arrival(message, now_ns)
+            held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
             self._see_how_far(held, now_ns)
         else:
             if held is not None:
@@ -65,6 +89,7 @@ class Reservations:
                 expires_at_ns,
                 adapter,
                 _arrival(message, now_ns),
+                now_ns,
             )
             self._hold(held, now_ns)
         self._prefetch(held, now_ns)
@@ -77,14 +102,23 @@ class Reservations:
             self._release(held)
             self._drop_prefetch(held)
 
-    def take(self, key: SessionKey, model_id: ModelId) -> Worker | None:
-        """The session's turn is here: use up its reservation. None if there is none for this
-        model."""
+    def take(self, key: SessionKey, model_id: ModelId, at: Worker | None = None) -> Worker | None:
+        """The session's turn is here: use up its reservation.
+
+        Args:
+            at: where it runs already; None: wherever its place is kept, if that can have it.
+
+        Returns:
+            None: none was kept for this model, or none that can be had.
+        """
         held = self._held.get(key)
         if held is None:
             return None
         self._release(held)
-        if model_id == held.model_id:
+        is_of_use = model_id == held.model_id and (
+            held.worker.trial is None if at is None else held.worker is at
+        )
+        if is_of_use:
             return held.worker
         self._drop_prefetch(held)
         return None
@@ -113,7 +147,6 @@ class Reservations:
         self._held[held.key] = held
         held.worker.reservations[held.key] = held
         self._see_how_far(held, now_ns)
-        self._timers.at(held.expires_at_ns, lambda now_ns: self._on_expiry(held, now_ns))
 
     def _release(self, held: Reservation) -> None:
         del self._held[held.key]
@@ -122,27 +155,32 @@ class Reservations:
         held.is_far = False
 
     def _see_how_far(self, held: Reservation, now_ns: int) -> None:
-        """Count it as load, or not yet."""
-        near_at_ns = held.arrives_at_ns - self._limits.near_ns
-        is_far = now_ns < near_at_ns
+        """Count it as load, or not yet; and see that it is looked at when that changes, or ends."""
+        expected_at_ns = held.arrives_at_ns or held.told_at_ns
+        near_at_ns = expected_at_ns - self._limits.near_ns
+        over_at_ns = expected_at_ns + HINT_HOLD_NS
+        is_far = not near_at_ns <= now_ns < over_at_ns
         held.worker.num_far += is_far - held.is_far
         held.is_far = is_far
-        if is_far and near_at_ns < held.looked_at_ns:  # one that is told again sets no second timer
-            held.looked_at_ns = near_at_ns
-            self._timers.at(near_at_ns, lambda at_ns: self._look(held, at_ns))
+        changes_at_ns = [at_ns for at_ns in (near_at_ns, over_at_ns) if at_ns > now_ns]
+        look_at_ns = min([*changes_at_ns, held.expires_at_ns])
+        if look_at_ns < held.looked_at_ns:  # one that is told again needs no second look
+            held.looked_at_ns = look_at_ns
+            self._num_looks += 1
+            heappush(self._looks, (look_at_ns, self._num_looks, held))
+            self._forget_stale_looks()
 
-    def _look(self, held: Reservation, now_ns: int) -> None:
-        held.looked_at_ns = NEVER_NS
-        if self._held.get(held.key) is held and held.is_far:
-            self._see_how_far(held, now_ns)
-
-    def _on_expiry(self, held: Reservation, now_ns: int) -> None:
-        if self._held.get(held.key) is not held:
+    def _forget_stale_looks(self) -> None:
+        """Keep those that count, once they are less than about half: a turn that is announced and
+        taken back again and again leaves one each time."""
+        if len(self._looks) <= 2 * len(self._held) + STALE_LOOKS_MIN:
             return
-        if held.expires_at_ns <= now_ns:
-            self._release(held)
-        else:
-            self._timers.at(held.expires_at_ns, lambda at_ns: self._on_expiry(held, at_ns))
+        self._looks = [
+            look
+            for look in self._looks
+            if self._held.get(look[2].key) is look[2] and look[2].looked_at_ns == look[0]
+        ]
+        heapify(self._looks)
 
     def _prefetch(self, held: Reservation, now_ns: int) -> None:
         tenant, session_id = held.key
@@ -151,7 +189,7 @@ class Reservations:
             tenant=tenant,
             model_id=held.model_id,
             priority=held.priority,
-            expires_in_ns=held.expires_at_ns - now_ns,
+            expires_in_ns=max(held.expires_at_ns - now_ns, 0),
             adapter=held.adapter,
             arrives_in_ns=max(held.arrives_at_ns - now_ns, 0),
             num_tokens=self._placer.num_tokens_of(held.key),
@@ -162,7 +200,7 @@ class Reservations:
             tenant=tenant,
             model_id=held.model_id,
             worker_id=held.worker.worker_id,
-            expires_in_ns=held.expires_at_ns - now_ns,
+            expires_in_ns=max(held.expires_at_ns - now_ns, 0),
         )
         self._out.append(TellPlace(placed))
 

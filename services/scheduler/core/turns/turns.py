@@ -212,7 +212,7 @@ class Turns:
         reserved = self._reservations.take(key, submit.model_id) if key and is_first else None
         sent_to = submit.sent_to if is_first else None
         chosen: tuple[Worker, PlacementReason] | None
-        if reserved is not None and reserved.trial is None:
+        if reserved is not None:
             chosen = reserved, "reserved"
         else:
             demand = Demand.of(submit)
@@ -229,7 +229,8 @@ class Turns:
         """The worker's report was faster than the submit of what its frontend sent there."""
         if submit.session_id is None:
             return
-        reserved = self._reservations.take((submit.tenant, submit.session_id), submit.model_id)
+        key = (submit.tenant, submit.session_id)
+        reserved = self._reservations.take(key, submit.model_id, at=worker)
         self._board.note_arrival(submit, turn, worker, now_ns, is_reserved=reserved is worker)
 
     def _cancel_sent(self, turn: Turn, sent_to: WorkerId) -> None:

@@ -1,6 +1,7 @@
 """Helpers beside a device whose host is ahead of it: their results are awaited in stream order."""
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from services.worker.device.assist.orders import AssistedImage, Spec
 from services.worker.device.assist.process import HelperProcess
 from services.worker.device.assist.restarts import DELAY_NS
 from services.worker.device.assist.watch import Watch
+
+ABANDONED_KEPT = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +57,7 @@ class StreamCrew(AssistCrew):
         self._watch = Watch(patience_ns)
         self._changed = threading.Lock()  # guards the rest
         self._running: list[StreamPass] = []
+        self._abandoned: deque[StreamPass] = deque(maxlen=ABANDONED_KEPT)
 
     def begin(self, images: dict[int, AssistedImage]) -> StreamPass | None:
         """A pass is launched next.
@@ -65,16 +69,15 @@ class StreamCrew(AssistCrew):
             None: nobody is: there is no helper now, an image is of another connection, or too many
             passes are on their way.
         """
-        with self._changed:
-            oldest = min((each.told.letter for each in self._running), default=self._letter + 1)
-        if self._letter + 1 - oldest >= self._spec.passes_max:
-            return None
-        told = self._summon(images)
-        if told is None:
-            return None
-        begun = StreamPass(told)
         of_pass = self._spec.orders_max // self._spec.passes_max
-        with self._changed:
+        with self._changed:  # else the end of another one might dismiss who was just summoned
+            oldest = min((each.told.letter for each in self._running), default=self._letter + 1)
+            if self._letter + 1 - oldest >= self._spec.passes_max:
+                return None
+            told = self._summon(images)
+            if told is None:
+                return None
+            begun = StreamPass(told)
             self._running.append(begun)
             self._watch.begin(told.helpers, self._number + of_pass)
         return begun
@@ -118,6 +121,7 @@ class StreamCrew(AssistCrew):
     def abandon(self, begun: StreamPass) -> None:
         """A pass was not launched to its end, and what was may be on its way: nothing waits."""
         self._watch.abandon(begun.told.helpers)
+        self._abandoned.append(begun)  # its memory may still be copied from and to
         self._end(begun)
 
     def check(self) -> None:

@@ -1,6 +1,8 @@
 """Places for turns that are far away or not coming, and what their workers are told."""
 
 from services.scheduler.core import DropPrefetch, Effect, SendPrefetch
+from services.scheduler.core.turns.reservations import STALE_LOOKS_MIN
+from shared.hints import HINT_HOLD_NS
 from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
 
@@ -25,15 +27,17 @@ def dropped(effects: list[Effect]) -> list[tuple[str, str]]:
 
 def test_a_far_turn_is_no_load_until_it_is_near() -> None:
     d = two_workers()
-    assert [chosen(d, f"far{n}", arrives_s=3600) for n in range(3)] == ["w1"] * 3
-    assert chosen(d, "near") == "w1", "it is as empty as the other"
-    assert chosen(d, "next") == "w2"
+    spread = [chosen(d, f"far{n}", arrives_s=3600) for n in range(3)]
+    assert spread == ["w1", "w2", "w1"], "so that they are spread when they come"
+    near = [chosen(d, f"near{n}") or "" for n in range(4)]
+    assert sorted(near[:2]) == sorted(near[2:]) == ["w1", "w2"], "the far ones are no load"
     for _ in range(3572):
         d.now_ns += SECOND
         d.report("w1")
         d.report("w2")
         d.wake()
-    assert chosen(d, "now") == "w2", "the other one expects four turns soon"
+    assert chosen(d, "now") == "w2", "the other one expects two turns soon"
+    assert chosen(d, "then") == "w1"
 
 
 def test_a_worker_is_told_when_and_how_much_is_expected() -> None:
@@ -92,4 +96,32 @@ def test_a_far_turn_that_is_announced_again_sets_no_more_timers() -> None:
     d = two_workers()
     for later in range(200):
         chosen(d, "s", arrives_s=3600 + later)
+        d.drop("s")
+    for number in range(3000):
+        chosen(d, "s", arrives_s=86_000 - number)
+        d.drop("s")
     assert len(d.core._timers._heap) < 20
+    assert len(d.core._reservations._looks) <= STALE_LOOKS_MIN + 1
+
+
+def test_a_turn_that_should_have_been_here_long_ago_is_no_load() -> None:
+    """However long it is expected."""
+    d = two_workers()
+    first, _ = d.expect("s", expires_s=86_400)
+    assert first.worker_id == "w1"
+    assert chosen(d, "a") == "w2"
+    for _ in range(HINT_HOLD_NS // SECOND + 1):
+        d.now_ns += SECOND
+        d.report("w1")
+        d.report("w2")
+        d.wake()
+    assert [chosen(d, name) for name in ("b", "c")] == ["w2", "w1"]
+    assert d.load("w1") == 2, "its place is kept all the same"
+
+
+def test_a_turn_that_runs_elsewhere_leaves_no_hint() -> None:
+    d = two_workers()
+    assert chosen(d, "s") == "w1"
+    effects = d.report("w2", ("t", 1))
+    effects += d.submit("t", "s", sent_to="w2")
+    assert dropped(effects) == [("w1", "s")]

@@ -11,11 +11,12 @@ from services.scheduler.core.turns.records import Worker
 class Balance:
     """Fewest expected requests first, but a session stays where its KV is while that costs little.
 
-    Load is a worker's turns and live reservations; equal loads are told apart by waiting prompt
-    tokens, then by free and clean pages, then by id. A session's last worker is preferred while its
-    load is at most `affinity_margin` above the least: a turn more there costs less than moving its
-    KV, two or more build the imbalance of sticky sessions that the paper measures. If there is no
-    such worker, one that holds the turn's adapter is preferred in the same way.
+    Load is a worker's turns and live reservations; equal loads are told apart by reservations of
+    turns that are far away, which are spread so, by waiting prompt tokens, then by free and clean
+    pages, then by id. A session's last worker is preferred while its load is at most
+    `affinity_margin` above the least: a turn more there costs less than moving its KV, two or more
+    build the imbalance of sticky sessions that the paper measures. If there is no such worker, one
+    that holds the turn's adapter is preferred in the same way.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -37,7 +38,13 @@ class Balance:
         return best, "balance"
 
 
-def _burden(worker: Worker) -> tuple[int, int, int, str]:
+def _burden(worker: Worker) -> tuple[int, int, int, int, str]:
     report = worker.report
     num_pages_takeable = report.num_pages_free + report.num_pages_clean
-    return worker.num_expected, worker.num_waiting_tokens, -num_pages_takeable, report.worker_id
+    return (
+        worker.num_expected,
+        worker.num_far,
+        worker.num_waiting_tokens,
+        -num_pages_takeable,
+        report.worker_id,
+    )
