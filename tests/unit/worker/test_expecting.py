@@ -204,3 +204,4 @@ def test_what_waits_is_bounded(engine: Engine) -> None:
     for again in range(1000):
         far(engine, in_ns=HOUR + again, num_tokens=8)
     assert len(engine.core.expecting._due) <= STALE_MIN + 2
+    assert waiting.total() == 1

@@ -96,8 +96,6 @@ class Helper:
             if (number := channel.asked) != self._answered:
                 order = channel.read_order(number)
                 outcome = self._compute(number, order)
-                if outcome is Outcome.REFUSED:  # what follows in its pass, too: a stream asks on
-                    self._passes.get(order.letter, {}).clear()
                 channel.answer(number, order.letter, outcome)
                 self._answered = number
             elif not channel.is_awake:
