@@ -136,8 +136,8 @@ MUTANTS = (
     ),
     Mutant(
         "reservations do not expire", RESERVATIONS,
-        "        if held.expires_at_ns <= now_ns:\n            self._release(held)",
-        "        if held.expires_at_ns <= now_ns:\n            pass",
+        "            if held.expires_at_ns <= now_ns:\n                self._release(held)",
+        "            if held.expires_at_ns <= now_ns:\n                pass",
     ),
     Mutant(
         "a dead worker keeps its reservations", SCHEDULER,
