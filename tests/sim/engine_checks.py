@@ -5,11 +5,11 @@ from collections.abc import Collection
 
 from services.worker.core.effects import BlockWrite
 from services.worker.core.engine import EngineCore
-from services.worker.core.hints import HINTED_SHARE
 from services.worker.core.pages import NO_PAGE
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
 from services.worker.device.tables import BlockTables
+from shared.hints import HINTED_SHARE
 from shared.owners import OwnerKey
 
 
@@ -93,8 +93,9 @@ def check_hints(core: EngineCore) -> None:
     """What hints keep adds up, and leaves room."""
     hints = [hint for each in core.stager.hints._hints.values() for hint in each.values()]
     num_kept = sum(hint.num_pages for hint in hints)
-    assert core.stager.hints._num_kept == num_kept <= HINTED_SHARE * core.pool.num_pages
-    assert core.stager.hints._num_kept_of.total() == num_kept
+    shares = core.stager.hints.shares
+    assert shares.num_held == num_kept <= HINTED_SHARE * core.pool.num_pages
+    assert shares._num_of.total() == num_kept
 
 
 def check_empty(core: EngineCore) -> None:

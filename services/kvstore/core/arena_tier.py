@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.effects import Effect, SetWords
-from services.kvstore.core.hinted import HintedPins
 from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.arena import PageState
 from shared.blocks import BlockKey
+from shared.hints import HintShares
 from shared.owners import OwnedKeys, OwnerKey
 
 
@@ -30,7 +30,7 @@ class ArenaTier:
         self.holding: dict[int, ArenaBlock] = {}
         self.idle = IdleBlocks()
         self._owned = OwnedKeys()
-        self.hinted = HintedPins(num_pages)
+        self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
         self.num_pinned = 0
         self._free = list(range(num_pages - 1, -1, -1))

@@ -216,7 +216,7 @@ class KvCore:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
         if held.hinted_by is not None:
-            arena.hinted.pin(held.hinted_by, held.num_pages)
+            arena.hinted.take(held.hinted_by, held.num_pages)
         ticket = self.workers.add_ticket(worker, held)
         num_from_disk = queue_loads(self._queue, blocks, filled, event.priority)
         # The first block last: a prefix is worth more than what follows it.

@@ -5,11 +5,12 @@ expected, and until then the advisory holds nothing, neither here nor in the are
 SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earlier ones is ours.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import ceil
 
 from services.worker.core.effects import StageSession
+from shared.hints import TENANT_SHARE, HintShares
 from shared.ids import SessionId, TenantId
 from shared.messages import AdapterRef
 from shared.owners import OwnerKey, owner_key
@@ -17,7 +18,6 @@ from shared.owners import OwnerKey, owner_key
 LEAD_FACTOR = 2  # begun so many transfer times ahead: others may be on the same way
 ASK_AHEAD_NS = 500_000_000  # and so much for the questions
 WAITING_MAX = 4096
-TENANT_SHARE = 0.6  # of those, so that there is some left when others come
 STALE_MIN = 64
 
 
@@ -40,10 +40,10 @@ class Expected:
     num_tokens: int = 0
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
+    owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
-    @property
-    def owner(self) -> OwnerKey:
-        return owner_key(self.tenant, self.session_id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owner", owner_key(self.tenant, self.session_id))
 
 
 @dataclass(slots=True)
@@ -54,7 +54,9 @@ class Expecting:
     _due: list[tuple[int, int, OwnerKey]] = field(default_factory=list)  # a heap; some are stale
     _asked: dict[int, Expected] = field(default_factory=dict)  # by `StageSession.number`
     _last_number: int = 0
-    _num_waiting_of: Counter[TenantId] = field(default_factory=Counter)
+    _shares: HintShares = field(
+        default_factory=lambda: HintShares(WAITING_MAX, ceil(TENANT_SHARE * WAITING_MAX))
+    )
 
     @property
     def next_at_ns(self) -> int | None:
@@ -65,10 +67,9 @@ class Expecting:
         """Bring it up then, in place of what was known of the session. Where too many wait, or too
         many of its tenant, it is brought up when its turn is here."""
         self.drop(expected.owner)
-        num_of_tenant = self._num_waiting_of[expected.tenant]
-        if len(self._waiting) >= WAITING_MAX or num_of_tenant >= TENANT_SHARE * WAITING_MAX:
+        if not self._shares.room(expected.tenant):
             return
-        self._num_waiting_of[expected.tenant] += 1
+        self._shares.take(expected.tenant, 1)
         self._last_number += 1
         self._waiting[expected.owner] = self._last_number, expected
         heappush(self._due, (start_at_ns, self._last_number, expected.owner))
@@ -107,7 +108,5 @@ class Expecting:
 
     def _take(self, owner: OwnerKey) -> Expected:
         _, expected = self._waiting.pop(owner)
-        self._num_waiting_of[expected.tenant] -= 1
-        if not self._num_waiting_of[expected.tenant]:
-            del self._num_waiting_of[expected.tenant]
+        self._shares.give(expected.tenant, 1)
         return expected

@@ -2,16 +2,14 @@
 them. A hint is a guess, and a stranger's: whoever sends many keeps nobody else's pages out.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from shared.blocks import BlockKey
+from shared.hints import HintShares
 from shared.ids import TenantId
 from shared.owners import OwnerKey
 
-HINTED_SHARE = 0.8
-TENANT_SHARE = 0.6  # so that there is some left when others come
 STALE_MIN = 64
 
 HintName = tuple[OwnerKey, str]  # a session, and the hash of the adapter; empty: its history
@@ -30,27 +28,24 @@ class Hint:
 @dataclass(slots=True)
 class Hints:
     """Args:
-    num_pages: of the pool.
+    shares: of the pool's pages.
     """
 
-    num_pages: int
+    shares: HintShares
     _hints: dict[OwnerKey, dict[str, Hint]] = field(default_factory=dict)
     _expiries: list[tuple[int, HintName]] = field(default_factory=list)  # a heap; some are stale
     _num_hints: int = 0
-    _num_kept: int = 0
-    _num_kept_of: Counter[TenantId] = field(default_factory=Counter)
 
     def room(self, name: HintName, tenant: TenantId, now_ns: int) -> int:
         """Pages that a hint may keep, which takes the place of an earlier one of this name."""
         self._expire(now_ns)
         self._remove(name)
-        of_all = int(HINTED_SHARE * self.num_pages) - self._num_kept
-        of_tenant = int(TENANT_SHARE * self.num_pages) - self._num_kept_of[tenant]
-        return max(min(of_all, of_tenant), 0)
+        return self.shares.room(tenant)
 
     def add(self, name: HintName, hint: Hint) -> None:
         """Keep this; there is `room` for it."""
-        self._count(hint, 1)
+        self._num_hints += 1
+        self.shares.take(hint.tenant, hint.num_pages)
         owner, adapter_hash = name
         self._hints.setdefault(owner, {})[adapter_hash] = hint
         heappush(self._expiries, (hint.expires_at_ns, name))
@@ -70,23 +65,20 @@ class Hints:
         """A session's hints, which need no room any more."""
         hints = list(self._hints.pop(owner, {}).values())
         for hint in hints:
-            self._count(hint, -1)
+            self._give(hint)
         return hints
 
     def _remove(self, name: HintName) -> None:
         owner, adapter_hash = name
         hints = self._hints.get(owner, {})
         if (hint := hints.pop(adapter_hash, None)) is not None:
-            self._count(hint, -1)
+            self._give(hint)
             if not hints:
                 del self._hints[owner]
 
-    def _count(self, hint: Hint, sign: int) -> None:
-        self._num_hints += sign
-        self._num_kept += sign * hint.num_pages
-        self._num_kept_of[hint.tenant] += sign * hint.num_pages
-        if not self._num_kept_of[hint.tenant]:
-            del self._num_kept_of[hint.tenant]
+    def _give(self, hint: Hint) -> None:
+        self._num_hints -= 1
+        self.shares.give(hint.tenant, hint.num_pages)
 
     def _expire(self, now_ns: int) -> None:
         while self._expiries and self._expiries[0][0] <= now_ns:

@@ -12,6 +12,7 @@ from services.worker.core.hints import Hint, HintName, Hints
 from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
+from shared.hints import HintShares
 from shared.owners import OwnerKey
 from shared.urgency import DEMAND_PRIORITY, Order, load_order
 
@@ -108,7 +109,7 @@ class Stager:
     _next_expiry_ns: int = 0  # none of the prefetches expires before
 
     def __post_init__(self) -> None:
-        self.hints = Hints(self.pool.num_pages)
+        self.hints = Hints(HintShares.of_pages(self.pool.num_pages))
 
     @property
     def num_loading(self) -> int:
@@ -255,13 +256,12 @@ class Stager:
     def on_arrived(self, owner: OwnerKey) -> None:
         """A session's turn is here: what it needs will be its own, and the rest is anybody's."""
         for hint in self.hints.take_all(owner):
-            self._let_rest(hint)
+            self.pool.rest([self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks])
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
         not brought up."""
-        for hint in self.hints.take_all(owner):
-            self._let_rest(hint)
+        self.on_arrived(owner)
         return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
@@ -325,10 +325,6 @@ class Stager:
         prefetch.order = load_order(prefetch.priority, prefetch.layer, prefetch.number)
         heapq.heapreplace(self._prefetches, prefetch)
         return []
-
-    def _let_rest(self, hint: Hint) -> None:
-        """Spare no longer what is here for a hint."""
-        self.pool.rest([self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks])
 
     def _spare(self, name: HintName, keys: list[BlockKey]) -> None:
         """Make one group of what is here of an expected session."""

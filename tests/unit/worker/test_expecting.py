@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
-from services.worker.core.expecting import ASK_AHEAD_NS, STALE_MIN, TENANT_SHARE, WAITING_MAX
-from shared.hints import HINT_HOLD_NS
+from services.worker.core.expecting import ASK_AHEAD_NS, STALE_MIN, WAITING_MAX
+from shared.hints import HINT_HOLD_NS, TENANT_SHARE
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 from shared.owners import owner_key
 from tests.unit.worker.driver import (
@@ -195,13 +195,13 @@ def test_what_waits_is_bounded(engine: Engine) -> None:
     for number in range(WAITING_MAX + 10):
         tenant = TenantId("ab"[number < WAITING_MAX * TENANT_SHARE + 10])
         far(engine, SessionId(f"s{number}"), num_tokens=8, tenant=tenant)
-    waiting = engine.core.expecting._num_waiting_of
-    assert waiting[TenantId("b")] == int(WAITING_MAX * TENANT_SHARE) + 1
+    waiting = engine.core.expecting._shares
+    assert waiting.held_by(TenantId("b")) == int(WAITING_MAX * TENANT_SHARE) + 1
     for number in range(WAITING_MAX):
         far(engine, SessionId(f"more{number}"), num_tokens=8, tenant=TenantId("c"))
-    assert waiting.total() == WAITING_MAX
+    assert waiting.num_held == WAITING_MAX
     assert len(asked_at(engine, engine.now_ns + HOUR)) == WAITING_MAX
     for again in range(1000):
         far(engine, in_ns=HOUR + again, num_tokens=8)
     assert len(engine.core.expecting._due) <= STALE_MIN + 2
-    assert waiting.total() == 1
+    assert waiting.num_held == 1

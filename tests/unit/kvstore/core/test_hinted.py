@@ -1,6 +1,6 @@
 """Hints pin only so much of an arena."""
 
-from services.kvstore.core.hinted import HINTED_SHARE, TENANT_SHARE
+from shared.hints import HINTED_SHARE, TENANT_SHARE
 from tests.unit.kvstore.core.host import LAYERS, NUM_PAGES, WORKERS, Host
 from tests.unit.kvstore.core.test_store import chain
 
