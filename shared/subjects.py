@@ -153,7 +153,7 @@ TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
 KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)
 KV_LEASE = Subject("symphony.kv.*.lease", m.KvLease, m.KvLeased)
 KV_STAGE = Subject("symphony.kv.*.stage", m.KvStage, m.KvStaged)
-KV_RENEW = Subject("symphony.kv.*.renew", m.KvRenew, m.Empty)
+KV_RENEW = Subject("symphony.kv.*.renew", m.KvRenew, m.KvRenewed)
 KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)
 KV_COMMIT = Subject("symphony.kv.*.commit", m.KvCommit, m.KvCommitted)
 

@@ -5,6 +5,14 @@ from shared.messages import ADVISORY_PRIORITY
 DEMAND_PRIORITY = 100  # of a turn that is here: above every advisory's
 
 Order = tuple[int, int, int, int]
+NUM_KINDS = 3
+
+
+def kind_of(priority: int) -> int:
+    """How urgent something is, 0 most: a turn waits for it; it is hinted with more than the usual
+    priority; it is hinted.
+    """
+    return 0 if priority >= DEMAND_PRIORITY else 1 if priority > ADVISORY_PRIORITY else 2
 
 
 def load_order(priority: int, layer: int, number: int) -> Order:
@@ -24,5 +32,4 @@ def load_order(priority: int, layer: int, number: int) -> Order:
     >>> load_order(DEMAND_PRIORITY, 7, 3) < high < hint < load_order(0, 0, 0) < load_order(1, 1, 0)
     True
     """
-    kind = 0 if priority >= DEMAND_PRIORITY else 1 if priority > ADVISORY_PRIORITY else 2
-    return kind, layer, -priority, number
+    return kind_of(priority), layer, -priority, number

@@ -26,8 +26,7 @@ from services.worker.device.tables import BlockTables
 from shared.arena import PageState
 from shared.messages import AdapterRef
 
-FETCH_TIMEOUT_NS = 2 * SECOND  # a promised page that has not come by then is recomputed
-STALL_TIMEOUT_NS = SECOND  # how long a layer of a pass waits for its pages
+FETCH_TIMEOUT_NS = 2 * SECOND  # a page that is overdue by so much does not come any more
 ADAPTER_STALL_NS = 20_000 * US  # and for those of an adapter
 LOAD_NS = STORE_NS = 500 * US
 LINKS_NS = (LOAD_NS, 20 * LOAD_NS)  # a page takes up to so long
@@ -153,8 +152,9 @@ class Device:
             if arena is None or load.epoch != self._epoch:
                 self._owner.later(0, partial(self._settle, load.pool_page, is_good=False))
                 continue
-            deadline_ns = self._owner.now_ns + FETCH_TIMEOUT_NS
-            self._owner.later(FETCH_TIMEOUT_NS, partial(self._look, load, arena, 0))
+            now_ns = self._owner.now_ns
+            deadline_ns = max(now_ns, load.ready_at_ns) + FETCH_TIMEOUT_NS
+            self._owner.later(deadline_ns - now_ns, partial(self._look, load, arena, 0))
             self._look(load, arena, deadline_ns)
 
     def build(self, build: BuildImage) -> None:
@@ -320,7 +320,8 @@ class Device:
         step.is_computed = True
         if step.awaited:
             self._owner.later(ADAPTER_STALL_NS, partial(self._give_up, step, step.streamed))
-            self._owner.later(STALL_TIMEOUT_NS, partial(self._give_up, step, {*step.awaited}))
+            for row, patience_ns in step.plan.patience_ns.items():
+                self._owner.later(patience_ns, partial(self._give_up_row, step, row))
         self._end_if_over()
 
     def _give_up(self, step: _Step, pages: set[int]) -> None:
@@ -329,6 +330,17 @@ class Device:
             for page in pages & step.awaited.keys():
                 step.failed.update(step.awaited.pop(page))
                 self._late.add(page)
+            self._end_if_over()
+
+    def _give_up_row(self, step: _Step, row: int) -> None:
+        """A row's history has kept the pass waiting for long enough."""
+        if self._steps and self._steps[0] is step:
+            for page in [page for page, rows in step.awaited.items() if row in rows]:
+                step.failed.add(row)
+                self._late.add(page)
+                step.awaited[page].remove(row)
+                if not step.awaited[page]:
+                    del step.awaited[page]
             self._end_if_over()
 
     def _end_if_over(self) -> None:

@@ -197,6 +197,8 @@ class Kvstore(Process):
             pages=pack_ints(staged.pages),
             generations=pack_ints(staged.generations),
             num_from_disk=staged.num_from_disk,
+            ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
+            source_bytes_per_s=self.core.disk_speed.bytes_per_s,
         )
 
     def _commit(self, message: m.KvCommit) -> m.KvCommitted:
@@ -230,19 +232,19 @@ class Kvstore(Process):
         self._perform(effects)
         return m.KvCommitted(num_blocks=num_blocks)
 
-    def _renew(self, message: m.KvRenew) -> m.Empty:
+    def _renew(self, message: m.KvRenew) -> m.KvRenewed:
         event = Renew(
             message.worker_id, message.incarnation, unpack_ints(message.tickets, "Q"),
             message.page_bytes, unpack_ints(message.leased), message.heard,
             unpack_keys(message.used),
         )  # fmt: skip
         self._perform(self.core.on_renew(event, self.now_ns))
-        return m.Empty()
+        return m.KvRenewed(source_bytes_per_s=self.core.disk_speed.bytes_per_s)
 
     def _release(self, message: m.KvRelease) -> None:
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages), message.seq, message.heard,
+            unpack_ints(message.pages), message.seq, message.heard, message.num_kept,
         )  # fmt: skip
         self._perform(self.core.on_release(event, self.now_ns))
 
@@ -274,15 +276,16 @@ class Kvstore(Process):
 
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
-        duration_ns = READ_NS * num_pages * self.disk_slowness
-        self.later(self.house.random.randrange(duration_ns) + 1, self._end_read)
+        most_ns = READ_NS * num_pages * self.disk_slowness
+        duration_ns = self.house.random.randrange(most_ns) + 1
+        self.later(duration_ns, partial(self._end_read, duration_ns))
 
-    def _end_read(self) -> None:
+    def _end_read(self, duration_ns: int) -> None:
         results = [(reads, self._read(reads)) for reads in self._reads.popleft()]
         if self._reads:
             self._begin_read()
         alive = {block.block_id for block in self._holding() if block.is_alive}
-        self._perform(self.core.on_loaded(results, self.now_ns))
+        self._perform(self.core.on_loaded(results, duration_ns, self.now_ns))
         for reads, outcomes in results:
             for block_id, key, outcome in zip(reads.block_ids, reads.keys, outcomes, strict=True):
                 if outcome is LoadOutcome.FAILED:

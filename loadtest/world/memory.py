@@ -33,12 +33,13 @@ class PageLoad(NamedTuple):
     generation: int
     pool_page: int
     epoch: int
+    ready_at_ns: int
 
 
 def each_page(run: PageLoads) -> list[PageLoad]:
     """A run, page by page."""
     pages = zip(run.arena_pages, run.generations, run.pool_pages, strict=True)
-    return [PageLoad(*page, run.epoch) for page in pages]
+    return [PageLoad(*page, run.epoch, run.ready_at_ns) for page in pages]
 
 
 @dataclass

@@ -31,8 +31,9 @@ def _check_idle(worker: Worker) -> None:
     assert not core.turns and not core.running and not core.waiting, f"{worker.name} holds turns"
     assert worker.jobs is not None and not worker.jobs.core.num_held, f"{worker.name} holds batches"
     assert not worker.pulling.refs(), f"{worker.name} still pulls prompts"
-    assert not stager._flights and not stager._tickets and not stager._prefetches
-    assert not stager._expected and stager._num_prefetching == 0
+    assert not len(stager.flights) and not stager._tickets and not stager._prefetches
+    assert not stager._expected and stager.flights.num_prefetching == 0
+    assert not stager.flights._num_demanded.any(), "loads are miscounted"
     assert all(block.refs == 0 for block in core.pool.blocks.values())
     assert not core.writeback._storing, "a write never ended"
     assert not core.writeback._committing, "a commit was never settled"

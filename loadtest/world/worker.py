@@ -26,6 +26,7 @@ from services.worker.core.effects import (
     StageSession,
     StageTurn,
     StoreBlocks,
+    TrimTicket,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, expected_turn, take_in
@@ -347,6 +348,8 @@ class Worker(Process):
                     self._lease(effect.num_pages)
                 case ReleaseTicket():
                     self._release(ticket=effect.ticket)
+                case TrimTicket():
+                    self._release(ticket=effect.ticket, num_kept=effect.num_blocks)
                 case ReturnPages():
                     self._release(pages=effect.arena_pages)
                 case StageSession():
@@ -403,9 +406,13 @@ class Worker(Process):
     def _renew(self, epoch: int) -> None:
         if self.link.is_open and epoch == self.link.epoch:
             self.later(RENEW_EVERY_NS, partial(self._renew, epoch))
-            self._call(
-                KV_RENEW, self.link.renew(self.core.history.take_used()), lambda _: self.feed([])
-            )
+            message = self.link.renew(self.core.history.take_used())
+            self._call(KV_RENEW, message, self._on_renewed)
+
+    def _on_renewed(self, reply: Any) -> None:
+        if reply is not None:
+            self.core.estimates.on_source(self.link.on_renewed(reply))
+        self.feed([])
 
     def _stage_turn(self, effect: StageTurn) -> None:
         def then(staged: Staged | None) -> None:
@@ -467,6 +474,6 @@ class Worker(Process):
 
         self._call(KV_LEASE, self.link.lease(num_pages), then)
 
-    def _release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
-        message = self.link.release(ticket, pages)
+    def _release(self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0) -> None:
+        message = self.link.release(ticket, pages, num_kept)
         self.house.wires.publish(self, KV_RELEASE, message, self.host_id)

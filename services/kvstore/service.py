@@ -242,6 +242,8 @@ class KvService:
             pages=pack_ints(staged.pages),
             generations=pack_ints(staged.generations),
             num_from_disk=staged.num_from_disk,
+            ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
+            source_bytes_per_s=self._core.disk_speed.bytes_per_s,
         )
 
     async def _commit(self, message: m.KvCommit) -> m.KvCommitted:
@@ -259,7 +261,7 @@ class KvService:
         self._perform(effects)
         return m.KvCommitted(num_blocks=num_blocks)
 
-    async def _renew(self, message: m.KvRenew) -> m.Empty:
+    async def _renew(self, message: m.KvRenew) -> m.KvRenewed:
         self._refuse_if_closed()
         tickets = unpack_ints(message.tickets, "Q")
         event = Renew(
@@ -267,14 +269,14 @@ class KvService:
             unpack_ints(message.leased), message.heard, _unpack_keys(message.used, "used"),
         )  # fmt: skip
         self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
-        return m.Empty()
+        return m.KvRenewed(source_bytes_per_s=self._core.disk_speed.bytes_per_s)
 
     def _release(self, message: m.KvRelease) -> None:
         if self._is_closed:
             return
         event = Release(
             message.worker_id, message.incarnation, message.ticket, message.page_bytes,
-            unpack_ints(message.pages), message.seq, message.heard,
+            unpack_ints(message.pages), message.seq, message.heard, message.num_kept,
         )  # fmt: skip
         self._perform(self._core.on_release(event, self._runtime.clock.now_ns()))
 
@@ -324,7 +326,8 @@ class KvService:
 
     def _on_loaded(self, results: LoadResults, seconds: float) -> None:
         LOAD_SECONDS.observe(seconds)
-        self._perform(self._core.on_loaded(results, self._runtime.clock.now_ns()))
+        duration_ns, now_ns = int(seconds * NS_PER_S), self._runtime.clock.now_ns()
+        self._perform(self._core.on_loaded(results, duration_ns, now_ns))
 
     def _on_written(self, results: WriteResults) -> None:
         self._perform(self._core.on_written(results, self._runtime.clock.now_ns()))
@@ -381,7 +384,7 @@ async def check_for_ever(core: KvCore) -> None:
 
 def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:
     """Blocks whose pages fit the answer to a stage: a page's number and its generation are 4 bytes
-    each, in base64; the key is in hex.
+    each, in base64, and a promise for each layer 8; the key is in hex.
 
     >>> stage = m.KvStage(
     ...     worker_id="w", incarnation="i", fingerprint="f", num_layers=30, page_bytes=1
@@ -389,8 +392,10 @@ def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:
     >>> staged_blocks_max(1024**2, stage)
     2977
     """
-    block_bytes = max(stage.num_layers, 1) * 2 * 4 * 4 / 3 + 2 * KEY_BYTES
-    return max(int((payload_bytes_max - STAGED_FIELDS_BYTES) / block_bytes), 0)
+    num_layers = max(stage.num_layers, 1)
+    block_bytes = num_layers * 2 * 4 * 4 / 3 + 2 * KEY_BYTES
+    promised_bytes = num_layers * 8 * 4 / 3
+    return max(int((payload_bytes_max - STAGED_FIELDS_BYTES - promised_bytes) / block_bytes), 0)
 
 
 def open_disk(config: KvstoreConfig) -> Started:

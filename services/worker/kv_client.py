@@ -40,6 +40,7 @@ class KvClient:
         before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
             every lease of ours: nothing may be written to their pages any more when it returns.
         take_used: gives what was used of blocks below since it was called last.
+        on_source: told how fast pages come up there lately, bytes/s; 0: not told.
         before_use: called, in a thread, with an arena that is to be used next.
 
     Attributes:
@@ -57,6 +58,7 @@ class KvClient:
         before_open: Callable[[], None] = lambda: None,
         before_use: Callable[[Arena], None] = lambda arena: None,
         take_used: Callable[[], list[BlockKey]] = list,
+        on_source: Callable[[float], None] = lambda bytes_per_s: None,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
@@ -66,6 +68,7 @@ class KvClient:
         self._before_open = before_open
         self._before_use = before_use
         self._take_used = take_used
+        self._on_source = on_source
         self.adapters_path = ""
         self._lease_lock: int | None = None
         self._lost = asyncio.Event()
@@ -95,9 +98,7 @@ class KvClient:
         has_warned = False
         while True:
             if not await wait_set(self._lost, PROBE_S):
-                await self._call(
-                    self._bus.request(KV_RENEW, self._link.renew(self._take_used()), self._host_id)
-                )
+                await self._renew()
                 continue
             try:
                 await self._open()
@@ -107,6 +108,16 @@ class KvClient:
                     log.warning("no kvstore: KV stays on this worker", extra={"error": str(error)})
                     has_warned = True
                 await asyncio.sleep(RETRY_S)
+
+    async def _renew(self) -> None:
+        request = self._link.renew(self._take_used())
+        reply = await self._call(self._bus.request(KV_RENEW, request, self._host_id))
+        if reply is None:
+            return
+        try:
+            self._on_source(self._link.on_renewed(reply))
+        except MalformedMessage as error:
+            _reject("renew", error)
 
     async def wait_met(self, timeout_s: float) -> None:
         """Return once a kvstore knows us for the first time, or after `timeout_s` without one."""
@@ -140,9 +151,11 @@ class KvClient:
         """Bring an expected session's blocks into the arena."""
         return await self._stage(self._link.stage_session(tenant, session_id, priority), None)
 
-    async def release(self, ticket: int = 0, pages: list[int] | None = None) -> None:
-        """Unpin a stage, give leased pages back."""
-        request = self._link.release(ticket, pages)
+    async def release(
+        self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0
+    ) -> None:
+        """Unpin a stage, but for its first `num_kept` blocks; give leased pages back."""
+        request = self._link.release(ticket, pages, num_kept)
         await self._call(self._bus.publish(KV_RELEASE, request, self._host_id))
 
     async def commit(self, writes: list[BlockWrite], checksums: list[list[int]]) -> bool:

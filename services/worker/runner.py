@@ -23,6 +23,7 @@ from services.worker.core.effects import (
     StageSession,
     StageTurn,
     StoreBlocks,
+    TrimTicket,
     TurnAccount,
 )
 from services.worker.core.engine import EngineCore
@@ -248,6 +249,8 @@ class EngineRunner:
                     self._tasks.spawn(self._lease(effect.num_pages))
                 case ReleaseTicket():
                     self._tasks.spawn(self._kv.release(ticket=effect.ticket))
+                case TrimTicket(ticket, num_blocks):
+                    self._tasks.spawn(self._kv.release(ticket=ticket, num_kept=num_blocks))
                 case ReturnPages():
                     self._tasks.spawn(self._kv.release(pages=effect.arena_pages))
                 case ReportSoon():

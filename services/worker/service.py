@@ -203,6 +203,7 @@ class Worker:
             before_open=executor.mover.detach,
             before_use=executor.mover.prepare,
             take_used=core.history.take_used,
+            on_source=core.estimates.on_source,
         )
         runner = EngineRunner(
             runtime.bus,

@@ -95,6 +95,10 @@ class KvStaged:
         ""  # packed int32 [layer][block]: what the page's word must still hold after reading
     )
     num_from_disk: int = 0  # pages that were not in the arena yet
+    # Packed int64, for each layer: when the last of its pages will probably be there, ns from the
+    # answer on, by what waits before them and how fast the disk was lately; empty: all are there.
+    ready_in_ns: str = ""
+    source_bytes_per_s: float = 0.0  # how fast pages come from disk lately; 0: not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +121,16 @@ class KvRenew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvRenewed:
+    """How fast pages come up lately from where they are when they are not in the arena."""
+
+    source_bytes_per_s: float = 0.0  # 0: not told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvRelease:
-    """Unpin a stage's pages, and give leased pages back unused.
+    """Unpin a stage's pages, or all behind those of its first `num_kept` blocks, and give leased
+    pages back unused.
 
     `seq` numbers what an incarnation gives out of its hands, here and in `KvCommit`: heard a second
     time it means nothing, for by then the worker may have been leased the same pages again. Nor
@@ -128,6 +140,7 @@ class KvRelease:
     worker_id: WorkerId
     incarnation: str
     ticket: int = 0
+    num_kept: int = 0
     page_bytes: int = 0
     pages: str = ""
     seq: int = 0  # 0: not numbered

@@ -101,10 +101,11 @@ def check_hints(core: EngineCore) -> None:
 def check_empty(core: EngineCore) -> None:
     """All work is done: nothing is held for anybody."""
     assert not core.turns and not held_turns(core) and not core.flights and not core._leaving
-    assert not core.stager._flights and not core.stager._tickets and not core.stager._prefetches
-    assert core.stager._num_prefetching == 0 and not core.stager._expected
+    assert not len(core.stager.flights) and not core.stager._tickets and not core.stager._prefetches
+    assert core.stager.flights.num_prefetching == 0 and not core.stager._expected
     assert all(block.refs == 0 for block in core.pool.blocks.values())
     assert not core.pool.forgotten
+    assert not core.stager.flights._num_demanded.any(), "loads are miscounted"
     assert not core.expecting._asked and not core.expecting._waiting
     check_hints(core)
     assert not core.writeback._storing, "a write never ended"

@@ -79,7 +79,30 @@ class FakeKvstore:
             found.append(key)
         pages = [pinned[layer :: self.num_layers] for layer in range(self.num_layers)]
         generations = [[self.generations[page] for page in row] for row in pages]
-        return Staged(ticket, found, pages, generations, num_from_disk)
+        return Staged(
+            ticket,
+            found,
+            pages,
+            generations,
+            num_from_disk,
+            ready_in_ns=self._promise(pages, now_ns),
+        )
+
+    def _promise(self, pages: list[list[int]], now_ns: int) -> list[int]:
+        """When each layer is there, more or less."""
+        ready_at_ns = [max((self.ready_at_ns[page] for page in row), default=0) for row in pages]
+        if max(ready_at_ns) <= now_ns:
+            return []
+        truth = self.random.choice([0.0, 0.5, 1.0, 1.0, 2.0])
+        return [int(truth * max(at_ns - now_ns, 0)) for at_ns in ready_at_ns]
+
+    def trim(self, ticket: int, num_blocks: int) -> None:
+        """Unpin what is behind the first so many blocks of a ticket."""
+        if (pinned := self.tickets.get(ticket)) is not None:
+            num_kept = num_blocks * self.num_layers
+            self.pins.subtract(pinned[num_kept:])
+            del pinned[num_kept:]
+            self._settle()
 
     def release(self, ticket: int) -> None:
         """Unpin; a ticket that expired or is of an earlier life means nothing."""

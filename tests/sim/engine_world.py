@@ -17,6 +17,7 @@ from services.worker.core.effects import (
     StageSession,
     StageTurn,
     StoreBlocks,
+    TrimTicket,
 )
 from services.worker.core.engine import EngineCore
 from services.worker.core.expecting import Expected
@@ -224,6 +225,9 @@ class EngineWorld(EngineDevice):
                 case ReleaseTicket():
                     self.tickets_open.remove(effect.ticket)
                     self.kvstore.release(effect.ticket)
+                case TrimTicket():
+                    assert effect.ticket in self.tickets_open
+                    self.kvstore.trim(effect.ticket, effect.num_blocks)
                 case LeasePages():
                     self._ask(partial(self._lease, effect.num_pages), lambda: None)
                 case StoreBlocks():

@@ -21,6 +21,7 @@ class ArenaBlock:
         owner: the session that made it.
         parent: key of the block before it.
         queued: layers waiting for the loader.
+        kind: of the most urgent who wait for those (`shared.urgency`).
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
         is_writing: the writer still reads its pages, which are its only copy.
@@ -39,6 +40,7 @@ class ArenaBlock:
     parent: BlockKey = NO_PARENT
     queued: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
+    kind: int = 0
     num_pins: int = 0
     is_writing: bool = False
     is_alive: bool = True

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.effects import Effect, SetWords
 from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.arena import PageState
@@ -20,15 +21,17 @@ class ArenaTier:
         idle: blocks whose pages may go.
         num_pinned: blocks that tickets hold.
         hinted: of those, what announced turns may have.
+        backlog: what waits for the loader, here and in other arenas.
     """
 
-    def __init__(self, num_pages: int, page_bytes: int) -> None:
+    def __init__(self, num_pages: int, page_bytes: int, backlog: Backlog | None = None) -> None:
         assert num_pages > 0 and page_bytes > 0
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
         self.idle = IdleBlocks()
+        self.backlog = Backlog() if backlog is None else backlog
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
@@ -99,8 +102,7 @@ class ArenaTier:
             if not block.num_pins:
                 self.num_pinned -= 1
                 if block.queued:
-                    pages += block.strip(sorted(block.queued))
-                    block.queued.clear()
+                    pages += block.strip(self._unqueue(block))
                 self._settle(block, pages)
         self.give(pages, effects)
 
@@ -117,8 +119,7 @@ class ArenaTier:
         """Nobody finds this block any more; its pages go as soon as nobody holds them."""
         if block.is_alive:
             self._unlist(block)
-        lost = sorted(block.queued)
-        block.queued.clear()
+        lost = self._unqueue(block)
         self._publish([block.pages[layer] for layer in lost], PageState.BAD, effects)
         self.settle([block], effects)
 
@@ -137,6 +138,14 @@ class ArenaTier:
     def publish_bad(self, block: ArenaBlock, effects: list[Effect]) -> None:
         """No page of `block` can be trusted."""
         self._publish(block.present, PageState.BAD, effects)
+
+    def _unqueue(self, block: ArenaBlock) -> list[int]:
+        """The layers whose loads have not begun, and will not."""
+        layers = sorted(block.queued)
+        block.queued.clear()
+        for layer in layers:
+            self.backlog.add(block.kind, layer, -self.page_bytes)
+        return layers
 
     def _settle(self, block: ArenaBlock, pages: list[int]) -> None:
         """Adds to `pages` what it gives up."""

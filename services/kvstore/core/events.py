@@ -73,6 +73,8 @@ class Pinned:
 
     Attributes:
         num_from_disk: pages that this stage asked the disk for.
+        ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
+            empty: all are.
     """
 
     ticket: int = 0
@@ -80,6 +82,7 @@ class Pinned:
     pages: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     num_from_disk: int = 0
+    ready_in_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,9 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Unpin a ticket (0: none), and give leased pages back; `heard` as in `Commit`."""
+    """Unpin a ticket (0: none), but for its first `num_kept` blocks, and give leased pages back;
+    `heard` as in `Commit`.
+    """
 
     worker_id: WorkerId
     incarnation: str
@@ -111,3 +116,4 @@ class Release:
     pages: list[int] = field(default_factory=list)
     seq: int = 0
     heard: int = 0
+    num_kept: int = 0

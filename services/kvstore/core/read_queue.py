@@ -5,14 +5,20 @@ from heapq import heappop, heappush
 from itertools import count
 
 from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.effects import PageReads
 from shared.urgency import Order, load_order
 
 
 class ReadQueue:
-    """In the order of `shared.urgency`: an entry for each layer of each question."""
+    """In the order of `shared.urgency`: an entry for each layer of each question.
 
-    def __init__(self) -> None:
+    Args:
+        backlog: learns what waits no more, and what is read.
+    """
+
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         self._heap: list[tuple[Order, Iterator[ArenaBlock]]] = []  # no two have the same order
         self._seq = count()
 
@@ -39,6 +45,7 @@ class ReadQueue:
                     continue
                 block.queued.remove(layer)
                 block.in_flight.add(layer)
+                self._backlog.add(block.kind, layer, -block.page_bytes)
                 blocks.append(block)
                 num_bytes += block.page_bytes
                 first_bytes = first_bytes or block.page_bytes
@@ -48,6 +55,7 @@ class ReadQueue:
                 heappop(self._heap)
             if blocks:
                 batch.append(_reads(layer, blocks))
+        self._backlog.num_bytes_read += num_bytes
         return batch
 
 

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import Effect
 from services.kvstore.core.events import Stage
 from services.kvstore.core.read_queue import ReadQueue
+from shared.urgency import kind_of
 
 
 def pin_prefix(
@@ -81,22 +83,36 @@ def fill_prefix(
 
 def queue_loads(
     queue: ReadQueue,
+    backlog: Backlog,
     blocks: list[ArenaBlock],
     filled: list[tuple[ArenaBlock, list[int]]],
     priority: int,
-) -> int:
+) -> list[int]:
     """Queue what has no bytes yet, and move forward what another stage queued already.
 
     Returns:
-        How many pages of `blocks` have yet to come from disk.
+        For each layer, how many pages of `blocks` have yet to come from disk.
     """
+    kind = kind_of(priority)
     by_layer: list[list[ArenaBlock]] = [[] for _ in range(blocks[0].num_layers)]
     for block in blocks:
         for layer in block.queued:
             by_layer[layer].append(block)
+        if kind < block.kind:
+            for layer in block.queued:
+                backlog.add(block.kind, layer, -block.page_bytes)
+                backlog.add(kind, layer, block.page_bytes)
+            block.kind = kind
     for block, layers in filled:
+        if not block.queued:
+            block.kind = kind
         block.queued.update(layers)
         for layer in layers:
             by_layer[layer].append(block)
+            backlog.add(block.kind, layer, block.page_bytes)
     queue.push(by_layer, priority)
-    return sum(len(block.queued) + len(block.in_flight) for block in blocks)
+    num_coming = [len(waiting) for waiting in by_layer]
+    for block in blocks:
+        for layer in block.in_flight:
+            num_coming[layer] += 1
+    return num_coming

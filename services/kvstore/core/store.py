@@ -13,6 +13,7 @@ from itertools import chain, count
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.backlog import Backlog, TierSpeed
 from services.kvstore.core.checks import check_commit
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import (
@@ -38,6 +39,7 @@ from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import WorkerId
 from shared.owners import OwnerKey
+from shared.urgency import kind_of
 
 USED_MAX = 256  # sequences that one renewal may name
 
@@ -60,7 +62,9 @@ class KvCore:
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
-        self._queue = ReadQueue()
+        self._backlog = Backlog()
+        self._queue = ReadQueue(self._backlog)
+        self.disk_speed = TierSpeed()
         self._num_batches = 0
         self._block_ids = count(1)
         self._writes = Writes()
@@ -75,7 +79,7 @@ class KvCore:
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
-        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes)
+        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._backlog)
 
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
         """A worker introduces itself, which gives back what an earlier incarnation of it held. The
@@ -146,16 +150,19 @@ class KvCore:
         return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
-        """Unpin and give back. What the worker does not hold is ignored: it was reclaimed, and may
-        have been leased to it again."""
+        """Unpin, perhaps a part, and give back. What the worker does not hold is ignored: it was
+        reclaimed, and may have been leased to it again."""
         worker = self.workers.find(event.worker_id)
         effects: list[Effect] = []
         if worker is None or worker.incarnation != event.incarnation:
             return effects
         if worker.is_repeated(event.seq):
             return effects
-        if (ticket := worker.tickets.pop(event.ticket, None)) is not None:
-            self._tiers.unpin(ticket, now_ns, effects)
+        if (ticket := worker.tickets.get(event.ticket)) is not None:
+            if 0 < event.num_kept < len(ticket.blocks):
+                self._tiers.unpin(ticket.split(event.num_kept), now_ns, effects)
+            elif not event.num_kept:
+                self._tiers.unpin(worker.tickets.pop(event.ticket), now_ns, effects)
         if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.heard):
             worker.end_leases(event.page_bytes, pages)
             self.arenas[event.page_bytes].give(pages, effects)
@@ -218,7 +225,8 @@ class KvCore:
         if held.hinted_by is not None:
             arena.hinted.take(held.hinted_by, held.num_pages)
         ticket = self.workers.add_ticket(worker, held)
-        num_from_disk = queue_loads(self._queue, blocks, filled, event.priority)
+        coming = queue_loads(self._queue, self._backlog, blocks, filled, event.priority)
+        ready_in_ns = self._promise(coming, event.priority)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
         self._send_loads(effects)
@@ -227,9 +235,22 @@ class KvCore:
             num_blocks=len(blocks),
             pages=_by_layer(block.pages for block in blocks),
             generations=_by_layer(block.generations for block in blocks),
-            num_from_disk=num_from_disk,
+            num_from_disk=sum(coming),
+            ready_in_ns=ready_in_ns,
         )
         return staged, effects
+
+    def _promise(self, coming: list[int], priority: int) -> list[int]:
+        """When so many pages of each layer will be there, that were queued last among those of
+        their urgency: ns from now; empty if nothing is to come.
+        """
+        if not any(coming):
+            return []
+        ahead = self._backlog.ahead(kind_of(priority), len(coming))
+        return [
+            self.disk_speed.ns(num_bytes) if num_pages else 0
+            for num_pages, num_bytes in zip(coming, ahead, strict=True)
+        ]
 
     def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
         """Blocks on disk were used; the one to give up first first."""
@@ -237,13 +258,15 @@ class KvCore:
         return [TouchBlocks(stale), IndexAdd(stale)] if stale else []
 
     def on_loaded(
-        self, results: list[tuple[PageReads, list[LoadOutcome]]], now_ns: int
+        self, results: list[tuple[PageReads, list[LoadOutcome]]], duration_ns: int, now_ns: int
     ) -> list[Effect]:
-        """The loader finished a batch, page by page, and published its words. A block with a page
-        that is gone or damaged is deleted everywhere; a read that failed fails this load only.
+        """The loader finished a batch, page by page, and published its words; it took so long. A
+        block with a page that is gone or damaged is deleted everywhere; a read that failed fails
+        this load only.
         """
         effects: list[Effect] = []
         self._num_batches -= 1
+        num_bytes_good = 0
         for reads, outcomes in results:
             arena = self.arenas[reads.page_bytes]
             blocks = [arena.holding[block_id] for block_id in reads.block_ids]
@@ -251,8 +274,12 @@ class KvCore:
                 block.in_flight.remove(reads.layer)
                 if outcome is not LoadOutcome.READY:
                     self._miss(arena, block, reads.layer, outcome, effects)
-            self.counts.num_pages_loaded += outcomes.count(LoadOutcome.READY)
+            num_good = outcomes.count(LoadOutcome.READY)
+            self.counts.num_pages_loaded += num_good
+            num_bytes_good += num_good * reads.page_bytes
+            self._backlog.num_bytes_read -= len(outcomes) * reads.page_bytes
             arena.settle(blocks, effects)
+        self.disk_speed.on_read(num_bytes_good, duration_ns)
         self._send_loads(effects)
         return effects
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from services.kvstore.core.arena_block import ArenaBlock
@@ -32,6 +32,12 @@ class Ticket:
     def num_pages(self) -> int:
         """That it pins."""
         return sum(block.num_layers for block in self.blocks)
+
+    def split(self, num_kept: int) -> "Ticket":
+        """Keep the first so many blocks; what it held of the others."""
+        rest = replace(self, blocks=self.blocks[num_kept:])
+        del self.blocks[num_kept:]
+        return rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from shared.blocks import BlockKey, unpack_keys
 from shared.errors import MalformedMessage
 from shared.messages import KvLeased, KvStaged, unpack_ints
 
+PROMISE_MAX_NS = 3_600_000_000_000
+SPEED_MAX = 1e15  # bytes/s
+
 
 def leased_pages(reply: KvLeased, num_arena_pages: int) -> list[int]:
     """The pages of a lease.
@@ -43,6 +46,11 @@ def staged_blocks(
     pages, generations = _pages(reply.pages, num_arena_pages), unpack_ints(reply.generations)
     if not len(pages) == len(generations) == count * num_layers:
         raise MalformedMessage(f"{len(pages)} pages for {count} blocks of {num_layers} layers")
+    ready_in_ns = unpack_ints(reply.ready_in_ns, "q")
+    if ready_in_ns and len(ready_in_ns) != num_layers:
+        raise MalformedMessage(f"promises for {len(ready_in_ns)} of {num_layers} layers")
+    if not all(0 <= promise <= PROMISE_MAX_NS for promise in ready_in_ns):
+        raise MalformedMessage("a promise is out of bounds")
     rows = [slice(layer * count, (layer + 1) * count) for layer in range(num_layers)]
     return Staged(
         reply.ticket,
@@ -51,7 +59,20 @@ def staged_blocks(
         [generations[row] for row in rows],
         reply.num_from_disk,
         epoch,
+        ready_in_ns,
+        source_speed(reply.source_bytes_per_s),
     )
+
+
+def source_speed(bytes_per_s: float) -> float:
+    """How fast pages come up, as the kvstore tells it; 0: it does not.
+
+    Raises:
+        MalformedMessage: it is no speed.
+    """
+    if not 0.0 <= bytes_per_s <= SPEED_MAX:
+        raise MalformedMessage(f"{bytes_per_s} bytes a second")
+    return bytes_per_s
 
 
 def _pages(packed: str, num_arena_pages: int) -> list[int]:

@@ -66,6 +66,7 @@ class PageLoads:
     Attributes:
         priority: of the advisory, or of a turn that is here; see `shared.urgency`.
         epoch: connection to a kvstore that the arena's pages were promised on.
+        ready_at_ns: when the last of them was promised to be in the arena; 0: all are.
     """
 
     priority: int
@@ -74,6 +75,7 @@ class PageLoads:
     generations: list[int]
     pool_pages: list[int]
     epoch: int = 0
+    ready_at_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,14 @@ class ReleaseTicket:
     """The kvstore may unpin this stage's pages."""
 
     ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimTicket:
+    """The kvstore may unpin all of this stage behind its first `num_blocks`."""
+
+    ticket: int
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,7 @@ Effect: TypeAlias = (
     | BuildImage
     | LoadPages
     | ReleaseTicket
+    | TrimTicket
     | LeasePages
     | StoreBlocks
     | CommitBlocks

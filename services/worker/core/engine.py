@@ -102,6 +102,7 @@ class EngineCore:
             self.residency,
             self.writeback,
             self.estimates,
+            self.costs,
             self.limits,
             self.page_bytes,
             self.block_tokens,
@@ -211,10 +212,11 @@ class EngineCore:
         turn = self.turns.get(turn_id)
         if turn is None or turn.attempt != attempt:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
-        return self.history.on_staged(turn, staged)
+        return self.history.on_staged(turn, self._heard(staged, now_ns), len(self.running))
 
     def on_image_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
         """The kvstore's answer for an adapter's image; None if it could not be asked."""
+        staged = self._heard(staged, now_ns)
         return self.adapters.on_staged(number, staged, self.planner.reserve, now_ns)
 
     def on_expected(self, expected: Expected, now_ns: int) -> list[Effect]:
@@ -236,6 +238,7 @@ class EngineCore:
     def on_session_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
         """The kvstore's answer for an expected session; None if it could not be asked."""
         expected = self.expecting.answered(number)
+        staged = self._heard(staged, now_ns)
         if staged is None:
             return []
         if staged.num_blocks == 0 or expected is None:  # deleted since, or not coming
@@ -243,6 +246,13 @@ class EngineCore:
         owner = expected.owner
         effects = self.stager.expect(staged, (owner, ""), owner, expected, now_ns)
         return effects + self.stager.pump(now_ns)
+
+    def _heard(self, staged: Staged | None, now_ns: int) -> Staged | None:
+        """An answer of the kvstore's, whose promises count from now."""
+        if staged is None:
+            return None
+        self.estimates.on_source(staged.source_bytes_per_s)
+        return replace(staged, heard_at_ns=now_ns) if staged.ready_in_ns else staged
 
     def _start_at_ns(self, expected: Expected) -> int:
         """When to bring up what an announced turn needs: so early that it is there in time, by the
@@ -298,7 +308,7 @@ class EngineCore:
         effects = self.writeback.pump(now_ns)
         for expected in self.expecting.take_due(now_ns):
             effects += self._bring_up(expected, now_ns)
-        draft = self.planner.begin(now_ns, is_ahead=bool(self.flights))
+        draft = self.planner.begin(now_ns, starts_at_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)
         self._is_short = draft.is_short
@@ -348,9 +358,13 @@ class EngineCore:
         return max(STEP_MIN_NS, STEP_FACTOR * predicted_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When to plan again although nothing happens: a stage's answer is overdue, an expected
-        session did not come or is near, arena pages may be there again."""
+        """When to plan again although nothing happens: a stage's answer is overdue, history is, or
+        a pass need not wait for it any more, an expected session did not come or is near, arena
+        pages may be there again."""
         deadlines = [t.prefix.answer_due_at_ns for t in self.waiting if t.prefix.is_asked]
+        for turn in self.running:
+            if turn.prefix.coming and turn.can_run:
+                deadlines.append(min(turn.look_again_at_ns, turn.prefix.give_up_at_ns))
         for at_ns in (
             self.stager.next_expiry_ns,
             self.expecting.next_at_ns,
@@ -393,7 +407,7 @@ class EngineCore:
             num_places=self.limits.turns_running_max - num_running,
             num_pages=self.residency.num_available - num_running * layers,
             budget=self.limits.prefill_tokens_max,
-            load_block_ns=layers * self.page_bytes * 1e9 / self.estimates.load_bytes_per_s,
+            load_block_ns=self.estimates.load_ns(layers * self.page_bytes),
             reserve=self.punctuality.reserve,
             costs=self.costs,
         )
@@ -437,7 +451,7 @@ class EngineCore:
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # told at once: others may be waiting for the same
-                self.residency.give_up(turn.prefix)
+                self.residency.put_off(turn.prefix)
                 self.adapters.on_failed(turn)
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
@@ -465,7 +479,7 @@ class EngineCore:
             return self._let_go(turn, reason)
         if turn.is_void and turn.state is TurnState.RUNNING:
             turn.is_void = False
-            return self.planner.recompute(turn, now_ns)
+            return self.planner.again(turn, now_ns)
         return []
 
     def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:

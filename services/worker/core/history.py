@@ -7,7 +7,9 @@ below, and whose use is told there.
 
 from dataclasses import dataclass, field
 
+from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect, StageTurn
+from services.worker.core.fetching import Supply, blocks_to_fetch
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.pages import Block
 from services.worker.core.residency import Residency
@@ -16,13 +18,16 @@ from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 
+COMPUTE_UNKNOWN_NS = 1_000_000_000  # before any prompt was computed
+COMPUTE_MIN_NS = 5_000_000  # what threads that hand pages over may be late by anyway
 USED_MAX = 256  # sequences whose use is told at once; of more, the latest
 
 
 @dataclass(slots=True)
 class History:
     """Attributes:
-    page_bytes: of one pool page, for the fetch-or-recompute decision.
+    costs: what computing takes.
+    page_bytes: of one pool page.
     num_prefix_queries, num_prefix_hits: reusable blocks that turns came with, and those of them
         that did not have to be computed.
     """
@@ -30,6 +35,7 @@ class History:
     residency: Residency
     writeback: WriteBehind
     estimates: Estimates
+    costs: StepCosts
     limits: EngineLimits
     page_bytes: int
     block_tokens: int
@@ -50,14 +56,42 @@ class History:
         keys = self.residency.ask(prefix, due_at_ns)
         return [StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id)] if keys else []
 
-    def on_staged(self, turn: Turn, staged: Staged | None) -> list[Effect]:
-        """The kvstore's answer to what `look_up` asked; None if it could not be asked."""
-        is_worth_it = staged is not None and self.estimates.is_fetch_worthwhile(
-            staged.num_blocks * self.block_tokens,
-            staged.num_blocks * self.residency.pool.num_layers * self.page_bytes,
-            staged.num_from_disk * self.page_bytes,
+    def on_staged(self, turn: Turn, staged: Staged | None, num_decodes: int) -> list[Effect]:
+        """The kvstore's answer to what `look_up` asked; None if it could not be asked.
+
+        Args:
+            num_decodes: turns beside which it would be computed.
+        """
+        prefix = turn.prefix
+        if staged is None or not staged.num_blocks:
+            return self.residency.stage(prefix, staged)
+
+        def compute_ns(num_blocks: int) -> float:
+            num_known = (prefix.staged_from + num_blocks) * self.block_tokens
+            return self._compute_ns(len(turn.tokens) - num_known, num_decodes)
+
+        num_wanted = staged.num_blocks
+        if self.estimates.prefill_tokens_per_s:
+            num_wanted = blocks_to_fetch(self._supply(staged), compute_ns)
+        return self.residency.stage(prefix, staged, num_wanted)
+
+    def _supply(self, staged: Staged) -> Supply:
+        num_pages = staged.num_blocks * self.residency.pool.num_layers
+        source_ns = self.estimates.source_ns(staged.num_from_disk * self.page_bytes)
+        promised_ns = max(staged.ready_in_ns, default=0)
+        return Supply(
+            num_blocks=staged.num_blocks,
+            wait_ns=max(promised_ns - source_ns, 0),
+            source_ns=source_ns,
+            link_ns=self.estimates.load_ns(num_pages * self.page_bytes),
         )
-        return self.residency.stage(turn.prefix, staged, is_worth_it=is_worth_it)
+
+    def _compute_ns(self, num_tokens: int, num_decodes: int) -> float:
+        """What computing so many prompt tokens takes; 0 while nobody knows."""
+        if self.costs.is_known:
+            return self.costs.prefill_ns(num_tokens, num_decodes, self.limits.prefill_tokens_max)
+        speed = self.estimates.prefill_tokens_per_s
+        return num_tokens * 1e9 / speed if speed else 0.0
 
     def acquire_resident(self, turn: Turn) -> None:
         """Extend the turn's blocks by those whose every layer is here or on its way."""
@@ -75,6 +109,31 @@ class History:
         effects = self.residency.load(turn.prefix)
         turn.on_prefix()
         return effects
+
+    def arrivals(self, turn: Turn, now_ns: int) -> list[int]:
+        """For each layer, when the last of the turn's history will probably be here; 0 where all
+        is."""
+        page_ns = self.estimates.load_ns(self.page_bytes)
+        return self.residency.arrivals(turn.prefix, page_ns, now_ns)
+
+    def trust(self, turn: Turn, now_ns: int, num_decodes: int) -> None:
+        """Decide how long to wait for what is on its way: until it is overdue by as much as
+        computing it takes. So a promise that is not kept costs no more than that again.
+        """
+        prefix = turn.prefix
+        coming = [number for number, block in enumerate(prefix.blocks) if block.loading]
+        if not coming:
+            prefix.give_up_at_ns = 0
+            return
+        num_tokens = (len(prefix.blocks) - coming[0]) * self.block_tokens
+        compute_ns = self._compute_ns(num_tokens, num_decodes) or COMPUTE_UNKNOWN_NS
+        promised_ns = max(self.arrivals(turn, now_ns))
+        prefix.give_up_at_ns = promised_ns + max(int(compute_ns), COMPUTE_MIN_NS)
+
+    def is_overdue(self, turn: Turn, now_ns: int) -> bool:
+        """Whether to compute what is on its way rather than to wait on."""
+        prefix = turn.prefix
+        return 0 < prefix.give_up_at_ns <= now_ns and any(b.loading for b in prefix.coming)
 
     def register(self, turn: Turn) -> list[Block]:
         """Full blocks just computed enter the cache, so that others may run on them.

@@ -7,7 +7,7 @@ on, and is told apart by the epoch.
 
 from dataclasses import dataclass, field, replace
 
-from services.worker.core.answers import leased_pages, staged_blocks
+from services.worker.core.answers import leased_pages, source_speed, staged_blocks
 from services.worker.core.effects import BlockWrite
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey, pack_keys
@@ -21,6 +21,7 @@ from shared.messages import (
     KvOpen,
     KvRelease,
     KvRenew,
+    KvRenewed,
     KvStage,
     KvStaged,
     pack_ints,
@@ -97,6 +98,14 @@ class KvLink:
             used=pack_keys(used),
         )
 
+    def on_renewed(self, reply: KvRenewed) -> float:
+        """How fast pages come up lately, bytes/s; 0: not told.
+
+        Raises:
+            MalformedMessage: it is no speed.
+        """
+        return source_speed(reply.source_bytes_per_s)
+
     def lease(self, num_pages: int) -> KvLease:
         """Ask for arena pages to write into; one question at a time."""
         self._num_leases += 1
@@ -157,14 +166,18 @@ class KvLink:
             self._tickets.add(reply.ticket)
         return staged
 
-    def release(self, ticket: int = 0, pages: list[int] | None = None) -> KvRelease:
-        """Unpin a stage, give leased pages back."""
-        self._tickets.discard(ticket)
+    def release(
+        self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0
+    ) -> KvRelease:
+        """Unpin a stage, but for its first `num_kept` blocks; give leased pages back."""
+        if not num_kept:
+            self._tickets.discard(ticket)
         self._leased.difference_update(pages or ())
         return KvRelease(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
             ticket=ticket,
+            num_kept=num_kept,
             page_bytes=self.page_bytes,
             pages=pack_ints(pages or []),
             seq=self._next_seq(),

@@ -42,17 +42,17 @@ class EngineLimits:
 
 @dataclass(slots=True)
 class Estimates:
-    """Measured speeds, as exponential means; they decide between fetching and recomputing.
+    """Measured speeds; they decide between fetching and recomputing, see `fetching`.
 
     Attributes:
         prefill_tokens_per_s: 0 until the first prefill.
         load_bytes_per_s: from the arena into the pool.
-        disk_bytes_per_s: from disk into the arena.
+        source_bytes_per_s: from where the kvstore has it into the arena, as that measures it.
     """
 
     prefill_tokens_per_s: float = 0.0
     load_bytes_per_s: float = 4e9
-    disk_bytes_per_s: float = 1e9
+    source_bytes_per_s: float = 1e9
 
     def on_prefill(self, num_tokens: int, duration_ns: int) -> None:
         """A step that computed `num_tokens` prompt tokens."""
@@ -66,20 +66,22 @@ class Estimates:
         if duration_ns > 0:
             self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
 
+    def on_source(self, bytes_per_s: float) -> None:
+        """The kvstore tells how fast pages come up there lately; 0: it does not."""
+        if bytes_per_s > 0.0:
+            self.source_bytes_per_s = bytes_per_s
+
+    def load_ns(self, num_bytes: int) -> float:
+        """What so many bytes take from the arena to the pool."""
+        return num_bytes * 1e9 / self.load_bytes_per_s
+
+    def source_ns(self, num_bytes: int) -> float:
+        """What so many bytes take into the arena."""
+        return num_bytes * 1e9 / self.source_bytes_per_s
+
     def slowest_ns(self, num_bytes: int) -> int:
-        """What so many bytes take from disk to the pool."""
-        return int(num_bytes * 1e9 / min(self.load_bytes_per_s, self.disk_bytes_per_s))
-
-    def is_fetch_worthwhile(self, num_tokens: int, num_bytes: int, disk_bytes: int) -> bool:
-        """Whether bringing KV up beats computing its tokens again.
-
-        Bytes over measured bandwidth against tokens over measured prefill speed; layers stream in
-        behind the pass, so the slower of the two stages counts, not their sum.
-        """
-        if self.prefill_tokens_per_s == 0.0:
-            return True
-        fetch_s = max(num_bytes / self.load_bytes_per_s, disk_bytes / self.disk_bytes_per_s)
-        return fetch_s < num_tokens / self.prefill_tokens_per_s
+        """What so many bytes take from where they are slowest to get, to the pool."""
+        return int(max(self.load_ns(num_bytes), self.source_ns(num_bytes)))
 
 
 def _mean(old: float, new: float, weight: float = 0.2) -> float:

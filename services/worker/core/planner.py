@@ -21,6 +21,7 @@ from services.worker.core.admission import Decision
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect
 from services.worker.core.history import History
+from services.worker.core.joining import gains, patience_ns, stall_ns
 from services.worker.core.pages import Block
 from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
@@ -58,9 +59,11 @@ class Draft:
         lost: turns whose adapter cannot be brought up.
         budget: prompt tokens that the step can still take.
         num_kept: tokens that each prompt keeps back.
+        starts_at_ns: when it will probably begin.
     """
 
     now_ns: int
+    starts_at_ns: int
     budget: int
     is_ahead: bool
     is_short: bool = False
@@ -82,9 +85,9 @@ class Planner:
     prefill_tokens_max: int
     num_preemptions: int = 0
 
-    def begin(self, now_ns: int, *, is_ahead: bool) -> Draft:
+    def begin(self, now_ns: int, starts_at_ns: int, *, is_ahead: bool) -> Draft:
         """A step with every turn that decodes."""
-        draft = Draft(now_ns, self.prefill_tokens_max, is_ahead)
+        draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
             if turn.can_run and turn.is_decoding and not turn.awaits_last:
                 self._add_row(turn, 1, draft)
@@ -108,7 +111,8 @@ class Planner:
         turns = [row.turn for row in rows]
         adapters, stager = self.adapters, self.residency.stager
         sources = adapters.assists(turns)
-        plan = step_plan(rows, self.residency.pool, adapters.streams(turns), sources)
+        streams, patience = adapters.streams(turns), self._patience(rows, draft)
+        plan = step_plan(rows, self.residency.pool, streams, sources, patience)
         for row in rows:
             row.turn.on_planned(row.end)
         tickets = [source.ticket for source in sources.values()]
@@ -135,6 +139,17 @@ class Planner:
         self.residency.give_up(turn.prefix)
         turn.num_cached = 0
         return self._restart(turn, now_ns)
+
+    def again(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """What a turn computed last is void: something of it was not there, or not in time. History
+        that may yet come is waited for, outside of passes."""
+        assert not turn.num_flights, "a step in flight reads its pages"
+        if not self.residency.settle(turn.prefix):
+            return self.recompute(turn, now_ns)
+        if not self.adapters.is_good(turn):
+            return self._restart(turn, now_ns)
+        turn.on_void()
+        return []
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
         assert not turn.num_flights, "a step in flight reads its pages"
@@ -190,16 +205,52 @@ class Planner:
         return FirstPass(num_assisted + num_tokens, step_ns if is_known else 0)
 
     def _add_chunk(self, turn: Turn, draft: Draft) -> None:
-        """A chunk of a prompt, within what is left of the budget."""
-        if draft.rows and self.residency.is_coming(turn.prefix, 0):
-            return  # let the others run while the first layer's history arrives
+        """A chunk of a prompt, within the budget, if its history is here in time."""
         num_tokens = min(draft.budget, len(turn.tokens) - turn.num_planned - draft.num_kept)
         if num_tokens <= 0:
             return  # all but what it keeps back is computed
-        if self._add_row(turn, num_tokens, draft):
+        wait_ns = 0
+        if turn.prefix.coming:
+            if not turn.num_flights and self.history.is_overdue(turn, draft.now_ns):
+                draft.effects += self.recompute(turn, draft.now_ns)
+                return
+            told_ns = self._wait_ns(turn, num_tokens, draft)
+            if told_ns is None:
+                return  # let the others run while it arrives
+            wait_ns = told_ns
+        if self._add_row(turn, num_tokens, draft, wait_ns):
             draft.budget -= num_tokens
 
-    def _add_row(self, turn: Turn, num_tokens: int, draft: Draft) -> bool:
+    def _wait_ns(self, turn: Turn, num_tokens: int, draft: Draft) -> int | None:
+        """How long a pass would wait for a prompt's history; None: it is not to be in this step."""
+        costs, num_others = self.costs, len(draft.rows)
+        turn.look_again_at_ns = turn.prefix.give_up_at_ns
+        if self.residency.is_late(turn.prefix):
+            return None
+        if not costs.is_known:
+            return None if num_others and self.residency.is_coming(turn.prefix, 0) else 0
+        pass_ns = costs.step_ns(num_tokens, num_others)
+        arrivals = self.history.arrivals(turn, draft.now_ns)
+        wait_ns = stall_ns(arrivals, draft.starts_at_ns, pass_ns)
+        turn.look_again_at_ns = draft.starts_at_ns + wait_ns
+        return wait_ns if gains(wait_ns, num_others, costs.step_ns(0, num_others)) else None
+
+    def _patience(self, rows: list[Row], draft: Draft) -> dict[int, int]:
+        """How long the pass may wait for each row's history."""
+        num_others = len(rows) - 1
+        step_ns = self.costs.step_ns(0, num_others)
+        return {
+            index: patience_ns(
+                row.stall_ns,
+                num_others,
+                step_ns,
+                row.turn.prefix.give_up_at_ns - draft.starts_at_ns,
+            )
+            for index, row in enumerate(rows)
+            if row.awaited
+        }
+
+    def _add_row(self, turn: Turn, num_tokens: int, draft: Draft, wait_ns: int = 0) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
         residency, prefix = self.residency, turn.prefix
         if prefix.coming and not residency.settle(prefix):
@@ -226,7 +277,8 @@ class Planner:
                     return False
                 continue
             turn.add_blocks(blocks)
-        draft.rows.append(Row(turn, turn.num_planned, end, residency.awaited(prefix)))
+        awaited = residency.awaited(prefix)
+        draft.rows.append(Row(turn, turn.num_planned, end, awaited, wait_ns))
         return True
 
     def _admit(self, turn: Turn, draft: Draft) -> bool:
@@ -239,6 +291,7 @@ class Planner:
         if is_short and not self._make_room(turn, draft):
             return False
         draft.effects += history.load_staged(turn)
+        history.trust(turn, draft.now_ns, len(self.queue.running))
         if turn.first_step_at_ns is None:
             turn.num_cached = turn.num_computed
             history.num_prefix_hits += len(turn.prefix.blocks)

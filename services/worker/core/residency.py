@@ -13,7 +13,7 @@ user's to decide, and the question that goes to the kvstore is an effect of the 
 
 from dataclasses import dataclass, field
 
-from services.worker.core.effects import Effect, ReleaseTicket
+from services.worker.core.effects import Effect, ReleaseTicket, TrimTicket
 from services.worker.core.pages import Block, PagePool
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
@@ -38,6 +38,8 @@ class Chain:
         answer_due_at_ns: how long that is waited for.
         staged: the kvstore's answer, pinned until the loads from it are under way.
         staged_from: the block that was the first of those asked for last.
+        give_up_at_ns: when its user takes other ways than to wait for what is on its way; 0: not
+            decided.
     """
 
     owner: OwnerKey
@@ -50,6 +52,7 @@ class Chain:
     answer_due_at_ns: int = 0
     staged: Staged | None = None
     staged_from: int = 0
+    give_up_at_ns: int = 0
 
     @property
     def missing(self) -> list[BlockKey]:
@@ -105,11 +108,14 @@ class Residency:
             chain.answer_due_at_ns = answer_due_at_ns
         return keys
 
-    def stage(self, chain: Chain, staged: Staged | None, *, is_worth_it: bool) -> list[Effect]:
+    def stage(
+        self, chain: Chain, staged: Staged | None, num_wanted: int | None = None
+    ) -> list[Effect]:
         """The kvstore's answer; None if it could not be asked.
 
         Args:
-            is_worth_it: whether the user wants these bytes rather than make them itself.
+            num_wanted: of these blocks, as many of the first as the user wants brought up rather
+                than make them itself; None: all.
 
         It stays pinned if it is of use, until `load` or `release`. One that nobody waits for any
         more is let go, and so is one to an earlier question of this chain: the answer to the last
@@ -123,12 +129,13 @@ class Residency:
         if staged.keys and staged.keys[0] != chain.keys[chain.staged_from]:
             return [ReleaseTicket(staged.ticket)]
         chain.is_asked = False
-        is_short = chain.staged_from + staged.num_blocks < len(chain.keys)
-        if not (staged.keys and is_worth_it) or (chain.is_indivisible and is_short):
+        wanted = staged if num_wanted is None else staged.head(num_wanted)
+        is_short = chain.staged_from + wanted.num_blocks < len(chain.keys)
+        if not wanted.keys or (chain.is_indivisible and is_short):
             return [ReleaseTicket(staged.ticket)]
-        chain.staged = staged
+        chain.staged = wanted
         self.stager.hold(staged.ticket)
-        return []
+        return [] if wanted is staged else [TrimTicket(staged.ticket, wanted.num_blocks)]
 
     def unstage(self, chain: Chain) -> list[Effect]:
         """The kvstore's answer is of no use, whether it has come or not."""
@@ -214,6 +221,15 @@ class Residency:
         for block in chain.coming:
             block.is_late = block.loading > 0
 
+    def arrivals(self, chain: Chain, page_ns: float, now_ns: int) -> list[int]:
+        """For each layer, when the last of what is on its way of the chain will probably be here; 0
+        where nothing is.
+
+        Args:
+            page_ns: of a load from the arena.
+        """
+        return self.stager.arrivals(chain.coming, page_ns, now_ns)
+
     def is_late(self, chain: Chain) -> bool:
         """Whether a pass must not wait for what is on its way of the chain."""
         return any(block.is_late for block in chain.coming)
@@ -231,6 +247,7 @@ class Residency:
             effects = self.stager.let_go(chain.staged.ticket)
             chain.staged = None
         blocks, chain.blocks, chain.coming = chain.blocks, [], []
+        chain.give_up_at_ns = 0
         self.pool.release(blocks)
         return effects
 

@@ -27,12 +27,16 @@ class Row:
     """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there.
 
     `end` may be behind the tokens that are known by one: that token is chosen by a step in flight.
+
+    Attributes:
+        stall_ns: how long the pass will probably wait for what is awaited.
     """
 
     turn: Turn
     start: int
     end: int
     awaited: list[list[int]]
+    stall_ns: int = 0
 
     @property
     def is_carried(self) -> bool:
@@ -45,6 +49,7 @@ def step_plan(
     pool: PagePool,
     streams: dict[int, list[list[int]]],
     sources: dict[int, Staged],
+    patience_ns: dict[int, int],
 ) -> StepPlan:
     """The plan of these rows. What it tells of block tables is not told again."""
     lengths = [row.end - row.start for row in rows]
@@ -69,6 +74,7 @@ def step_plan(
             for line, source in sources.items()
             if line in streams
         },
+        patience_ns=patience_ns,
     )
 
 

@@ -1,6 +1,6 @@
 """What the kvstore has of a turn's or a session's history."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shared.blocks import BlockKey
 
@@ -13,6 +13,10 @@ class Staged:
         generations: what each page's word must hold for its bytes to be the ones promised.
         num_from_disk: pages that come from disk first.
         epoch: connection to a kvstore that the pages belong to; another one's mean nothing.
+        ready_in_ns: for each layer, when its last page was promised to be in the arena, from when
+            the answer was heard; empty: all are there.
+        source_bytes_per_s: how fast pages come into the arena lately; 0: not told.
+        heard_at_ns: when the answer came.
     """
 
     ticket: int
@@ -21,10 +25,17 @@ class Staged:
     generations: list[list[int]]
     num_from_disk: int = 0
     epoch: int = 0
+    ready_in_ns: list[int] = field(default_factory=list)
+    source_bytes_per_s: float = 0.0
+    heard_at_ns: int = 0
 
     @property
     def num_blocks(self) -> int:
         return len(self.keys)
+
+    def ready_at_ns(self, layer: int) -> int:
+        """When this layer's pages were promised to be in the arena; 0: they are."""
+        return self.heard_at_ns + self.ready_in_ns[layer] if self.ready_in_ns else 0
 
     def head(self, num_blocks: int) -> "Staged":
         """The first so many of its blocks."""

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+import numpy as np
+
 from services.worker.core.effects import Effect, LoadPages, PageLoads, ReleaseTicket
 from services.worker.core.expecting import Expected
+from services.worker.core.flights import Flight, Flights
 from services.worker.core.hints import Hint, HintName, Hints
-from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool
+from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool, Pages
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey
 from shared.hints import HintShares
@@ -18,15 +21,6 @@ from shared.urgency import DEMAND_PRIORITY, Order, load_order
 
 NO_TICKET = 0
 PREFETCH_LOADS_MAX = 128  # pages in flight for sessions that have not come yet
-
-
-@dataclass(slots=True)
-class _Flight:
-    """Why bytes are on their way into some pages of a block."""
-
-    block: Block
-    ticket: int
-    is_prefetch: bool
 
 
 @dataclass(order=True, slots=True)
@@ -54,15 +48,18 @@ class PageGathering:
     """Pages to load, gathered by layer."""
 
     def __init__(self) -> None:
-        self._by_layer: dict[tuple[int, int, int], PageLoads] = {}  # and by priority and epoch
+        # And by priority, epoch, and what was promised.
+        self._by_layer: dict[tuple[int, int, int, int], PageLoads] = {}
 
     def add(
         self, priority: int, layer: int, staged: Staged, at: list[int], pool_pages: list[int]
     ) -> None:
         """Pages of blocks `at` of a stage in `layer`."""
-        name = layer, priority, staged.epoch
+        ready_at_ns = staged.ready_at_ns(layer)
+        name = layer, priority, staged.epoch, ready_at_ns
         if (loads := self._by_layer.get(name)) is None:
-            loads = self._by_layer[name] = PageLoads(priority, layer, [], [], [], staged.epoch)
+            loads = PageLoads(priority, layer, [], [], [], staged.epoch, ready_at_ns)
+            self._by_layer[name] = loads
         arena_pages, generations = staged.pages[layer], staged.generations[layer]
         loads.arena_pages.extend([arena_pages[index] for index in at])
         loads.generations.extend([generations[index] for index in at])
@@ -78,13 +75,15 @@ class PageGathering:
         """
         blocks = slice(at, at + len(pool_pages))
         for layer, pages in enumerate(zip(*pool_pages, strict=True)):
-            self._by_layer[layer, priority, staged.epoch] = PageLoads(
+            ready_at_ns = staged.ready_at_ns(layer)
+            self._by_layer[layer, priority, staged.epoch, ready_at_ns] = PageLoads(
                 priority,
                 layer,
                 staged.pages[layer][blocks],
                 staged.generations[layer][blocks],
                 list(pages),
                 staged.epoch,
+                ready_at_ns,
             )
 
     def effects(self) -> list[Effect]:
@@ -99,21 +98,21 @@ class Stager:
     """Loads from the arena into the pool, and the tickets that pin their sources."""
 
     pool: PagePool
-    _flights: dict[int, _Flight] = field(default_factory=dict)  # by pool page
+    flights: Flights = field(init=False)
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     hints: Hints = field(init=False)
     _expected: dict[int, tuple[HintName, list[BlockKey]]] = field(default_factory=dict)  # by ticket
     _prefetches: list[_Prefetch] = field(default_factory=list)  # a heap
-    _num_prefetching: int = 0
     _order: "count[int]" = field(default_factory=count)
     _next_expiry_ns: int = 0  # none of the prefetches expires before
 
     def __post_init__(self) -> None:
         self.hints = Hints(HintShares.of_pages(self.pool.num_pages))
+        self.flights = Flights(self.pool.num_pages, self.pool.num_layers)
 
     @property
     def num_loading(self) -> int:
-        return len(self._flights)
+        return len(self.flights)
 
     @property
     def next_expiry_ns(self) -> int | None:
@@ -123,21 +122,31 @@ class Stager:
     @property
     def num_demanded(self) -> int:
         """Pages that somebody waits for."""
-        return len(self._flights) - self._num_prefetching
+        return len(self.flights) - self.flights.num_prefetching
 
     def num_loading_of(self, block: Block) -> int:
         """Pages of a block that bytes are on their way into."""
-        return sum(page in self._flights for page in self.pool.pages_of(block))
+        return sum(page in self.flights for page in self.pool.pages_of(block))
 
     def is_loading(self, blocks: list[Block], layer: int) -> bool:
         """Whether bytes are on their way into a page of `layer` of any of these blocks."""
-        return any(int(self.pool.table[block.row, layer]) in self._flights for block in blocks)
+        return any(int(self.pool.table[block.row, layer]) in self.flights for block in blocks)
 
     def loading_pages(self, blocks: list[Block]) -> list[list[int]]:
         """Pages of `blocks` that bytes are on their way into, for each layer."""
-        rows = [block.row for block in blocks if block.loading]
-        pages: list[list[int]] = self.pool.table[rows].T.tolist()
-        return [[page for page in layer if page in self._flights] for layer in pages]
+        return self.flights.of(self._table_of(blocks))
+
+    def arrivals(self, blocks: list[Block], page_ns: float, now_ns: int) -> list[int]:
+        """For each layer, when the last page of `blocks` will probably be here; 0 where none is on
+        its way.
+
+        Args:
+            page_ns: of a load from the arena.
+        """
+        return self.flights.arrivals(self._table_of(blocks), page_ns, now_ns)
+
+    def _table_of(self, blocks: list[Block]) -> Pages:
+        return self.pool.table[[block.row for block in blocks if block.loading]]
 
     def holds(self, ticket: int) -> bool:
         """Whether what the kvstore answered under this ticket is still pinned."""
@@ -166,16 +175,10 @@ class Stager:
             filled: each block with the layers that it had lacked; they are those of the stage from
                 block `at` on, in order.
         """
+        ready_at_ns = list(map(staged.ready_at_ns, range(self.pool.num_layers)))
+        num_pages = self._begin(filled, staged.ticket, ready_at_ns)
         tables: list[list[int]] = self.pool.table[[block.row for block, _ in filled]].tolist()
         loads = PageGathering()
-        num_pages = 0
-        for (block, layers), pages in zip(filled, tables, strict=True):
-            flight = _Flight(block, staged.ticket, is_prefetch=False)
-            block.loading += len(layers)
-            num_pages += len(layers)
-            is_new = len(layers) == len(pages)
-            lacked = pages if is_new else [pages[layer] for layer in layers]
-            self._flights.update(dict.fromkeys(lacked, flight))
         if num_pages == len(filled) * self.pool.num_layers:  # all of them are new, as most often
             loads.add_blocks(DEMAND_PRIORITY, staged, at, tables)
         else:
@@ -189,23 +192,32 @@ class Stager:
     def make(self, filled: list[tuple[Block, list[int]]]) -> None:
         """Somebody makes the bytes of the pages that acquired blocks were just given: each block
         with the layers that it had lacked."""
-        for block, layers in filled:
-            flight = _Flight(block, NO_TICKET, is_prefetch=False)
+        self._begin(filled, NO_TICKET, [0] * self.pool.num_layers)
+
+    def _begin(
+        self, filled: list[tuple[Block, list[int]]], ticket: int, ready_at_ns: list[int]
+    ) -> int:
+        """Bytes are on their way into so many pages from now on, and somebody waits for them."""
+        num_layers, num_pages = self.pool.num_layers, 0
+        table = self.pool.table[[block.row for block, _ in filled]]
+        for at, (block, layers) in enumerate(filled):
             block.loading += len(layers)
-            pages = self.pool.pages_of(block)
-            self._flights.update(dict.fromkeys([pages[layer] for layer in layers], flight))
+            num_pages += len(layers)
+            if len(layers) < num_layers:
+                table[at, np.setdiff1d(np.arange(num_layers), layers)] = NO_PAGE
+        flights = [Flight(block, ticket, is_prefetch=False) for block, _ in filled]
+        self.flights.begin(flights, table, ready_at_ns)
+        return num_pages
 
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
         landed: Counter[int] = Counter()
         idle: dict[int, list[Block]] = {}
-        for flight in map(self._flights.pop, pages):
+        for flight in self.flights.end(pages):
             block = flight.block
             block.loading -= 1
             block.lost |= not is_good
             block.is_late &= block.loading > 0
-            if flight.is_prefetch:
-                self._num_prefetching -= 1
             landed[flight.ticket] += 1
             if block.loading == 0 and block.refs == 0:
                 idle.setdefault(flight.ticket, []).append(block)
@@ -268,7 +280,7 @@ class Stager:
         """Start the prefetch loads for which there is room that nobody needs."""
         effects = self._expire(now_ns)
         loads = PageGathering()
-        while self._prefetches and self._num_prefetching < PREFETCH_LOADS_MAX:
+        while self._prefetches and self.flights.num_prefetching < PREFETCH_LOADS_MAX:
             prefetch = self._prefetches[0]
             if not self._load_run(prefetch, loads, now_ns):
                 break  # running turns come first; the prefetch waits for room or its expiry
@@ -294,11 +306,11 @@ class Stager:
         keys = [staged.keys[index] for index in at]  # making room may have taken a last page
         blocks = [pool.blocks.get(key) or pool.enter(key, prefetch.owner) for key in keys]
         pool.add_pages(blocks, layer, pages)
-        for block, page in zip(blocks, pages, strict=True):
+        for block in blocks:
             block.loading += 1
-            self._flights[page] = _Flight(block, staged.ticket, is_prefetch=True)
-        self._num_prefetching += len(pages)
         if pages:
+            flights = [Flight(block, staged.ticket, is_prefetch=True) for block in blocks]
+            self.flights.begin_prefetch(flights, layer, pages, staged.ready_at_ns(layer))
             self.hold(staged.ticket, len(pages))
             loads.add(prefetch.priority, layer, staged, at, pages)
         return has_room
@@ -307,7 +319,8 @@ class Stager:
         """The next blocks of a prefetch, None for what is not there. No page of them is taken to
         make room for the others; a block of which that may be is alone."""
         at, pool = prefetch.at, self.pool
-        keys = prefetch.staged.keys[at : at + PREFETCH_LOADS_MAX - self._num_prefetching]
+        num_most = PREFETCH_LOADS_MAX - self.flights.num_prefetching
+        keys = prefetch.staged.keys[at : at + num_most]
         run: list[Block | None] = []
         for key in keys:
             block = pool.blocks.get(key)

@@ -129,6 +129,8 @@ class StepPlan:
         sampling: for each row, None where nothing is sampled yet.
         scoring: by row.
         awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
+        patience_ns: how long the pass may wait for those in all, by row; a row for which that is
+            not enough fails.
         entries: of the block tables.
         adapters: int32 [R]: each row's line in the adapter tables; negative: the base model's. Rows
             of one adapter follow each other, among the decodes and among the prompts.
@@ -153,6 +155,7 @@ class StepPlan:
     images: list[ImageEntry] = field(default_factory=list)
     streams: dict[int, list[list[int]]] = field(default_factory=dict)
     assists: dict[int, ImageSource] = field(default_factory=dict)
+    patience_ns: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -207,6 +210,7 @@ class StepPlan:
             sampling=self.sampling[row : row + 1],
             scoring={0: self.scoring[row]} if row in self.scoring else {},
             awaited={0: self.awaited[row]} if row in self.awaited else {},
+            patience_ns={0: self.patience_ns[row]} if row in self.patience_ns else {},
             entries=self.entries,
             adapters=self.adapters[row : row + 1],
             images=self.images,

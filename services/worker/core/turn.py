@@ -48,6 +48,7 @@ class Turn:
         own: the blocks behind those, with all their pages.
         untold: numbers of blocks that no plan has told of yet.
         slot: its line in the executor's block tables while it runs.
+        look_again_at_ns: when a pass would not have to wait for its history, as was forecast last.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
         adapter: that it runs on; None: on the base model.
         num_image_blocks: of the adapter's image.
@@ -86,6 +87,7 @@ class Turn:
     num_flights: int = 0
     num_sampling: int = 0
     is_void: bool = False
+    look_again_at_ns: int = 0
     num_cached: int = 0
     image: Image | None = None
     can_be_assisted: bool = False
@@ -197,6 +199,10 @@ class Turn:
         """The first step in flight that has a row of it is over."""
         self.num_flights -= 1
         self.num_sampling -= is_sampled
+
+    def on_void(self) -> None:
+        """What the steps that had rows of it computed counts for nothing."""
+        self.num_planned = self.num_computed
 
     def on_prefix(self) -> None:
         """Its prefix may have grown by blocks whose KV is here or coming."""

@@ -79,7 +79,10 @@ class EmulatedExecutor:
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
         result.failed = self._failures.void(plan)
         for index, awaited in plan.awaited.items():
-            if index not in result.failed and not self._has(awaited, STALL_TIMEOUT_NS, result):
+            if index in result.failed:
+                continue
+            patience_ns = plan.patience_ns.get(index, STALL_TIMEOUT_NS)
+            if not self._has(awaited, patience_ns, result):
                 result.failed.add(index)
         self._compute(plan)
         self._adapters.update({image.line: image for image in plan.images})
@@ -123,11 +126,13 @@ class EmulatedExecutor:
         assert (self._pool[image.pages] == wanted).all(), "a page is not its adapter's"
 
     def _has(self, awaited: list[list[int]], timeout_ns: int, result: StepResult) -> bool:
-        """Wait for pages, layer by layer."""
+        """Wait for pages, layer by layer, so long at most in all."""
         for layer, pages in enumerate(awaited):
             before_ns = time.monotonic_ns()
             has_come = self.mover.gate.wait(pages, timeout_ns)
-            result.stall_ns[layer] += time.monotonic_ns() - before_ns
+            waited_ns = time.monotonic_ns() - before_ns
+            result.stall_ns[layer] += waited_ns
+            timeout_ns -= waited_ns
             if not has_come:
                 return False
         return True

@@ -24,7 +24,7 @@ from shared.urgency import load_order
 
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_NS = 2_000_000_000  # a promised page that has not come by then is recomputed
+FETCH_TIMEOUT_NS = 2_000_000_000  # a page that is overdue by so much does not come any more
 POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
 STORES_MAX = 1_024  # orders to store that wait
@@ -154,7 +154,7 @@ class KvMover:
         """Start loads; their pages count as loading from now on. Those that were promised on
         another connection fail at once, and so does what there is no room for.
         """
-        deadline_ns = time.monotonic_ns() + FETCH_TIMEOUT_NS
+        now_ns = time.monotonic_ns()
         unloaded: list[int] = []
         for each in loads:
             self.gate.set_loading(each.pool_pages)
@@ -163,6 +163,7 @@ class KvMover:
                 continue
             self._num_submitted += 1
             order = load_order(each.priority, each.layer, self._num_submitted)
+            deadline_ns = max(now_ns, each.ready_at_ns) + FETCH_TIMEOUT_NS
             with self._has_loads:
                 unloaded += self._loads.push(LoadRun(order, each, self._arena, deadline_ns))
                 self._has_loads.notify()

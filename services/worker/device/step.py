@@ -47,6 +47,7 @@ class StepContext:
             none.
         slot_offsets: int32 ``[num_tokens]``: place in that page.
         awaited: by row, for each layer, pages that may still be loading.
+        patience_ns: by row, how long they may still be waited for in all.
         streams: by line of the adapter tables, for each layer, pages that may still be loading.
         lines: of each row.
         has: whether pages are there.
@@ -61,6 +62,7 @@ class StepContext:
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
     awaited: dict[int, list[list[int]]] = field(default_factory=dict)
+    patience_ns: dict[int, int] = field(default_factory=dict)
     streams: dict[int, list[list[int]]] = field(default_factory=dict)
     lines: list[int] = field(default_factory=list)
     wait: Callable[[list[int], int], bool] = _has_come
@@ -75,11 +77,16 @@ class StepContext:
         brings some up."""
         if not self.awaited:
             return
-        started_ns = time.monotonic_ns()
         for row, pages in self.awaited.items():
-            if row not in self.failed and not self.wait(pages[layer], STALL_TIMEOUT_NS):
+            if row in self.failed:
+                continue
+            left_ns = self.patience_ns.get(row, STALL_TIMEOUT_NS)
+            started_ns = time.monotonic_ns()
+            if not self.wait(pages[layer], left_ns):
                 self.failed.add(row)
-        self.stall_ns[layer] += time.monotonic_ns() - started_ns
+            waited_ns = time.monotonic_ns() - started_ns
+            self.patience_ns[row] = left_ns - waited_ns
+            self.stall_ns[layer] += waited_ns
 
     def away_from(self, layer: int) -> frozenset[int]:
         """Lines whose adapters are not there in this layer, and that helpers take."""

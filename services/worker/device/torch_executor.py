@@ -129,6 +129,7 @@ class TorchExecutor:
             slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),
             awaited=plan.awaited,
+            patience_ns=dict(plan.patience_ns),
             streams=plan.streams,
             lines=plan.adapters.tolist(),
             has=self.mover.gate.has,

@@ -109,7 +109,7 @@ def test_what_follows_a_failed_row_is_void_and_the_turn_starts_again_when_it_has
     turn = engine.core.turns[TurnId("t")]
     assert turn in engine.core.running and engine.plan() is None
     engine.finish(second, 4)
-    assert not deltas(engine.effects) and turn in engine.core.waiting
+    assert not deltas(engine.effects) and not turn.num_computed and not turn.num_planned
     assert not engine.core.pool.blocks, "nobody is to run on what followed"
     (row,) = engine.step(3)
     assert row.start == 0 and deltas(engine.effects)[-1].tokens == [3]

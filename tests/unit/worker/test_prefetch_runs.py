@@ -108,7 +108,7 @@ def test_a_run_is_what_its_pages_are_one_by_one(case: Case, num_max: int) -> Non
         each for each in expected if not isinstance(each, LoadPages)
     ]
     for stager in (at_once, one_by_one):
-        assert stager.num_loading == stager._num_prefetching <= num_max
+        assert stager.num_loading == stager.flights.num_prefetching <= num_max
     tables = [
         {key: stager.pool.pages_of(block) for key, block in stager.pool.blocks.items()}
         for stager in (at_once, one_by_one)

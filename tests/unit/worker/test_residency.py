@@ -64,9 +64,7 @@ class Shell:
         """Want a chain: what is not here is asked for, staged at once, and loads."""
         self.residency.want(chain)
         if keys := self.residency.ask(chain, MS):
-            self.perform(
-                self.residency.stage(chain, self.answer(keys, num_staged), is_worth_it=True)
-            )
+            self.perform(self.residency.stage(chain, self.answer(keys, num_staged)))
             self.perform(self.residency.load(chain))
 
     def answer(self, keys: list[BlockKey], num_staged: int = NUM_BLOCKS) -> Staged:
@@ -89,7 +87,7 @@ class Shell:
         self.perform(self.residency.stager.on_loaded(pages, is_good=is_good))
 
     def land_all(self, *, is_good: bool = True) -> None:
-        self.land(list(self.residency.stager._flights), is_good=is_good)
+        self.land(self.residency.stager.flights.pages, is_good=is_good)
 
     def is_ready(self, pages: list[int]) -> bool:
         return self.gate.wait(pages, 0)
@@ -105,7 +103,7 @@ def test_it_is_asked_for_staged_and_loaded(shell: Shell) -> None:
     residency.want(wanted)
     assert not wanted.blocks and wanted.missing == KEYS
     assert residency.ask(wanted, MS) == KEYS and wanted.is_asked
-    shell.perform(residency.stage(wanted, shell.answer(KEYS), is_worth_it=True))
+    shell.perform(residency.stage(wanted, shell.answer(KEYS)))
     assert not wanted.is_asked and shell.tickets, "the arena's pages are read still"
     shell.perform(residency.load(wanted))
     assert not wanted.missing and [block.key for block in wanted.blocks] == KEYS
@@ -190,7 +188,7 @@ def test_what_is_prefetched_is_found(shell: Shell) -> None:
 def test_a_part_is_not_staged(shell: Shell) -> None:
     wanted, residency = image(), shell.residency
     staged = shell.answer(residency.ask(wanted, MS), NUM_BLOCKS - 1)
-    shell.perform(residency.stage(wanted, staged, is_worth_it=True))
+    shell.perform(residency.stage(wanted, staged))
     assert wanted.staged is None and not shell.tickets
     kv = history()
     shell.bring(kv, num_staged=1)
@@ -217,7 +215,7 @@ def test_a_stage_is_no_use_without_what_it_stands_on(shell: Shell) -> None:
     keys = residency.ask(kv, MS)
     shell.perform(residency.release(kv))
     residency.forget(list(residency.pool.blocks.values()))
-    shell.perform(residency.stage(kv, shell.answer(keys), is_worth_it=True))
+    shell.perform(residency.stage(kv, shell.answer(keys)))
     residency.want(kv)
     shell.perform(residency.load(kv))
     assert not kv.blocks and not residency.stager.num_loading and not shell.tickets
@@ -269,16 +267,16 @@ def test_answers_that_nobody_waits_for_are_let_go(shell: Shell) -> None:
     wanted.on_time(MS - 1)
     assert wanted.is_asked
     wanted.on_time(MS)
-    shell.perform(residency.stage(wanted, shell.answer(KEYS), is_worth_it=True))
+    shell.perform(residency.stage(wanted, shell.answer(KEYS)))
     residency.ask(wanted, 3 * MS)
-    shell.perform(residency.stage(wanted, shell.answer(KEYS[1:]), is_worth_it=True))
+    shell.perform(residency.stage(wanted, shell.answer(KEYS[1:])))
     assert wanted.is_asked and not shell.tickets, "that was no answer to this question"
-    shell.perform(residency.stage(wanted, shell.answer(KEYS), is_worth_it=True))
+    shell.perform(residency.stage(wanted, shell.answer(KEYS)))
     assert shell.tickets and residency.ask(wanted, 4 * MS)
     shell.perform(residency.unstage(wanted))
     assert not shell.tickets and not wanted.is_asked
     residency.ask(wanted, 5 * MS)
-    assert residency.stage(wanted, None, is_worth_it=True) == [] and not wanted.is_asked
+    assert residency.stage(wanted, None) == [] and not wanted.is_asked
 
 
 def test_what_is_forgotten_goes_with_its_last_user(shell: Shell) -> None:
@@ -326,7 +324,7 @@ class Users(RuleBasedStateMachine):
         if chain.is_asked:
             staged = self.shell.answer(chain.keys[chain.staged_from :], num_staged)
             chain.on_time(MS if is_late else 0)
-            self.shell.perform(self.shell.residency.stage(chain, staged, is_worth_it=True))
+            self.shell.perform(self.shell.residency.stage(chain, staged))
             assert not is_late or chain.staged is None
 
     @rule(chain=chains)
@@ -344,7 +342,7 @@ class Users(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_good=st.booleans())
     def land(self, data: st.DataObject, is_good: bool) -> None:
-        if pages := sorted(self.shell.residency.stager._flights):
+        if pages := sorted(self.shell.residency.stager.flights.pages):
             self.shell.land([data.draw(st.sampled_from(pages))], is_good=is_good)
 
     @rule(chain=chains)
@@ -375,7 +373,7 @@ class Users(RuleBasedStateMachine):
             assert not block.lost or block.refs or block.loading
         assert stager.num_loading == sum(block.loading for block in pool.blocks.values())
         pinned = {chain.staged.ticket for chain in self.live if chain.staged is not None}
-        pinned |= {flight.ticket for flight in stager._flights.values()}
+        pinned |= {flight.ticket for flight in stager.flights._flights.values()}
         assert self.shell.tickets == pinned
 
     @invariant()

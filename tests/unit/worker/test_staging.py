@@ -161,7 +161,7 @@ class TestPrefetch:
         prefetch(engine, 1, KEYS[:2], priority=1)
         prefetch(engine, 2, other, priority=2)
         num_more = NUM_LAYERS + 1  # pages that may be in flight
-        engine.core.stager._num_prefetching = PREFETCH_LOADS_MAX - num_more
+        engine.core.stager.flights.num_prefetching = PREFETCH_LOADS_MAX - num_more
         engine.core.stager.pump(engine.now_ns)
         pool = engine.core.pool
         present = {key: block.num_present for key, block in pool.blocks.items()}

@@ -126,7 +126,7 @@ class Adapters:
         image = self._by_number.get(number)
         if image is None:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
-        effects = self.residency.stage(image.chain, staged, is_worth_it=True)
+        effects = self.residency.stage(image.chain, staged)
         image.must_build = not (image.chain.is_asked or image.chain.staged)
         # Where there are pages that nobody has, its turn need not come to ask for them.
         num_pages = len(image.chain.missing) * self.residency.pool.num_layers

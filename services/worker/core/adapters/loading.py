@@ -66,7 +66,7 @@ class ImageLoading:
         ways, source, stager = self.ways, image.source, self.residency.stager
         lacking = [len(pages) for pages in self.residency.awaited(image.chain)]
         num_lacking = sum(lacking)
-        link_ns = self.page_bytes * 1e9 / self.estimates.load_bytes_per_s
+        link_ns = self.estimates.load_ns(self.page_bytes)
         page_ns = max(link_ns, image.pace.page_ns(num_lacking, now_ns))
         num_ahead = stager.num_demanded - num_lacking
         is_known = ways.can_stream and first.duration_ns > 0

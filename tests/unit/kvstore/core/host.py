@@ -263,7 +263,7 @@ class Host:
             self.words[load.page] = (load.generation, state)
             if each is LoadOutcome.FAILED:
                 self.failed.add((load.page, load.generation))
-        self.perform(self.core.on_loaded(list(zip(batch, outcomes, strict=True)), self.now_ns))
+        self.perform(self.core.on_loaded(list(zip(batch, outcomes, strict=True)), 0, self.now_ns))
         return each_page(batch)
 
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:

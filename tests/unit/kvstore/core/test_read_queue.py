@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.read_queue import ReadQueue
 from services.kvstore.core.staging import queue_loads
 from shared.blocks import BlockKey
 from shared.messages import ADVISORY_PRIORITY
-from shared.urgency import DEMAND_PRIORITY, Order, load_order
+from shared.urgency import DEMAND_PRIORITY, NUM_KINDS, Order, load_order
 from tests.unit.kvstore.core.host import each_page
 
 NUM_LAYERS = 3
@@ -70,7 +71,8 @@ class PageByPage:
 def test_pages_are_read_in_the_order_of_urgency(
     events: list[tuple[str, int, list[int] | None]],
 ) -> None:
-    queue, obvious = ReadQueue(), PageByPage()
+    backlog = Backlog()
+    queue, obvious = ReadQueue(backlog), PageByPage()
     blocks = [new_block(number) for number in range(NUM_BLOCKS)]
     for what, number, asked in [*events, *[("pop", 10**6, None)] * 2]:
         if what == "stage":
@@ -81,9 +83,11 @@ def test_pages_are_read_in_the_order_of_urgency(
                 for block in staged
             ]
             obvious.stage(asked, number)
-            num_missing = queue_loads(queue, staged, filled, number)
-            assert num_missing == NUM_LAYERS * len(asked)
+            num_missing = queue_loads(queue, backlog, staged, filled, number)
+            assert num_missing == [len(asked)] * NUM_LAYERS
         elif what == "give up":
+            for layer in blocks[number].queued:
+                backlog.add(blocks[number].kind, layer, -PAGE_BYTES)
             blocks[number].queued.clear()
             obvious.queued -= {(number, layer) for layer in range(NUM_LAYERS)}
         else:
@@ -95,4 +99,15 @@ def test_pages_are_read_in_the_order_of_urgency(
                     read.page + 100,
                 )
                 assert read.layer in blocks[read.block_id].in_flight
+        check_backlog(backlog, blocks)
     assert not any(block.queued for block in blocks)
+
+
+def check_backlog(backlog: Backlog, blocks: list[ArenaBlock]) -> None:
+    """It tells what is read before the last page of each layer, for each urgency."""
+    waiting = [(block.kind, layer) for block in blocks for layer in block.queued]
+    for kind in range(NUM_KINDS):
+        before = [sum(each <= (kind, layer) for each in waiting) for layer in range(NUM_LAYERS)]
+        read = backlog.num_bytes_read
+        assert backlog.ahead(kind, NUM_LAYERS) == [read + PAGE_BYTES * num for num in before]
+    assert backlog.num_bytes == backlog.num_bytes_read + PAGE_BYTES * len(waiting)
