@@ -9,7 +9,6 @@ from shared.urgency import NUM_KINDS
 
 MEMORY = 0.95  # of one batch to the next
 GUESS_BYTES_PER_S = 1e9  # until something was read
-GUESS_BYTES = 8 * 1024 * 1024  # what the guess weighs: as much as one batch
 NS_PER_S = 1_000_000_000
 
 
@@ -19,8 +18,8 @@ class TierSpeed:
     ever less.
     """
 
-    _bytes: float = GUESS_BYTES
-    _ns: float = GUESS_BYTES / GUESS_BYTES_PER_S * NS_PER_S
+    _bytes: float = 0.0
+    _ns: float = 0.0
 
     def on_read(self, num_bytes: int, duration_ns: int) -> None:
         """A batch of reads that gave so many bytes."""
@@ -30,11 +29,11 @@ class TierSpeed:
 
     @property
     def bytes_per_s(self) -> float:
-        return self._bytes / self._ns * NS_PER_S
+        return self._bytes / self._ns * NS_PER_S if self._ns else GUESS_BYTES_PER_S
 
     def ns(self, num_bytes: int) -> int:
         """What so many bytes take."""
-        return int(num_bytes * self._ns / self._bytes)
+        return int(num_bytes * NS_PER_S / self.bytes_per_s)
 
 
 @dataclass(slots=True)

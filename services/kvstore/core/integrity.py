@@ -23,7 +23,7 @@ def check_integrity(core: KvCore) -> None:
         for ticket in worker.tickets.values()
         for block in ticket.blocks
     )
-    num_writing = 0
+    num_writing = num_bytes_waiting = 0
     for arena in core.arenas.values():
         _check_places(core, arena)
         for block in arena.holding.values():
@@ -32,8 +32,10 @@ def check_integrity(core: KvCore) -> None:
             is_read = block.queued or block.in_flight
             assert core.is_loading or not is_read, "a page waits for nobody"
             num_writing += block.is_writing
+            num_bytes_waiting += (len(block.queued) + len(block.in_flight)) * block.page_bytes
         _check_counts(arena)
     assert not pins, "a ticket is for a block that is gone"
+    assert num_bytes_waiting == core.num_bytes_waiting, "what is to be read is miscounted"
     assert num_writing == core.num_writing, "a block is written that is not here"
 
 

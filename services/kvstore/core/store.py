@@ -379,6 +379,11 @@ class KvCore:
         return self._num_batches > 0
 
     @property
+    def num_bytes_waiting(self) -> int:
+        """That the loader has not brought yet."""
+        return self._backlog.num_bytes
+
+    @property
     def num_writing(self) -> int:
         """Blocks that are with the writer."""
         return len(self._writes)

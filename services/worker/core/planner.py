@@ -89,7 +89,7 @@ class Planner:
         """A step with every turn that decodes."""
         draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
-            if turn.can_run and turn.is_decoding and not turn.awaits_last:
+            if turn.can_run and _is_decode(turn) and not turn.awaits_last:
                 self._add_row(turn, 1, draft)
         return draft
 
@@ -97,7 +97,7 @@ class Planner:
         """Prompts, as far as the decision and the budget go."""
         draft.num_kept = decision.num_kept
         for turn in list(self.queue.running):
-            if draft.budget > 0 and turn.can_run and not turn.is_decoding:
+            if draft.budget > 0 and turn.can_run and not _is_decode(turn):
                 self._add_chunk(turn, draft)
         is_idle = not (draft.rows or draft.is_ahead)
         if decision.opens or is_idle:  # where nothing runs nobody would ask again
@@ -319,3 +319,9 @@ class Planner:
         if residency.num_available < num_wanted:
             history.writeback.give_up_unwritten()
         return residency.num_available >= num_wanted
+
+
+def _is_decode(turn: Turn) -> bool:
+    """Whether a turn that runs has a row in any step. One with all its history but on its way has
+    not, however little is left to compute, until a pass waits for that."""
+    return turn.is_decoding and (turn.num_flights > 0 or not turn.prefix.coming)

@@ -23,6 +23,9 @@ def parse(reply: KvStaged, keys: list[BlockKey] | None = KEYS) -> Staged:
 def test_pages_are_laid_out_by_layer() -> None:
     staged = parse(GOOD)
     assert (staged.keys, staged.pages, staged.epoch) == (KEYS[:2], [[0, 1], [8, 9]], 3)
+    assert staged.ready_in_ns == [] and staged.ready_at_ns(1) == 0
+    promised = parse(replace(GOOD, ready_in_ns=pack_ints([3, 4], "q"), source_bytes_per_s=2.5))
+    assert (promised.ready_in_ns, promised.source_bytes_per_s) == ([3, 4], 2.5)
     of_session = parse(replace(GOOD, keys=pack_keys(KEYS)), None)
     assert of_session.keys == KEYS[:2]
 
@@ -38,6 +41,13 @@ def test_pages_are_laid_out_by_layer() -> None:
         replace(GOOD, generations=pack_ints([5])),
         replace(GOOD, num_blocks=4),
         replace(GOOD, num_blocks=-1),
+        replace(GOOD, ready_in_ns="?"),
+        replace(GOOD, ready_in_ns=pack_ints([1], "q")),
+        replace(GOOD, ready_in_ns=pack_ints([1, -1], "q")),
+        replace(GOOD, ready_in_ns=pack_ints([1, 1 << 62], "q")),
+        replace(GOOD, source_bytes_per_s=-1.0),
+        replace(GOOD, source_bytes_per_s=float("inf")),
+        replace(GOOD, source_bytes_per_s=float("nan")),
     ],
 )
 def test_an_answer_that_contradicts_itself_is_refused(bad: KvStaged) -> None:

@@ -1,6 +1,7 @@
 """The mover against a real arena file."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from services.worker.core.effects import BlockWrite, PageLoads
+from services.worker.device import mover
 from services.worker.device.copies import Copy, HostCopier, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import RUN_PAGES
@@ -78,6 +80,20 @@ def test_a_page_is_copied_once_its_word_says_ready(setup: Setup) -> None:
     setup.arena.set_word(2, 7, PageState.READY)
     assert setup.mover.gate.wait([5], 5_000_000_000)
     assert (setup.pool[5] == 9).all()
+
+
+def test_a_page_is_waited_for_until_it_is_overdue(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover, "FETCH_TIMEOUT_NS", 1_000_000)
+    for page in (2, 3):
+        setup.arena.set_word(page, 7, PageState.FILLING)
+    promised = PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH, time.monotonic_ns() + 10**15)
+    overdue = PageLoads(DEMAND_PRIORITY, 0, [3], [7], [6], EPOCH, time.monotonic_ns())
+    setup.mover.submit_loads([promised, overdue])
+    assert setup.has_ended.wait(5) and setup.ended == [([], [6])]
+    setup.arena.set_word(2, 7, PageState.READY)
+    assert setup.mover.gate.wait([5], 5_000_000_000)
 
 
 @pytest.mark.parametrize(

@@ -229,9 +229,18 @@ class Host:
         pages: list[int] | None = None,
         worker: WorkerId = WORKERS[0],
         heard: int = 1,
+        num_kept: int = 0,
     ) -> None:
         incarnation = self.incarnations[worker]
-        event = Release(worker, incarnation, ticket, PAGE_BYTES, pages or [], heard=heard)
+        event = Release(
+            worker,
+            incarnation,
+            ticket,
+            PAGE_BYTES,
+            pages or [],
+            heard=heard,
+            num_kept=num_kept,
+        )
         self.perform(self.core.on_release(event, self.now_ns))
 
     def renew(
@@ -250,7 +259,9 @@ class Host:
         self.now_ns += duration_ns
         self.perform(self.core.on_tick(self.now_ns))
 
-    def finish_load(self, outcome: LoadOutcome = LoadOutcome.READY) -> list[PageRead]:
+    def finish_load(
+        self, outcome: LoadOutcome = LoadOutcome.READY, duration_ns: int = 0
+    ) -> list[PageRead]:
         """The loader's oldest batch ends, its first page so, the others well."""
         batch = self.loads.popleft()
         outcomes = [[LoadOutcome.READY] * len(reads.pages) for reads in batch]
@@ -263,7 +274,8 @@ class Host:
             self.words[load.page] = (load.generation, state)
             if each is LoadOutcome.FAILED:
                 self.failed.add((load.page, load.generation))
-        self.perform(self.core.on_loaded(list(zip(batch, outcomes, strict=True)), 0, self.now_ns))
+        results = list(zip(batch, outcomes, strict=True))
+        self.perform(self.core.on_loaded(results, duration_ns, self.now_ns))
         return each_page(batch)
 
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:

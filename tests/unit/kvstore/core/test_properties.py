@@ -1,5 +1,7 @@
 """Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -95,6 +97,25 @@ class KvMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w in WORKERS if self.held[w]]))
         staged = self.held[worker].pop(data.draw(st.integers(0, len(self.held[worker]) - 1)))
         self.host.release(staged.ticket, worker=worker)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data(), num_kept=st.integers(-1, 5))
+    def trim(self, data: st.DataObject, num_kept: int) -> None:
+        """A worker wants less than it asked for."""
+        worker = data.draw(st.sampled_from([w for w in WORKERS if self.held[w]]))
+        at = data.draw(st.integers(0, len(self.held[worker]) - 1))
+        staged = self.held[worker][at]
+        if num_kept == 0:
+            return  # that releases it
+        self.host.release(staged.ticket, worker=worker, num_kept=num_kept)
+        if 0 < num_kept < staged.num_blocks:
+            pages, generations = (
+                [number for n, number in enumerate(each) if n % staged.num_blocks < num_kept]
+                for each in (staged.pages, staged.generations)
+            )
+            self.held[worker][at] = replace(
+                staged, num_blocks=num_kept, pages=pages, generations=generations
+            )
 
     @rule(worker=workers)
     def give_back(self, worker: WorkerId) -> None:
