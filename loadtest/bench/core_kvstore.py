@@ -107,7 +107,7 @@ class _Round:
             effects = []
             for batch in batches:
                 results = [(run, [LoadOutcome.READY] * len(run.pages)) for run in batch]
-                effects += self._timed("loaded", partial(self._core.on_loaded, results, 0))
+                effects += self._timed("loaded", partial(self._core.on_loaded, results, 0, 0))
                 total_s += self.took_s["loaded"]
         self.took_s["loaded"] = total_s
 

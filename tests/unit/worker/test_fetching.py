@@ -93,7 +93,7 @@ def test_what_is_in_the_arena_already_is_taken_whole() -> None:
 def test_before_the_first_prefill_everything_is_fetched() -> None:
     engine = asked(prefill_tokens_per_s=0, source_bytes_per_s=1)
     answer(engine, [10**12, 10**12])
-    assert not of_kind(engine.effects, TrimTicket | ReleaseTicket)
+    assert not [each for each in engine.effects if isinstance(each, TrimTicket | ReleaseTicket)]
 
 
 def test_an_answer_tells_how_fast_pages_come() -> None:
