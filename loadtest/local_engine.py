@@ -15,6 +15,7 @@ from itertools import count
 from loadtest.local_store import EPOCH, LocalStore
 from services.worker.core.effects import (
     BuildImage,
+    CallBack,
     CommitBlocks,
     Effect,
     Emit,
@@ -30,7 +31,7 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Loaded, Moved, Stored
+from services.worker.device.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.step_loop import StepLoop
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
@@ -164,6 +165,8 @@ class LocalEngine:
                 self._perform(self.core.on_loaded(moved.good, moved.bad, now_ns))
             case Stored():
                 self._perform(self.core.on_stored(moved.checksums))
+            case CalledBack():
+                self._perform(self.core.on_called_back(moved.pages))
         assert self._steps is not None
         self._steps.wake()
 
@@ -176,6 +179,8 @@ class LocalEngine:
             match effect:
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
+                case CallBack(pool_pages):
+                    self.executor.mover.call_back(pool_pages)
                 case StoreBlocks():
                     self.executor.mover.submit_stores(effect.writes, effect.epoch)
                 case BuildImage():

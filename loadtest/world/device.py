@@ -88,6 +88,9 @@ class Owner(Protocol):
     def on_loaded(self, page: int, *, is_good: bool) -> None:
         """A load into this pool page ended."""
 
+    def on_called_back(self, pages: list[int]) -> None:
+        """Nothing is loaded into these pool pages."""
+
     def on_stored(self, checksums: dict[int, list[int]]) -> None:
         """Writes are over, by number; one without checksums came to nothing."""
 
@@ -156,6 +159,16 @@ class Device:
             deadline_ns = max(now_ns, load.ready_at_ns) + FETCH_TIMEOUT_NS
             self._owner.later(deadline_ns - now_ns, partial(self._look, load, arena, 0))
             self._look(load, arena, deadline_ns)
+
+    def call_back(self, pages: list[int]) -> None:
+        """Load nothing into these pages, but for those whose copy was started."""
+        taken = [page for page in pages if page in self._loading and page not in self._copying]
+        for page in taken:
+            assert not any(page in step.awaited for step in self._steps), "a step waits for it"
+            del self._loading[page]
+            self._late.discard(page)
+        if taken:
+            self._owner.later(0, partial(self._owner.on_called_back, taken))
 
     def build(self, build: BuildImage) -> None:
         """Make these pages of an adapter's image; all of them end together."""

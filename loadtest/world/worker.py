@@ -14,6 +14,7 @@ from loadtest.world.timeline import MS, SECOND
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
     BuildImage,
+    CallBack,
     CommitBlocks,
     Effect,
     Emit,
@@ -316,6 +317,10 @@ class Worker(Process):
         good, bad = ([page], []) if is_good else ([], [page])
         self.feed(self.core.on_loaded(good, bad, self.now_ns))
 
+    def on_called_back(self, pages: list[int]) -> None:
+        """Nothing is loaded into these pool pages."""
+        self.feed(self.core.on_called_back(pages))
+
     def on_stored(self, checksums: dict[int, list[int]]) -> None:
         """Writes are over."""
         self.feed(self.core.on_stored(checksums))
@@ -334,6 +339,8 @@ class Worker(Process):
                     self._ends.append(effect.end)
                 case LoadPages():
                     self.device.load(effect.loads)
+                case CallBack():
+                    self.device.call_back(effect.pool_pages)
                 case StageTurn():
                     self._stage_turn(effect)
                 case StageImage():

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from services.worker import metrics
 from services.worker.core.effects import (
     BuildImage,
+    CallBack,
     CommitBlocks,
     Effect,
     Emit,
@@ -32,7 +33,7 @@ from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
 from services.worker.core.splitting import commit_blocks_max, split_deltas
 from services.worker.device.executor import Executor
-from services.worker.device.mover import Loaded, Moved, Stored
+from services.worker.device.mover import CalledBack, Loaded, Moved, Stored
 from services.worker.kv_client import KvClient
 from services.worker.step_loop import StepLoop
 from shared.arena import Arena
@@ -163,6 +164,8 @@ class EngineRunner:
                 self._react(self.core.on_loaded(moved.good, moved.bad, self._clock.now_ns()))
             case Stored():
                 self._react(self.core.on_stored(moved.checksums))
+            case CalledBack():
+                self._react(self.core.on_called_back(moved.pages))
 
     def on_kv_connected(self, arena: Arena, epoch: int) -> None:
         """A kvstore knows us."""
@@ -235,6 +238,8 @@ class EngineRunner:
                     self._ends.append(effect)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
+                case CallBack(pool_pages):
+                    self.executor.mover.call_back(pool_pages)
                 case StageTurn():
                     self._tasks.spawn(self._stage_turn(effect))
                 case StageImage():

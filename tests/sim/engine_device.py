@@ -71,6 +71,7 @@ class EngineDevice(World):
         self.steps: deque[Step] = deque()
         self.num_steps = 0
         self.num_carried = 0
+        self.num_called_back = 0
         self._lane_free_at_ns = 0
 
     def make_tables(self) -> None:
@@ -100,7 +101,21 @@ class EngineDevice(World):
     def _is_promised(self, load: PageLoad) -> bool:
         return self.kvstore.generations.get(load.arena_page) == load.generation
 
+    def call_back(self, pages: list[int]) -> None:
+        """Some of them are not loaded any more, those that have not begun."""
+        taken = [page for page in pages if page in self.in_transfer and self.random.random() < 0.7]
+        for page in taken:
+            del self.in_transfer[page]
+        self.num_called_back += len(taken)
+        if taken:
+            self.after(self.random.choice([0, 1 * MS]), partial(self._tell_called_back, taken))
+
+    def _tell_called_back(self, pages: list[int]) -> None:
+        self.feed(self.core.on_called_back(pages))
+
     def _land(self, load: PageLoad, is_good: bool) -> None:
+        if self.in_transfer.get(load.pool_page, (0, False))[0] != self.now_ns:
+            return  # it was called back
         planned_end, _ = self.in_transfer.pop(load.pool_page)
         assert planned_end == self.now_ns
         is_good = is_good and self._is_promised(load)

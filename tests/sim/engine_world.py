@@ -6,6 +6,7 @@ from heapq import heappop
 
 from services.worker.core.effects import (
     BlockWrite,
+    CallBack,
     CommitBlocks,
     Effect,
     Emit,
@@ -222,6 +223,8 @@ class EngineWorld(EngineDevice):
                     self._stage_session(effect)
                 case LoadPages():
                     self.load(effect.loads)
+                case CallBack():
+                    self.call_back(effect.pool_pages)
                 case ReleaseTicket():
                     self.tickets_open.remove(effect.ticket)
                     self.kvstore.release(effect.ticket)

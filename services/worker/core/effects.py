@@ -86,6 +86,15 @@ class LoadPages:
 
 
 @dataclass(frozen=True, slots=True)
+class CallBack:
+    """Do not load into these pages, as far as that has not begun; answer for those with
+    `on_called_back`.
+    """
+
+    pool_pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseTicket:
     """The kvstore may unpin this stage's pages."""
 
@@ -193,6 +202,7 @@ Effect: TypeAlias = (
     | StageImage
     | BuildImage
     | LoadPages
+    | CallBack
     | ReleaseTicket
     | TrimTicket
     | LeasePages

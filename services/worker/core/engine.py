@@ -281,6 +281,10 @@ class EngineCore:
         effects += self.adapters.on_loaded(now_ns)
         return effects + self.stager.pump(now_ns)
 
+    def on_called_back(self, pages: list[int]) -> list[Effect]:
+        """Nothing is loaded into these pool pages, for which that was asked."""
+        return self.stager.on_called_back(pages)
+
     # Steps.
 
     @property
@@ -308,6 +312,7 @@ class EngineCore:
         effects = self.writeback.pump(now_ns)
         for expected in self.expecting.take_due(now_ns):
             effects += self._bring_up(expected, now_ns)
+        self.stager.is_paused = False
         draft = self.planner.begin(now_ns, starts_at_ns, is_ahead=bool(self.flights))
         self.planner.add_prompts(draft, self._decide(len(draft.rows), starts_at_ns))
         planned = self.planner.end(draft)

@@ -19,6 +19,7 @@ class Flight:
     block: Block
     ticket: int
     is_prefetch: bool
+    is_called_back: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +90,21 @@ class Flights:
             self._num_demanded -= np.bincount(self._layer[demanded], minlength=self.num_layers)
         self._layer[pages] = NO_LAYER
         return flights
+
+    def call_back(self, num_pages: int) -> list[int] | None:
+        """Those of prefetches whose blocks nobody uses, but for those that were called back before;
+        None if all of them together are fewer than so many."""
+        unused = {
+            page: flight
+            for page, flight in self._flights.items()
+            if flight.is_prefetch and not flight.block.refs
+        }
+        if len(unused) < num_pages:
+            return None
+        pages = [page for page, flight in unused.items() if not flight.is_called_back]
+        for page in pages:
+            unused[page].is_called_back = True
+        return pages
 
     def of(self, table: Pages) -> list[list[int]]:
         """Pages of a table [blocks, num_layers] that bytes are on their way into, by layer."""

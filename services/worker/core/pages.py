@@ -203,6 +203,14 @@ class PagePool:
             self.withdraw(block)
             block.num_present += 1
 
+    def remove_page(self, block: Block, page: int) -> None:
+        """No bytes come into this page of a block that is not idle: it is free."""
+        assert not block.group, "somebody may have taken it"
+        layer = int(np.flatnonzero(self.table[block.row] == page)[0])
+        self.table[block.row, layer] = NO_PAGE
+        block.num_present -= 1
+        self._free_pages(np.array([page], np.int32))
+
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks to be found here that were made or brought up for this session."""
         return self._owned.of(owner)
@@ -253,7 +261,7 @@ class PagePool:
         for block in blocks:
             if block.refs or block.loading:
                 continue  # comes again when its last turn or its load ends
-            if block.is_forgotten or (block.lost and block.backed):
+            if block.is_forgotten or not block.num_present or (block.lost and block.backed):
                 self.drop(block)
                 continue
             if not block.backed:

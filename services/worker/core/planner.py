@@ -267,6 +267,9 @@ class Planner:
             if not blocks:
                 if self.adapters.give_way(draft.effects):
                     continue
+                num_short = num_lacking * residency.pool.num_layers - residency.num_available
+                if residency.stager.call_back(num_short, draft.effects):
+                    return False
                 if draft.is_ahead:
                     draft.is_short = True
                     return False
@@ -287,8 +290,10 @@ class Planner:
         if not residency.settle(turn.prefix):
             draft.effects += history.release(turn)
         history.acquire_resident(turn)
-        is_short = residency.num_available < history.num_pages_wanted(turn) + self.reserve
+        num_wanted = history.num_pages_wanted(turn) + self.reserve
+        is_short = residency.num_available < num_wanted
         if is_short and not self._make_room(turn, draft):
+            residency.stager.call_back(num_wanted - residency.num_available, draft.effects)
             return False
         draft.effects += history.load_staged(turn)
         history.trust(turn, draft.now_ns, len(self.queue.running))

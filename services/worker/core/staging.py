@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from services.worker.core.effects import Effect, LoadPages, PageLoads, ReleaseTicket
+from services.worker.core.effects import CallBack, Effect, LoadPages, PageLoads, ReleaseTicket
 from services.worker.core.expecting import Expected
 from services.worker.core.flights import Flight, Flights
 from services.worker.core.hints import Hint, HintName, Hints
@@ -95,9 +95,15 @@ class PageGathering:
 
 @dataclass(slots=True)
 class Stager:
-    """Loads from the arena into the pool, and the tickets that pin their sources."""
+    """Loads from the arena into the pool, and the tickets that pin their sources.
+
+    Attributes:
+        is_paused: no prefetch load is begun, so that turns that are here find pages; until the next
+            step is planned.
+    """
 
     pool: PagePool
+    is_paused: bool = False
     flights: Flights = field(init=False)
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     hints: Hints = field(init=False)
@@ -211,16 +217,30 @@ class Stager:
 
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
-        landed: Counter[int] = Counter()
-        idle: dict[int, list[Block]] = {}
-        for flight in self.flights.end(pages):
+        flights = self.flights.end(pages)
+        for flight in flights:
             block = flight.block
             block.loading -= 1
             block.lost |= not is_good
             block.is_late &= block.loading > 0
-            landed[flight.ticket] += 1
+        return self._settle(flights)
+
+    def on_called_back(self, pages: list[int]) -> list[Effect]:
+        """Nothing comes into these pages."""
+        flights = self.flights.end(pages)
+        for page, flight in zip(pages, flights, strict=True):
+            flight.block.loading -= 1
+            self.pool.remove_page(flight.block, page)
+        return self._settle(flights)
+
+    def _settle(self, flights: list[Flight]) -> list[Effect]:
+        """Blocks that nothing is on its way into any more are idle, if nobody uses them."""
+        landed = Counter(flight.ticket for flight in flights)
+        idle: dict[int, list[Block]] = {}
+        last = {flight.block: flight.ticket for flight in flights}
+        for block, ticket in last.items():
             if block.loading == 0 and block.refs == 0:
-                idle.setdefault(flight.ticket, []).append(block)
+                idle.setdefault(ticket, []).append(block)
         for ticket, blocks in idle.items():
             expected = self._expected.get(ticket)
             self.pool.rest(blocks, self.hints.expires_at_ns(expected[0]) if expected else 0)
@@ -228,6 +248,23 @@ class Stager:
         for ticket, num in landed.items():
             effects += self.let_go(ticket, num)
         return effects
+
+    def call_back(self, num_pages: int, effects: list[Effect]) -> bool:
+        """A turn that is here lacks so many pages: whether prefetches give them, those into which
+        nothing has come yet. In a moment they are free, and no other is begun until then.
+
+        Args:
+            effects: what is to be done is added here.
+        """
+        if num_pages <= 0 or self.flights.num_prefetching < num_pages:
+            return False
+        pages = self.flights.call_back(num_pages)
+        if pages is None:
+            return False
+        self.is_paused = True
+        if pages:
+            effects.append(CallBack(pages))
+        return True
 
     def expect(
         self,
@@ -279,6 +316,8 @@ class Stager:
     def pump(self, now_ns: int) -> list[Effect]:
         """Start the prefetch loads for which there is room that nobody needs."""
         effects = self._expire(now_ns)
+        if self.is_paused:
+            return effects
         loads = PageGathering()
         while self._prefetches and self.flights.num_prefetching < PREFETCH_LOADS_MAX:
             prefetch = self._prefetches[0]

@@ -4,7 +4,7 @@ Pages that wait for their bytes stand beside the queue, not in it: a session on 
 nobody waiting whose pages are there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -109,6 +109,25 @@ class LoadQueue:
             failed += [run.loads.pool_pages[at] for at in bad]
         self._num_pages -= len(failed)
         return failed
+
+    def take_out(self, pool_pages: Set[int]) -> list[int]:
+        """Leave these pages out; returns those that were waiting."""
+        taken: list[int] = []
+        for runs in (self._runs, self._unready):
+            kept: list[LoadRun] = []
+            for run in runs:
+                pages = run.loads.pool_pages
+                stay = [at for at, page in enumerate(pages) if page not in pool_pages]
+                if len(stay) == len(pages):
+                    kept.append(run)
+                    continue
+                taken += [page for page in pages if page in pool_pages]
+                if stay:
+                    kept.append(run.part(stay))
+            runs[:] = kept
+        heapify(self._runs)
+        self._num_pages -= len(taken)
+        return taken
 
     def _leave_out(self, num_pages: int) -> list[int]:
         """Take out the least urgent run, or so many of its pages."""

@@ -66,7 +66,14 @@ class Stored:
     checksums: dict[int, list[int]]
 
 
-Moved: TypeAlias = Loaded | Stored
+@dataclass(frozen=True, slots=True)
+class CalledBack:
+    """Nothing is copied into these pool pages."""
+
+    pages: list[int]
+
+
+Moved: TypeAlias = Loaded | Stored | CalledBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,14 @@ class KvMover:
                 self._has_loads.notify()
         if unloaded:
             self._settle(Loaded([], unloaded))
+
+    def call_back(self, pool_pages: list[int]) -> None:
+        """Do not load into these pages. Those whose copy was started end as loads do."""
+        with self._has_loads:
+            taken = self._loads.take_out(set(pool_pages))
+        if taken:
+            self.gate.settle([], taken)
+            self._on_moved(CalledBack(taken))
 
     def submit_stores(self, writes: list[BlockWrite], epoch: int) -> None:
         """Copy blocks to the arena behind what was computed up to now; each is told to be over,

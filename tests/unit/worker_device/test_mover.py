@@ -15,7 +15,7 @@ from services.worker.device import mover
 from services.worker.device.copies import Copy, HostCopier, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import RUN_PAGES
-from services.worker.device.mover import KvMover, Loaded, Moved, MoverGone, Stored
+from services.worker.device.mover import CalledBack, KvMover, Loaded, Moved, MoverGone, Stored
 from shared.arena import Arena, Bytes, PageState, States, checksum
 from shared.blocks import BlockKey
 from shared.urgency import DEMAND_PRIORITY
@@ -34,6 +34,7 @@ class Setup(NamedTuple):
     ended: list[tuple[list[int], list[int]]]
     has_ended: threading.Event
     stored: "Queue[dict[int, list[int]]]"
+    called_back: "Queue[list[int]]"
 
     def write(self, epoch: int = EPOCH) -> None:
         """Store pool pages 3 and 4 as a block in arena pages 0 and 1."""
@@ -48,10 +49,14 @@ def setup(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Setup]:
     has_ended = threading.Event()
 
     stored: Queue[dict[int, list[int]]] = Queue()
+    called_back: Queue[list[int]] = Queue()
 
     def on_moved(moved: Moved) -> None:
         if isinstance(moved, Stored):
             stored.put(moved.checksums)
+            return
+        if isinstance(moved, CalledBack):
+            called_back.put(moved.pages)
             return
         ended.append((moved.good, moved.bad))
         has_ended.set()
@@ -59,7 +64,7 @@ def setup(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Setup]:
     mover = KvMover(copier, PageGate(PAGES), on_moved)
     mover.prepare(arena)
     mover.attach(arena, EPOCH)
-    yield Setup(mover, copier, arena, pool, ended, has_ended, stored)
+    yield Setup(mover, copier, arena, pool, ended, has_ended, stored, called_back)
     mover.close()
 
 
@@ -80,6 +85,23 @@ def test_a_page_is_copied_once_its_word_says_ready(setup: Setup) -> None:
     setup.arena.set_word(2, 7, PageState.READY)
     assert setup.mover.gate.wait([5], 5_000_000_000)
     assert (setup.pool[5] == 9).all()
+
+
+def test_loads_are_called_back_as_far_as_they_have_not_begun(setup: Setup) -> None:
+    for page in (1, 2, 3):
+        setup.arena.set_word(page, 7, PageState.FILLING)
+    setup.mover.submit_loads([PageLoads(1, 0, [1, 2, 3], [7, 7, 7], [4, 5, 6], EPOCH)])
+    called: list[int] = []
+    while len(called) < 2:  # for a moment the thread may have them in its hands
+        setup.mover.call_back([4, 6, 7])
+        while not setup.called_back.empty():
+            called += setup.called_back.get()
+    assert sorted(called) == [4, 6]
+    for page in (1, 2, 3):
+        setup.arena.pages[page] = page
+        setup.arena.set_word(page, 7, PageState.READY)
+    assert setup.mover.gate.wait([5], 5_000_000_000)
+    assert (setup.pool[5] == 2).all() and not setup.pool[4].any() and not setup.pool[6].any()
 
 
 def test_a_page_is_waited_for_until_it_is_overdue(
