@@ -59,7 +59,12 @@ HOST_ID = "lab"
 
 @dataclass(slots=True)
 class Trace:
-    """What was seen of one turn; instants are seconds of this process's monotonic clock."""
+    """What was seen of one turn; instants are seconds of this process's monotonic clock.
+
+    Attributes:
+        queue_ms, prefill_ms: in the worker, until it was in a step, and from then to its first
+            token.
+    """
 
     started_at: float
     tokens: list[int]
@@ -67,6 +72,8 @@ class Trace:
     token_at: list[float] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     error: str = ""
@@ -286,6 +293,8 @@ class Lab:
             trace.begun.set()
             if delta.cached_tokens is not None:
                 trace.cached_tokens = delta.cached_tokens
+                trace.queue_ms = (delta.queue_ns or 0) / 1e6
+                trace.prefill_ms = (delta.prefill_ns or 0) / 1e6
             if delta.finish is not None:
                 trace.error = delta.message if delta.finish == "error" else ""
                 trace.ended.set()

@@ -4,7 +4,11 @@ Several sessions with a history each are made; then each comes back with a few n
 history is (a) nowhere, (b) on disk, (c) in the host's arena, (d) in the worker's own pages. The
 pool holds little more than one session, so that a session's pages are gone when it comes back,
 unless it comes back at once. For (b) the kvstore is restarted, so that its arena is empty; for
-`disk_cold_ms` the kernel's page cache of its file is dropped as well.
+`disk_cold_ms` the kernel's page cache of its file is dropped as well, and that is checked.
+
+With `--serial` the sessions come back once more from disk to a worker that does not load layer by
+layer: `load_ms` is what all of the history takes then, `compute_ms` what the pass behind it takes,
+and `streamed_ms` (both at once, as from disk above) stands beside them.
 """
 
 import argparse
@@ -15,7 +19,8 @@ import statistics
 import sys
 from typing import Any
 
-from loadtest.bench.lab import Lab, open_lab
+from loadtest.bench.lab import Lab, Trace, open_lab
+from loadtest.bench.page_cache import drop_cached
 from loadtest.models import Shape, add_model_options, model_source, shape_of
 
 BLOCK_TOKENS = 64
@@ -28,6 +33,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--history-tokens", type=int, default=2000)
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--sessions", type=int, default=5)
+    parser.add_argument("--serial", action="store_true", help="load, then compute, as well")
     parser.add_argument("--dtype", default="bfloat16,float32", help="of random weights")
     add_model_options(parser)
     args = parser.parse_args(argv)
@@ -78,6 +84,7 @@ class _Resume:
         self._args = args
         self._histories = histories
         self._rng = rng
+        self._num_cached = 0
 
     async def measure(self) -> dict[str, Any]:
         recompute, resident = [], []
@@ -92,39 +99,66 @@ class _Resume:
         arena = [await self._return(history) for history in self._histories]
         stall_arena = self._stall(before)
         _say("disk")
-        await self._restart_kvstore(drop_cache=False)
+        await self._restart_kvstore()
         before = self._lab.stall_ms_by_layer()
         disk = [await self._return(history) for history in self._histories]
         stall_disk = self._stall(before)
-        await self._restart_kvstore(drop_cache=True)
-        cold = [await self._return(history) for history in self._histories]
         return {
             "recompute_ms": _median(recompute),
             "disk_ms": _median(disk),
-            "disk_cold_ms": _median(cold),
+            **await self._cold(),
             "arena_ms": _median(arena),
             "resident_ms": _median(resident),
+            "tail_tokens": self._args.history_tokens - self._num_cached,
+            **(await self._serial(_median(disk)) if self._args.serial else {}),
             "stall_ms_by_layer": stall_disk,
             "stall_ms_by_layer_arena": stall_arena,
             "disk_over_resident": round(_median(disk) / _median(resident), 2),
             "recompute_over_disk": round(_median(recompute) / _median(disk), 1),
         }
 
+    async def _cold(self) -> dict[str, Any]:
+        """From a disk whose file the kernel does not hold; without that there is no such figure."""
+        self._lab.stop("kvstore")
+        os.sync()
+        paths = list(self._lab.directory.rglob("data.mdb"))
+        dropped = [drop_cached(path) for path in paths]
+        await self._restart_kvstore()
+        cold = [await self._return(history) for history in self._histories]
+        figures: dict[str, Any] = {"page_cache_dropped": all(dropped)}
+        return {**figures, "disk_cold_ms": _median(cold)} if all(dropped) else figures
+
+    async def _serial(self, streamed_ms: float) -> dict[str, float]:
+        """From disk, loaded first and computed then."""
+        _say("serial")
+        await self._lab.start("worker", layerwise="false")
+        await self._lab.wait_connected()
+        await self._lab.turn(self._histories[0][:BLOCK_TOKENS])
+        await self._restart_kvstore()
+        traces = [await self._back(history) for history in self._histories]
+        load_ms = _median([trace.queue_ms for trace in traces])
+        compute_ms = _median([trace.prefill_ms for trace in traces])
+        limit_ms = max(load_ms, compute_ms) + load_ms / len(self._lab.stall_ms_by_layer())
+        return {
+            "load_ms": load_ms,
+            "compute_ms": compute_ms,
+            "serial_ms": _median([trace.ttft_ms for trace in traces]),
+            "streamed_ms": streamed_ms,
+            "streamed_over_limit": round(streamed_ms / limit_ms, 2),
+        }
+
     async def _return(self, history: list[int]) -> float:
+        return (await self._back(history)).ttft_ms
+
+    async def _back(self, history: list[int]) -> Trace:
         """A turn that continues `history`; checks that the history was not computed again."""
         trace = await self._lab.turn(history + self._new())
         expected = len(history) // BLOCK_TOKENS * BLOCK_TOKENS
         assert trace.cached_tokens >= expected, f"{trace.cached_tokens} of {expected} were cached"
-        return trace.ttft_ms
+        self._num_cached = trace.cached_tokens
+        return trace
 
-    async def _restart_kvstore(self, *, drop_cache: bool) -> None:
-        self._lab.stop("kvstore")
-        if drop_cache:
-            os.sync()
-            for path in self._lab.directory.rglob("data.mdb"):
-                file_number = os.open(path, os.O_RDONLY)
-                os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(file_number)
+    async def _restart_kvstore(self) -> None:
         self._lab.mark_log("worker")
         await self._lab.start("kvstore")
         # The worker learns of the new kvstore at its next call; a turn of its own is one.

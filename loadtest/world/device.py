@@ -131,6 +131,11 @@ class Device:
         self.num_streamed = 0  # rows that began before all of their adapter was here
 
     @property
+    def page_ns(self) -> int:
+        """What a load takes, mostly."""
+        return self._load_ns // 2
+
+    @property
     def is_busy(self) -> bool:
         return bool(self._steps)
 

@@ -363,6 +363,31 @@ MUTANTS = (
         "        adapter=submit.adapter,\n",
         "",
     ),
+    Mutant(
+        "what is called back keeps its page", STAGING,
+        "            self.pool.remove_page(flight.block, page)\n",
+        "",
+    ),
+    Mutant(
+        "a trimmed ticket still holds what was let go", "services/kvstore/core/workers.py",
+        "        del self.blocks[num_kept:]\n",
+        "",
+    ),
+    Mutant(
+        "more is loaded than the ticket was trimmed to", RESIDENCY,
+        "        chain.staged = wanted\n",
+        "        chain.staged = staged\n",
+    ),
+    Mutant(
+        "what a void step planned counts as computed", "services/worker/core/turn.py",
+        "        self.num_planned = self.num_computed\n\n",
+        "        self.num_computed = self.num_planned\n\n",
+    ),
+    Mutant(
+        "history that is overdue is waited for", "services/worker/core/history.py",
+        "return 0 < prefix.give_up_at_ns <= now_ns and",
+        "return False and",
+    ),
 )  # fmt: skip
 
 

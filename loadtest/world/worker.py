@@ -137,6 +137,7 @@ class Worker(Process):
         self._teach(self.core.costs)
         self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
         self.device = Device(self, model, self._hardware, self.house.random)
+        self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
         self._not_wanted: set[tuple[TurnId, int]] = set()  # cancelled before their prompts came

@@ -31,6 +31,8 @@ class WorkerConfig(ServiceConfig):
     oneshot_queue_max: batches held at a time; more are refused.
     oneshot_pull_ms: how long after its expected start a batch waits for inputs.
     prefill_admission: `eager`, as soon as there is room, or `deferred`, as late as targets allow.
+    layerwise: passes begin while later layers of a prompt's history are on their way; off, to see
+        what that is worth.
     slo_ttft_ms: target for the time to the first token of turns that bring none; 0: none.
     lora_start: how turns begin whose adapter is on its way: `wait` for all of it, `stream` its
         layers behind the pass where they come in time, `assist` by computing on the host what is
@@ -52,6 +54,7 @@ class WorkerConfig(ServiceConfig):
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)
     prefill_admission: AdmissionName = "eager"
+    layerwise: bool = True
     slo_ttft_ms: float = Field(2000.0, ge=0)
     lora_start: LoraStart = "auto"
     assist_helpers: int = Field(0, ge=0)

@@ -182,6 +182,7 @@ class Worker:
             prefill_tokens_max=config.prefill_tokens_max or executor.prefill_tokens_max,
             turns_running_max=config.turns_running_max,
             prefill_admission=config.prefill_admission,
+            layerwise=config.layerwise,
             slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
             lora_start=config.lora_start,
         )

@@ -124,6 +124,7 @@ class EngineCore:
             self.residency,
             self.costs,
             self.limits.prefill_tokens_max,
+            self.limits.layerwise,
         )
 
     @property

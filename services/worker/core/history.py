@@ -71,7 +71,7 @@ class History:
             return self._compute_ns(len(turn.tokens) - num_known, num_decodes)
 
         num_wanted = staged.num_blocks
-        if self.estimates.prefill_tokens_per_s:
+        if self.costs.is_known or self.estimates.prefill_tokens_per_s:
             num_wanted = blocks_to_fetch(self._supply(staged), compute_ns)
         return self.residency.stage(prefix, staged, num_wanted)
 

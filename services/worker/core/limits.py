@@ -21,6 +21,7 @@ class EngineLimits:
         lease_target_blocks: arena room for this many blocks is kept at hand for new KV, and for
             more where steps compute more.
         prefill_admission: when waiting prompts join a step, see `admission`.
+        layerwise: a pass may begin while later layers of a prompt's history are on their way.
         slo_ttft_ns: target for the time to the first token of turns that bring none; 0: none.
         lora_start: how turns begin whose adapter is on its way: when all of it is here (`wait`), or
             when its later layers will be here in time (`stream`), or at once, if helpers compute
@@ -36,6 +37,7 @@ class EngineLimits:
     stage_timeout_max_ns: int = 2_000_000_000
     lease_target_blocks: int = 32
     prefill_admission: AdmissionName = "eager"
+    layerwise: bool = True
     slo_ttft_ns: int = 0
     lora_start: LoraStart = "auto"
 

@@ -83,6 +83,7 @@ class Planner:
     residency: Residency
     costs: StepCosts
     prefill_tokens_max: int
+    is_layerwise: bool = True
     num_preemptions: int = 0
 
     def begin(self, now_ns: int, starts_at_ns: int, *, is_ahead: bool) -> Draft:
@@ -226,6 +227,8 @@ class Planner:
         costs, num_others = self.costs, len(draft.rows)
         turn.look_again_at_ns = turn.prefix.give_up_at_ns
         if self.residency.is_late(turn.prefix):
+            return None
+        if not self.is_layerwise and any(self.residency.awaited(turn.prefix)):
             return None
         if not costs.is_known:
             return None if num_others and self.residency.is_coming(turn.prefix, 0) else 0

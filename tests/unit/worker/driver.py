@@ -89,12 +89,15 @@ def new_core(
     *,
     admission: AdmissionName = "eager",
     lora_start: LoraStart = "auto",
+    layerwise: bool = True,
     **limits: int,
 ) -> EngineCore:
     """A core whose pool holds `num_blocks` whole blocks."""
     limits = {"max_model_len": 1000, **limits}
     pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS)
-    bounds = EngineLimits(prefill_admission=admission, lora_start=lora_start, **limits)
+    bounds = EngineLimits(
+        prefill_admission=admission, lora_start=lora_start, layerwise=layerwise, **limits
+    )
     return EngineCore(bounds, pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
 
 

@@ -33,10 +33,10 @@ def teach(engine: Engine) -> None:
 
 
 def returning(
-    ready_in_ns: list[int], num_decoding: int = 1, num_blocks: int = 32
+    ready_in_ns: list[int], num_decoding: int = 1, *, layerwise: bool = True
 ) -> tuple[Engine, Turn]:
     """Others decode when a turn comes back, whose layers are promised so."""
-    engine = Engine(new_core(num_blocks))
+    engine = Engine(new_core(32, layerwise=layerwise))
     for number in range(num_decoding):
         engine.submit(new_turn(f"d{number}", [number + 1, 2, 3]))
         engine.step()
@@ -157,3 +157,12 @@ def test_alone_it_is_waited_for_until_computing_is_better() -> None:
     assert deadline_ns is not None
     engine.now_ns = deadline_ns
     assert engine.step()[0].start == 0
+
+
+def test_without_layerwise_loading_it_waits_for_all_of_its_history() -> None:
+    engine, _turn = returning([0, 5 * MS], layerwise=False)
+    assert "t" not in names(engine.step())
+    land(engine, 0)
+    assert "t" not in names(engine.step())
+    land(engine, 1)
+    assert "t" in names(planned(engine).rows())
