@@ -364,19 +364,9 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "what is called back keeps its page", STAGING,
-        "            self.pool.remove_page(flight.block, page)\n",
-        "",
-    ),
-    Mutant(
         "a trimmed ticket still holds what was let go", "services/kvstore/core/workers.py",
         "        del self.blocks[num_kept:]\n",
         "",
-    ),
-    Mutant(
-        "more is loaded than the ticket was trimmed to", RESIDENCY,
-        "        chain.staged = wanted\n",
-        "        chain.staged = staged\n",
     ),
     Mutant(
         "what a void step planned counts as computed", "services/worker/core/turn.py",

@@ -542,4 +542,5 @@ class EngineCore:
         if not self.costs.is_known:
             return 0
         plan, num_lora_bytes = planned.plan, planned.lora.num_bytes
-        return self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes, num_lora_bytes)
+        busy_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes, num_lora_bytes)
+        return busy_ns + planned.stall_ns

@@ -39,6 +39,7 @@ class PlannedStep:
         retired: blocks that nobody needs any more once the step has landed.
         ends_at_ns: when that will probably be.
         lora: the adapters that it reads.
+        stall_ns: how long it will probably wait for history.
     """
 
     plan: StepPlan
@@ -47,6 +48,7 @@ class PlannedStep:
     retired: list[Block] = field(default_factory=list)
     ends_at_ns: int = 0
     lora: LoraLoad = NO_LORA
+    stall_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -119,7 +121,8 @@ class Planner:
         tickets = [source.ticket for source in sources.values()]
         for ticket in tickets:
             stager.hold(ticket)
-        return PlannedStep(plan, turns, tickets, lora=self._lora_load(turns))
+        stall_ns = max(row.stall_ns for row in rows)
+        return PlannedStep(plan, turns, tickets, lora=self._lora_load(turns), stall_ns=stall_ns)
 
     def _lora_load(self, turns: list[Turn]) -> LoraLoad:
         images = [turn.image for turn in turns if turn.image is not None]

@@ -166,3 +166,11 @@ def test_without_layerwise_loading_it_waits_for_all_of_its_history() -> None:
     assert "t" not in names(engine.step())
     land(engine, 1)
     assert "t" in names(planned(engine).rows())
+
+
+def test_the_next_step_is_planned_by_when_the_stalled_one_will_land() -> None:
+    engine, _turn = returning([0, 20 * MS])
+    planned(engine)
+    (flight,) = engine.core.flights
+    assert flight.stall_ns > 0
+    assert flight.ends_at_ns >= engine.now_ns + STEP_NS + flight.stall_ns
