@@ -6,6 +6,7 @@ from random import Random
 from loadtest.world.model import Model
 from loadtest.world.timeline import Timeline
 from loadtest.world.wires import Wires
+from shared.eviction import EvictionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,8 @@ class House:
     fault_kinds: that are on in this world (see `faults.KINDS`).
     model: served by all workers.
     is_crowded: many busy sessions on one small worker over a slow disk.
+    eviction: policy of all pools and arenas.
+    is_cooperative: of all pools.
     """
 
     timeline: Timeline
@@ -24,3 +27,5 @@ class House:
     wires: Wires
     model: Model
     is_crowded: bool
+    eviction: EvictionName
+    is_cooperative: bool

@@ -89,6 +89,7 @@ class Kvstore(Process):
                 noted_ns=60 * SECOND,
                 ticket_ns=TICKET_NS,
                 load_bytes_max=8 * PAGE_BYTES,
+                eviction=self.house.eviction,
             ),
             first_ticket=self.house.timeline.now_ns // US + 1,
         )

@@ -129,7 +129,9 @@ class Worker(Process):
         self._num_reports = 0
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
-        pool = PagePool(self._num_pages, model.num_layers)
+        pool = PagePool(
+            self._num_pages, model.num_layers, self.house.eviction, self.house.is_cooperative
+        )
         self.core = EngineCore(
             self._limits, pool, model.page_bytes, frozenset({model.end_token}),
             model.block_tokens, model.fingerprint,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import get_args
 
 from loadtest.world.candidate import Election
 from loadtest.world.clients import Clients
@@ -18,10 +19,13 @@ from loadtest.world.timeline import MS, SECOND, Timeline
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
+from shared.eviction import EvictionName
 from shared.ids import HostId
 
 CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
+EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
+UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class World:
     def __init__(self, seed: int, options: Options, faults: Faults | None = None) -> None:
         self.options = options
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
+        memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
         model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
         hosts = [HostId(f"h{number}") for number in range(random.choice([1, 1, 2]))]
@@ -75,6 +80,8 @@ class World:
             wires=Wires(timeline, Random(f"network {seed}")),
             model=model,
             is_crowded=is_crowded,
+            eviction=memory_random.choice(EVICTIONS),
+            is_cooperative=memory_random.random() >= UNCOOPERATIVE_SHARE,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
+from shared.eviction import EvictionName
 from shared.sessions import DEFAULT_EXPIRY_S
 
 GIB = 1024**3
@@ -18,6 +19,7 @@ class KvstoreConfig(ServiceConfig):
     arena_bytes: of each arena (one a page size), capped to what fits.
     disk_bytes_max: blocks on disk occupy at most about this.
     expiry_s: blocks unused for this long are deleted.
+    eviction: which pages of an arena make room, see `shared.eviction`.
     adapter_dirs: folders that adapters may be loaded from, by whoever may load some.
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
@@ -31,6 +33,7 @@ class KvstoreConfig(ServiceConfig):
     arena_bytes: int = Field(default=512 * 1024**2, ge=ARENA_BYTES_MIN)
     disk_bytes_max: int = Field(default=16 * GIB, gt=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
+    eviction: EvictionName = "layer"
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     adapter_header_bytes_max: int = Field(default=4 * 1024**2, gt=0)

@@ -114,6 +114,7 @@ class KvService:
             disk_bytes_max=config.disk_bytes_max,
             expiry_ns=expiry_ns,
             noted_ns=expiry_ns // NOTED_SHARE,
+            eviction=config.eviction,
         )
         for folder, variable in (
             (config.arena_path, "SYMPHONY_ARENA_DIR"),

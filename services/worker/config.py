@@ -7,6 +7,7 @@ from pydantic import Field
 from services.worker.core.limits import AdmissionName, LoraStart
 from services.worker.oneshot.model import ServedTask
 from shared.config import ServiceConfig
+from shared.eviction import EvictionName
 from shared.messages import SLO_MS_MAX
 
 
@@ -18,6 +19,9 @@ class WorkerConfig(ServiceConfig):
     emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
     gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
+    eviction: which pages make room, see `shared.eviction`.
+    cooperative: what no turn runs on stays in the pool until its pages are needed, and announced
+        turns are brought there; else only as far as the arena.
     num_threads: cores to compute on; 0: all.
     cpu_layers: on a CPU, `fast` layers in place of transformers' own where they compute the same,
         or `plain`.
@@ -49,6 +53,8 @@ class WorkerConfig(ServiceConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_bytes: int = Field(0, ge=0)
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
+    eviction: EvictionName = "layer"
+    cooperative: bool = True
     num_threads: int = Field(0, ge=0)
     cpu_layers: Literal["fast", "plain"] = "fast"
     prefill_tokens_max: int = Field(0, ge=0)

@@ -188,7 +188,7 @@ class Worker:
         )
         core = EngineCore(
             limits,
-            PagePool(info.num_pages, info.num_layers),
+            PagePool(info.num_pages, info.num_layers, config.eviction, config.cooperative),
             info.page_bytes,
             info.end_token_ids,
             info.block_tokens,

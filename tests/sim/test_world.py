@@ -5,6 +5,7 @@ down to.
 """
 
 import time
+from typing import get_args
 
 import pytest
 
@@ -15,6 +16,7 @@ from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
 from loadtest.world.world import Options
 from services.frontend.core.turns import Deliver
+from shared.eviction import EvictionName
 
 NUM_SEEDS = 1000
 
@@ -71,9 +73,11 @@ def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -
     assert len(shrunk.faults.once) <= 2 < len(World(seed, Options()).faults.once)
 
 
-def test_every_kind_of_fault_is_drawn() -> None:
+def test_every_kind_of_fault_and_of_memory_is_drawn() -> None:
     worlds = [World(seed, Options()) for seed in range(60)]
     assert set().union(*(world.faults.kinds for world in worlds)) == set(KINDS)
+    assert {world.house.eviction for world in worlds} == set(get_args(EvictionName))
+    assert {world.house.is_cooperative for world in worlds} == {True, False}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

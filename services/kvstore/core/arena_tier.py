@@ -8,6 +8,7 @@ from services.kvstore.core.effects import Effect, SetWords
 from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.arena import PageState
 from shared.blocks import BlockKey
+from shared.eviction import EvictionName
 from shared.hints import HintShares
 from shared.owners import OwnedKeys, OwnerKey
 
@@ -24,13 +25,19 @@ class ArenaTier:
         backlog: what waits for the loader, here and in other arenas.
     """
 
-    def __init__(self, num_pages: int, page_bytes: int, backlog: Backlog | None = None) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_bytes: int,
+        backlog: Backlog | None = None,
+        eviction: EvictionName = "layer",
+    ) -> None:
         assert num_pages > 0 and page_bytes > 0
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
-        self.idle = IdleBlocks()
+        self.idle = IdleBlocks(eviction)
         self.backlog = Backlog() if backlog is None else backlog
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
@@ -54,13 +61,17 @@ class ArenaTier:
         return [generations[page] for page in pages]
 
     def take(
-        self, num_pages: int, is_stored: Callable[[BlockKey], bool], effects: list[Effect]
+        self,
+        num_pages: int,
+        is_stored: Callable[[BlockKey], bool],
+        now_ns: int,
+        effects: list[Effect],
     ) -> list[int]:
         """Up to `num_pages` pages, published as FILLING under a new generation each; evicts if
         needed.
         """
         if num_pages > len(self._free):
-            self._evict(num_pages - len(self._free), is_stored, effects)
+            self._evict(num_pages - len(self._free), is_stored, now_ns, effects)
         first = max(len(self._free) - num_pages, 0)
         pages = self._free[first:]
         del self._free[first:]
@@ -162,9 +173,13 @@ class ArenaTier:
             self._unlist(block)
 
     def _evict(
-        self, num_pages: int, is_stored: Callable[[BlockKey], bool], effects: list[Effect]
+        self,
+        num_pages: int,
+        is_stored: Callable[[BlockKey], bool],
+        now_ns: int,
+        effects: list[Effect],
     ) -> None:
-        pages, emptied = self.idle.take(num_pages, is_stored)
+        pages, emptied = self.idle.take(num_pages, is_stored, now_ns)
         for block in emptied:
             self._unlist(block)
             del self.holding[block.block_id]

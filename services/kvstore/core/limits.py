@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shared.eviction import EvictionName
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -13,6 +15,7 @@ class Limits:
     ticket_ns: tickets that nobody renewed for this long are released; leased pages that a worker
         does not name by then are taken back.
     load_batches_max: batches with the loader at once; two keep it busy.
+    eviction: policy by which idle blocks give their pages.
     """
 
     disk_bytes_max: int
@@ -21,6 +24,7 @@ class Limits:
     ticket_ns: int = 120_000_000_000
     load_bytes_max: int = 8 * 1024 * 1024
     load_batches_max: int = 2
+    eviction: EvictionName = "layer"
 
 
 @dataclass(slots=True)

@@ -51,7 +51,11 @@ def pin_prefix(
 
 
 def fill_prefix(
-    arena: ArenaTier, disk: DiskTier, blocks: list[ArenaBlock], effects: list[Effect]
+    arena: ArenaTier,
+    disk: DiskTier,
+    blocks: list[ArenaBlock],
+    now_ns: int,
+    effects: list[Effect],
 ) -> list[tuple[ArenaBlock, list[int]]]:
     """Give every missing layer of `blocks` a page. Where the arena cannot hold them all, blocks at
     the end are unpinned and leave the list, until the rest fits.
@@ -61,14 +65,14 @@ def fill_prefix(
     """
     filled: list[tuple[ArenaBlock, list[int]]] = []
     num_missing = sum(block.num_missing for block in dict.fromkeys(blocks))
-    pages = arena.take(num_missing, disk.__contains__, effects)
+    pages = arena.take(num_missing, disk.__contains__, now_ns, effects)
     first = index = 0
     while index < len(blocks):
         block = blocks[index]
         end = first + block.num_missing
         while end > len(pages) and len(blocks) > index + 1:
             arena.unpin([blocks.pop()], effects)
-            pages += arena.take(end - len(pages), disk.__contains__, effects)
+            pages += arena.take(end - len(pages), disk.__contains__, now_ns, effects)
         if end > len(pages):
             arena.unpin([blocks.pop()], effects)
             break

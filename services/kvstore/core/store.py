@@ -79,7 +79,9 @@ class KvCore:
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
-        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._backlog)
+        self.arenas[page_bytes] = ArenaTier(
+            num_pages, page_bytes, self._backlog, self._limits.eviction
+        )
 
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
         """A worker introduces itself, which gives back what an earlier incarnation of it held. The
@@ -127,7 +129,9 @@ class KvCore:
         """
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
-        pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.__contains__, effects)
+        pages = self._arena(page_bytes).take(
+            max(num_pages, 0), self.disk.__contains__, now_ns, effects
+        )
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
@@ -218,7 +222,7 @@ class KvCore:
             room = arena.hinted.room(event.hinted_by) // max(event.num_layers, 1)
             event = replace(event, blocks_max=min(event.blocks_max, room))
         blocks = pin_prefix(arena, self.disk, event, self._block_ids)
-        filled = fill_prefix(arena, self.disk, blocks, effects)
+        filled = fill_prefix(arena, self.disk, blocks, now_ns, effects)
         if not blocks:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)

@@ -187,7 +187,7 @@ class EngineCore:
         self.queue.add(turn)
         self.expecting.drop(turn.owner)
         self.adapters.unexpect(turn.owner)
-        self.stager.on_arrived(turn.owner)
+        effects += self.stager.on_arrived(turn.owner)
         effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 
@@ -306,6 +306,7 @@ class EngineCore:
     def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
         """Decide the next step; None when nothing can run now."""
         assert len(self.flights) <= self.limits.steps_ahead_max, "too many steps are in flight"
+        self.pool.on_time(now_ns)
         starts_at_ns = max([now_ns, *(planned.ends_at_ns for planned in self.flights)])
         for turn in self.waiting:
             turn.prefix.on_time(now_ns)

@@ -254,9 +254,8 @@ class Residency:
     @property
     def num_available(self) -> int:
         """Pages that a user could get now: free ones, and behind them those of idle blocks, which
-        are taken from the least recently used first and the highest layers first. A page of a block
-        that somebody holds, that has no copy below or that bytes are on their way into is never
-        taken.
+        are taken in the order of `shared.eviction`. A page of a block that somebody holds, that has
+        no copy below or that bytes are on their way into is never taken.
         """
         return self.pool.num_available
 

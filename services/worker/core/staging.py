@@ -302,21 +302,26 @@ class Stager:
         self.hold(staged.ticket)
         return effects
 
-    def on_arrived(self, owner: OwnerKey) -> None:
+    def on_arrived(self, owner: OwnerKey) -> list[Effect]:
         """A session's turn is here: what it needs will be its own, and the rest is anybody's."""
         for hint in self.hints.take_all(owner):
             self.pool.rest([self.pool.blocks[key] for key in hint.keys if key in self.pool.blocks])
+        return [] if self.pool.is_cooperative else self._end_prefetches(owner)
 
     def forget(self, owner: OwnerKey) -> list[Effect]:
         """A session is expected no more: what is here for it is anybody's, and what is not yet is
         not brought up."""
-        self.on_arrived(owner)
+        return [*self.on_arrived(owner), *self._end_prefetches(owner)]
+
+    def _end_prefetches(self, owner: OwnerKey) -> list[Effect]:
         return self._drop_prefetches(lambda prefetch: prefetch.name[0] == owner)
 
     def pump(self, now_ns: int) -> list[Effect]:
-        """Start the prefetch loads for which there is room that nobody needs."""
+        """Start the prefetch loads for which there is room that nobody needs. Where the pool is not
+        cooperative, what was staged stays pinned in the arena until its turn is here."""
+        self.pool.on_time(now_ns)
         effects = self._expire(now_ns)
-        if self.is_paused:
+        if self.is_paused or not self.pool.is_cooperative:
             return effects
         loads = PageGathering()
         while self._prefetches and self.flights.num_prefetching < PREFETCH_LOADS_MAX:
@@ -338,7 +343,7 @@ class Stager:
             for index, (block, here) in enumerate(zip(run, is_here, strict=True), first)
             if block is None or not (here or block.lost)
         ]
-        pages = pool.take_idle(now_ns, len(lacking))
+        pages = pool.take_idle(now_ns, len(lacking), layer)
         has_room = len(pages) == len(lacking)
         prefetch.at = first + len(run) if has_room else lacking[len(pages)]
         at = lacking[: len(pages)]
@@ -355,18 +360,13 @@ class Stager:
         return has_room
 
     def _next_run(self, prefetch: _Prefetch, now_ns: int) -> list[Block | None]:
-        """The next blocks of a prefetch, None for what is not there. No page of them is taken to
-        make room for the others; a block of which that may be is alone."""
+        """The next blocks of a prefetch, None for what is not there. No page of them that counts is
+        taken to make room for the others; a block of which that may be is alone."""
         at, pool = prefetch.at, self.pool
         num_most = PREFETCH_LOADS_MAX - self.flights.num_prefetching
         keys = prefetch.staged.keys[at : at + num_most]
-        run: list[Block | None] = []
-        for key in keys:
-            block = pool.blocks.get(key)
-            if block is not None and not pool.is_spared(block, now_ns):
-                return run or [block]
-            run.append(block)
-        return run
+        run = list(map(pool.blocks.get, keys))
+        return run[: max(pool.num_spared(run, now_ns), 1)]
 
     def _end_layer(self, prefetch: _Prefetch) -> list[Effect]:
         """The first prefetch goes on with the layer above, behind what others lack below that."""

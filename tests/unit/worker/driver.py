@@ -20,6 +20,7 @@ from services.worker.core.staged import Staged
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, chain_keys, root_key
+from shared.eviction import EvictionName
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import SamplingParams, TurnDelta, TurnEnd
 
@@ -89,12 +90,14 @@ def new_core(
     *,
     admission: AdmissionName = "eager",
     lora_start: LoraStart = "auto",
+    eviction: EvictionName = "layer",
+    is_cooperative: bool = True,
     layerwise: bool = True,
     **limits: int,
 ) -> EngineCore:
     """A core whose pool holds `num_blocks` whole blocks."""
     limits = {"max_model_len": 1000, **limits}
-    pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS)
+    pool = PagePool(num_blocks * NUM_LAYERS, NUM_LAYERS, eviction, is_cooperative)
     bounds = EngineLimits(
         prefill_admission=admission, lora_start=lora_start, layerwise=layerwise, **limits
     )

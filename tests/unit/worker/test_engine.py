@@ -223,7 +223,7 @@ class TestHistory:
         pool = engine.core.pool
         taken = take_pages(pool, pool.num_free + 2)  # both high layers go
         assert taken is not None
-        pool._free_pages(np.array(taken, np.int32))
+        pool.free_pages(np.array(taken, np.int32))
         turn = new_turn("b", PROMPT)
         engine.submit(turn)
         engine.step()

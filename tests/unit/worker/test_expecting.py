@@ -120,7 +120,7 @@ def test_what_was_brought_up_for_a_turn_that_is_not_coming_is_anybody_s(
     if is_taken_back:
         assert engine.core.on_unexpected(OWNER) == []
     num_blocks = 4 if is_taken_back else 2
-    pages = engine.core.pool.take_idle(engine.now_ns, 4 * NUM_LAYERS)
+    pages = engine.core.pool.take_idle(engine.now_ns, 4 * NUM_LAYERS, NUM_LAYERS - 1)
     assert len(pages) == num_blocks * NUM_LAYERS
 
 
@@ -178,9 +178,9 @@ def test_nothing_is_held_long_after_a_turn_was_expected() -> None:
     come(engine, 1, announce(engine, S, expires_at_ns=engine.now_ns + 24 * HOUR))
     for passed_ns, num_blocks in ((HINT_HOLD_NS - 1, 2), (1, 4)):
         engine.now_ns += passed_ns
-        pages = engine.core.pool.take_idle(engine.now_ns, 4 * NUM_LAYERS)
+        pages = engine.core.pool.take_idle(engine.now_ns, 4 * NUM_LAYERS, NUM_LAYERS - 1)
         assert len(pages) == num_blocks * NUM_LAYERS
-        engine.core.pool._free_pages(np.array(pages, np.int32))
+        engine.core.pool.free_pages(np.array(pages, np.int32))
 
 
 def test_what_was_kept_for_a_turn_and_is_not_needed_is_anybody_s() -> None:
@@ -188,7 +188,10 @@ def test_what_was_kept_for_a_turn_and_is_not_needed_is_anybody_s() -> None:
     come(engine, 1, announce(engine, S), first_token=50)
     turn = new_turn("t", list(range(1, 9)))
     engine.submit(turn)  # another prompt than was expected
-    assert len(engine.core.pool.take_idle(engine.now_ns, 8 * NUM_LAYERS)) == 8 * NUM_LAYERS
+    assert (
+        len(engine.core.pool.take_idle(engine.now_ns, 8 * NUM_LAYERS, NUM_LAYERS - 1))
+        == 8 * NUM_LAYERS
+    )
 
 
 def test_what_waits_is_bounded(engine: Engine) -> None:

@@ -1,8 +1,12 @@
+from typing import get_args
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.core.pages import CANDIDATES_MAX, NO_PAGE, NO_ROW, ROWS_MIN, Block, PagePool
 from shared.blocks import BlockKey
+from shared.eviction import EvictionName
 from shared.owners import NOBODY
 from tests.unit.worker.driver import take_pages
 
@@ -23,8 +27,48 @@ def layers_left(pool: PagePool, block: Block) -> list[int]:
     return [layer for layer, page in enumerate(pool.pages_of(block)) if page != NO_PAGE]
 
 
-def test_the_highest_layers_of_the_least_recently_used_session_go_first() -> None:
-    pool = PagePool(8, LAYERS)
+BOTH, LOW, NONE = [0, 1], [0], list[int]()
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (
+            "session",
+            [
+                [BOTH, LOW, BOTH, BOTH],  # within a layer, the session's last block first
+                [LOW, LOW, BOTH, BOTH],
+                [LOW, NONE, BOTH, BOTH],
+                [NONE, NONE, BOTH, BOTH],
+                [NONE, NONE, BOTH, LOW],
+            ],
+        ),
+        (
+            "layer",
+            [
+                [BOTH, LOW, BOTH, BOTH],
+                [LOW, LOW, BOTH, BOTH],
+                [LOW, LOW, BOTH, LOW],
+                [LOW, LOW, LOW, LOW],
+                [LOW, NONE, LOW, LOW],
+            ],
+        ),
+        (
+            "lru",
+            [
+                [BOTH, NONE, BOTH, BOTH],
+                [BOTH, NONE, BOTH, BOTH],
+                [NONE, NONE, BOTH, BOTH],
+                [NONE, NONE, BOTH, BOTH],
+                [NONE, NONE, BOTH, NONE],
+            ],
+        ),
+    ],
+)
+def test_pages_of_two_sessions_go_by_the_policy(
+    policy: EvictionName, expected: list[list[list[int]]]
+) -> None:
+    pool = PagePool(8, LAYERS, policy)
     old = [cached(pool, "a0"), cached(pool, "a1")]
     new = [cached(pool, "b0"), cached(pool, "b1")]
     pool.release(old)
@@ -33,18 +77,11 @@ def test_the_highest_layers_of_the_least_recently_used_session_go_first() -> Non
     for _ in range(5):
         take_pages(pool, 1)
         seen.append([layers_left(pool, block) for block in (*old, *new)])
-    both, low, none = [0, 1], [0], list[int]()
-    assert seen == [
-        [both, low, both, both],  # within a layer, the session's last block first
-        [low, low, both, both],
-        [low, none, both, both],
-        [none, none, both, both],
-        [none, none, both, low],
-    ]
+    assert seen == expected
 
 
 def test_a_used_block_is_the_youngest_again() -> None:
-    pool = PagePool(4, LAYERS)
+    pool = PagePool(4, LAYERS, "session")
     first, second = cached(pool, "a"), cached(pool, "b")
     pool.release([first])
     pool.release([second])
@@ -64,7 +101,7 @@ def test_pages_in_use_or_dirty_or_under_way_are_never_taken() -> None:
     pool.release([dirty, loading])
     assert pool.num_available == 0
     assert take_pages(pool, 1) is None
-    assert pool.take_idle(0, 1) == []
+    assert pool.take_idle(0, 1, 0) == []
 
 
 def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
@@ -75,6 +112,18 @@ def test_a_dirty_block_may_be_taken_once_it_is_below() -> None:
     assert take_pages(pool, 2) is None
     pool.set_backed([block])
     assert take_pages(pool, 2) is not None
+
+
+def test_without_cooperation_nothing_stays_that_nobody_runs_on() -> None:
+    pool = PagePool(6, LAYERS, is_cooperative=False)
+    clean, dirty, shared = cached(pool, "clean"), cached(pool, "dirty"), cached(pool, "shared")
+    dirty.backed = False
+    pool.acquire(shared)
+    pool.release([clean, dirty, shared])
+    assert list(pool.blocks.values()) == [dirty, shared]
+    pool.set_backed([dirty])
+    pool.release([shared])
+    assert not pool.blocks and pool.num_free == pool.num_pages
 
 
 def test_blocks_that_become_clean_together_give_their_high_layers_first() -> None:
@@ -88,13 +137,16 @@ def test_blocks_that_become_clean_together_give_their_high_layers_first() -> Non
     assert [layers_left(pool, block) for block in blocks] == [[0], [0]]
 
 
-def test_prefetch_spares_expected_sessions_until_they_are_overdue() -> None:
-    pool = PagePool(2, LAYERS)
+@pytest.mark.parametrize("policy", get_args(EvictionName))
+def test_prefetch_spares_expected_sessions_until_they_are_overdue(policy: EvictionName) -> None:
+    pool = PagePool(4, LAYERS, policy)
     block = cached(pool, "a")
+    other = cached(pool, "b")
     pool.release([block])
     pool.rest([block], expected_until_ns=10)
-    assert pool.take_idle(9, 1) == []
-    assert len(pool.take_idle(10, 1)) == 1
+    assert pool.take_idle(9, 1, LAYERS - 1) == []
+    assert len(pool.take_idle(10, 1, LAYERS - 1)) == 1
+    pool.release([other])
     assert take_pages(pool, 1) is not None, "a running turn may always"
 
 
@@ -117,15 +169,18 @@ def test_sessions_that_come_and_go_leave_no_trace_behind() -> None:
     for _ in range(1000):
         pool.acquire(block)
         pool.release([block])
-    num_candidates = sum(len(group.blocks) for group in pool._groups.values())
-    assert num_candidates == pool._num_candidates <= CANDIDATES_MAX * ROWS_MIN
+    num_candidates = sum(len(group.blocks) for group in pool._idle._groups.values())
+    assert num_candidates == pool._idle.num_candidates <= CANDIDATES_MAX * ROWS_MIN
     assert take_pages(pool, 8) is not None
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=60))
-def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
-    pool = PagePool(9, LAYERS)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=60),
+    st.sampled_from(get_args(EvictionName)),
+)
+def test_pages_are_conserved(actions: list[tuple[int, int]], policy: EvictionName) -> None:
+    pool = PagePool(9, LAYERS, policy)
     private: list[int] = []
     own: list[Block] = []
     for number, (action, choice) in enumerate(actions):
@@ -136,7 +191,7 @@ def test_pages_are_conserved(actions: list[tuple[int, int]]) -> None:
         elif action == 1:
             private += take_pages(pool, choice) or []
         elif action == 2:
-            private += pool.take_idle(0, choice)
+            private += pool.take_idle(0, choice, choice % LAYERS)
         elif action == 4 and choice in (0, 2):
             own += pool.allocate(1 + choice)
         elif action == 4 and choice == 1:

@@ -1,13 +1,14 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
-from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
+from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession, StageTurn
 from services.worker.core.expecting import Expected
 from services.worker.core.staging import PREFETCH_LOADS_MAX
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
-from shared.owners import NOBODY
+from shared.owners import NOBODY, owner_key
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -202,8 +203,8 @@ class TestPrefetch:
         expect(engine, 1, keys_of(list(range(300, 308))))
         assert len(started(engine.effects)) == 2 * NUM_LAYERS
 
-    def test_expected_sessions_do_not_take_from_one_another(self, engine: Engine) -> None:
-        engine.core = new_core(num_blocks=5)
+    def test_expected_sessions_do_not_take_from_one_another(self) -> None:
+        engine = Engine(new_core(num_blocks=5, eviction="session"))
         engine.core.writeback.connect(1)
         expect(engine, 1, KEYS)
         engine.load_all(engine.effects)
@@ -212,6 +213,62 @@ class TestPrefetch:
         take_pages(engine.core.pool, 2 * NUM_LAYERS)  # the rest is somebody's
         expect(engine, 2, keys_of(list(range(300, 308))), tenant=TenantId("other"))
         assert len(started(engine.effects)) == num_started
+
+    def test_by_layer_all_that_are_expected_have_their_low_layers(self) -> None:
+        """Two sessions of three blocks, and seven pages."""
+        engine = Engine(new_core(num_blocks=8))
+        pool = engine.core.pool
+        engine.core.writeback.connect(1)
+        other = keys_of(list(range(300, 312)))
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects)
+        take_pages(pool, pool.num_free - 1)  # somebody's
+        engine.effects.clear()
+        expect(engine, 2, other, tenant=TenantId("other"))
+        assert [layer for layer, _ in started(engine.effects)] == [0, 0, 0]
+        engine.load_all(engine.effects)
+        present = {key: pool.blocks[key].num_present for key in (*KEYS, *other)}
+        assert present == {KEYS[0]: 2, **dict.fromkeys([*KEYS[1:], *other], 1)}
+        assert not engine.core.stager.num_loading, "nothing of an equal layer is taken"
+        assert len(pool.take_idle(engine.now_ns, 9, 0)) == 1
+        assert pool.take_idle(engine.now_ns, 9, 0) == []
+
+    def test_what_was_deferred_comes_with_the_turn(self) -> None:
+        engine = Engine(new_core(num_blocks=8))
+        engine.core.writeback.connect(1)
+        expect(engine, 1, KEYS)
+        engine.load_all(engine.effects)
+        assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
+        pool = engine.core.pool
+        pages = pool.take_idle(engine.now_ns, pool.num_free + 2, 0)
+        pool.free_pages(np.array(pages, np.int32))
+        engine.submit(new_turn("t", PROMPT))
+        assert [stage.keys for stage in engine.stages()] == [KEYS[1:]]
+        engine.core.on_staged(T, 1, staged_blocks(2, KEYS[1:]), engine.now_ns)
+        before = len(engine.effects)
+        assert engine.step()[0].start == 12
+        assert [layer for layer, _ in started(engine.effects[before:])] == [1, 1]
+
+    @pytest.mark.parametrize("why", ["arrived", "called back", "expired"])
+    def test_without_cooperation_it_stays_in_the_arena_until_its_turn_is_here(
+        self, why: str
+    ) -> None:
+        engine = Engine(new_core(num_blocks=8, is_cooperative=False))
+        engine.core.writeback.connect(1)
+        (ask,) = announce(engine, SessionId("s"), expires_at_ns=500 * MS)
+        assert isinstance(ask, StageSession)
+        staged = staged_blocks(1, KEYS)
+        assert engine.core.on_session_staged(ask.number, staged, engine.now_ns) == []
+        assert engine.core.stager.holds(1)
+        if why == "arrived":
+            effects = engine.submit(new_turn("t", PROMPT))
+            assert [stage.keys for stage in of_kind(effects, StageTurn)] == [KEYS]
+        elif why == "called back":
+            effects = engine.core.on_unexpected(owner_key(DEFAULT_TENANT, SessionId("s")))
+        else:
+            effects = engine.core.stager.pump(500 * MS)
+        assert of_kind(effects, ReleaseTicket) == [ReleaseTicket(1)]
+        assert not engine.core.stager.holds(1) and not engine.core.pool.blocks
 
     def test_prefetches_without_room_expire_and_let_their_ticket_go(self, engine: Engine) -> None:
         engine.core = new_core(num_blocks=4)

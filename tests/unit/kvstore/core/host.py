@@ -29,6 +29,7 @@ from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
+from shared.eviction import RECENT_NS, EvictionName
 from shared.ids import TenantId, WorkerId
 from shared.owners import NOBODY, OwnerKey
 
@@ -62,21 +63,34 @@ def each_page(batch: list[PageReads]) -> list[PageRead]:
 
 
 def pages_that_go(
-    blocks: Iterable[ArenaBlock], num_pages: int, is_stored: Callable[[BlockKey], bool]
+    blocks: Iterable[ArenaBlock],
+    num_pages: int,
+    is_stored: Callable[[BlockKey], bool],
+    policy: EvictionName = "layer",
+    now_ns: int = 0,
 ) -> list[int]:
     """Slow and obvious: which pages of these idle blocks make room for so many, in order."""
+
+    def place(block: ArenaBlock, layer: int) -> tuple[int, ...]:
+        used_at_ns, deepest = block.used_at_ns, (-block.depth, block.block_id)
+        if policy == "lru":
+            return used_at_ns, *deepest, layer
+        if policy == "session" or used_at_ns + RECENT_NS <= now_ns:
+            return 0, used_at_ns, -layer, *deepest
+        return 1, -layer, used_at_ns, *deepest
+
     pages = sorted(
-        (block.used_at_ns, -layer, -block.depth, block.block_id, page, block)
+        (place(block, layer), page, block)
         for block in blocks
         for layer, page in enumerate(block.pages)
         if page != NO_PAGE
     )
     gone: dict[int, None] = {}
-    for _, _, _, _, page, block in pages:
+    for _, page, block in pages:
         if len(gone) >= num_pages:
             break
         if page not in gone:
-            alone = is_stored(block.key)
+            alone = policy != "lru" and is_stored(block.key)
             gone |= dict.fromkeys([page] if alone else [p for p in block.pages if p != NO_PAGE])
     return list(gone)
 
@@ -92,7 +106,13 @@ class Host:
         failed: page and generation of loads that failed.
     """
 
-    def __init__(self, num_pages: int = NUM_PAGES, disk_bytes_max: int = 10**9) -> None:
+    def __init__(
+        self,
+        num_pages: int = NUM_PAGES,
+        disk_bytes_max: int = 10**9,
+        eviction: EvictionName = "layer",
+    ) -> None:
+        self.eviction = eviction
         self.core = KvCore(
             Limits(
                 disk_bytes_max=disk_bytes_max,
@@ -100,6 +120,7 @@ class Host:
                 noted_ns=100,
                 ticket_ns=TICKET_NS,
                 load_bytes_max=3 * PAGE_BYTES,
+                eviction=eviction,
             )
         )
         self.core.on_arena(PAGE_BYTES, num_pages)

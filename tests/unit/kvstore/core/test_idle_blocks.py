@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from itertools import count
+from typing import get_args
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.idle_blocks import INSTANTS_MIN, IdleBlocks
+from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.blocks import BlockKey
+from shared.eviction import RECENT_NS, STALE_MIN, EvictionName
 from tests.unit.kvstore.core.host import pages_that_go
 
-instants = st.integers(0, 3)
+INSTANT_NS = RECENT_NS // 2
+instants = st.integers(0, 3).map(INSTANT_NS.__mul__)
 depths = st.integers(0, 2)
 layers = st.lists(st.booleans(), min_size=1, max_size=4).filter(any)
 
@@ -28,9 +32,11 @@ def new_block(block_id: int, pages: list[int], depth: int = 0, used_at_ns: int =
 class OrderMachine(RuleBasedStateMachine):
     """Few instants, depths and layers, so that much is equal."""
 
-    @initialize()
-    def start(self) -> None:
-        self.idle = IdleBlocks()
+    @initialize(policy=st.sampled_from(get_args(EvictionName)))
+    def start(self, policy: EvictionName) -> None:
+        self.policy = policy
+        self.idle = IdleBlocks(policy)
+        self.now_ns = 0
         self.blocks: list[ArenaBlock] = []  # that are in it
         self.others: list[ArenaBlock] = []
         self.stored: set[BlockKey] = set()
@@ -71,14 +77,20 @@ class OrderMachine(RuleBasedStateMachine):
         self.blocks.append(block)
         self.idle.add(block)
 
+    @rule(num=st.integers(1, 3))
+    def pass_time(self, num: int) -> None:
+        """Blocks used half of it ago are the last to be warm."""
+        self.now_ns += num * INSTANT_NS
+
     @rule()
     def lose_the_disk(self) -> None:
         self.stored.clear()
 
     @rule(num_pages=st.integers(0, 12))
     def take(self, num_pages: int) -> None:
-        expected = pages_that_go(self.blocks, num_pages, self.stored.__contains__)
-        pages, emptied = self.idle.take(num_pages, self.stored.__contains__)
+        is_stored = self.stored.__contains__
+        expected = pages_that_go(self.blocks, num_pages, is_stored, self.policy, self.now_ns)
+        pages, emptied = self.idle.take(num_pages, is_stored, self.now_ns)
         assert pages == expected
         assert {id(block) for block in emptied} == {
             id(block) for block in self.blocks if not block.num_present
@@ -95,7 +107,9 @@ class OrderMachine(RuleBasedStateMachine):
         kept = [block for _, blocks in layers for block in blocks]
         assert sorted(map(id, kept)) == sorted(map(id, self.blocks))
         for layer, blocks in layers:
-            assert blocks and all(b.highest_layer(b.num_layers) == layer for b in blocks)
+            assert blocks
+            if self.policy != "lru":
+                assert all(b.highest_layer(b.num_layers) == layer for b in blocks)
 
     def teardown(self) -> None:
         if hasattr(self, "idle"):
@@ -107,13 +121,17 @@ TestOrderMachine = OrderMachine.TestCase
 TestOrderMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_instants_of_which_nothing_is_left_are_not_kept() -> None:
-    idle, oldest = IdleBlocks(), new_block(0, [0], used_at_ns=-1)
+@pytest.mark.parametrize("policy", get_args(EvictionName))
+def test_instants_of_which_nothing_is_left_are_not_kept(policy: EvictionName) -> None:
+    idle, oldest = IdleBlocks(policy), new_block(0, [0], used_at_ns=-1)
     idle.add(oldest)
     block = new_block(1, [1])
-    for now_ns in range(10 * INSTANTS_MIN):
+    for now_ns in range(10 * STALE_MIN):
         block.used_at_ns = now_ns
         idle.add(block)
-    assert len(idle._instants) <= INSTANTS_MIN + 4
+    order = idle._order
+    assert len(order._places) == 2
+    for queue in (order._by_use, order._by_layer, order._expected, order._expiries):
+        assert len(queue._heap) <= STALE_MIN + 4
     is_stored: Callable[[BlockKey], bool] = {oldest.key, block.key}.__contains__
-    assert idle.take(2, is_stored) == ([0, 1], [oldest, block])
+    assert idle.take(2, is_stored, 0) == ([0, 1], [oldest, block])

@@ -1,6 +1,7 @@
 """Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
 from shared.arena import PageState
 from shared.errors import NotFound
+from shared.eviction import EvictionName
 from shared.ids import SessionId, TenantId, WorkerId
 from shared.owners import OwnerKey, owner_key
 from tests.unit.kvstore.core.host import (
@@ -31,9 +33,9 @@ owners = st.sampled_from([owner_key(TenantId("t"), SessionId(name)) for name in 
 class KvMachine(RuleBasedStateMachine):
     """Two workers, three sequences of up to four blocks, twelve pages for twenty-four."""
 
-    @initialize()
-    def start(self) -> None:
-        self.host = Host(disk_bytes_max=1500)
+    @initialize(eviction=st.sampled_from(get_args(EvictionName)))
+    def start(self, eviction: EvictionName) -> None:
+        self.host = Host(disk_bytes_max=1500, eviction=eviction)
         self.leased: dict[WorkerId, list[int]] = {}
         self.held: dict[WorkerId, list[Pinned]] = {}
         self.renewed_at_ns: dict[int, int] = {}  # by ticket
@@ -50,7 +52,9 @@ class KvMachine(RuleBasedStateMachine):
         arena, num_before = self.host.arena, len(self.host.effects)
         idle = [block for block in arena.holding.values() if block.is_idle]
         is_stored = self.host.core.disk.__contains__
-        expected = pages_that_go(idle, num_pages - arena.num_free, is_stored)
+        expected = pages_that_go(
+            idle, num_pages - arena.num_free, is_stored, self.host.eviction, self.host.now_ns
+        )
         pages = self.host.lease(num_pages, worker)
         assert len(pages) <= num_pages
         gone: list[int] = []

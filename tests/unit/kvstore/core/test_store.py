@@ -15,6 +15,7 @@ from services.kvstore.core import (
 from services.kvstore.core.workers import HEARD_MAX
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
+from shared.eviction import EvictionName
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
@@ -112,7 +113,22 @@ def test_an_advisory_that_becomes_a_turn_moves_forward(host: Host) -> None:
     assert [load.key for load in host.finish_load()][:2] == [key_of(2, 0)] * 2
 
 
-def test_the_highest_layers_of_the_least_recently_used_go_first(host: Host) -> None:
+WHOLE, LOW = [True, True], [True, False]
+
+
+@pytest.mark.parametrize(
+    ("eviction", "kept"),
+    [
+        ("layer", {(0, 0): LOW, (0, 1): LOW, (1, 0): WHOLE, (1, 1): LOW}),
+        ("session", {(0, 0): LOW, (1, 0): WHOLE, (1, 1): WHOLE}),
+        ("lru", {(1, 0): WHOLE, (1, 1): WHOLE}),
+    ],
+)
+def test_three_pages_make_room_by_the_policy(
+    eviction: EvictionName, kept: dict[tuple[int, int], list[bool]]
+) -> None:
+    host = Host(eviction=eviction)
+    host.open()
     host.store(chain(0, 2))
     host.now_ns = 1
     host.store(chain(1, 2))
@@ -123,7 +139,7 @@ def test_the_highest_layers_of_the_least_recently_used_go_first(host: Host) -> N
         for index in range(2)
         if (block := host.arena.blocks.get(key_of(sequence, index))) is not None
     }
-    assert held == {(0, 0): [True, False], (1, 0): [True, True], (1, 1): [True, True]}
+    assert held == kept
 
 
 def test_what_a_worker_used_in_its_pool_is_given_up_after_what_nobody_used() -> None:
