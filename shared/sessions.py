@@ -96,16 +96,6 @@ def session_sizes_redis_key(tenant: TenantId) -> str:
     return f"symphony:session_sizes:{len(tenant)}:{tenant}"
 
 
-def block_redis_key(key_hex: str) -> str:
-    """Set of host ids that hold this block."""
-    return f"symphony:block:{key_hex}"
-
-
-def host_blocks_redis_key(host_id: str) -> str:
-    """Set of hex keys of the blocks that a host holds; its absence tells that Redis was wiped."""
-    return f"symphony:host:{host_id}:blocks"
-
-
 def encode_record(record: SessionRecord) -> bytes:
     """Record to the bytes stored in Redis."""
     return encode(record)

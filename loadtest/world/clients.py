@@ -1,6 +1,7 @@
 """People and agents: sessions of several turns, and what each turn must be answered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from loadtest.world.frontend import Frontend
@@ -263,6 +264,7 @@ class Clients:
             adapter=session.adapter,
         )
         frontend = self._random.choice(frontends)
+        advisory = replace(advisory, kv_at=frontend.located(session.tenant, session.session_id))
         frontend.run(
             frontend.life,
             lambda: self._house.wires.request(

@@ -1,6 +1,7 @@
 """A frontend: the production core of turns, and what it owes to clients, Redis and the bus."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from loadtest.world.house import House
@@ -24,7 +25,7 @@ from services.frontend.core.turns import (
     Turns,
 )
 from shared.blocks import chain_keys, pack_keys, root_key
-from shared.ids import FrontendId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     Empty,
     PromptPull,
@@ -94,10 +95,15 @@ class Frontend(Process):
 
     def open(self, new: NewTurn, reader: News) -> None:
         """A client asks for a turn."""
+        new = replace(new, kv_at=self.located(new.tenant, new.session_id))
         self._readers[new.turn_id] = reader
         self._new[new.turn_id] = new
         self._said[new.turn_id] = []
         self._perform(self.turns.on_new(new, self.now_ns))
+
+    def located(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
+        """What it learns of where a session's KV is."""
+        return self._redis.locations(tenant, session_id)
 
     def hang_up(self, turn_id: TurnId) -> None:
         """The client of this turn went away."""

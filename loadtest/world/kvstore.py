@@ -10,6 +10,7 @@ from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
+from loadtest.world.telling import Telling
 from loadtest.world.timeline import MS, SECOND, US
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
@@ -18,8 +19,6 @@ from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,
     Effect,
-    IndexAdd,
-    IndexRemove,
     KvCore,
     Limits,
     LoadOutcome,
@@ -100,9 +99,12 @@ class Kvstore(Process):
         self.unread: set[tuple[int, int]] = set()
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
         found = [
-            StoredBlock(key, b.num_layers, PAGE_BYTES, b.num_layers * PAGE_BYTES, 0, 0)
+            StoredBlock(
+                key, b.num_layers, PAGE_BYTES, b.num_layers * PAGE_BYTES, 0, 0, b.owner, b.parent
+            )
             for key, b in self.disk.items()
         ]
+        self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
         self._perform(self.core.on_disk_found(found, self.now_ns))
         wires = self.house.wires
         wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
@@ -145,7 +147,9 @@ class Kvstore(Process):
         if message.page_bytes not in self.core.arenas:
             self.core.on_arena(message.page_bytes, self._num_pages)
         life, number = map(int, message.incarnation.split(".")[1:])
-        assert (life, number) >= self._opened.get(message.worker_id, (0, 0)), "an old life opens"
+        latest = self._opened.get(message.worker_id, (0, 0))
+        is_overtaken = life == latest[0] and OVERTAKING & self.house.fault_kinds  # it opens again
+        assert (life, number) >= latest or is_overtaken, "an old life opens"
         event = Open(
             message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
             message.page_bytes,
@@ -272,8 +276,9 @@ class Kvstore(Process):
                     self._order(*writes)
                 case DeleteBlocks() | BeginDiskAnew():
                     self._order(effect)
-                case TouchBlocks() | IndexAdd() | IndexRemove():
+                case TouchBlocks():
                     pass
+        self._telling.look()
 
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
@@ -352,7 +357,7 @@ class Kvstore(Process):
         contents = [self.arena.contents[page] for page in write.pages]
         if [checksum_of(content) for content in contents] != write.checksums:
             return write.block_id, WriteOutcome.CORRUPT, 0
-        self.disk[write.key] = DiskBlock(len(contents), contents)
+        self.disk[write.key] = DiskBlock(len(contents), contents, write.owner, write.parent)
         return write.block_id, WriteOutcome.STORED, len(contents) * PAGE_BYTES
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from loadtest.world.timeline import Action
 from services.worker.core.effects import PageLoads
 from shared.arena import PageState
+from shared.blocks import BlockKey
+from shared.owners import OwnerKey
 
 Origin = tuple[object, ...]
 Content = tuple[int, Origin, tuple[int, ...]]  # layer, of what it continues, the block's tokens
@@ -81,4 +83,6 @@ class DiskBlock:
 
     num_layers: int
     contents: list[Content]
+    owner: OwnerKey
+    parent: BlockKey
     is_damaged: bool = False

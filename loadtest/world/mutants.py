@@ -42,6 +42,7 @@ ARENA = "services/kvstore/core/arena_tier.py"
 ARENA_BLOCK = "services/kvstore/core/arena_block.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
+LOCATIONS = "services/kvstore/core/locations.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
 INTAKE = "services/worker/core/intake.py"
@@ -308,6 +309,14 @@ MUTANTS = (
         "a damaged block is kept", STORE,
         "            if block.is_alive:\n                self._tiers.forget",
         "            if False:\n                self._tiers.forget",
+    ),
+    Mutant(
+        "a Redis that lost everything is told what is new", LOCATIONS,
+        "        before = self._claim(self._life) if self._is_claimed else None\n",
+        "        before = None\n",
+    ),
+    Mutant(
+        "locations on a lost disk stay", STORE, "        self.locations.on_lost()\n", "",
     ),
     # Keys.
     Mutant(

@@ -1,11 +1,13 @@
-"""Redis, as far as sessions need it: records that may be lost, late, or refused."""
+"""Redis, as far as sessions need it: records and hashes that may be lost, late, refused, or old."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS
-from shared.ids import SessionId, TenantId
+from loadtest.world.timeline import MS, Action
+from shared.ids import HostId, SessionId, TenantId
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.owners import owner_key
 
 ANSWER_NS = MS
 PATIENCE_NS = 250 * MS
@@ -22,16 +24,77 @@ class Redis:
     """Attributes:
     is_up: it answers.
     takes_writes: it is not full.
+    hashes: by key.
     """
 
     def __init__(self) -> None:
         self.is_up = True
         self.takes_writes = True
+        self.hashes: dict[str, dict[str, str]] = {}
         self._records: dict[tuple[TenantId, SessionId], Record] = {}
+        self._snapshot = (dict(self._records), dict(self.hashes))
 
     def wipe(self) -> None:
         """Everything is gone."""
         self._records.clear()
+        self.hashes.clear()
+
+    def save(self) -> None:
+        """Take a snapshot."""
+        hashes = {key: dict(fields) for key, fields in self.hashes.items()}
+        self._snapshot = (dict(self._records), hashes)
+
+    def go_back(self) -> None:
+        """It restarts with its last snapshot."""
+        records, hashes = self._snapshot
+        self._records = dict(records)
+        self.hashes = {key: dict(fields) for key, fields in hashes.items()}
+
+    def locations(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
+        """Leading blocks of the session by host, as a frontend learns them with its record."""
+        if not self.is_up or session_id is None:
+            return {}
+        fields = self.raw(location_redis_key(owner_key(tenant, session_id)))
+        return decode_locations(fields, decode_lives(self.raw(KV_HOSTS_KEY)))
+
+    def raw(self, key: str) -> dict[bytes, bytes]:
+        """The fields of a hash as they come from it."""
+        return {name.encode(): value.encode() for name, value in self.hashes.get(key, {}).items()}
+
+    def read_hash(
+        self, process: Process, key: str, then: Callable[[dict[str, str] | None], None]
+    ) -> None:
+        """The fields of a hash, or None if that cannot be had in time."""
+        if not self.is_up:
+            process.later(PATIENCE_NS, lambda: then(None))
+            return
+        fields = dict(self.hashes.get(key, {}))
+        process.later(ANSWER_NS, lambda: then(fields))
+
+    def write_hashes(
+        self,
+        process: Process,
+        field: str,
+        before: tuple[str, str] | None,
+        values: Mapping[str, str | None],
+        then: Action,
+        on_failed: Action,
+    ) -> None:
+        """Set this field in each of these hashes, or remove it, in one step, if it has this value
+        `before` in this one; whoever asked may not hear that it is done.
+        """
+        can_be = self.is_up and self.takes_writes
+        if before is not None:
+            can_be &= self.hashes.get(before[0], {}).get(field) == before[1]
+        if not can_be:
+            process.later(ANSWER_NS if self.is_up else PATIENCE_NS, on_failed)
+            return
+        for key, value in values.items():
+            fields = self.hashes.setdefault(key, {})
+            fields.pop(field, None)
+            if value is not None:
+                fields[field] = value
+        process.later(ANSWER_NS, lambda: then() if self.is_up else on_failed())
 
     def read(
         self,

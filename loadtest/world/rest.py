@@ -1,8 +1,11 @@
 """What must hold of all processes at rest, once nobody asks for anything any more."""
 
 from loadtest.world.kvstore import Kvstore
+from loadtest.world.redis import Redis
 from loadtest.world.worker import Worker
 from loadtest.world.world import World
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.owners import NOBODY
 
 
 def check_rest(world: World) -> None:
@@ -23,6 +26,7 @@ def check_rest(world: World) -> None:
         _check_idle(worker)
     for kvstore in world.kvstores.values():
         _check_unheld(kvstore, world.workers)
+        _check_told(kvstore, world.redis)
 
 
 def _check_idle(worker: Worker) -> None:
@@ -57,3 +61,18 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
         assert not worker.tickets, f"{kvstore.name}: tickets of nobody"
     for arena in kvstore.core.arenas.values():
         assert not any(block.num_pins for block in arena.holding.values()), "pins of nobody"
+
+
+def _check_told(kvstore: Kvstore, redis: Redis) -> None:
+    """Redis says what is on this host's disk, and nothing else that anybody would believe."""
+    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
+    told: dict[str, int] = {}
+    for key in redis.hashes:
+        if key != KV_HOSTS_KEY and (found := decode_locations(redis.raw(key), lives)):
+            told[key] = found.get(kvstore.host_id, 0)
+    held = kvstore.core.disk.count_all_leading()
+    if "lost disk" not in kvstore.house.fault_kinds:  # what was written just before it is missed
+        owners = {block.owner for block in kvstore.disk.values()} - {NOBODY}
+        assert held.keys() == owners, f"{kvstore.name} does not know whose its blocks are"
+    expected = {location_redis_key(owner): num_blocks for owner, num_blocks in held.items()}
+    assert {key: num for key, num in told.items() if num} == expected, f"{kvstore.name} is mistaken"

@@ -12,6 +12,7 @@ RESTART_MAX_NS = 4 * SECOND
 AWAY_MAX_NS = 60 * SECOND
 LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 UNREAD_SHARE = 0.2
+SNAPSHOT_NS = 2 * SECOND  # of Redis: what it goes back to
 
 
 def unleash(world: World) -> None:
@@ -31,6 +32,8 @@ def unleash(world: World) -> None:
     if "unread disk" in faults.kinds:
         for kvstore in world.kvstores.values():
             kvstore.unread_share = UNREAD_SHARE
+    if "redis" in faults.kinds:
+        house.timeline.after(SNAPSHOT_NS, world.redis.save)
     for fault in faults.once:
         action = _ACTIONS[fault.kind]
         house.timeline.after(fault.at_ns, _happening(world, fault, action))
@@ -120,10 +123,12 @@ def _lose_disk(world: World, random: Random) -> None:
 
 
 def _break_redis(world: World, random: Random) -> None:
-    what = random.randrange(3)
+    what = random.randrange(4)
     if what == 0:
         world.redis.wipe()
     elif what == 1:
+        world.redis.go_back()
+    elif what == 2:
         world.redis.takes_writes = False
     else:
         world.redis.is_up = False

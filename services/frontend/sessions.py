@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -14,7 +15,9 @@ from services.frontend.redis_scripts import FORGET, PUT, SETTLE
 from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
-from shared.ids import SessionId, TenantId, new_id
+from shared.ids import HostId, SessionId, TenantId, new_id
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.owners import owner_key
 from shared.redis_client import RedisClient
 from shared.sessions import (
     SessionRecord,
@@ -34,6 +37,7 @@ PATIENCE_S = 0.25
 AOF_TIMEOUT_S = 5.0
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
 GENERATION_S = 2 * 3600  # longer than a turn lasts
+LIVES_NS = 2_000_000_000  # how long what hosts claim is taken for true
 TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
 
 
@@ -41,6 +45,20 @@ class StoreAway(NoCapacity):
     """Redis did not answer in time."""
 
     code = "session_store_unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSession:
+    """What Redis knows of a session when its turn comes.
+
+    Attributes:
+        generation: to be handed to `SessionStore.put`.
+        kv_at: leading blocks by host.
+    """
+
+    record: SessionRecord | None = None
+    generation: str = ""
+    kv_at: dict[HostId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,8 @@ class SessionStore:
         self.expiry_s = expiry_s
         self._is_up = True
         self._paused_until_ns = 0
+        self._lives: dict[HostId, str] = {}
+        self._lives_until_ns = 0
         self._refusals = Sparsely()
         self._rewriter = AofRewriter(RedisClient(url, access, timeout_s=AOF_TIMEOUT_S))
 
@@ -82,17 +102,25 @@ class SessionStore:
         """Have deleted records leave Redis's file, for ever."""
         await self._rewriter.run()
 
-    async def get(
-        self, tenant: TenantId, session_id: SessionId
-    ) -> tuple[SessionRecord | None, str]:
-        """The session's record, None if there is none or none can be had in time; and the
-        session's generation, to be handed to `put`.
-        """
+    async def get(self, tenant: TenantId, session_id: SessionId) -> KnownSession:
+        """What is known of the session; nothing if that cannot be had in time."""
+        record_of = ("MGET", *_redis_keys(tenant, session_id)[:2])
         try:
-            record, generation = await self.do("mget", *_redis_keys(tenant, session_id)[:2])
+            told, *located = await self._together(record_of, *self._where(tenant, session_id))
         except StoreAway:
-            return None, ""
-        return _decode(record), (generation or b"").decode()
+            return KnownSession()
+        return KnownSession(
+            record=_decode(told[0]),
+            generation=(told[1] or b"").decode(),
+            kv_at=self._kv_at(located),
+        )
+
+    async def locate(self, tenant: TenantId, session_id: SessionId) -> dict[HostId, int]:
+        """Leading blocks of the session by host; none if that cannot be had in time."""
+        try:
+            return self._kv_at(await self._together(*self._where(tenant, session_id)))
+        except StoreAway:
+            return {}
 
     async def read(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
         """The session's record, or None if there is none.
@@ -148,11 +176,48 @@ class SessionStore:
         Raises:
             StoreAway: there is none in time, or it is no.
         """
+        return await self._answered(lambda: self._redis.execute_command(*command))
+
+    def _where(self, tenant: TenantId, session_id: SessionId) -> list[tuple[str, ...]]:
+        """Commands whose answers tell where the session's KV is."""
+        location = ("HGETALL", location_redis_key(owner_key(tenant, session_id)))
+        is_old = self._clock.now_ns() >= self._lives_until_ns
+        return [location, ("HGETALL", KV_HOSTS_KEY)] if is_old else [location]
+
+    def _kv_at(self, answers: list[Any]) -> dict[HostId, int]:
+        """What they tell: nothing where Redis has something else there."""
+        located, *claims = answers
+        if claims and isinstance(claims[0], dict):
+            self._lives = decode_lives(claims[0])
+            self._lives_until_ns = self._clock.now_ns() + LIVES_NS
+        return decode_locations(located, self._lives) if isinstance(located, dict) else {}
+
+    async def _together(self, *commands: tuple[str, ...]) -> list[Any]:
+        """Answers to commands that read, in one round trip. Where one but the first fails, its
+        error is in place of its answer.
+
+        Raises:
+            StoreAway: there is none in time, or the first one's is no.
+        """
+
+        async def ask() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                answers: list[Any] = await pipe.execute(raise_on_error=False)
+            if isinstance(answers[0], Exception):
+                raise answers[0]
+            return answers
+
+        answers: list[Any] = await self._answered(ask)
+        return answers
+
+    async def _answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if self._clock.now_ns() < self._paused_until_ns:
             raise StoreAway("the session store does not answer")
         try:
             async with asyncio.timeout(PATIENCE_S):
-                answer: Any = await self._redis.execute_command(*command)
+                answer: Any = await ask()
         except ResponseError as error:  # out of memory, or read-only: what it has can be read
             telemetry.SESSION_STORE_ERRORS.inc()
             if num := self._refusals.hear("refused", self._clock.now_ns()):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def map_bytes_for(bytes_max: int) -> int:
     return (bytes_max + bytes_max // 4) // _PAGE_BYTES * _PAGE_BYTES + 64 * 1024**2
 
 
+@cache  # so that millions of blocks share a few numbers
 def stored_bytes(num_layers: int, page_bytes: int) -> int:
     """What a block occupies: LMDB gives each value a run of whole pages."""
     value_bytes = _PAGE_HEADER_BYTES + HEADER_BYTES + page_bytes

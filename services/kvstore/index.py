@@ -1,49 +1,63 @@
-"""Redis: which host holds which block, and sessions' records. An index: what it loses is published
-again, and while it is away nothing fails here.
+"""Redis: where sessions' KV is, and sessions' records. An index: what it loses is told again, and
+while it is away nothing fails here.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from itertools import islice
+from base64 import urlsafe_b64encode
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from services.kvstore.core import Locations, LocationUpdate
 from services.kvstore.redis_link import Presence, connect
 from services.kvstore.session_count import SessionCount
 from shared.access import RedisAccess
-from shared.blocks import BlockKey
 from shared.errors import MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
-from shared.sessions import (
-    SessionRecord,
-    block_redis_key,
-    decode_record,
-    host_blocks_redis_key,
-    session_redis_key,
+from shared.locations import (
+    KV_HOSTS_KEY,
+    decode_claim,
+    encode_claim,
+    encode_location,
+    location_redis_key,
 )
+from shared.randomness import random_bytes
+from shared.sessions import SessionRecord, decode_record, session_redis_key
 from shared.tasks import end_if_cancelled
 
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
-CHUNK = 1000
+LIFE_BYTES = 6  # eight characters
+
+# Keys: what hosts claim; the sessions'. Arguments: the host; its claim as it must stand there, if
+# that matters; its new one; how long a session's key outlives this, seconds; what to say of each
+# session, nothing: take back what was said. Answers whether that was done. The claim comes last: it
+# is true of what is there, whatever ends this before.
+_TELL = """
+local host, before = ARGV[1], ARGV[2]
+if before ~= '' and redis.call('HGET', KEYS[1], host) ~= before then return 0 end
+for i = 2, #KEYS do
+  if ARGV[i + 3] == '' then
+    redis.call('HDEL', KEYS[i], host)
+  else
+    redis.call('HSET', KEYS[i], host, ARGV[i + 3])
+    redis.call('EXPIRE', KEYS[i], ARGV[4])
+  end
+end
+redis.call('HSET', KEYS[1], host, ARGV[3])
+return 1
+"""
 
 
 class RedisIndex:
-    """Publishes this host's blocks.
-
-    Changes are queued and sent by `run`, in order. Whenever Redis was away, and whenever its set of
-    this host's blocks is not as large as it should be (it was wiped), everything is compared and
-    published anew.
+    """Tells Redis where sessions' KV is on this host, as `locations` decides, and reads records.
 
     Args:
-        held: the blocks on this host's disk at this moment; every change of them is also told by
-            `add` or `remove` before anything else runs.
-        ttl_s: how long an entry outlives its last `add`.
+        ttl_s: how long what is told of a session outlives its last use here.
     """
 
     def __init__(
@@ -51,42 +65,31 @@ class RedisIndex:
         url: str,
         host_id: HostId,
         ttl_s: float,
-        held: Callable[[], Collection[BlockKey]],
+        locations: Locations,
         access: RedisAccess | None = None,
     ) -> None:
         self._redis: Any = connect(url, access)
         self._host_id = host_id
-        self._host_key = host_blocks_redis_key(host_id)
         self._ttl_s = math.ceil(ttl_s)
-        self._held = held
-        self._changes: dict[BlockKey, bool] = {}
+        self._locations = locations
         self._wake = asyncio.Event()
         self._presence = Presence("Redis is away")
-        self._is_in_step = False
         self._checked_at_s = -math.inf
         self._sessions = SessionCount(self._redis)
 
     async def close(self) -> None:
-        """Send what is queued, or everything if a stop cut that off, if Redis is there, and
-        disconnect."""
+        """Tell what is not told yet, if Redis is there, and disconnect."""
         if self._presence.is_up:
             try:
-                if not self._is_in_step:
-                    await self._publish_all()
-                await self._send_changes()
+                await self._step()
             except (RedisError, OSError) as error:
-                self._failed(error)
+                self._presence.on_failed(error)
         await self._redis.aclose()
 
-    def add(self, keys: Sequence[BlockKey]) -> None:
-        """This host holds these blocks."""
-        self._changes.update(dict.fromkeys(keys, True))
-        self._wake.set()
-
-    def remove(self, keys: Sequence[BlockKey]) -> None:
-        """This host no longer holds these blocks."""
-        self._changes.update(dict.fromkeys(keys, False))
-        self._wake.set()
+    def look(self) -> None:
+        """Something may have changed on disk."""
+        if self._locations.has_news:
+            self._wake.set()
 
     async def run(self) -> None:
         """Keep Redis in step and count its sessions, for ever."""
@@ -99,7 +102,7 @@ class RedisIndex:
         try:
             data = await self._redis.get(session_redis_key(tenant, session_id))
         except (RedisError, OSError) as error:
-            self._failed(error)
+            self._presence.on_failed(error)
             return None
         return _decode(data)
 
@@ -115,7 +118,7 @@ class RedisIndex:
                 self._presence.on_answered()
             except (RedisError, OSError) as error:
                 end_if_cancelled()  # then it says nothing about Redis
-                self._failed(error)
+                self._presence.on_failed(error)
                 await asyncio.sleep(CHECK_INTERVAL_S)
                 continue
             try:
@@ -125,68 +128,51 @@ class RedisIndex:
                 continue
 
     async def _step(self) -> None:
-        if not self._is_in_step:
-            await self._publish_all()
-        num_held = await self._send_changes()
-        now_s = time.monotonic()
-        if now_s - self._checked_at_s >= CHECK_INTERVAL_S:
-            self._checked_at_s = now_s
-            if await self._num_published() != num_held:
-                await self._publish_all()
-
-    async def _num_published(self) -> int:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.expire(self._host_key, self._ttl_s)
-            pipe.scard(self._host_key)
-            _, num_published = await pipe.execute()
-        return int(num_published)
-
-    async def _publish_all(self) -> None:
-        self._is_in_step = False
-        self._changes.clear()
-        held = set(self._held())
-        published = {
-            BlockKey(bytes.fromhex(member.decode()))
-            for member in await self._redis.smembers(self._host_key)
-        }
-        await self._send(held, published - held)
-        self._is_in_step = True
-        log.info(
-            "blocks published", extra={"num_blocks": len(held), "num_stale": len(published - held)}
-        )
-
-    async def _send_changes(self) -> int:
-        """How many blocks Redis should list afterwards."""
+        """See whether Redis has what it was told, now and then, and tell it what is new."""
         self._wake.clear()
-        changes, self._changes = self._changes, {}
-        num_held = len(self._held())
-        try:
-            await self._send(
-                [key for key, is_held in changes.items() if is_held],
-                [key for key, is_held in changes.items() if not is_held],
-            )
-        except BaseException:  # cut off by a stop: `close` sends them, and what came since
-            self._changes = changes | self._changes
-            raise
-        return num_held
+        now_s = time.monotonic()
+        if self._locations.is_in_doubt or now_s - self._checked_at_s >= CHECK_INTERVAL_S:
+            await self._check()
+            self._checked_at_s = now_s
+        while self._locations.has_news and not self._locations.is_in_doubt:
+            if (update := self._locations.take()) is None:
+                await asyncio.sleep(0)  # there was much to look at, and nothing to tell
+                continue
+            is_told = False
+            try:
+                is_told = await self._send(update)
+            finally:  # also where a stop cut it off: `close` tells it
+                if is_told:
+                    self._locations.on_sent()
+                else:
+                    self._locations.on_failed()
+            if not is_told:
+                await self._check()
 
-    async def _send(self, added: Collection[BlockKey], removed: Collection[BlockKey]) -> None:
-        for is_held, keys in ((True, iter(added)), (False, iter(removed))):
-            while chunk := [key.hex() for key in islice(keys, CHUNK)]:
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    for key in chunk:
-                        if is_held:
-                            pipe.sadd(block_redis_key(key), self._host_id)
-                            pipe.expire(block_redis_key(key), self._ttl_s)
-                        else:
-                            pipe.srem(block_redis_key(key), self._host_id)
-                    (pipe.sadd if is_held else pipe.srem)(self._host_key, *chunk)
-                    pipe.expire(self._host_key, self._ttl_s)
-                    await pipe.execute()
+    async def _check(self) -> None:
+        claim = decode_claim(await self._redis.hget(KV_HOSTS_KEY, self._host_id))
+        life = urlsafe_b64encode(random_bytes(LIFE_BYTES)).decode()
+        self._locations.on_checked(claim, life)
+        said = self._locations.said
+        if said is not None and said.life == life:
+            log.info("telling Redis anew where sessions' KV is")
 
-    def _failed(self, error: Exception) -> None:
-        self._presence.on_failed(error)
-        self._is_in_step = False
+    async def _send(self, update: LocationUpdate) -> bool:
+        """Whether Redis had what it was told before, and so took this: all of it or nothing."""
+        claim, before = update.claim, update.before
+        keys = [KV_HOSTS_KEY, *map(location_redis_key, update.sessions)]
+        said = [encode_location(claim.life, num) if num else "" for num in update.sessions.values()]
+        is_told = await self._redis.eval(
+            _TELL,
+            len(keys),
+            *keys,
+            self._host_id,
+            "" if before is None else encode_claim(before),
+            encode_claim(claim),
+            self._ttl_s,
+            *said,
+        )
+        return bool(is_told)
 
 
 def _decode(data: bytes | None) -> SessionRecord | None:

@@ -18,8 +18,6 @@ from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     Effect,
-    IndexAdd,
-    IndexRemove,
     KvCore,
     Limits,
     NewBlock,
@@ -127,7 +125,7 @@ class KvService:
         core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000)
         ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
         index = RedisIndex(
-            config.redis_url, config.host_id, ttl_s, lambda: core.disk.keys, config.redis_access
+            config.redis_url, config.host_id, ttl_s, core.locations, config.redis_access
         )
         runtime.stack.push_async_callback(index.close)
         service = cls(runtime, config, core, disk, index)
@@ -352,10 +350,7 @@ class KvService:
                     self._loader.submit(effect)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)
-                case IndexAdd(keys):
-                    self._index.add(keys)
-                case IndexRemove(keys):
-                    self._index.remove(keys)
+        self._index.look()
 
     def _from_thread(self, handler: Callable[P, None]) -> Callable[P, None]:
         loop = asyncio.get_running_loop()
@@ -391,7 +386,7 @@ def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:
     ...     worker_id="w", incarnation="i", fingerprint="f", num_layers=30, page_bytes=1
     ... )
     >>> staged_blocks_max(1024**2, stage)
-    2977
+    2976
     """
     num_layers = max(stage.num_layers, 1)
     block_bytes = num_layers * 2 * 4 * 4 / 3 + 2 * KEY_BYTES

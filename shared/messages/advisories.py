@@ -2,10 +2,10 @@
 Figure 7).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages.adapters import AdapterRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
@@ -21,7 +21,8 @@ class Advisory:
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
     advisories of this sender arrive in the order of their turns: senders may say so, and nobody
     reads it yet. Higher `priority` goes first. `request_id` is what the sender calls it in logs.
-    `adapter` is what a frontend found under the name that it was sent as the model.
+    `adapter` is what a frontend found under the name that it was sent as the model, `kv_at` how
+    many leading blocks of the session on which hosts: what a sender says of these is not heard.
     """
 
     session_id: SessionId
@@ -32,6 +33,7 @@ class Advisory:
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
     adapter: AdapterRef | None = None
+    kv_at: dict[HostId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class ExpectSession:
     expires_in_ns: int = 60_000_000_000
     arrives_in_ns: int = 0  # when its turn is expected; 0: at any time
     adapter: AdapterRef | None = None  # of `model_id`
+    kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

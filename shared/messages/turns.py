@@ -9,7 +9,16 @@ voids every delta of lower ones.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import (
+    DEFAULT_TENANT,
+    FrontendId,
+    HostId,
+    ModelId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
 from shared.messages.adapters import AdapterRef
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -72,6 +81,7 @@ class TurnSubmit:
     prompt: str = ""  # a `Prompt` as JSON, if it is short and no attempt is known; for the worker
     adapter: AdapterRef | None = None  # None: the base model
     sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
+    kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of its session by host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ from services.kvstore.values import HEADER_BYTES, value_key
 from services.worker.demo_model import DEMO_MODEL_ID
 from shared.blocks import BLOCK_TOKENS, unpack_keys
 from shared.ids import DEFAULT_TENANT, SessionId
-from shared.sessions import decode_record, host_blocks_redis_key, session_redis_key
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.owners import owner_key
+from shared.sessions import decode_record, session_redis_key
 from tests.e2e.house import House, wait_until
 from tests.e2e.replies import (
     PROMPT,
@@ -276,18 +278,21 @@ def is_up(redis: Redis) -> bool:
 
 
 def test_wiped_redis_is_filled_again(house: House, client: OpenAI) -> None:
-    first = say(client, session_id="forgotten")
+    text = "Forget me not. " * 40  # whole blocks, of no other session
+    first = say(client, text, "forgotten")
     with house.redis() as redis:
         redis.flushall()
         assert httpx.get(f"{house.url}/v1/sessions/forgotten").status_code == 404
-        again = say(client, session_id="forgotten")
+        again = say(client, text, "forgotten")
         assert again.choices[0].message.content == first.choices[0].message.content
         assert httpx.get(f"{house.url}/v1/sessions/forgotten").json()["num_turns"] == 1
-        blocks = host_blocks_redis_key(house.run.host_id)
-        wait_until(
-            lambda: redis.scard(blocks) == house.look()["tiers"]["disk"]["blocks"] > 0,
-            "the index is whole again",
-        )
+        located = location_redis_key(owner_key(DEFAULT_TENANT, SessionId("forgotten")))
+
+        def hosts() -> set[str]:
+            lives = decode_lives(redis.hgetall(KV_HOSTS_KEY))
+            return {*decode_locations(redis.hgetall(located), lives)}
+
+        wait_until(lambda: hosts() == {house.run.host_id}, "its KV is known to be there again")
 
 
 def test_turns_are_served_while_redis_does_not_answer(house: House, client: OpenAI) -> None:

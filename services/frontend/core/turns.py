@@ -9,12 +9,12 @@ of an attempt that needed no pull, because its start brought a short prompt alon
 at the beginning, and must say again what was said before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.frontend.core.claims import Claim
 from services.frontend.core.places import Places
-from shared.ids import FrontendId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     AdapterRef,
     FinishReason,
@@ -85,6 +85,7 @@ class NewTurn:
     slo_tpot_ms: float | None = None
     adapter: AdapterRef | None = None
     claim: Claim | None = None
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
 
     @property
     def is_private(self) -> bool:
@@ -381,6 +382,7 @@ class Turns:
                 prompt=prompt,
                 adapter=new.adapter,
                 sent_to=sent_to,
+                kv_at=dict(new.kv_at),
             )
         )
 

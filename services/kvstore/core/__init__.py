@@ -7,8 +7,6 @@ from services.kvstore.core.effects import (
     DeleteBlocks,
     DiskWrite,
     Effect,
-    IndexAdd,
-    IndexRemove,
     LoadOutcome,
     PageReads,
     ReadPages,
@@ -19,6 +17,7 @@ from services.kvstore.core.effects import (
 )
 from services.kvstore.core.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
+from services.kvstore.core.locations import Locations, LocationUpdate
 from services.kvstore.core.store import KvCore
 
 __all__ = [
@@ -29,11 +28,11 @@ __all__ = [
     "DeleteBlocks",
     "DiskWrite",
     "Effect",
-    "IndexAdd",
-    "IndexRemove",
     "KvCore",
     "Limits",
     "LoadOutcome",
+    "LocationUpdate",
+    "Locations",
     "NewBlock",
     "Open",
     "PageReads",

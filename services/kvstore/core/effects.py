@@ -99,27 +99,4 @@ class TouchBlocks:
     keys: list[BlockKey]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexAdd:
-    """Tell Redis that this host holds these blocks, and renew their time to live."""
-
-    keys: list[BlockKey]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexRemove:
-    """Tell Redis that this host no longer holds these blocks."""
-
-    keys: list[BlockKey]
-
-
-Effect: TypeAlias = (
-    SetWords
-    | ReadPages
-    | WriteBlocks
-    | DeleteBlocks
-    | BeginDiskAnew
-    | TouchBlocks
-    | IndexAdd
-    | IndexRemove
-)
+Effect: TypeAlias = SetWords | ReadPages | WriteBlocks | DeleteBlocks | BeginDiskAnew | TouchBlocks

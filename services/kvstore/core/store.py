@@ -20,7 +20,6 @@ from services.kvstore.core.effects import (
     BeginDiskAnew,
     DiskWrite,
     Effect,
-    IndexAdd,
     LoadOutcome,
     PageReads,
     ReadPages,
@@ -30,6 +29,7 @@ from services.kvstore.core.effects import (
 )
 from services.kvstore.core.events import Commit, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
+from services.kvstore.core.locations import Locations
 from services.kvstore.core.read_queue import ReadQueue
 from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
 from services.kvstore.core.tiers import Tiers
@@ -53,12 +53,14 @@ class KvCore:
 
     Attributes:
         arenas: by page size in bytes.
+        locations: what Redis is told of sessions.
     """
 
     def __init__(self, limits: Limits, first_ticket: int = 1) -> None:
         self._limits = limits
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max)
+        self.locations = Locations(self.disk)
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
@@ -72,8 +74,8 @@ class KvCore:
 
     def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
         """What the disk held at the start."""
-        for block in sorted(blocks, key=lambda block: block.used_at_ns):
-            self.disk.add(block)
+        self.disk.find(blocks)
+        self.locations.on_found()
         return self.on_tick(now_ns)
 
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
@@ -259,7 +261,7 @@ class KvCore:
     def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
         """Blocks on disk were used; the one to give up first first."""
         stale = self.disk.use(keys, now_ns, self._limits.noted_ns)
-        return [TouchBlocks(stale), IndexAdd(stale)] if stale else []
+        return [TouchBlocks(stale)] if stale else []
 
     def on_loaded(
         self, results: list[tuple[PageReads, list[LoadOutcome]]], duration_ns: int, now_ns: int
@@ -309,7 +311,6 @@ class KvCore:
         """
         effects: list[Effect] = []
         retries: list[DiskWrite] = []
-        added: list[BlockKey] = []
         settled: dict[int, list[ArenaBlock]] = defaultdict(list)  # by page size
         num_bytes_wanted = 0
         for block_id, outcome, num_bytes in results:
@@ -326,7 +327,6 @@ class KvCore:
                     block.key, *size, now_ns, now_ns, block.owner, parent=write.parent
                 )
                 self.disk.add(stored)
-                added.append(block.key)
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
@@ -334,8 +334,6 @@ class KvCore:
                 self.arenas[block.page_bytes].publish_bad(block, effects)
                 self._tiers.forget(block.key, effects)
             settled[block.page_bytes].append(block)
-        if added:
-            effects.append(IndexAdd(added))
         for page_bytes, blocks in settled.items():
             self.arenas[page_bytes].settle(blocks, effects)
         if retries:
@@ -355,6 +353,7 @@ class KvCore:
         self.counts.num_disks_anew += 1
         effects.append(BeginDiskAnew())
         self._tiers.lose_disk(effects)
+        self.locations.on_lost()
         return effects
 
     def on_delete(

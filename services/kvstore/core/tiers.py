@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.disk_tier import DiskTier
-from services.kvstore.core.effects import DeleteBlocks, Effect, IndexRemove
+from services.kvstore.core.effects import DeleteBlocks, Effect
 from services.kvstore.core.workers import Ticket
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -72,7 +72,7 @@ class Tiers:
         stored = self._disk.remove(key)
         blocks = [arena.blocks[key] for arena in self._arenas.values() if key in arena.blocks]
         if stored is not None:
-            effects += [DeleteBlocks([(key, stored.num_layers)]), IndexRemove([key])]
+            effects.append(DeleteBlocks([(key, stored.num_layers)]))
         for block in blocks:
             if block.is_writing:  # undone by the writer right after it is done
                 effects.append(DeleteBlocks([(key, block.num_layers)]))
@@ -81,8 +81,7 @@ class Tiers:
 
     def lose_disk(self, effects: list[Effect]) -> None:
         """Nothing is on disk any more: blocks that the arena has whole stay there."""
-        if keys := self._disk.clear():
-            effects.append(IndexRemove(keys))
+        self._disk.clear()
         for arena in self._arenas.values():
             for block in list(arena.blocks.values()):
                 if not block.is_whole:

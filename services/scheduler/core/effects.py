@@ -15,7 +15,7 @@ from shared.messages import (
     TurnStart,
 )
 
-PlacementReason = Literal["reserved", "affinity", "adapter", "balance", "replaced"]
+PlacementReason = Literal["reserved", "affinity", "kv", "adapter", "balance", "replaced"]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 

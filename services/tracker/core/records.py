@@ -1,8 +1,8 @@
 """What the tracker remembers of one advisory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shared.ids import ModelId, SessionId, TenantId, WorkerId
+from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId
 from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife
 
 SessionKey = tuple[TenantId, SessionId]
@@ -18,6 +18,7 @@ class Record:
         is_asking: the scheduler has been asked for a place and not answered yet.
         ask_at_ns: when to ask for a place again, unless asking.
         arrives_at_ns: when its turn is expected at the earliest; 0: at any time.
+        kv_at: leading blocks of the session by host, by its last advisory.
         told_*: what the scheduler was told when last asked.
         due_at_ns: when this record is next looked at.
     """
@@ -41,6 +42,7 @@ class Record:
     told_expires_at_ns: int = 0
     told_arrives_at_ns: int = 0
     due_at_ns: int | None = None
+    kv_at: dict[HostId, int] = field(default_factory=dict)
 
     @property
     def wire_key(self) -> AdvisoryKey:

@@ -11,6 +11,7 @@ from services.tracker.core.records import Record, SessionKey
 from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
+from shared.locations import worth_keeping
 from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived
 
 STALE_TIMERS_MIN = 1024
@@ -86,6 +87,7 @@ class TrackerCore:
             self._out.append(Count("submitted"))
         else:
             self._merge(record, advisory, arrives_at_ns, expires_at_ns, now_ns)
+        record.kv_at = worth_keeping(advisory.kv_at)
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -176,6 +178,7 @@ class TrackerCore:
             expires_in_ns=record.expires_at_ns - now_ns,
             adapter=record.adapter,
             arrives_in_ns=max(record.arrives_at_ns - now_ns, 0),
+            kv_at=record.kv_at,
         )
         record.is_asking = True
         record.told_model_id, record.told_adapter = record.model_id, record.adapter

@@ -10,16 +10,27 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.asyncio import Redis
 
 from services.frontend.config import FrontendConfig
 from services.frontend.service import listen, main
 from shared import messages as m
 from shared.errors import ConfigError, NotFound
+from shared.ids import DEFAULT_TENANT, HostId, SessionId, tenant_token
+from shared.locations import (
+    KV_HOSTS_KEY,
+    HostClaim,
+    encode_claim,
+    encode_location,
+    location_redis_key,
+)
+from shared.owners import owner_key
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
     INFERENCE_SUBMIT,
+    TENANT_ADVISORY_SUBMIT,
     TENANT_INFERENCE_SUBMIT,
 )
 from tests.conftest import Server
@@ -29,6 +40,15 @@ from tests.integration.harness import running
 JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": HI}
+
+
+async def locate(server: Server, *names: str) -> None:
+    """Two blocks of these sessions are on host h1."""
+    async with Redis.from_url(server.url) as redis:
+        for name in names:
+            located = location_redis_key(owner_key(DEFAULT_TENANT, SessionId(name)))
+            await redis.hset(located, "h1", encode_location("a", 2))
+        await redis.hset(KV_HOSTS_KEY, "h1", encode_claim(HostClaim("a", 0, len(names))))
 
 
 async def check_errors(it: House) -> None:
@@ -146,11 +166,16 @@ def test_sessions_are_extended_token_for_token(
                 )
                 return m.unpack_ints(it.fake.prompts[-1].tokens)
 
+            await locate(redis_server, "s/1", "s/2")
             first = await turn()
             second = await turn()
             # The template shows the stripped reply; the stored tokens keep its spaces.
             assert second[: len(first) + 7] == [*first, *b" hello "]
             assert it.fake.submits[-1].session_id == "s/1"
+            assert it.fake.submits[-1].kv_at == {"h1": 2}
+            tokens = {"model": MODEL, "prompt": [1, 2, 3], "session_id": "s/2"}
+            assert (await it.http.post("/v1/completions", json=tokens)).status_code == 200
+            assert it.fake.submits[-1].kv_at == {"h1": 2}
             record = (await it.http.get("/v1/sessions/s/1")).json()
             assert record["num_turns"] == 2 and record["num_tokens"] == len(second) + 7
             assert (await it.http.get("/v1/sessions/none")).status_code == 404
@@ -190,10 +215,15 @@ def test_advisories(nats_server: Server, redis_server: Server, tmp_path: Path) -
             await it.bus.serve(ADVISORY_GET, get)
             await it.bus.serve(ADVISORY_INVALIDATE, get)
             await it.bus.flush()
+            await locate(redis_server, "s")
             body = {"session_id": "s", "model_id": MODEL, "expected_arrival": 2, "priority": 3}
             answer = await it.http.post("/v1/advisories", json=body)
             assert answer.status_code == 202 and answer.json()["state"] == "placed"
             assert heard[0].expected_arrival == 2 and heard[0].tenant == "default"
+            assert heard[0].kv_at == {"h1": 2}
+            forged = m.Advisory(session_id=SessionId("other"), kv_at={HostId("h1"): 9})
+            await it.bus.request(TENANT_ADVISORY_SUBMIT, forged, tenant_token(DEFAULT_TENANT))
+            assert heard[1].kv_at == {}, "a stranger's word for it does not count"
             assert (await it.http.delete("/v1/advisories/s")).json()["state"] == "invalidated"
             missing = await it.http.get("/v1/advisories/other")
             assert missing.status_code == 404 and missing.json()["error"]["param"] == "session_id"

@@ -13,9 +13,11 @@ from redis.exceptions import ResponseError
 from cli.supervisor.children import free_port, start_redis, stop_child, wait_for_port
 from services.frontend import aof
 from services.frontend.core.quotas import TenantLimits
-from services.frontend.sessions import SessionStore, StoreAway
-from shared.clock import SystemClock
-from shared.ids import DEFAULT_TENANT, ModelId, SessionId
+from services.frontend.sessions import LIVES_NS, KnownSession, SessionStore, StoreAway
+from shared.clock import ManualClock, SystemClock
+from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId
+from shared.locations import KV_HOSTS_KEY, HostClaim, encode_claim, location_redis_key
+from shared.owners import owner_key
 from shared.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import eventually
@@ -61,13 +63,14 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
 
     async def scenario() -> None:
         store = SessionStore(redis_server.url, SystemClock(), 60)
-        _, before = await store.get(DEFAULT_TENANT, fox)
+        before = (await store.get(DEFAULT_TENANT, fox)).generation
         await store.put(replace(record("fox"), block_keys="aa"), before, NO_LIMITS)
         tombstone = await store.forget(DEFAULT_TENANT, fox)
         assert tombstone.found and tombstone.block_keys == "aa"
         await store.put(record("fox"), before, NO_LIMITS)
-        known, after = await store.get(DEFAULT_TENANT, fox)
-        assert known is None and after not in ("", before)
+        known = await store.get(DEFAULT_TENANT, fox)
+        after = known.generation
+        assert known.record is None and after not in ("", before)
 
         await store.put(replace(record("fox"), block_keys="bb"), after, NO_LIMITS)
         again = await store.forget(DEFAULT_TENANT, fox)
@@ -84,12 +87,48 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
         await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
         await store.put(record("fox"), after, NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, fox) is not None
-        assert (await store.get(DEFAULT_TENANT, fox))[1] == ""
+        assert (await store.get(DEFAULT_TENANT, fox)).generation == ""
         await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
         assert (await store.forget(DEFAULT_TENANT, fox)).found
         assert await store.read(DEFAULT_TENANT, fox) is None
         await redis.aclose()
         await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_is_known_with_where_its_kv_is(redis_server: Server) -> None:
+    fox, clock = SessionId("fox"), ManualClock(start_ns=1)
+    key = location_redis_key(owner_key(DEFAULT_TENANT, fox))
+
+    async def scenario() -> None:
+        store = SessionStore(redis_server.url, clock, 60)
+        redis: Any = Redis.from_url(redis_server.url)
+        await redis.hset(KV_HOSTS_KEY, "h1", encode_claim(HostClaim("new", 7, 1)))
+        await redis.hset(KV_HOSTS_KEY, "h2", encode_claim(HostClaim("b", 7, 1)))
+        await redis.hset(key, mapping={"h1": "new 3", "h2": "b 5", "h3": "c 9", "h 4": "b 2"})
+        await store.put(record("fox"), "", NO_LIMITS)
+        known = await store.get(DEFAULT_TENANT, fox)
+        assert known.record is not None and list(known.kv_at.items()) == [("h2", 5), ("h1", 3)]
+        assert await store.locate(DEFAULT_TENANT, fox) == known.kv_at
+        assert not (await store.get(TenantId("other"), fox)).kv_at
+
+        await redis.hset(KV_HOSTS_KEY, "h1", encode_claim(HostClaim("newer", 7, 1)))
+        assert (await store.get(DEFAULT_TENANT, fox)).kv_at[HostId("h1")] == 3, "asked a moment ago"
+        clock.advance(LIVES_NS)
+        assert (await store.get(DEFAULT_TENANT, fox)).kv_at == {"h2": 5}
+        await redis.hset(key, "h2", "b five")
+        assert (await store.get(DEFAULT_TENANT, fox)).kv_at == {}
+
+        clock.advance(LIVES_NS)
+        for each in (key, KV_HOSTS_KEY):  # of another kind: neither keeps the record from anybody
+            await redis.set(each, b"nonsense")
+            known = await store.get(DEFAULT_TENANT, fox)
+            assert known.record is not None and known.kv_at == {}
+            assert await store.locate(DEFAULT_TENANT, fox) == {}
+        await redis.aclose()
+        await store.close()
+        assert await store.get(DEFAULT_TENANT, fox) == KnownSession()
 
     asyncio.run(scenario())
 

@@ -24,6 +24,7 @@ from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_ke
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
 from shared.messages.codec import pack_ints, unpack_ints
+from shared.owners import NOBODY, OwnerKey, owner_key
 from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
 from tests.conftest import Server
 from tests.integration.harness import InProcessRuntime, eventually, running
@@ -114,6 +115,11 @@ def sequence(num_blocks: int, seed: int = 0) -> tuple[list[int], list[BlockKey]]
     return tokens, chain_keys(root_key(FINGERPRINT, TENANT), tokens)
 
 
+def owner_of(seed: int) -> OwnerKey:
+    """The session that `FakeWorker.store` stores a sequence of."""
+    return owner_key(TENANT, SessionId(f"of-{seed}"))
+
+
 def page_of(key: BlockKey, layer: int) -> Bytes:
     """The bytes that the fake worker computes for a layer of a block."""
     seed = int.from_bytes(key, "little") + layer
@@ -172,7 +178,11 @@ class FakeWorker:
         return unpack_ints((await self.bus.request(subjects.KV_LEASE, message, "h1")).pages)
 
     async def commit(
-        self, tokens: Sequence[int], keys: Sequence[BlockKey], pages: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        owner: OwnerKey = NOBODY,
     ) -> int:
         """Compute blocks into leased pages and commit them."""
         blocks = []
@@ -188,6 +198,7 @@ class FakeWorker:
                     tokens=pack_ints(tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]),
                     pages=pack_ints(own),
                     checksums=pack_ints([checksum(self.arena.pages[p].data) for p in own], "Q"),
+                    owner=owner.hex(),
                 )
             )
         message = m.KvCommit(
@@ -197,10 +208,11 @@ class FakeWorker:
         return (await self.bus.request(subjects.KV_COMMIT, message, "h1")).num_blocks
 
     async def store(self, num_blocks: int, seed: int = 0) -> list[BlockKey]:
-        """Compute and commit a sequence, and wait until it is on disk."""
+        """Compute and commit a sequence of `owner_of(seed)`, and wait until it is on disk."""
         tokens, keys = sequence(num_blocks, seed)
         before = (await self.stats()).disk_blocks
-        assert await self.commit(tokens, keys, await self.lease(num_blocks * NUM_LAYERS)) > 0
+        pages = await self.lease(num_blocks * NUM_LAYERS)
+        assert await self.commit(tokens, keys, pages, owner_of(seed)) > 0
 
         async def is_stored() -> bool:
             return (await self.stats()).disk_blocks == before + num_blocks

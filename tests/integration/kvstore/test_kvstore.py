@@ -11,7 +11,7 @@ import lmdb
 import pytest
 from redis.asyncio import Redis
 
-from services.kvstore import service
+from services.kvstore import index, service
 from services.kvstore.core import KvCore, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import ASIDE_NAME, Reader
@@ -22,7 +22,7 @@ from shared.arena import Bytes, PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, NotFound
 from shared.ids import HostId, SessionId, WorkerId
-from shared.sessions import block_redis_key, host_blocks_redis_key
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.house import (
@@ -32,6 +32,7 @@ from tests.integration.kvstore.house import (
     Place,
     kvstore,
     kvstore_process,
+    owner_of,
     page_of,
     save_session,
     sequence,
@@ -63,17 +64,21 @@ async def redis_at(place: Place) -> AsyncIterator[Any]:
         await redis.aclose()
 
 
-def lists(redis: Any, keys: list[BlockKey]) -> Callable[[], Awaitable[bool]]:
-    """Whether Redis says that the host holds exactly `keys`."""
+def locates(redis: Any, num_blocks: int, seed: int = 0) -> Callable[[], Awaitable[bool]]:
+    """Whether Redis says that the host has so many blocks of the session."""
 
-    async def holds() -> bool:
-        members = await redis.smembers(host_blocks_redis_key("h1"))
-        by_key = [await redis.smembers(block_redis_key(key.hex())) for key in keys]
-        return members == {key.hex().encode() for key in keys} and all(
-            hosts == {b"h1"} for hosts in by_key
-        )
+    async def is_so() -> bool:
+        lives = decode_lives(await redis.hgetall(KV_HOSTS_KEY))
+        fields = await redis.hgetall(location_redis_key(owner_of(seed)))
+        return decode_locations(fields, lives) == ({"h1": num_blocks} if num_blocks else {})
 
-    return holds
+    return is_so
+
+
+async def num_written(redis: Any) -> int:
+    """How often anything was told of a host or a session."""
+    calls = await redis.info("commandstats")
+    return sum(calls.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hset", "hdel"))
 
 
 def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
@@ -95,8 +100,9 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 staged = await worker.stage([*keys, BlockKey(bytes(16))])
                 assert (staged.num_blocks, staged.num_from_disk) == (4, 0)
                 await worker.assert_holds(staged, keys)
-                await until(lists(redis, keys))
+                await until(locates(redis, 4))
             assert not place.config.arena_path.exists()
+            num_before = await num_written(redis)
             async with kvstore(place):
                 with pytest.raises(NotFound) as caught:
                     await worker.stage(keys)
@@ -105,6 +111,8 @@ def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_dis
                 staged = await worker.stage(keys)
                 assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
                 await worker.assert_holds(staged, keys)
+            assert await locates(redis, 4)()
+            assert await num_written(redis) == num_before, "it said so in its first life"
 
     asyncio.run(scenario())
 
@@ -142,7 +150,7 @@ def test_a_flipped_byte_on_disk_is_found_and_its_block_deleted_everywhere(place:
                 arrived = await worker.arrived(staged)
                 ready = [worker.arena.promise(*page) is PageState.READY for page in arrived]
                 assert ready[2 * 3 + 1] is False and sum(ready) == 3 * NUM_LAYERS - 1
-                await until(lists(redis, [keys[0], keys[2]]))
+                await until(locates(redis, 1))
                 stats = await worker.stats()
                 assert (stats.num_corrupt, stats.disk_blocks) == (1, 2)
                 await worker.release(staged.ticket)
@@ -213,9 +221,10 @@ def test_a_database_found_damaged_while_running_begins_anew(
                 await worker.open()
                 errors.append(lmdb.CorruptedError("made up"))
                 await worker.arrived(await worker.stage(keys))
-                await until(lists(redis, []))
+                await until(locates(redis, 0))
                 assert (await worker.stats()).disk_blocks == 0
                 await worker.store(2, seed=1)
+                await until(locates(redis, 2, seed=1))
                 assert (place.config.disk_path / ASIDE_NAME).exists()
             async with kvstore(place):
                 assert (await worker.stats()).disk_blocks == 2
@@ -227,10 +236,51 @@ def test_a_wiped_redis_is_filled_again_while_running(place: Place) -> None:
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
             await worker.open()
-            keys = await worker.store(3)
-            await until(lists(redis, keys))
+            await worker.store(3)
+            await until(locates(redis, 3))
             await redis.flushall()
-            await until(lists(redis, keys))
+            await until(locates(redis, 3))
+
+    asyncio.run(scenario())
+
+
+def test_a_redis_that_comes_back_with_an_old_snapshot_is_put_right(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "CHECK_INTERVAL_S", 0.1)
+
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
+            await worker.open()
+            keys = await worker.store(3)
+            await until(locates(redis, 3))
+            names = [KV_HOSTS_KEY, location_redis_key(owner_of(0))]
+            snapshot = [await redis.dump(name) for name in names]
+            await worker.store(2, seed=1)
+            delete = m.KvDelete(session_id=SessionId("s"), keys=pack_keys(keys[1:]))
+            await worker.bus.request(subjects.SESSION_DELETE, delete)
+            await until(locates(redis, 1))
+            await until(locates(redis, 2, seed=1))
+            await redis.flushall()
+            for name, dumped in zip(names, snapshot, strict=True):
+                await redis.restore(name, 0, dumped)
+            assert await locates(redis, 3)()
+            await until(locates(redis, 1))
+            await until(locates(redis, 2, seed=1))
+
+    asyncio.run(scenario())
+
+
+def test_what_redis_is_told_of_a_session_is_small_and_ends(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
+            await worker.open()
+            await worker.store(3)
+            await until(locates(redis, 3))
+            key = location_redis_key(owner_of(0))
+            assert await redis.memory_usage(key) <= 200
+            expiry_s = place.config.expiry_s
+            assert expiry_s < await redis.ttl(key) <= 1.1 * expiry_s
 
     asyncio.run(scenario())
 
@@ -246,7 +296,7 @@ def test_without_redis_everything_works_and_it_is_filled_later(place: Place) -> 
             delete = m.KvDelete(session_id=SessionId("s"), keys=pack_keys(keys[2:]))
             assert (await worker.bus.request(subjects.SESSION_DELETE, delete)).num_blocks == 1
             place.redis.start()
-            await until(lists(redis, keys[:2]))
+            await until(locates(redis, 2))
 
     asyncio.run(scenario())
 
@@ -256,12 +306,11 @@ def test_a_wiped_disk_is_struck_from_redis(place: Place) -> None:
         async with worker_at(place) as worker, redis_at(place) as redis:
             async with kvstore(place):
                 await worker.open()
-                keys = await worker.store(3)
-            assert await lists(redis, keys)()
+                await worker.store(3)
+            assert await locates(redis, 3)()
             place.database.unlink()
             async with kvstore(place):
-                await until(lists(redis, []))
-                assert not await redis.exists(*(block_redis_key(key.hex()) for key in keys))
+                await until(locates(redis, 0))
 
     asyncio.run(scenario())
 
@@ -339,7 +388,7 @@ def test_a_session_is_staged_by_its_record_and_deleted_in_every_tier(
                     return (await worker.stats()).arena_pages_used == 0
 
                 await until(is_empty)
-                await until(lists(redis, []))
+                await until(locates(redis, 0))
             async with kvstore(place):
                 assert (await worker.stats()).disk_blocks == 0
 

@@ -26,6 +26,7 @@ from shared import messages as m
 from shared.ids import (
     DEFAULT_TENANT,
     FrontendId,
+    HostId,
     ModelId,
     SessionId,
     TenantId,
@@ -88,6 +89,16 @@ def test_a_pull_voids_lower_attempts_and_carries_what_was_generated() -> None:
     assert turns.on_delta(delta(1, 2), 0) == []
     assert pull(turns, 1).gone
     assert delivered(turns.on_delta(delta(2, 2), 0)) == REPLY[2:3]
+
+
+def test_where_the_session_s_kv_is_goes_along_whenever_a_turn_is_submitted() -> None:
+    turns = Turns(FrontendId("fe"), TurnLimits())
+    new = replace(new_turn(), kv_at={HostId("h1"): 3})
+    first, *_ = turns.on_new(new, 0)
+    again, *_ = turns.on_reconnect(1)
+    for effect in (first, again):
+        assert isinstance(effect, Submit) and effect.message.kv_at == {"h1": 3}
+        assert m.decode(m.TurnSubmit, m.encode(effect.message)) == effect.message
 
 
 def test_a_gap_voids_the_attempt_and_asks_for_the_next() -> None:

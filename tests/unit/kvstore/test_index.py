@@ -1,51 +1,34 @@
 """What is told to Redis, whenever the kvstore stops."""
 
 import asyncio
-from collections.abc import Collection
+import time
+from typing import Any
 
 import pytest
 
+from services.kvstore.core import locations
+from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.locations import Locations, LocationUpdate
 from services.kvstore.index import RedisIndex
 from shared.blocks import BlockKey
 from shared.ids import HostId
+from shared.owners import OwnerKey
 
-KEYS = [BlockKey(bytes([number]) * 16) for number in range(3)]
+FOX, CROW = OwnerKey(b"f" * 16), OwnerKey(b"c" * 16)
 
 
-def test_what_a_stop_cuts_off_is_sent_at_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        index = RedisIndex("redis://nowhere", HostId("h"), 60, lambda: dict.fromkeys(KEYS).keys())
-        sent: list[tuple[set[BlockKey], set[BlockKey]]] = []
-        has_begun = asyncio.Event()
-
-        async def send(added: Collection[BlockKey], removed: Collection[BlockKey]) -> None:
-            if not has_begun.is_set():
-                has_begun.set()
-                await asyncio.Event().wait()  # until it is cancelled
-            sent.append((set(added), set(removed)))
-
-        monkeypatch.setattr(index, "_send", send)
-        index._is_in_step = True
-        index.add(KEYS[:2])
-        sending = asyncio.create_task(index._send_changes())
-        await has_begun.wait()
-        index.remove(KEYS[1:])
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        await index.close()
-        assert sent == [({KEYS[0]}, set(KEYS[1:]))]
-
-    asyncio.run(scenario())
+def store(disk: DiskTier, number: int, owner: OwnerKey) -> None:
+    disk.add(StoredBlock(BlockKey(bytes([number]) * 16), 1, 10, 10, 1, 1, owner))
 
 
 class SlowRedis:
-    """Lists nothing, and does not answer its first question before it is cancelled."""
+    """Knows nothing, and does not answer its first question before it is cancelled."""
 
-    def __init__(self, *, breaks: bool) -> None:
+    def __init__(self, *, breaks: bool = False) -> None:
         self.is_asked = asyncio.Event()
         self._breaks = breaks
 
-    async def smembers(self, _: str) -> set[bytes]:
+    async def hget(self, *_: str) -> None:
         if not self.is_asked.is_set():
             self.is_asked.set()
             try:
@@ -54,10 +37,44 @@ class SlowRedis:
                 if self._breaks:  # as its client says of a connection that was cut
                     raise ConnectionError("cut") from None
                 raise
-        return set()
 
     async def aclose(self) -> None:
         pass
+
+
+def index_of(disk: DiskTier, redis: Any) -> RedisIndex:
+    index = RedisIndex("redis://nowhere", HostId("h"), 60, Locations(disk))
+    index._redis = redis
+    return index
+
+
+def test_what_a_stop_cuts_off_is_sent_at_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        disk, redis = DiskTier(10**9), SlowRedis()
+        redis.is_asked.set()
+        index = index_of(disk, redis)
+        sent: list[LocationUpdate] = []
+        has_begun = asyncio.Event()
+
+        async def send(update: LocationUpdate) -> bool:
+            if not has_begun.is_set():
+                has_begun.set()
+                await asyncio.Event().wait()  # until it is cancelled
+            sent.append(update)
+            return True
+
+        monkeypatch.setattr(index, "_send", send)
+        store(disk, 1, FOX)
+        sending = asyncio.create_task(index._step())
+        await has_begun.wait()
+        store(disk, 2, CROW)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await index.close()
+        (update,) = sent
+        assert update.sessions == {FOX: 1, CROW: 1} and update.claim.num_sessions == 2
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -65,31 +82,61 @@ def test_a_first_publication_that_a_stop_cuts_off_is_made_at_the_close(
     monkeypatch: pytest.MonkeyPatch, *, breaks: bool
 ) -> None:
     async def scenario() -> None:
-        index = RedisIndex("redis://nowhere", HostId("h"), 60, lambda: dict.fromkeys(KEYS).keys())
-        redis = SlowRedis(breaks=breaks)
-        index._redis = redis
-        sent: set[BlockKey] = set()
+        disk, redis = DiskTier(10**9), SlowRedis(breaks=breaks)
+        index = index_of(disk, redis)
+        sent: dict[OwnerKey, int] = {}
 
-        async def send(added: Collection[BlockKey], removed: Collection[BlockKey]) -> None:
-            sent.update(added)
+        async def send(update: LocationUpdate) -> bool:
+            sent.update(update.sessions)
+            return True
 
         monkeypatch.setattr(index, "_send", send)
+        store(disk, 1, FOX)
         keeping = asyncio.create_task(index._keep_in_step())
         await redis.is_asked.wait()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await index.close()
-        assert sent == set(KEYS)
+        assert sent == {FOX: 1}
+
+    asyncio.run(scenario())
+
+
+def test_sessions_that_went_meanwhile_do_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locations, "COUNTED_MAX", 2)
+
+    async def scenario() -> None:
+        disk, redis = DiskTier(10**9), SlowRedis()
+        redis.is_asked.set()
+        index = index_of(disk, redis)
+        sent: dict[OwnerKey, int] = {}
+
+        async def send(update: LocationUpdate) -> bool:
+            sent.update(update.sessions)
+            return True
+
+        monkeypatch.setattr(index, "_send", send)
+        store(disk, 99, FOX)
+        for number in range(1, 30):
+            store(disk, number, OwnerKey(bytes([number]) * 16))
+        await index._check()
+        index._checked_at_s = time.monotonic()
+        index._locations._is_claimed = True
+        for number in range(1, 30):
+            disk.remove(BlockKey(bytes([number]) * 16))
+        await index._step()
+        assert sent == {FOX: 1} and not index._locations.has_news
 
     asyncio.run(scenario())
 
 
 def test_a_redis_that_is_away_is_not_asked_at_the_close() -> None:
     async def scenario() -> None:
-        index = RedisIndex("redis://nowhere", HostId("h"), 60, lambda: dict.fromkeys(KEYS).keys())
-        redis = SlowRedis(breaks=False)
-        index._redis = redis
-        index._failed(ConnectionError("away"))
+        redis = SlowRedis()
+        index = index_of(DiskTier(10**9), redis)
+        index._presence.on_failed(ConnectionError("away"))
         await index.close()
         assert not redis.is_asked.is_set()
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.exceptions import RedisError
 
+from services.kvstore.core.disk_tier import DiskTier
+from services.kvstore.core.locations import Locations
 from services.kvstore.index import RedisIndex
 from services.kvstore.session_count import SessionCount, session_redis_pattern
 from services.kvstore.telemetry import REDIS_FAILURES
@@ -79,7 +81,7 @@ def test_asking_makes_no_load_and_a_slow_count_is_no_failure(
     failures = REDIS_FAILURES._value.get()
 
     async def scenario() -> None:
-        index = RedisIndex("redis://127.0.0.1:1/0", HostId("h"), 60, list)
+        index = RedisIndex("redis://127.0.0.1:1/0", HostId("h"), 60, Locations(DiskTier(1)))
         for _ in range(100):
             assert await index.count_sessions() == 0
         assert redis.num_scans == 0

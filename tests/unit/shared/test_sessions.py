@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from shared.errors import MalformedMessage
 from shared.ids import ModelId, SessionId, TenantId
+from shared.locations import KV_HOSTS_KEY, location_redis_key
+from shared.owners import owner_key
 from shared.sessions import (
     SessionRecord,
     TextMark,
-    block_redis_key,
     decode_record,
     encode_record,
     generation_redis_key,
-    host_blocks_redis_key,
     session_redis_key,
     tombstone_redis_key,
 )
@@ -50,18 +50,18 @@ def test_no_two_sessions_share_a_key(tenants: tuple[str, str], sessions: tuple[s
 
 def test_kinds_of_keys_do_not_meet() -> None:
     keys = {
+        KV_HOSTS_KEY,
+        location_redis_key(owner_key(TenantId("h"), SessionId("blocks"))),
         session_redis_key(TenantId("h"), SessionId("blocks")),
         generation_redis_key(TenantId("h"), SessionId("blocks")),
         tombstone_redis_key(TenantId("h"), SessionId("blocks")),
-        block_redis_key("h"),
-        host_blocks_redis_key("h"),
     }
     assert keys == {
+        "symphony:kv_hosts",
+        "symphony:kv:9VDeeytOj4zgM-5HeE9IRw",
         "symphony:session:1:h:blocks",
         "symphony:generation:1:h:blocks",
         "symphony:tombstone:1:h:blocks",
-        "symphony:block:h",
-        "symphony:host:h:blocks",
     }
 
 

@@ -86,13 +86,15 @@ async def invalidate_advisory(request: Request, session_id: SessionPath) -> Resp
 
 
 async def _resolved(app: App, advisory: Advisory) -> Advisory:
-    """An advisory whose model may be an adapter's name, with the base and that adapter."""
+    """An advisory whose model may be an adapter's name, with the base and that adapter, and with
+    where the session's KV is. Its sender may have made them up."""
+    kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
     record = None
     if advisory.model_id is not None:
         record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
     if record is None:
-        return replace(advisory, adapter=None)  # its sender may have made one up
-    return replace(advisory, model_id=record.model_id, adapter=record.ref)
+        return replace(advisory, adapter=None, kv_at=kv_at)
+    return replace(advisory, model_id=record.model_id, adapter=record.ref, kv_at=kv_at)
 
 
 def _priority(app: App, tenant: TenantId, named: int, *, is_asked: bool) -> int:

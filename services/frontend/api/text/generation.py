@@ -194,6 +194,7 @@ class Generation:
             slo_tpot_ms=plan.slo_tpot_ms,
             adapter=plan.model.adapter,
             claim=prompt.claim,
+            kv_at=prompt.kv_at,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:

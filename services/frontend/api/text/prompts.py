@@ -1,6 +1,7 @@
 """Prompts: from text to tokens, extending a known session's instead of starting over."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from services.frontend import telemetry
@@ -9,9 +10,10 @@ from services.frontend.core.claims import Claim
 from services.frontend.core.reuse import unseen_text
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import keys_of
+from services.frontend.sessions import KnownSession
 from shared.blocks import BlockKey, pack_keys, root_key, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
-from shared.ids import SessionId, TenantId
+from shared.ids import HostId, SessionId, TenantId
 from shared.messages import pack_ints, unpack_ints
 from shared.sessions import SessionRecord, TextMark
 
@@ -41,6 +43,7 @@ class TokenizedPrompt:
     keys: list[BlockKey]
     num_turns: int = 0
     claim: Claim | None = None
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
 
 
 async def tokenize_text(
@@ -61,7 +64,8 @@ async def tokenize_text(
     if owner.session_id is None:
         tokens = await encode(text, special=special)
         return TokenizedPrompt(text=text, tokens=tokens, keys=[])
-    claim, record = await _claimed(app, owner.tenant, owner.session_id)
+    claim, session = await _claimed(app, owner.tenant, owner.session_id)
+    record = session.record
     num_turns = record.num_turns if record is not None else 0
     stored = _stored(record, model, owner, text) if record is not None else None
     telemetry.SESSIONS_REUSED.labels("false" if stored is None else "true").inc()
@@ -72,7 +76,14 @@ async def tokenize_text(
         tokens, known, rest = stored
         tokens += await encode(rest, special=False) if rest else []
     keys = await keys_of(_root(model, owner), known, tokens, model.card.block_tokens)
-    return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns, claim=claim)
+    return TokenizedPrompt(
+        text=text,
+        tokens=tokens,
+        keys=keys,
+        num_turns=num_turns,
+        claim=claim,
+        kv_at=session.kv_at,
+    )
 
 
 def fitting(
@@ -107,9 +118,10 @@ async def take_tokens(
     """A prompt that is given as tokens; `text` is theirs."""
     if owner.session_id is None:
         return await given_tokens(model, owner, tokens, text=text)
-    claim, record = await _claimed(app, owner.tenant, owner.session_id)
-    num_turns = record.num_turns if record is not None else 0
-    return await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
+    claim, session = await _claimed(app, owner.tenant, owner.session_id)
+    num_turns = session.record.num_turns if session.record is not None else 0
+    prompt = await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
+    return replace(prompt, kv_at=session.kv_at)
 
 
 async def given_tokens(
@@ -172,13 +184,12 @@ async def remember(
     )
 
 
-async def _claimed(
-    app: App, tenant: TenantId, session_id: SessionId
-) -> tuple[Claim, SessionRecord | None]:
-    """The request's claim, made before the record is read, and the record."""
+async def _claimed(app: App, tenant: TenantId, session_id: SessionId) -> tuple[Claim, KnownSession]:
+    """The request's claim, made before the session is looked up, and what is known of that."""
     claim = app.claims.make(tenant, session_id)
-    record, claim.generation = await app.sessions.get(tenant, session_id)
-    return claim, record
+    known = await app.sessions.get(tenant, session_id)
+    claim.generation = known.generation
+    return claim, known
 
 
 def _stored(

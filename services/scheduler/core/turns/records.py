@@ -1,10 +1,11 @@
 """What the scheduler remembers of workers, turns and reservations."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
-from shared.ids import ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 
 SessionKey = tuple[TenantId, SessionId]
@@ -137,6 +138,7 @@ class Reservation:
         told_at_ns: when that was told.
         is_far: not soon, or it should have been here long ago: it is no load.
         looked_at_ns: when it is next seen whether it is.
+        kv_at: leading blocks of the session by host.
     """
 
     key: SessionKey
@@ -149,6 +151,7 @@ class Reservation:
     told_at_ns: int = 0
     is_far: bool = False
     looked_at_ns: int = NEVER_NS
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
 
     @property
     def adapter_hash(self) -> str:

@@ -12,6 +12,7 @@ from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
 from shared.hints import HINT_HOLD_NS
 from shared.ids import ModelId
+from shared.locations import worth_keeping
 from shared.messages import (
     AdvisoryKey,
     ExpectSession,
@@ -66,19 +67,21 @@ class Reservations:
             model_id, adapter = self._placer.model_of(key)
         if model_id is None:
             return SessionPlacement()
+        kv_at = worth_keeping(message.kv_at)
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:
             held.priority = max(held.priority, message.priority)
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
-            held.adapter = adapter
+            held.adapter, held.kv_at = adapter, kv_at
             held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
             self._see_how_far(held, now_ns)
         else:
             if held is not None:
                 self._release(held)
                 self._drop_prefetch(held)
-            chosen = self._placer.choose(model_id, key, now_ns, Demand(adapter=adapter))
+            demand = Demand(adapter=adapter, kv_at=kv_at)
+            chosen = self._placer.choose(model_id, key, now_ns, demand)
             if chosen is None or len(self._held) >= self._limits.reservations_max:
                 return SessionPlacement()
             held = Reservation(
@@ -90,6 +93,7 @@ class Reservations:
                 adapter,
                 _arrival(message, now_ns),
                 now_ns,
+                kv_at=kv_at,
             )
             self._hold(held, now_ns)
         self._prefetch(held, now_ns)
@@ -131,7 +135,7 @@ class Reservations:
             self._release(held)
             if worker.alive:
                 self._drop_prefetch(held)
-            demand = Demand(adapter=held.adapter)
+            demand = Demand(adapter=held.adapter, kv_at=held.kv_at)
             chosen = self._placer.choose(held.model_id, held.key, now_ns, demand, avoid=worker)
             if chosen is not None:
                 held.worker = chosen[0]

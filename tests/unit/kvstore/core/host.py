@@ -310,6 +310,14 @@ class Host:
         self.perform(effects)
         return num_blocks
 
+    def tell(self) -> dict[OwnerKey, int]:
+        """Redis takes all that is to be told: leading blocks, by session."""
+        told: dict[OwnerKey, int] = {}
+        while (update := self.core.locations.take()) is not None:
+            told |= update.sessions
+            self.core.locations.on_sent()
+        return told
+
     def evict_all(self) -> None:
         """Drive everything that may go out of the arena."""
         self.release(pages=self.lease(NUM_PAGES))

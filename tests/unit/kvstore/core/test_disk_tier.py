@@ -61,7 +61,7 @@ def test_children_that_left_do_not_count() -> None:
     disk.remove(name(2))
     assert numbers(disk.oldest(SIZE, nobody)) == [1]
     disk.clear()
-    assert not disk._num_children and disk.oldest(SIZE, nobody) == []
+    assert not disk._awaited and disk.oldest(SIZE, nobody) == []
 
 
 @settings(deadline=None)

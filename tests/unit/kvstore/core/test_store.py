@@ -5,8 +5,6 @@ import pytest
 from services.kvstore.core import (
     BeginDiskAnew,
     DeleteBlocks,
-    IndexAdd,
-    IndexRemove,
     LoadOutcome,
     Release,
     TouchBlocks,
@@ -16,6 +14,8 @@ from services.kvstore.core.workers import HEARD_MAX
 from shared.arena import PageState
 from shared.errors import InvalidRequest, NotFound
 from shared.eviction import EvictionName
+from shared.ids import SessionId, TenantId
+from shared.owners import owner_key
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     BLOCK_BYTES,
@@ -28,6 +28,8 @@ from tests.unit.kvstore.core.host import (
     each_page,
     key_of,
 )
+
+FOX = owner_key(TenantId("t"), SessionId("fox"))
 
 
 @pytest.fixture
@@ -48,13 +50,14 @@ def test_who_is_not_open_must_open() -> None:
     assert caught.value.code == "unknown_worker"
 
 
-def test_a_committed_block_is_ready_at_once_and_indexed_once_durable(host: Host) -> None:
+def test_a_committed_block_is_ready_at_once_and_told_of_once_durable(host: Host) -> None:
     pages = host.lease(LAYERS)
-    host.commit([(0, 0)], pages)
+    host.core.locations.on_checked(None, "a")
+    host.commit([(0, 0)], pages, owner=FOX)
     assert all(host.words[page][1] is PageState.READY for page in pages)
-    assert IndexAdd([key_of(0, 0)]) not in host.effects
+    assert host.tell() == {}
     host.finish_write()
-    assert IndexAdd([key_of(0, 0)]) in host.effects
+    assert host.tell() == {FOX: 1}
     assert host.core.disk.num_bytes == BLOCK_BYTES
 
 
@@ -208,7 +211,6 @@ def test_a_page_that_does_not_come_deletes_its_block_everywhere(
     staged = host.stage(0, 2)
     host.finish_load(outcome)
     assert DeleteBlocks([(key_of(0, 0), LAYERS)]) in host.effects
-    assert IndexRemove([key_of(0, 0)]) in host.effects
     assert host.core.counts.num_pages_corrupt == (outcome is LoadOutcome.CORRUPT)
     host.finish_load()
     host.release(staged.ticket)
@@ -384,7 +386,7 @@ def test_a_read_that_fails_fails_this_load_only(host: Host) -> None:
     assert host.core.counts.num_pages_unread == 1
     assert host.words[staged.pages[0]][1] is PageState.FREE  # the reader sees that it is not READY
     assert host.words[staged.pages[1]][1] is PageState.READY
-    assert IndexRemove([key_of(0, 0)]) not in host.effects and len(host.core.disk) == 1
+    assert len(host.core.disk) == 1
     again = host.stage(0, 1, worker=WORKERS[1])
     assert (again.num_blocks, again.num_from_disk) == (1, 1)
     host.finish_load()
@@ -402,17 +404,18 @@ def test_a_failed_write_is_tried_once_more_and_costs_no_other_block(host: Host) 
 
 
 def test_a_damaged_disk_begins_anew_once_and_the_arena_keeps_what_is_whole(host: Host) -> None:
-    host.store([*chain(0, 1), *chain(1, 1)])
+    host.core.locations.on_checked(None, "a")
+    host.store([*chain(0, 1), *chain(1, 1)], FOX)
     host.evict_all()
     loading = host.stage(0, 1)
     host.store(chain(2, 1))
+    assert host.tell() == {FOX: 1}
     host.commit(chain(3, 1), host.lease(LAYERS))
     for _ in range(2):  # both threads met it
         host.perform(host.core.on_disk_damaged(1, host.now_ns))
     host.finish_write(WriteOutcome.FAILED)
     assert host.effects.count(BeginDiskAnew()) == host.core.counts.num_disks_anew == 1
-    removed = [effect for effect in host.effects if isinstance(effect, IndexRemove)]
-    assert [set(effect.keys) for effect in removed] == [{key_of(n, 0) for n in (0, 1, 2)}]
+    assert host.core.locations.said is None and host.core.locations.is_in_doubt
     assert [host.stage(sequence, 1).num_blocks for sequence in range(4)] == [0, 0, 1, 1]
     host.finish_load(LoadOutcome.FAILED)
     host.release(loading.ticket)

@@ -76,6 +76,7 @@ class Driver:
         generated: int = 0,
         adapters: str = "",
         running: AdapterRef | None = None,
+        host: str = "h",
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
         self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
@@ -83,7 +84,7 @@ class Driver:
             worker_id=WorkerId(worker),
             incarnation=incarnation,
             seq=self.seqs[key],
-            host_id=HostId("h"),
+            host_id=HostId(host),
             state=state,  # type: ignore[arg-type]
             models=[card(model) for model in models],
             turns=[
@@ -115,6 +116,7 @@ class Driver:
         sent_to: str | None = None,
         adapter: AdapterRef | None = None,
         slo_tpot_ms: float | None = None,
+        kv_at: dict[str, int] | None = None,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -128,6 +130,7 @@ class Driver:
             sent_to=WorkerId(sent_to) if sent_to else None,
             adapter=adapter,
             slo_tpot_ms=slo_tpot_ms,
+            kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
         )
         return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
@@ -148,6 +151,7 @@ class Driver:
         priority: int = 1,
         adapter: AdapterRef | None = None,
         arrives_s: float = 0,
+        kv_at: dict[str, int] | None = None,
     ) -> tuple[SessionPlacement, list[Effect]]:
         message = ExpectSession(
             session_id=SessionId(session),
@@ -156,6 +160,7 @@ class Driver:
             expires_in_ns=int(expires_s * SECOND),
             adapter=adapter,
             arrives_in_ns=int(arrives_s * SECOND),
+            kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
         return placement, self._note(effects)

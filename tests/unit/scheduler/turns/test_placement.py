@@ -8,7 +8,7 @@ from services.scheduler.core import (
     SendPrefetch,
     StartTurn,
 )
-from tests.unit.scheduler.turns.driver import SECOND, Driver, only
+from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 
 
 def place(effects: list[Effect]) -> tuple[str, PlacementReason]:
@@ -121,6 +121,67 @@ def test_a_session_stays_near_its_cache_while_that_costs_one_turn_at_most() -> N
     d.report("w2")
     assert place(d.submit("t2", "s")) == ("w1", "affinity")
     assert place(d.submit("t3", "s")) == ("w2", "balance")
+
+
+def restarted() -> Driver:
+    """A scheduler that remembers no session, and two workers on hosts of their own."""
+    d = Driver()
+    d.report("w1", host="a")
+    d.report("w2", host="b")
+    return d
+
+
+def test_a_new_scheduler_places_a_session_where_its_kv_is() -> None:
+    d = restarted()
+    assert place(d.submit("t1", "s", kv_at={"b": 3, "gone": 9})) == ("w2", "kv")
+    assert place(d.submit("t2", "s", kv_at={"a": 9})) == ("w2", "affinity"), "it has learned"
+    assert place(d.submit("t3", "other")) == ("w1", "balance")
+
+
+def test_a_place_is_kept_where_the_session_s_kv_is_and_stays_on_that_host() -> None:
+    d = restarted()
+    d.report("w0", host="a", pages_free=9)
+    d.report("w3", host="b")
+    assert d.expect("s", kv_at={"b": 3})[0].worker_id == "w2"
+    assert prefetched(d.report("w2", host="b", state="draining")) == [("w3", "s")]
+
+
+def test_kv_on_a_host_costs_one_turn_at_most() -> None:
+    d = restarted()
+    d.report("w2", ("x", 1), host="b")
+    assert place(d.submit("t1", "s1", kv_at={"b": 3})) == ("w2", "kv")
+    assert place(d.submit("t2", "s2", kv_at={"b": 3})) == ("w1", "balance")
+
+
+def test_of_several_hosts_the_one_with_the_most_counts_and_there_the_least_burden() -> None:
+    d = restarted()
+    d.report("w3", host="b", pages_free=1)
+    assert place(d.submit("t1", "s1", kv_at={"a": 2, "b": 3})) == ("w3", "kv")
+    assert place(d.submit("t2", "s2", kv_at={"a": 3, "b": 2})) == ("w1", "kv")
+    assert place(d.submit("t3", "s3", kv_at={"a": 3, "b": 3})) == ("w2", "balance")
+
+
+def test_beside_its_kv_a_turn_goes_to_a_holder_of_its_adapter() -> None:
+    d = restarted()
+    d.report("w1", host="a", adapters="A", pages_free=9)
+    d.report("w3", host="b", adapters="A")
+    turn = d.submit("t1", "s", kv_at={"b": 3}, adapter=adapter_of("A"))
+    assert place(turn) == ("w3", "adapter")
+
+
+def test_a_turn_whose_worker_dies_stays_on_its_host() -> None:
+    d = restarted()
+    d.report("w0", host="a", pages_free=9)
+    d.report("w3", host="b")
+    assert place(d.submit("t1", "s", kv_at={"b": 3})) == ("w2", "kv")
+    assert place(d.report("w2", host="b", incarnation="b")) == ("w3", "replaced")
+
+
+def test_locations_that_nobody_should_send_are_not_used() -> None:
+    d = restarted()
+    many = {f"h{number}": 1 for number in range(100)}
+    assert place(d.submit("t1", "s1", kv_at={**many, "b": 3})) == ("w1", "balance")
+    assert place(d.submit("t2", "s2", kv_at={"a": 0, "b": -1})) == ("w2", "balance")
 
 
 def test_affinity_fades() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
-from shared.ids import DEFAULT_TENANT, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
@@ -29,6 +29,7 @@ class Driver:
         model: str | None = None,
         tenant: TenantId = DEFAULT_TENANT,
         adapter: str | None = None,
+        kv_at: dict[HostId, int] | None = None,
     ) -> list[Effect]:
         advisory = Advisory(
             session_id=SessionId(session),
@@ -37,6 +38,7 @@ class Driver:
             priority=priority,
             tenant=tenant,
             adapter=AdapterRef(adapter_hash=adapter) if adapter else None,
+            kv_at=kv_at or {},
         )
         return self.core.on_submit(advisory, self.now_ns)[1]
 
@@ -77,6 +79,16 @@ def asks(effects: list[Effect]) -> list[tuple[int, float]]:
 
 def drops(effects: list[Effect]) -> int:
     return sum(isinstance(effect, Drop) for effect in effects)
+
+
+def test_where_the_session_s_kv_is_is_told_to_the_scheduler() -> None:
+    d = Driver()
+    many = {HostId(f"h{number}"): 1 for number in range(100)}
+    (first,) = [e.message for e in d.submit(kv_at={HostId("a"): 3}) if isinstance(e, Expect)]
+    assert first.kv_at == {"a": 3}
+    d.placed()
+    (again,) = [e.message for e in d.submit(kv_at=many, priority=2) if isinstance(e, Expect)]
+    assert again.kv_at == dict(list(many.items())[:8]), "no more than anybody tells"
 
 
 def test_an_advisory_is_placed_and_used() -> None:

@@ -1,11 +1,12 @@
 """Even out the requests held and expected: the paper's default policy (SYMPHONY, section 3.3)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement.policy import Demand
 from services.scheduler.core.turns.records import Worker
+from shared.ids import HostId
 
 
 class Balance:
@@ -15,8 +16,9 @@ class Balance:
     turns that are far away, which are spread so, by waiting prompt tokens, then by free and clean
     pages, then by id. A session's last worker is preferred while its load is at most
     `affinity_margin` above the least: a turn more there costs less than moving its KV, two or more
-    build the imbalance of sticky sessions that the paper measures. If there is no such worker, one
-    that holds the turn's adapter is preferred in the same way.
+    build the imbalance of sticky sessions that the paper measures. If there is no such worker, or
+    none is remembered, those on the hosts with the most of the session's KV are preferred in the
+    same way, and of them one that holds the turn's adapter.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -29,13 +31,22 @@ class Balance:
         num_max = best.num_expected + self._affinity_margin
         if home is not None and home.num_expected <= num_max:
             return home, "affinity"
+        if not demand.kv_at and demand.adapter is None:
+            return best, "balance"
+        near = [worker for worker in workers if worker.num_expected <= num_max]
+        beside = _beside_kv(near, demand.kv_at)
         if demand.adapter is not None:
             adapter_hash = demand.adapter.adapter_hash
-            near = (worker for worker in workers if worker.num_expected <= num_max)
-            holders = [worker for worker in near if worker.holds(adapter_hash)]
-            if holders:
+            if holders := [worker for worker in beside if worker.holds(adapter_hash)]:
                 return min(holders, key=_burden), "adapter"
-        return best, "balance"
+        return min(beside, key=_burden), "kv" if len(beside) < len(near) else "balance"
+
+
+def _beside_kv(workers: list[Worker], kv_at: Mapping[HostId, int]) -> list[Worker]:
+    """Those of them on hosts with the most blocks; all, if no host has any."""
+    num_blocks = [kv_at.get(worker.report.host_id, 0) for worker in workers]
+    most = max(num_blocks)
+    return [worker for worker, num in zip(workers, num_blocks, strict=True) if num == most]
 
 
 def _burden(worker: Worker) -> tuple[int, int, int, int, str]:

@@ -1,0 +1,181 @@
+"""Where sessions' KV is, as this host tells Redis: what is to be said next, and whether what was
+said is still there.
+
+Only sessions that changed are told. Redis keeps a digest of all that this host has said, and takes
+no more where that is another one (it was wiped, or came back with an old snapshot): then everything
+said before is made void by a new *life* and said again, a part at a time, without anything being
+read. The digest can be computed from the disk alone, so a kvstore that restarts goes on where its
+last life ended.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from services.kvstore.core.disk_tier import DiskTier
+from shared.locations import HostClaim
+from shared.owners import OwnerKey
+
+SESSIONS_MAX = 128  # of one update: nobody waits for long, here or in Redis
+COUNTED_MAX = 2048  # sessions and their blocks looked at for one update, and those of one more
+_MASK = (1 << 64) - 1
+_COUNT = 0  # of a changed session: how many blocks it has must be counted
+
+
+@dataclass(frozen=True, slots=True)
+class LocationUpdate:
+    """What Redis is to be told in one step, if it has what was said before.
+
+    Attributes:
+        sessions: leading blocks here, by session; 0: none any more.
+        claim: what is true of all that was said, then.
+        before: what Redis says of this host if it has lost nothing; None: that does not matter.
+    """
+
+    sessions: dict[OwnerKey, int]
+    claim: HostClaim
+    before: HostClaim | None
+
+
+class Locations:
+    """How many leading blocks of each session are on this host's disk, and who was told.
+
+    The shell has Redis checked while `is_in_doubt`, and now and then; then it sends what `take`
+    gives while it `has_news`, and says what became of each.
+    """
+
+    def __init__(self, disk: DiskTier) -> None:
+        self._disk = disk
+        disk.on_change = self._on_change
+        self._life: str | None = None  # none yet, or none that is valid
+        self._said: dict[OwnerKey, int] = {}
+        self._digest = 0
+        self._is_claimed = False
+        self._changed: dict[OwnerKey, int] = {}  # to: at least so many blocks
+        self._anew: list[OwnerKey] = []  # all sessions, to be told again
+        self._sending: LocationUpdate | None = None
+        self._unsettled: LocationUpdate | None = None  # sent, and nobody knows whether it came
+        self.is_in_doubt = True
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._changed or self._anew or not self._is_claimed)
+
+    @property
+    def said(self) -> HostClaim | None:
+        """What Redis has of this host, as far as known; None: nothing that is valid."""
+        return None if self._life is None else self._claim(self._life)
+
+    def on_found(self) -> None:
+        """The disk was read: an earlier life may have said all that."""
+        self._said = self._disk.count_all_leading()
+        self._digest = sum(_hash(owner, num) for owner, num in self._said.items()) & _MASK
+        self._changed.clear()
+
+    def on_lost(self) -> None:
+        """The disk begins anew: what was said of it is void."""
+        self._life = None
+        self._forget_said()
+        self._sending = self._unsettled = None
+        self.is_in_doubt = True
+
+    def on_checked(self, claim: HostClaim | None, life: str) -> None:
+        """Redis has this of the host, or nothing.
+
+        Args:
+            life: a word that was never used, in case that it is needed.
+        """
+        self.is_in_doubt = False
+        unsettled, self._unsettled = self._unsettled, None
+        if claim is not None and self._life in (None, claim.life):
+            if unsettled is not None and claim == unsettled.claim:
+                self._take_for_said(unsettled)
+            if claim == self._claim(claim.life):
+                self._life, self._is_claimed = claim.life, True
+                return
+        self._life = life
+        self._forget_said()
+        self._anew = self._disk.owners
+
+    def take(self) -> LocationUpdate | None:
+        """What to tell next; None: nothing, or nothing of those that were looked at so far."""
+        assert self._sending is None, "one update at a time"
+        if self._life is None or self.is_in_doubt:
+            return None
+        sessions: dict[OwnerKey, int] = {}
+        digest, num_sessions, num_counted = self._digest, len(self._said), 0
+        while len(sessions) < SESSIONS_MAX and num_counted < COUNTED_MAX:
+            num_counted += 1
+            if self._changed:
+                owner, least = self._changed.popitem()
+            elif self._anew:
+                owner, least = self._anew.pop(), _COUNT
+                if owner in self._said or owner in sessions:
+                    continue
+            else:
+                break
+            said = self._said.get(owner, 0)
+            if least == _COUNT or not said:
+                num_counted += self._disk.num_owned(owner)
+                num_blocks = self._disk.count_leading(owner)
+            else:
+                num_blocks = max(said, least)
+            if num_blocks or said:
+                sessions[owner] = num_blocks
+                digest += _hash(owner, num_blocks) - _hash(owner, said)
+                num_sessions += (num_blocks > 0) - (said > 0)
+        if not sessions and self._is_claimed:
+            return None
+        before = self._claim(self._life) if self._is_claimed else None
+        claim = HostClaim(self._life, digest & _MASK, num_sessions)
+        self._sending = LocationUpdate(sessions, claim, before)
+        return self._sending
+
+    def on_sent(self) -> None:
+        """Redis has what was taken last."""
+        if self._sending is not None:  # else the disk was lost meanwhile
+            self._take_for_said(self._sending)
+            self._sending, self._is_claimed = None, True
+
+    def on_failed(self) -> None:
+        """Redis did not take what was taken last, or nobody knows: it has to be checked."""
+        self.is_in_doubt = True
+        if self._sending is not None:
+            self._changed |= dict.fromkeys(self._sending.sessions, _COUNT)
+            self._sending, self._unsettled = None, self._sending
+
+    def _on_change(self, owner: OwnerKey, least: int) -> None:
+        if least == _COUNT and not self._disk.num_owned(owner) and not self._may_be_said(owner):
+            self._changed.pop(owner, None)  # came and went: nobody heard of it
+            return
+        before = self._changed.get(owner, least)
+        self._changed[owner] = _COUNT if _COUNT in (before, least) else max(before, least)
+
+    def _may_be_said(self, owner: OwnerKey) -> bool:
+        return owner in self._said or any(
+            update is not None and owner in update.sessions
+            for update in (self._sending, self._unsettled)
+        )
+
+    def _take_for_said(self, update: LocationUpdate) -> None:
+        for owner, num_blocks in update.sessions.items():
+            if num_blocks:
+                self._said[owner] = num_blocks
+            else:
+                self._said.pop(owner, None)
+        self._digest = update.claim.digest
+
+    def _forget_said(self) -> None:
+        self._said, self._digest, self._is_claimed = {}, 0, False
+        self._changed, self._anew = {}, []
+
+    def _claim(self, life: str) -> HostClaim:
+        return HostClaim(life, self._digest, len(self._said))
+
+
+def _hash(owner: OwnerKey, num_blocks: int) -> int:
+    """Of one session's location; of none 0."""
+    if not num_blocks:
+        return 0
+    data = owner + num_blocks.to_bytes(4, "little")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")

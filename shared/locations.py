@@ -1,0 +1,111 @@
+"""Where sessions' KV is, as Redis knows it: small, by session, and only a hint.
+
+A session has a hash (`location_redis_key`): by host, how many of its leading blocks that host has
+on disk, under a *life*. One hash for all hosts (`KV_HOSTS_KEY`) says which life of a host is valid:
+everything under another is void, so that a host takes back all that it ever said by one write. Who
+a session is stands in its key as a hash (`shared.owners`), so that none of its names is there.
+"""
+
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
+
+from shared.ids import HostId, subject_token
+from shared.owners import OwnerKey
+
+KV_HOSTS_KEY = "symphony:kv_hosts"
+HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
+_CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
+_LOCATION = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True, slots=True)
+class HostClaim:
+    """What a host says of all that it has said.
+
+    Attributes:
+        life: a word that it never used before.
+        digest: of every session and its blocks, in any order; 64 bits.
+    """
+
+    life: str
+    digest: int
+    num_sessions: int
+
+
+def location_redis_key(owner: OwnerKey) -> str:
+    """Hash of host ids to `encode_location`.
+
+    >>> location_redis_key(OwnerKey(bytes(16)))
+    'symphony:kv:AAAAAAAAAAAAAAAAAAAAAA'
+    """
+    return f"symphony:kv:{urlsafe_b64encode(owner).decode().rstrip('=')}"
+
+
+def encode_claim(claim: HostClaim) -> str:
+    """A field of `KV_HOSTS_KEY`.
+
+    >>> decode_claim(encode_claim(HostClaim("a-1", 255, 3)).encode())
+    HostClaim(life='a-1', digest=255, num_sessions=3)
+    """
+    return f"{claim.life} {claim.digest:016x} {claim.num_sessions}"
+
+
+def decode_claim(data: bytes | None) -> HostClaim | None:
+    """Inverse of `encode_claim`; None: there is none, or something else is in its place."""
+    found = _CLAIM.fullmatch(data) if data is not None else None
+    return None if found is None else HostClaim(found[1].decode(), int(found[2], 16), int(found[3]))
+
+
+def encode_location(life: str, num_blocks: int) -> str:
+    """A field of a session's hash."""
+    return f"{life} {num_blocks}"
+
+
+def decode_lives(claims: Mapping[bytes, bytes]) -> dict[HostId, str]:
+    """Which life of each host is valid."""
+    lives: dict[HostId, str] = {}
+    for name, data in claims.items():
+        claim, host_id = decode_claim(data), _host_id(name)
+        if claim is not None and host_id is not None:
+            lives[host_id] = claim.life
+    return lives
+
+
+def decode_locations(
+    fields: Mapping[bytes, bytes], lives: Mapping[HostId, str]
+) -> dict[HostId, int]:
+    """Leading blocks of a session by host, most first, of at most `HOSTS_TOLD_MAX` hosts. What is
+    void, or not written as it should be, is left out.
+
+    >>> decode_locations({b"h1": b"a 3", b"h2": b"b 4", b"h3": b"c -1"}, {"h1": "a", "h2": "z"})
+    {'h1': 3}
+    """
+    found: dict[HostId, int] = {}
+    for name, data in fields.items():
+        location, host_id = _LOCATION.fullmatch(data), _host_id(name)
+        if location is None or host_id is None:
+            continue
+        if lives.get(host_id) == location[1].decode():
+            found[host_id] = int(location[2])
+    return dict(nlargest(HOSTS_TOLD_MAX, found.items(), key=lambda item: item[1]))
+
+
+def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
+    """Of what somebody says in a message, as much as anybody tells who keeps to the rules.
+
+    >>> worth_keeping({HostId("h1"): 3, HostId("h2"): -1})
+    {'h1': 3}
+    """
+    told = islice(kv_at.items(), HOSTS_TOLD_MAX)
+    return {host_id: num_blocks for host_id, num_blocks in told if num_blocks > 0}
+
+
+def _host_id(name: bytes) -> HostId | None:
+    try:
+        return HostId(subject_token(name.decode()))
+    except ValueError:  # also what is no text
+        return None
