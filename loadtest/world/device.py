@@ -52,6 +52,7 @@ class _Step:
         arena: when it began.
         read: by pool page, what helpers read instead of it.
         places: by row, where in the arena that was, and under which generations.
+        late: pool pages that some of its rows waited for long enough.
         void: rows whose turn's row failed in the step before: nobody may look at what they give.
     """
 
@@ -65,6 +66,7 @@ class _Step:
     read: dict[int, Content] = field(default_factory=dict)
     places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
     void: set[int] = field(default_factory=set)
     started_at_ns: int = 0
     is_computed: bool = False
@@ -121,7 +123,7 @@ class Device:
         self._copying: set[int] = set()  # of those, whose end is settled
         self._building: set[int] = set()
         self._unbuilt: set[str] = set()  # adapters whose last build failed: the next one does not
-        self._late: set[int] = set()  # of those, for which a step waited long enough
+        self._late: set[int] = set()  # of those, for which a step that is over waited long enough
         self._arena: ArenaMemory | None = None
         self._epoch = 0
         self._steps: deque[_Step] = deque()  # the first one runs
@@ -172,6 +174,8 @@ class Device:
             assert not any(page in step.awaited for step in self._steps), "a step waits for it"
             del self._loading[page]
             self._late.discard(page)
+            for step in self._steps:
+                step.late.discard(page)
         if taken:
             self._owner.later(0, partial(self._owner.on_called_back, taken))
 
@@ -230,6 +234,8 @@ class Device:
         self._copying.discard(page)
         self._late.discard(page)
         step = self._steps[0] if self._steps else None
+        if step is not None:
+            step.late.discard(page)
         if step is not None and page in step.awaited:
             rows = step.awaited.pop(page)
             if not is_good:
@@ -347,7 +353,7 @@ class Device:
         if self._steps and self._steps[0] is step:
             for page in pages & step.awaited.keys():
                 step.failed.update(step.awaited.pop(page))
-                self._late.add(page)
+                step.late.add(page)
             self._end_if_over()
 
     def _give_up_row(self, step: _Step, row: int) -> None:
@@ -355,7 +361,7 @@ class Device:
         if self._steps and self._steps[0] is step:
             for page in [page for page, rows in step.awaited.items() if row in rows]:
                 step.failed.add(row)
-                self._late.add(page)
+                step.late.add(page)
                 step.awaited[page].remove(row)
                 if not step.awaited[page]:
                     del step.awaited[page]
@@ -392,6 +398,7 @@ class Device:
             result.sampled.append(sampled)
         self._tables.keep(plan, result.sampled)
         self._steps.popleft()
+        self._late |= step.late
         if self._steps:
             self._begin(void_slots)
         self._owner.on_step(result)

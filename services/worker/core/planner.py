@@ -286,7 +286,8 @@ class Planner:
                     return False
                 continue
             turn.add_blocks(blocks)
-        awaited = residency.awaited(prefix)
+        # Behind a row in flight there is nothing to wait for: that one has waited, or this is void.
+        awaited = [] if turn.num_flights else residency.awaited(prefix)
         draft.rows.append(Row(turn, turn.num_planned, end, awaited, wait_ns))
         return True
 

@@ -32,11 +32,13 @@ def test_what_was_given_is_named_until_it_is_given_back() -> None:
     staged = link.on_staged(STAGED, [KEY], link.epoch)
     assert staged is not None and (staged.ticket, staged.epoch) == (7, link.epoch)
     assert held(link.renew([])) == ([7], [4, 5], 1)
+    assert link.release(ticket=7, num_kept=1).num_kept == 1
+    assert held(link.renew([])) == ([7], [4, 5], 1), "a part of the stage is still held"
     commit = link.commit([BlockWrite(1, KEY, ROOT, [1, 2], [0], [4], NOBODY)], [[9]])
     assert held(link.renew([])) == ([7], [5], 1)
     release = link.release(ticket=7, pages=[5])
     assert held(link.renew([])) == ([], [], 1)
-    assert (commit.seq, release.seq) == (1, 2) and commit.incarnation == "i1"
+    assert (commit.seq, release.seq) == (2, 3) and commit.incarnation == "i1"
 
 
 def test_a_lease_counts_as_heard_when_its_answer_is_here() -> None:
