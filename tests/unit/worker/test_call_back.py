@@ -3,7 +3,7 @@
 from services.worker.core.effects import CallBack, LoadPages
 from services.worker.core.integrity import check_integrity
 from services.worker.core.pages import NO_PAGE
-from shared.ids import SessionId, TurnId
+from shared.ids import SessionId, TenantId, TurnId
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -29,13 +29,18 @@ def crowded(num_tokens: int = 7) -> Engine:
     engine.submit(new_turn("t", list(range(1, num_tokens + 1))))
     engine.core.on_staged(TurnId("t"), 1, None, engine.now_ns)
     engine.step()
-    announce(engine, SessionId("s2"))
-    (number,) = engine.core.expecting._asked
-    staged = staged_blocks(5, keys_of(OTHER))
-    engine._keep(engine.core.on_session_staged(number, staged, engine.now_ns))
+    expect(engine, "s2", OTHER)
     assert engine.core.stager.flights.num_prefetching == 2 * NUM_LAYERS
     assert not engine.core.pool.num_available
     return engine
+
+
+def expect(engine: Engine, session: str, tokens: list[int], tenant: str = "default") -> None:
+    """A turn is announced, and the kvstore has its blocks in the arena."""
+    announce(engine, SessionId(session), tenant=TenantId(tenant))
+    number = max(engine.core.expecting._asked)
+    staged = staged_blocks(number + 4, keys_of(tokens))
+    engine._keep(engine.core.on_session_staged(number, staged, engine.now_ns))
 
 
 def called(engine: Engine) -> list[int]:
@@ -49,13 +54,14 @@ def test_a_running_turn_calls_them_back_rather_than_to_lose_another_its_pages() 
     pages = called(engine)
     assert len(pages) == 2 * NUM_LAYERS and not engine.core.planner.num_preemptions
     assert engine.plan() is None and called(engine) == pages, "they are called once"
-    started = pages[:1]
-    engine._keep(engine.core.on_loaded(started, [], engine.now_ns))
+    expect(engine, "s3", list(range(300, 305)), tenant="b")
     num_loads = len(of_kind(engine.effects, LoadPages))
     engine._keep(engine.core.on_called_back(pages[1:]))
+    engine._keep(engine.core.on_loaded(pages[:1], [], engine.now_ns))
     check_integrity(engine.core)
     assert len(of_kind(engine.effects, LoadPages)) == num_loads, "none begins before the turn's"
     assert names(engine.step()) == ["t"]
+    assert len(of_kind(engine.effects, LoadPages)) > num_loads, "then others have what is left"
     assert len(deltas(engine.effects)) == 3 and not engine.core.planner.num_preemptions
     check_integrity(engine.core)
 
