@@ -17,6 +17,7 @@ from shared.ids import HostId, subject_token
 from shared.owners import OwnerKey
 
 KV_HOSTS_KEY = "symphony:kv_hosts"
+BLOCKS_MAX = 999_999_999  # of one session
 HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
 _CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
 _LOCATION = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([1-9][0-9]{0,8})")
@@ -97,11 +98,15 @@ def decode_locations(
 def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
     """Of what somebody says in a message, as much as anybody tells who keeps to the rules.
 
-    >>> worth_keeping({HostId("h1"): 3, HostId("h2"): -1})
+    >>> worth_keeping({HostId("h1"): 3, HostId("h2"): -1, HostId("h3"): 10**30, HostId("a b"): 1})
     {'h1': 3}
     """
     told = islice(kv_at.items(), HOSTS_TOLD_MAX)
-    return {host_id: num_blocks for host_id, num_blocks in told if num_blocks > 0}
+    return {
+        host_id: num_blocks
+        for host_id, num_blocks in told
+        if 0 < num_blocks <= BLOCKS_MAX and _host_id(host_id.encode(errors="replace"))
+    }
 
 
 def _host_id(name: bytes) -> HostId | None:

@@ -113,7 +113,7 @@ def redis_config(folder: Path, password: str, bytes_max: int) -> str:
     Args:
         folder: for its data.
         bytes_max: what it may hold. Beyond that it forgets what has an end anyway, the longest
-            unused first: session records, and what of the block index is published again.
+            unused first: session records, and where sessions' KV is.
     """
     return (
         f"dir {_quoted(folder)}\n"

@@ -64,7 +64,7 @@ async def _measure(args: argparse.Namespace, model: str, shape: Shape) -> dict[s
         await lab.wait_connected()
         _say(f"{shape.dtype}: warming up")
         await lab.turn([rng.randrange(shape.vocab_size) for _ in range(args.history_tokens)])
-        bench = _Resume(lab, args, histories, rng, shape.vocab_size)
+        bench = _Resume(lab, args, histories, rng, shape)
         figures = await bench.measure()
     figures["history_mb"] = round(args.history_tokens * shape.token_bytes / 1e6, 1)
     return figures
@@ -77,10 +77,11 @@ class _Resume:
         args: argparse.Namespace,
         histories: list[list[int]],
         rng: random.Random,
-        vocab_size: int,
+        shape: Shape,
     ) -> None:
         self._lab = lab
-        self._vocab_size = vocab_size
+        self._vocab_size = shape.vocab_size
+        self._num_layers = shape.num_layers
         self._args = args
         self._histories = histories
         self._rng = rng
@@ -138,7 +139,7 @@ class _Resume:
         traces = [await self._back(history) for history in self._histories]
         load_ms = _median([trace.queue_ms for trace in traces])
         compute_ms = _median([trace.prefill_ms for trace in traces])
-        limit_ms = max(load_ms, compute_ms) + load_ms / len(self._lab.stall_ms_by_layer())
+        limit_ms = max(load_ms, compute_ms) + load_ms / self._num_layers
         return {
             "load_ms": load_ms,
             "compute_ms": compute_ms,

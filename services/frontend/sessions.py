@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 AOF_TIMEOUT_S = 5.0
+LOCATING_MAX = 16  # advisories whose session is looked up at once; of more it is not known
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
 GENERATION_S = 2 * 3600  # longer than a turn lasts
 LIVES_NS = 2_000_000_000  # how long what hosts claim is taken for true
@@ -90,6 +91,7 @@ class SessionStore:
         self._paused_until_ns = 0
         self._lives: dict[HostId, str] = {}
         self._lives_until_ns = 0
+        self._num_locating = 0
         self._refusals = Sparsely()
         self._rewriter = AofRewriter(RedisClient(url, access, timeout_s=AOF_TIMEOUT_S))
 
@@ -116,11 +118,18 @@ class SessionStore:
         )
 
     async def locate(self, tenant: TenantId, session_id: SessionId) -> dict[HostId, int]:
-        """Leading blocks of the session by host; none if that cannot be had in time."""
+        """Leading blocks of the session by host; none if that cannot be had in time, or many ask:
+        turns' records come first, and nobody's advisories make them wait."""
+        if self._num_locating >= LOCATING_MAX:
+            return {}
+        self._num_locating += 1
         try:
-            return self._kv_at(await self._together(*self._where(tenant, session_id)))
+            where = self._where(tenant, session_id)
+            return self._kv_at(await self._together(*where, is_needed=False))
         except StoreAway:
             return {}
+        finally:
+            self._num_locating -= 1
 
     async def read(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
         """The session's record, or None if there is none.
@@ -192,7 +201,7 @@ class SessionStore:
             self._lives_until_ns = self._clock.now_ns() + LIVES_NS
         return decode_locations(located, self._lives) if isinstance(located, dict) else {}
 
-    async def _together(self, *commands: tuple[str, ...]) -> list[Any]:
+    async def _together(self, *commands: tuple[str, ...], is_needed: bool = True) -> list[Any]:
         """Answers to commands that read, in one round trip. Where one but the first fails, its
         error is in place of its answer.
 
@@ -209,10 +218,10 @@ class SessionStore:
                 raise answers[0]
             return answers
 
-        answers: list[Any] = await self._answered(ask)
+        answers: list[Any] = await self._answered(ask, is_needed=is_needed)
         return answers
 
-    async def _answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _answered(self, ask: Callable[[], Awaitable[Any]], *, is_needed: bool = True) -> Any:
         if self._clock.now_ns() < self._paused_until_ns:
             raise StoreAway("the session store does not answer")
         try:
@@ -225,8 +234,9 @@ class SessionStore:
             raise StoreAway(f"the session store refuses: {error}") from None
         except (RedisError, OSError, TimeoutError) as error:
             telemetry.SESSION_STORE_ERRORS.inc()
-            self._paused_until_ns = self._clock.now_ns() + PAUSE_NS
-            self._note(up=False, why=f"{type(error).__name__}: {error}")
+            if is_needed:
+                self._paused_until_ns = self._clock.now_ns() + PAUSE_NS
+                self._note(up=False, why=f"{type(error).__name__}: {error}")
             raise StoreAway("the session store does not answer") from None
         self._note(up=True)
         return answer

@@ -31,20 +31,30 @@ from shared.tasks import end_if_cancelled
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.0
+CLOSE_TIMEOUT_S = 2.0  # what is not told by then is told after the next start
 LIFE_BYTES = 6  # eight characters
 
 # Keys: what hosts claim; the sessions'. Arguments: the host; its claim as it must stand there, if
 # that matters; its new one; how long a session's key outlives this, seconds; what to say of each
-# session, nothing: take back what was said. Answers whether that was done. The claim comes last: it
-# is true of what is there, whatever ends this before.
+# session, nothing: take back what was said. A key that is no hash is made one: it must not keep
+# what is behind it from being told. Answers whether all was done. The claim comes last: it is true
+# of what is there, whatever ends this before.
 _TELL = """
 local host, before = ARGV[1], ARGV[2]
+local function set(key, field, value)
+  local told = redis.pcall('HSET', key, field, value)
+  if type(told) == 'table' and told.err then
+    if not string.find(told.err, 'WRONGTYPE') then error(told) end
+    redis.call('DEL', key)
+    redis.call('HSET', key, field, value)
+  end
+end
 if before ~= '' and redis.call('HGET', KEYS[1], host) ~= before then return 0 end
 for i = 2, #KEYS do
   if ARGV[i + 3] == '' then
-    redis.call('HDEL', KEYS[i], host)
+    redis.pcall('HDEL', KEYS[i], host)
   else
-    redis.call('HSET', KEYS[i], host, ARGV[i + 3])
+    set(KEYS[i], host, ARGV[i + 3])
     redis.call('EXPIRE', KEYS[i], ARGV[4])
   end
 end
@@ -81,8 +91,9 @@ class RedisIndex:
         """Tell what is not told yet, if Redis is there, and disconnect."""
         if self._presence.is_up:
             try:
-                await self._step()
-            except (RedisError, OSError) as error:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._step()
+            except (RedisError, OSError) as error:  # a timeout is an OSError
                 self._presence.on_failed(error)
         await self._redis.aclose()
 
@@ -113,12 +124,15 @@ class RedisIndex:
     async def _keep_in_step(self) -> None:
         while True:
             try:
-                await self._step()
+                is_in_step = await self._step()
                 end_if_cancelled()
                 self._presence.on_answered()
             except (RedisError, OSError) as error:
                 end_if_cancelled()  # then it says nothing about Redis
                 self._presence.on_failed(error)
+                await asyncio.sleep(CHECK_INTERVAL_S)
+                continue
+            if not is_in_step:  # it lost something, or another kvstore uses this host's id
                 await asyncio.sleep(CHECK_INTERVAL_S)
                 continue
             try:
@@ -127,8 +141,10 @@ class RedisIndex:
             except TimeoutError:
                 continue
 
-    async def _step(self) -> None:
-        """See whether Redis has what it was told, now and then, and tell it what is new."""
+    async def _step(self) -> bool:
+        """See whether Redis has what it was told, now and then, and tell it what is new; False if
+        it turned out not to have it.
+        """
         self._wake.clear()
         now_s = time.monotonic()
         if self._locations.is_in_doubt or now_s - self._checked_at_s >= CHECK_INTERVAL_S:
@@ -147,7 +163,8 @@ class RedisIndex:
                 else:
                     self._locations.on_failed()
             if not is_told:
-                await self._check()
+                return False
+        return True
 
     async def _check(self) -> None:
         claim = decode_claim(await self._redis.hget(KV_HOSTS_KEY, self._host_id))

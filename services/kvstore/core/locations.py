@@ -8,6 +8,7 @@ read. The digest can be computed from the disk alone, so a kvstore that restarts
 last life ended.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -17,6 +18,8 @@ from shared.owners import OwnerKey
 
 SESSIONS_MAX = 128  # of one update: nobody waits for long, here or in Redis
 COUNTED_MAX = 2048  # sessions and their blocks looked at for one update, and those of one more
+EXACT_MAX = 2048  # blocks of a session; of a larger one it is told a little later what is gone
+INEXACT = 16  # when that is one part of so many
 _MASK = (1 << 64) - 1
 _COUNT = 0  # of a changed session: how many blocks it has must be counted
 
@@ -52,6 +55,7 @@ class Locations:
         self._is_claimed = False
         self._changed: dict[OwnerKey, int] = {}  # to: at least so many blocks
         self._anew: list[OwnerKey] = []  # all sessions, to be told again
+        self._num_removed: Counter[OwnerKey] = Counter()  # blocks since they were counted, of large
         self._sending: LocationUpdate | None = None
         self._unsettled: LocationUpdate | None = None  # sent, and nobody knows whether it came
         self.is_in_doubt = True
@@ -90,6 +94,8 @@ class Locations:
         if claim is not None and self._life in (None, claim.life):
             if unsettled is not None and claim == unsettled.claim:
                 self._take_for_said(unsettled)
+            elif unsettled is not None and claim == unsettled.before:
+                self._unsettled = unsettled  # it may come yet
             if claim == self._claim(claim.life):
                 self._life, self._is_claimed = claim.life, True
                 return
@@ -145,7 +151,13 @@ class Locations:
             self._sending, self._unsettled = None, self._sending
 
     def _on_change(self, owner: OwnerKey, least: int) -> None:
-        if least == _COUNT and not self._disk.num_owned(owner) and not self._may_be_said(owner):
+        num_owned = self._disk.num_owned(owner)
+        if least == _COUNT and num_owned > EXACT_MAX:
+            self._num_removed[owner] += 1
+            if self._num_removed[owner] * INEXACT < num_owned:
+                return  # to count so many for each that goes would hold up everybody
+            del self._num_removed[owner]
+        if least == _COUNT and not num_owned and not self._may_be_said(owner):
             self._changed.pop(owner, None)  # came and went: nobody heard of it
             return
         before = self._changed.get(owner, least)
@@ -168,6 +180,7 @@ class Locations:
     def _forget_said(self) -> None:
         self._said, self._digest, self._is_claimed = {}, 0, False
         self._changed, self._anew = {}, []
+        self._num_removed.clear()
 
     def _claim(self, life: str) -> HostClaim:
         return HostClaim(life, self._digest, len(self._said))

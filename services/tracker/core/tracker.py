@@ -87,7 +87,7 @@ class TrackerCore:
             self._out.append(Count("submitted"))
         else:
             self._merge(record, advisory, arrives_at_ns, expires_at_ns, now_ns)
-        record.kv_at = worth_keeping(advisory.kv_at)
+        record.kv_at = worth_keeping(advisory.kv_at) or record.kv_at
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)

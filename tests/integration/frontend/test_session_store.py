@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from cli.supervisor.children import free_port, start_redis, stop_child, wait_for_port
 from services.frontend import aof
 from services.frontend.core.quotas import TenantLimits
-from services.frontend.sessions import LIVES_NS, KnownSession, SessionStore, StoreAway
+from services.frontend.sessions import LIVES_NS, LOCATING_MAX, KnownSession, SessionStore, StoreAway
 from shared.clock import ManualClock, SystemClock
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId
 from shared.locations import KV_HOSTS_KEY, HostClaim, encode_claim, location_redis_key
@@ -129,6 +129,35 @@ def test_a_session_is_known_with_where_its_kv_is(redis_server: Server) -> None:
         await redis.aclose()
         await store.close()
         assert await store.get(DEFAULT_TENANT, fox) == KnownSession()
+
+    asyncio.run(scenario())
+
+
+def test_advisories_make_no_turn_wait_for_its_record() -> None:
+    """Neither many at once nor a Redis that answers none of them."""
+    fox, clock = SessionId("fox"), ManualClock(start_ns=1)
+
+    async def scenario() -> None:
+        store = SessionStore("redis://127.0.0.1:1/0", clock, 60)
+        asked: list[asyncio.Future[None]] = []
+
+        async def together(*_: object, is_needed: bool = True) -> None:
+            asked.append(asyncio.get_running_loop().create_future())
+            await asked[-1]
+
+        answering, store._together = store._together, together  # type: ignore[method-assign,assignment]
+        locating = [asyncio.create_task(store.locate(DEFAULT_TENANT, fox)) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert len(asked) == LOCATING_MAX
+        for each in asked:
+            each.set_exception(StoreAway("away"))
+        assert await asyncio.gather(*locating) == [{}] * 100
+        store._together = answering  # type: ignore[method-assign]
+        assert await store.locate(DEFAULT_TENANT, fox) == {}
+        assert not store._paused_until_ns, "whoever needs a record asks for it all the same"
+        await store.get(DEFAULT_TENANT, fox)
+        assert store._paused_until_ns
+        await store.close()
 
     asyncio.run(scenario())
 

@@ -271,6 +271,19 @@ def test_a_redis_that_comes_back_with_an_old_snapshot_is_put_right(
     asyncio.run(scenario())
 
 
+def test_a_key_of_another_kind_keeps_nothing_from_being_told(place: Place) -> None:
+    async def scenario() -> None:
+        async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):
+            await redis.set(location_redis_key(owner_of(0)), b"nonsense")
+            await worker.open()
+            await worker.store(3)
+            await worker.store(2, seed=1)
+            await until(locates(redis, 2, seed=1))
+            await until(locates(redis, 3))
+
+    asyncio.run(scenario())
+
+
 def test_what_redis_is_told_of_a_session_is_small_and_ends(place: Place) -> None:
     async def scenario() -> None:
         async with worker_at(place) as worker, redis_at(place) as redis, kvstore(place):

@@ -141,3 +141,29 @@ def test_a_redis_that_is_away_is_not_asked_at_the_close() -> None:
         assert not redis.is_asked.is_set()
 
     asyncio.run(scenario())
+
+
+def test_a_host_whose_claim_is_another_one_s_waits_before_it_says_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where two kvstores use one host id: they must not keep Redis and themselves busy."""
+
+    async def scenario() -> None:
+        disk, redis = DiskTier(10**9), SlowRedis()
+        redis.is_asked.set()
+        index = index_of(disk, redis)
+        sent: list[LocationUpdate] = []
+
+        async def send(update: LocationUpdate) -> bool:
+            sent.append(update)
+            return update.before is None
+
+        monkeypatch.setattr(index, "_send", send)
+        store(disk, 1, FOX)
+        assert await index._step()
+        store(disk, 2, CROW)
+        assert not await index._step() and len(sent) == 2
+        assert await index._step(), "a new life"
+        assert sent[-1].before is None and sent[-1].sessions == {FOX: 1, CROW: 1}
+
+    asyncio.run(scenario())

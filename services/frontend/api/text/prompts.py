@@ -82,7 +82,7 @@ async def tokenize_text(
         keys=keys,
         num_turns=num_turns,
         claim=claim,
-        kv_at=session.kv_at,
+        kv_at=_within(session.kv_at, len(keys)),
     )
 
 
@@ -121,7 +121,13 @@ async def take_tokens(
     claim, session = await _claimed(app, owner.tenant, owner.session_id)
     num_turns = session.record.num_turns if session.record is not None else 0
     prompt = await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
-    return replace(prompt, kv_at=session.kv_at)
+    return replace(prompt, kv_at=_within(session.kv_at, len(prompt.keys)))
+
+
+def _within(kv_at: Mapping[HostId, int], num_blocks: int) -> dict[HostId, int]:
+    """Of a session's blocks by host, no more than a prompt has: a longer history that it had once
+    makes no host a better place."""
+    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items()}
 
 
 async def given_tokens(

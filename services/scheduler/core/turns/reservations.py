@@ -73,7 +73,7 @@ class Reservations:
         if held is not None and held.model_id == model_id:
             held.priority = max(held.priority, message.priority)
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
-            held.adapter, held.kv_at = adapter, kv_at
+            held.adapter, held.kv_at = adapter, kv_at or held.kv_at
             held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
             self._see_how_far(held, now_ns)
         else:

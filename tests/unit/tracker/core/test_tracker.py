@@ -9,6 +9,7 @@ from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
+from shared.messages.codec import encode
 
 SECOND = 1_000_000_000
 
@@ -89,6 +90,15 @@ def test_where_the_session_s_kv_is_is_told_to_the_scheduler() -> None:
     d.placed()
     (again,) = [e.message for e in d.submit(kv_at=many, priority=2) if isinstance(e, Expect)]
     assert again.kv_at == dict(list(many.items())[:8]), "no more than anybody tells"
+    d.placed()
+    (third,) = [e.message for e in d.submit(priority=3) if isinstance(e, Expect)]
+    assert third.kv_at == again.kv_at, "what could not be learnt takes nothing back"
+
+
+def test_numbers_that_no_host_can_mean_go_no_further() -> None:
+    wild = {HostId("a"): 10**30, HostId("b c"): 3, HostId("d"): -1, HostId("e"): 4}
+    (ask,) = [e.message for e in Driver().submit(kv_at=wild) if isinstance(e, Expect)]
+    assert ask.kv_at == {"e": 4} and encode(ask)
 
 
 def test_an_advisory_is_placed_and_used() -> None:
