@@ -203,6 +203,7 @@ class Kvstore(Process):
             generations=pack_ints(staged.generations),
             num_from_disk=staged.num_from_disk,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
+            num_here=staged.num_here,
             source_bytes_per_s=self.core.disk_speed.bytes_per_s,
         )
 

@@ -243,6 +243,7 @@ class KvService:
             num_from_disk=staged.num_from_disk,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             source_bytes_per_s=self._core.disk_speed.bytes_per_s,
+            num_here=staged.num_here,
         )
 
     async def _commit(self, message: m.KvCommit) -> m.KvCommitted:

@@ -99,6 +99,7 @@ class KvStaged:
     # answer on, by what waits before them and how fast the disk was lately; empty: all are there.
     ready_in_ns: str = ""
     source_bytes_per_s: float = 0.0  # how fast pages come from disk lately; 0: not told
+    num_here: int = 0  # the first blocks whose every layer is in the arena already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ class Pinned:
         num_from_disk: pages that this stage asked the disk for.
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
+        num_here: its first blocks of which nothing is to come.
     """
 
     ticket: int = 0
@@ -83,6 +84,7 @@ class Pinned:
     generations: list[int] = field(default_factory=list)
     num_from_disk: int = 0
     ready_in_ns: list[int] = field(default_factory=list)
+    num_here: int = 0
 
 
 @dataclass(frozen=True, slots=True)

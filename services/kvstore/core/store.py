@@ -243,6 +243,7 @@ class KvCore:
             generations=_by_layer(block.generations for block in blocks),
             num_from_disk=sum(coming),
             ready_in_ns=ready_in_ns,
+            num_here=next((at for at, b in enumerate(blocks) if not b.is_whole), len(blocks)),
         )
         return staged, effects
 

@@ -46,6 +46,8 @@ def staged_blocks(
     pages, generations = _pages(reply.pages, num_arena_pages), unpack_ints(reply.generations)
     if not len(pages) == len(generations) == count * num_layers:
         raise MalformedMessage(f"{len(pages)} pages for {count} blocks of {num_layers} layers")
+    if not 0 <= reply.num_here <= count:
+        raise MalformedMessage(f"{reply.num_here} of {count} blocks are there")
     ready_in_ns = unpack_ints(reply.ready_in_ns, "q")
     if ready_in_ns and len(ready_in_ns) != num_layers:
         raise MalformedMessage(f"promises for {len(ready_in_ns)} of {num_layers} layers")
@@ -61,6 +63,7 @@ def staged_blocks(
         epoch,
         ready_in_ns,
         source_speed(reply.source_bytes_per_s),
+        reply.num_here,
     )
 
 

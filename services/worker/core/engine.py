@@ -459,7 +459,8 @@ class EngineCore:
             turn.is_void = True
             if index in result.failed:  # told at once: others may be waiting for the same
                 self.residency.put_off(turn.prefix)
-                self.adapters.on_failed(turn)
+                if not self.residency.is_late(turn.prefix):
+                    self.adapters.on_failed(turn)
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             self._retire(self.history.register(turn))

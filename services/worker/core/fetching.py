@@ -17,12 +17,14 @@ class Supply:
 
     Attributes:
         num_blocks: that are staged.
+        num_here: the first of them that are in the arena already.
         wait_ns: before the first of those that come from below are in the arena.
         source_ns: what they take then, all of them.
         link_ns: what all staged blocks take from the arena to the device.
     """
 
     num_blocks: int
+    num_here: int = 0
     wait_ns: float = 0.0
     source_ns: float = 0.0
     link_ns: float = 0.0
@@ -32,9 +34,15 @@ class Supply:
         other, so the slower of the two counts."""
         if not num_blocks:
             return 0.0
-        share = num_blocks / self.num_blocks
-        source_ns = self.wait_ns + share * self.source_ns if self.source_ns else 0.0
-        return max(source_ns, share * self.link_ns)
+        link_ns = num_blocks / self.num_blocks * self.link_ns
+        return max(self.ready_ns(num_blocks), link_ns)
+
+    def ready_ns(self, num_blocks: int) -> float:
+        """When so many leading blocks are in the arena, from now."""
+        if not self.source_ns or num_blocks <= self.num_here:
+            return 0.0
+        share = (num_blocks - self.num_here) / (self.num_blocks - self.num_here)
+        return self.wait_ns + share * self.source_ns
 
 
 def blocks_to_fetch(supply: Supply, compute_ns: Callable[[int], float]) -> int:
@@ -46,8 +54,9 @@ def blocks_to_fetch(supply: Supply, compute_ns: Callable[[int], float]) -> int:
     >>> compute_ns = lambda num: 20.0 * (10 - num)
     >>> [blocks_to_fetch(Supply(num_blocks=9, link_ns=ns), compute_ns) for ns in (9, 90, 540)]
     [9, 7, 2]
-    >>> blocks_to_fetch(Supply(num_blocks=9, wait_ns=300, source_ns=9), compute_ns)
-    0
+    >>> [blocks_to_fetch(Supply(num_blocks=9, num_here=num, wait_ns=300, source_ns=9), compute_ns)
+    ...  for num in (0, 4)]
+    [0, 4]
     """
     num = _first(supply.num_blocks, lambda at: supply.fetch_ns(at) >= compute_ns(at))
     soonest_ns = max(supply.fetch_ns(num), compute_ns(num))

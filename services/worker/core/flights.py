@@ -9,6 +9,7 @@ import numpy.typing as npt
 from services.worker.core.pages import NO_PAGE, Block, Pages
 
 NO_LAYER = -1
+CALL_BACK_NS = 100_000_000  # what was called back so long ago was in a thread's hands: it comes
 MARGIN = 1.25  # what is to come takes so much longer, to be on the safe side
 
 
@@ -19,27 +20,29 @@ class Flight:
     block: Block
     ticket: int
     is_prefetch: bool
-    is_called_back: bool = False
+    called_back_at_ns: int = 0
 
 
 @dataclass(slots=True)
 class Flights:
-    """Attributes:
-    num_prefetching: pages for sessions that are expected; somebody waits for all others.
+    """Args:
+    num_pages: of the pool.
     """
 
     num_pages: int
     num_layers: int
-    num_prefetching: int = 0
     _flights: dict[int, Flight] = field(default_factory=dict)  # by pool page
+    _prefetches: dict[int, Flight] = field(default_factory=dict)  # those of prefetches
     _layer: npt.NDArray[np.int16] = field(init=False)  # of each page; `NO_LAYER`: not under way
     _ready_at_ns: npt.NDArray[np.int64] = field(init=False)  # promised for each page
     _num_demanded: npt.NDArray[np.int64] = field(init=False)  # pages of each layer
+    _is_prefetch: npt.NDArray[np.bool_] = field(init=False)  # each page
 
     def __post_init__(self) -> None:
         self._layer = np.full(self.num_pages, NO_LAYER, np.int16)
         self._ready_at_ns = np.zeros(self.num_pages, np.int64)
         self._num_demanded = np.zeros(self.num_layers, np.int64)
+        self._is_prefetch = np.zeros(self.num_pages, np.bool_)
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -75,35 +78,38 @@ class Flights:
         """Loads of pages of one layer begin that nobody waits for yet."""
         self._layer[pages] = layer
         self._ready_at_ns[pages] = ready_at_ns
+        self._prefetches.update(zip(pages, flights, strict=True))
         self._flights.update(zip(pages, flights, strict=True))
-        self.num_prefetching += len(pages)
+        self._is_prefetch[pages] = True
 
     def end(self, pages: list[int]) -> list[Flight]:
         """Of each page: its load ended."""
         flights = list(map(self._flights.pop, pages))
-        num_prefetching = sum(flight.is_prefetch for flight in flights)
-        self.num_prefetching -= num_prefetching
-        if num_prefetching < len(flights):
-            demanded = [
-                page for page, each in zip(pages, flights, strict=True) if not each.is_prefetch
-            ]
+        demanded = [page for page in pages if self._prefetches.pop(page, None) is None]
+        if demanded:
             self._num_demanded -= np.bincount(self._layer[demanded], minlength=self.num_layers)
         self._layer[pages] = NO_LAYER
+        self._is_prefetch[pages] = False
         return flights
 
-    def call_back(self, num_pages: int) -> list[int] | None:
+    @property
+    def num_prefetching(self) -> int:
+        """Pages for sessions that are expected; somebody waits for all others."""
+        return len(self._prefetches)
+
+    def call_back(self, num_pages: int, now_ns: int) -> list[int] | None:
         """Those of prefetches whose blocks nobody uses, but for those that were called back before;
-        None if all of them together are fewer than so many."""
+        None if all that may be given are fewer than so many."""
         unused = {
             page: flight
-            for page, flight in self._flights.items()
-            if flight.is_prefetch and not flight.block.refs
+            for page, flight in self._prefetches.items()
+            if not flight.block.refs and not 0 < flight.called_back_at_ns <= now_ns - CALL_BACK_NS
         }
         if len(unused) < num_pages:
             return None
-        pages = [page for page, flight in unused.items() if not flight.is_called_back]
+        pages = [page for page, flight in unused.items() if not flight.called_back_at_ns]
         for page in pages:
-            unused[page].is_called_back = True
+            unused[page].called_back_at_ns = now_ns
         return pages
 
     def of(self, table: Pages) -> list[list[int]]:
@@ -113,8 +119,8 @@ class Flights:
 
     def arrivals(self, table: Pages, page_ns: float, now_ns: int) -> list[int]:
         """For each layer, when the last page of a table [blocks, num_layers] will probably be
-        there; 0 where none is under way. Lower layers come first, whoever waits for them, and no
-        page is copied before it is in the arena.
+        there; 0 where none is under way. Lower layers come first, whoever waits for them, and what
+        was begun as a prefetch comes behind all that; no page is copied before it is in the arena.
 
         Args:
             page_ns: of one copy.
@@ -122,6 +128,9 @@ class Flights:
         under_way = self._layer[table] != NO_LAYER
         num_own = under_way.sum(axis=0)
         num_ahead = np.maximum(self._num_demanded.cumsum(), num_own.cumsum())
+        num_last = self._num_demanded.sum() + num_own.cumsum()
+        is_last = (under_way & self._is_prefetch[table]).any(axis=0)
+        num_ahead = np.where(is_last, num_last, num_ahead)
         ready_at_ns = np.where(under_way, self._ready_at_ns[table], 0).max(axis=0, initial=0)
         wait_ns = np.maximum(ready_at_ns - now_ns, 0) + num_own * page_ns
         at_ns = now_ns + MARGIN * np.maximum(wait_ns, num_ahead * page_ns)

@@ -5,7 +5,7 @@ blocks can be reused, whether to fetch or to compute them, how computed ones ent
 below, and whose use is told there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect, StageTurn
@@ -18,6 +18,7 @@ from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 
+PROMISE_UNKNOWN_NS = 2_000_000_000  # so late it is rather computed, whatever that takes
 COMPUTE_UNKNOWN_NS = 1_000_000_000  # before any prompt was computed
 COMPUTE_MIN_NS = 5_000_000  # what threads that hand pages over may be late by anyway
 USED_MAX = 256  # sequences whose use is told at once; of more, the latest
@@ -70,9 +71,15 @@ class History:
             num_known = (prefix.staged_from + num_blocks) * self.block_tokens
             return self._compute_ns(len(turn.tokens) - num_known, num_decodes)
 
-        num_wanted = staged.num_blocks
+        num_wanted, supply = staged.num_blocks, self._supply(staged)
         if self.costs.is_known or self.estimates.prefill_tokens_per_s:
-            num_wanted = blocks_to_fetch(self._supply(staged), compute_ns)
+            num_wanted = blocks_to_fetch(supply, compute_ns)
+        elif max(staged.ready_in_ns, default=0) > PROMISE_UNKNOWN_NS:
+            num_wanted = staged.num_here
+        if num_wanted < staged.num_blocks and (all_ns := supply.ready_ns(staged.num_blocks)):
+            share = supply.ready_ns(num_wanted) / all_ns  # what is not wanted is not read either
+            sooner_ns = [int(share * promised_ns) for promised_ns in staged.ready_in_ns]
+            staged = replace(staged, ready_in_ns=sooner_ns)
         return self.residency.stage(prefix, staged, num_wanted)
 
     def _supply(self, staged: Staged) -> Supply:
@@ -81,6 +88,7 @@ class History:
         promised_ns = max(staged.ready_in_ns, default=0)
         return Supply(
             num_blocks=staged.num_blocks,
+            num_here=staged.num_here,
             wait_ns=max(promised_ns - source_ns, 0),
             source_ns=source_ns,
             link_ns=self.estimates.load_ns(num_pages * self.page_bytes),
@@ -118,7 +126,7 @@ class History:
 
     def trust(self, turn: Turn, now_ns: int, num_decodes: int) -> None:
         """Decide how long to wait for what is on its way: until it is overdue by as much as
-        computing it takes. So a promise that is not kept costs no more than that again.
+        computing it takes. So a promise that is not kept costs about that much again.
         """
         prefix = turn.prefix
         coming = [number for number, block in enumerate(prefix.blocks) if block.loading]
@@ -129,11 +137,19 @@ class History:
         compute_ns = self._compute_ns(num_tokens, num_decodes) or COMPUTE_UNKNOWN_NS
         promised_ns = max(self.arrivals(turn, now_ns))
         prefix.give_up_at_ns = promised_ns + max(int(compute_ns), COMPUTE_MIN_NS)
+        prefix.num_lacking = sum(block.loading for block in prefix.blocks)
 
-    def is_overdue(self, turn: Turn, now_ns: int) -> bool:
-        """Whether to compute what is on its way rather than to wait on."""
+    def is_overdue(self, turn: Turn, now_ns: int, num_decodes: int) -> bool:
+        """Whether to compute what is on its way rather than to wait on. Others that came later may
+        have gone before it, layer by layer: while it comes at all, it is trusted anew."""
         prefix = turn.prefix
-        return 0 < prefix.give_up_at_ns <= now_ns and any(b.loading for b in prefix.coming)
+        if not 0 < prefix.give_up_at_ns <= now_ns:
+            return False
+        num_lacking = sum(block.loading for block in prefix.coming)
+        if num_lacking < prefix.num_lacking:
+            self.trust(turn, now_ns, num_decodes)
+            return False
+        return num_lacking > 0
 
     def register(self, turn: Turn) -> list[Block]:
         """Full blocks just computed enter the cache, so that others may run on them.

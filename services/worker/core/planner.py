@@ -11,7 +11,7 @@ a token that is still to be chosen is carried over on the device. Nothing is tak
 a step in flight has a row of: what would take it waits until nothing is in flight.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from services.worker.core.adapters.adapters import AHEAD_MAX, Adapters, Readiness
@@ -28,6 +28,8 @@ from services.worker.core.residency import Residency
 from services.worker.core.rows import Row, by_adapter, step_plan
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn, TurnState
+
+LOOKS = 4  # at a prompt whose history is on its way, while what is left of its wait halves or so
 
 
 @dataclass(slots=True)
@@ -116,6 +118,13 @@ class Planner:
         sources = adapters.assists(turns)
         streams, patience = adapters.streams(turns), self._patience(rows, draft)
         plan = step_plan(rows, self.residency.pool, streams, sources, patience)
+        if patience:
+            num_new = sum(row.end - row.start for row in rows)
+            plan = replace(
+                plan,
+                starts_in_ns=draft.starts_at_ns - draft.now_ns,
+                pass_ns=self.costs.step_ns(num_new, 0) if self.costs.is_known else 0,
+            )
         for row in rows:
             row.turn.on_planned(row.end)
         tickets = [source.ticket for source in sources.values()]
@@ -214,11 +223,12 @@ class Planner:
         if num_tokens <= 0:
             return  # all but what it keeps back is computed
         wait_ns = 0
-        if turn.prefix.coming:
-            if not turn.num_flights and self.history.is_overdue(turn, draft.now_ns):
+        if turn.prefix.coming and not turn.num_flights:
+            is_lost = not self.residency.settle(turn.prefix)
+            if is_lost or self.history.is_overdue(turn, draft.now_ns, len(draft.rows)):
                 draft.effects += self.recompute(turn, draft.now_ns)
                 return
-            told_ns = self._wait_ns(turn, num_tokens, draft)
+            told_ns = self._wait_ns(turn, num_tokens, draft) if turn.prefix.coming else 0
             if told_ns is None:
                 return  # let the others run while it arrives
             wait_ns = told_ns
@@ -228,18 +238,21 @@ class Planner:
     def _wait_ns(self, turn: Turn, num_tokens: int, draft: Draft) -> int | None:
         """How long a pass would wait for a prompt's history; None: it is not to be in this step."""
         costs, num_others = self.costs, len(draft.rows)
+        if draft.now_ns < turn.look_not_before_ns:
+            return None
         turn.look_again_at_ns = turn.prefix.give_up_at_ns
-        if self.residency.is_late(turn.prefix):
+        if not self.is_layerwise or self.residency.is_late(turn.prefix):
             return None
-        if not self.is_layerwise and any(self.residency.awaited(turn.prefix)):
-            return None
-        if not costs.is_known:
-            return None if num_others and self.residency.is_coming(turn.prefix, 0) else 0
-        pass_ns = costs.step_ns(num_tokens, num_others)
         arrivals = self.history.arrivals(turn, draft.now_ns)
+        if not costs.is_known and num_others:
+            return None if arrivals[0] else 0
+        pass_ns = costs.step_ns(num_tokens, num_others)
         wait_ns = stall_ns(arrivals, draft.starts_at_ns, pass_ns)
+        if gains(wait_ns, num_others, costs.step_ns(0, num_others)):
+            return wait_ns
         turn.look_again_at_ns = draft.starts_at_ns + wait_ns
-        return wait_ns if gains(wait_ns, num_others, costs.step_ns(0, num_others)) else None
+        turn.look_not_before_ns = draft.now_ns + wait_ns // LOOKS
+        return None
 
     def _patience(self, rows: list[Row], draft: Draft) -> dict[int, int]:
         """How long the pass may wait for each row's history."""
@@ -273,8 +286,8 @@ class Planner:
             if not blocks:
                 if self.adapters.give_way(draft.effects):
                     continue
-                num_short = num_lacking * residency.pool.num_layers - residency.num_available
-                if residency.stager.call_back(num_short, draft.effects):
+                num_short = residency.pool.num_layers - residency.num_available
+                if residency.stager.call_back(num_short, draft.now_ns, draft.effects):
                     return False
                 if draft.is_ahead:
                     draft.is_short = True
@@ -300,7 +313,8 @@ class Planner:
         num_wanted = history.num_pages_wanted(turn) + self.reserve
         is_short = residency.num_available < num_wanted
         if is_short and not self._make_room(turn, draft):
-            residency.stager.call_back(num_wanted - residency.num_available, draft.effects)
+            num_short = num_wanted - residency.num_available
+            residency.stager.call_back(num_short, draft.now_ns, draft.effects)
             return False
         draft.effects += history.load_staged(turn)
         history.trust(turn, draft.now_ns, len(self.queue.running))
@@ -336,4 +350,6 @@ class Planner:
 def _is_decode(turn: Turn) -> bool:
     """Whether a turn that runs has a row in any step. One with all its history but on its way has
     not, however little is left to compute, until a pass waits for that."""
-    return turn.is_decoding and (turn.num_flights > 0 or not turn.prefix.coming)
+    if not turn.is_decoding or turn.num_flights:
+        return turn.is_decoding
+    return not any(block.loading or block.lost for block in turn.prefix.coming)

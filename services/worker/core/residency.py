@@ -40,6 +40,7 @@ class Chain:
         staged_from: the block that was the first of those asked for last.
         give_up_at_ns: when its user takes other ways than to wait for what is on its way; 0: not
             decided.
+        num_lacking: pages that were on their way when that was decided.
     """
 
     owner: OwnerKey
@@ -53,6 +54,7 @@ class Chain:
     staged: Staged | None = None
     staged_from: int = 0
     give_up_at_ns: int = 0
+    num_lacking: int = 0
 
     @property
     def missing(self) -> list[BlockKey]:

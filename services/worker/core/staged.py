@@ -16,6 +16,7 @@ class Staged:
         ready_in_ns: for each layer, when its last page was promised to be in the arena, from when
             the answer was heard; empty: all are there.
         source_bytes_per_s: how fast pages come into the arena lately; 0: not told.
+        num_here: its first blocks that are in the arena already, all layers.
         heard_at_ns: when the answer came.
     """
 
@@ -27,6 +28,7 @@ class Staged:
     epoch: int = 0
     ready_in_ns: list[int] = field(default_factory=list)
     source_bytes_per_s: float = 0.0
+    num_here: int = 0
     heard_at_ns: int = 0
 
     @property

@@ -8,7 +8,14 @@ from itertools import count
 
 import numpy as np
 
-from services.worker.core.effects import CallBack, Effect, LoadPages, PageLoads, ReleaseTicket
+from services.worker.core.effects import (
+    CallBack,
+    Effect,
+    LoadPages,
+    PageLoads,
+    ReleaseTicket,
+    TrimTicket,
+)
 from services.worker.core.expecting import Expected
 from services.worker.core.flights import Flight, Flights
 from services.worker.core.hints import Hint, HintName, Hints
@@ -229,8 +236,13 @@ class Stager:
         """Nothing comes into these pages."""
         flights = self.flights.end(pages)
         for page, flight in zip(pages, flights, strict=True):
-            flight.block.loading -= 1
-            self.pool.remove_page(flight.block, page)
+            block = flight.block
+            block.loading -= 1
+            block.is_late &= block.loading > 0
+            if block.refs:  # a turn came for it meanwhile, and relies on that page
+                block.lost = True
+            else:
+                self.pool.remove_page(block, page)
         return self._settle(flights)
 
     def _settle(self, flights: list[Flight]) -> list[Effect]:
@@ -249,16 +261,16 @@ class Stager:
             effects += self.let_go(ticket, num)
         return effects
 
-    def call_back(self, num_pages: int, effects: list[Effect]) -> bool:
-        """A turn that is here lacks so many pages: whether prefetches give them, those into which
-        nothing has come yet. In a moment they are free, and no other is begun until then.
+    def call_back(self, num_pages: int, now_ns: int, effects: list[Effect]) -> bool:
+        """A turn that is here lacks so many pages: whether prefetches may give them, those into
+        which nothing has come yet. No other is begun until that is known.
 
         Args:
             effects: what is to be done is added here.
         """
         if num_pages <= 0 or self.flights.num_prefetching < num_pages:
             return False
-        pages = self.flights.call_back(num_pages)
+        pages = self.flights.call_back(num_pages, now_ns)
         if pages is None:
             return False
         self.is_paused = True
@@ -287,6 +299,8 @@ class Stager:
         room = self.hints.room(name, expected.tenant, now_ns) // self.pool.num_layers
         if not room or (is_indivisible and room < staged.num_blocks):
             return [*effects, ReleaseTicket(staged.ticket)]
+        if room < staged.num_blocks:
+            effects.append(TrimTicket(staged.ticket, room))
         staged = staged.head(room)
         expires_at_ns, priority = expected.expires_at_ns, expected.priority
         num_pages = staged.num_blocks * self.pool.num_layers

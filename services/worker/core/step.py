@@ -17,6 +17,7 @@ from shared.messages import SamplingParams, TokenLogprobs
 from shared.sampling import has_penalties
 
 Ints = npt.NDArray[np.int32]
+STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,10 @@ class StepPlan:
         sampling: for each row, None where nothing is sampled yet.
         scoring: by row.
         awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
-        patience_ns: how long the pass may wait for those in all, by row; a row for which that is
-            not enough fails.
+        patience_ns: how much later than planned those of a row may be, by row; later it fails.
+        starts_in_ns, pass_ns: when the pass begins, from when it was planned, and how long it takes
+            if it waits for nothing, as far as is known: it goes through its layers evenly. A host
+            may be ahead of its device.
         entries: of the block tables.
         adapters: int32 [R]: each row's line in the adapter tables; negative: the base model's. Rows
             of one adapter follow each other, among the decodes and among the prompts.
@@ -156,6 +159,8 @@ class StepPlan:
     streams: dict[int, list[list[int]]] = field(default_factory=dict)
     assists: dict[int, ImageSource] = field(default_factory=dict)
     patience_ns: dict[int, int] = field(default_factory=dict)
+    starts_in_ns: int = 0
+    pass_ns: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -169,6 +174,11 @@ class StepPlan:
     def lengths(self) -> Ints:
         """int32 [R]: new tokens of each row."""
         return self.query_starts[1:] - self.query_starts[:-1]  # np.diff is slow on few
+
+    def due_in_ns(self, row: int, layer: int, num_layers: int) -> int:
+        """How long a host may wait for a layer of a row's history, from when it begins a pass."""
+        reaches_ns = self.starts_in_ns + self.pass_ns * layer // num_layers
+        return reaches_ns + self.patience_ns.get(row, STALL_UNKNOWN_NS)
 
     @property
     def num_decodes(self) -> int:
@@ -211,6 +221,8 @@ class StepPlan:
             scoring={0: self.scoring[row]} if row in self.scoring else {},
             awaited={0: self.awaited[row]} if row in self.awaited else {},
             patience_ns={0: self.patience_ns[row]} if row in self.patience_ns else {},
+            starts_in_ns=self.starts_in_ns,
+            pass_ns=self.pass_ns,
             entries=self.entries,
             adapters=self.adapters[row : row + 1],
             images=self.images,

@@ -49,6 +49,7 @@ class Turn:
         untold: numbers of blocks that no plan has told of yet.
         slot: its line in the executor's block tables while it runs.
         look_again_at_ns: when a pass would not have to wait for its history, as was forecast last.
+        look_not_before_ns: the forecast is not made again before.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
         adapter: that it runs on; None: on the base model.
         num_image_blocks: of the adapter's image.
@@ -88,6 +89,7 @@ class Turn:
     num_sampling: int = 0
     is_void: bool = False
     look_again_at_ns: int = 0
+    look_not_before_ns: int = 0
     num_cached: int = 0
     image: Image | None = None
     can_be_assisted: bool = False

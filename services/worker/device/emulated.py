@@ -17,7 +17,7 @@ from services.worker.demo_model import VOCAB
 from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
-from services.worker.device.gate import ADAPTER_STALL_NS, STALL_TIMEOUT_NS, PageGate
+from services.worker.device.gate import ADAPTER_STALL_NS, PageGate
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.tables import BlockTables
@@ -81,8 +81,9 @@ class EmulatedExecutor:
         for index, awaited in plan.awaited.items():
             if index in result.failed:
                 continue
-            patience_ns = plan.patience_ns.get(index, STALL_TIMEOUT_NS)
-            if not self._has(awaited, patience_ns, result):
+            # It waits for all of them before it takes any time.
+            left_ns = started_ns + plan.due_in_ns(index, 1, 1) - time.monotonic_ns()
+            if not self._has(awaited, left_ns, result):
                 result.failed.add(index)
         self._compute(plan)
         self._adapters.update({image.line: image for image in plan.images})

@@ -248,7 +248,7 @@ class GpuExecutor:
             slot_pages=self._tables.pages[:, told.token_slots, blocks],
             slot_offsets=told.positions % BLOCK_TOKENS,
             awaited=plan.awaited,
-            patience_ns=dict(plan.patience_ns),
+            due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
             streams=plan.streams,
             lines=plan.adapters.tolist(),
             has=self.mover.gate.has_started,

@@ -12,8 +12,9 @@ import numpy as np
 
 from services.worker.core.effects import PageLoads
 from shared.arena import Arena, PageState
-from shared.urgency import Order
+from shared.urgency import DEMAND_PRIORITY, Order
 
+PATIENCE_NS = 2_000_000_000  # since the last page came
 RUN_PAGES = 64  # copied at once: a more urgent load waits for no more
 
 
@@ -64,6 +65,7 @@ class LoadQueue:
         self._num_pages = 0
         self._runs: list[LoadRun] = []  # a heap
         self._unready: list[LoadRun] = []
+        self._patient_until_ns = 0
 
     def __len__(self) -> int:
         """Pages that wait."""
@@ -95,12 +97,16 @@ class LoadQueue:
         self._num_pages += len(run)
 
     def look(self, now_ns: int) -> list[int]:
-        """Queue what has come meanwhile; returns the pool pages of what will not come."""
+        """Queue what has come meanwhile; returns the pool pages of what will not come. While pages
+        come, whosever they are, those that are overdue may only be behind them."""
         waiting, self._unready = self._unready, []
         failed: list[int] = []
-        for run in waiting:
-            ready, filling, bad = run.states()
-            if now_ns >= run.deadline_ns:
+        states = [run.states() for run in waiting]
+        if any(ready for ready, _, _ in states):
+            self._patient_until_ns = now_ns + PATIENCE_NS
+        for run, found in zip(waiting, states, strict=True):
+            ready, filling, bad = found
+            if now_ns >= max(run.deadline_ns, self._patient_until_ns):
                 filling, bad = [], sorted(filling + bad)
             if ready:
                 heappush(self._runs, run.part(ready))
@@ -111,11 +117,14 @@ class LoadQueue:
         return failed
 
     def take_out(self, pool_pages: Set[int]) -> list[int]:
-        """Leave these pages out; returns those that were waiting."""
+        """Leave these pages of prefetches out; returns those that were waiting."""
         taken: list[int] = []
         for runs in (self._runs, self._unready):
             kept: list[LoadRun] = []
             for run in runs:
+                if run.loads.priority >= DEMAND_PRIORITY:
+                    kept.append(run)
+                    continue
                 pages = run.loads.pool_pages
                 stay = [at for at, page in enumerate(pages) if page not in pool_pages]
                 if len(stay) == len(pages):

@@ -124,6 +124,7 @@ class KvMover:
         self._loads = LoadQueue(loads_max)  # guarded by the condition
         self._has_loads = threading.Condition()
         self._copying: deque[_Copying] = deque()  # of the loading thread
+        self._ended_ns = 0  # the last of them
         self._is_closed = False
         self._orders: Queue[_Order | None] = Queue(stores_max)
         self._num_submitted = 0
@@ -272,7 +273,8 @@ class KvMover:
             return
         good = [pool_pages[at] for at in run.states()[0]]
         bad = sorted({*pool_pages} - {*good})
-        duration_ns = time.monotonic_ns() - copying.started_ns
+        now_ns = time.monotonic_ns()  # copies stand one behind another: each counts from the last
+        duration_ns, self._ended_ns = now_ns - max(copying.started_ns, self._ended_ns), now_ns
         self._settle(Loaded(good, bad, len(run) * run.arena.page_bytes, duration_ns))
 
     def _settle(self, loaded: Loaded) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.paged_attention import RaggedBatch
-from services.worker.device.gate import ADAPTER_STALL_NS, STALL_TIMEOUT_NS
+from services.worker.device.gate import ADAPTER_STALL_NS
 from services.worker.device.lora.assistance import Assistance
 from services.worker.device.lora.tables import LoraStep
 
@@ -25,6 +25,10 @@ class LayerProbe:
 
     layers: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_heads: int = 0
+
+
+def _never(row: int, layer: int) -> int:
+    return 1 << 62
 
 
 def _has_come(pages: list[int], timeout_ns: int) -> bool:
@@ -47,7 +51,7 @@ class StepContext:
             none.
         slot_offsets: int32 ``[num_tokens]``: place in that page.
         awaited: by row, for each layer, pages that may still be loading.
-        patience_ns: by row, how long they may still be waited for in all.
+        due_in_ns: of a row and a layer, how long they may be waited for, from `begun_ns` on.
         streams: by line of the adapter tables, for each layer, pages that may still be loading.
         lines: of each row.
         has: whether pages are there.
@@ -62,7 +66,8 @@ class StepContext:
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
     awaited: dict[int, list[list[int]]] = field(default_factory=dict)
-    patience_ns: dict[int, int] = field(default_factory=dict)
+    due_in_ns: Callable[[int, int], int] = _never
+    begun_ns: int = field(default_factory=time.monotonic_ns)
     streams: dict[int, list[list[int]]] = field(default_factory=dict)
     lines: list[int] = field(default_factory=list)
     wait: Callable[[list[int], int], bool] = _has_come
@@ -77,16 +82,12 @@ class StepContext:
         brings some up."""
         if not self.awaited:
             return
+        started_ns = time.monotonic_ns()
         for row, pages in self.awaited.items():
-            if row in self.failed:
-                continue
-            left_ns = self.patience_ns.get(row, STALL_TIMEOUT_NS)
-            started_ns = time.monotonic_ns()
-            if not self.wait(pages[layer], left_ns):
+            left_ns = self.begun_ns + self.due_in_ns(row, layer) - time.monotonic_ns()
+            if row not in self.failed and not self.wait(pages[layer], left_ns):
                 self.failed.add(row)
-            waited_ns = time.monotonic_ns() - started_ns
-            self.patience_ns[row] = left_ns - waited_ns
-            self.stall_ns[layer] += waited_ns
+        self.stall_ns[layer] += time.monotonic_ns() - started_ns
 
     def away_from(self, layer: int) -> frozenset[int]:
         """Lines whose adapters are not there in this layer, and that helpers take."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -129,7 +130,7 @@ class TorchExecutor:
             slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),
             awaited=plan.awaited,
-            patience_ns=dict(plan.patience_ns),
+            due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
             streams=plan.streams,
             lines=plan.adapters.tolist(),
             has=self.mover.gate.has,

@@ -79,6 +79,25 @@ def test_what_has_come_of_their_blocks_stays() -> None:
     check_integrity(engine.core)
 
 
+def test_a_turn_that_came_for_a_block_meanwhile_does_not_run_on_what_is_not_there() -> None:
+    engine = crowded()
+    engine.step()
+    engine._keep(engine.core.on_loaded([], [], engine.now_ns))
+    assert engine.plan() is None
+    pages = called(engine)
+    engine.submit(new_turn("s", OTHER))
+    (turn,) = [turn for turn in engine.core.waiting if turn.turn_id == "s"]
+    assert turn.prefix.blocks, "it holds what is whole, though it is on its way"
+    engine._keep(engine.core.on_called_back(pages))
+    check_integrity(engine.core)
+    engine.core.on_cancel(TurnId("t"))
+    engine.core.on_staged(TurnId("s"), 1, None, engine.now_ns)
+    (row,) = engine.step()
+    assert (row.turn_id, row.start) == ("s", 0)
+    assert all(page != NO_PAGE for block in turn.own for page in engine.core.pool.pages_of(block))
+    check_integrity(engine.core)
+
+
 def test_a_turn_that_could_not_run_even_so_takes_nothing_from_them() -> None:
     engine = crowded()
     engine.submit(new_turn("u", list(range(300, 320))))  # five blocks, of four

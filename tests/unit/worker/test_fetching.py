@@ -47,7 +47,9 @@ def asked(prefill_tokens_per_s: float, source_bytes_per_s: float) -> Engine:
     return engine
 
 
-def answer(engine: Engine, ready_in_ns: list[int], num_from_disk: int = 20) -> None:
+def answer(
+    engine: Engine, ready_in_ns: list[int], num_from_disk: int = 20, num_here: int = 0
+) -> None:
     made = staged_blocks(7, keys_of(PROMPT), num_from_disk)
     staged = Staged(
         7,
@@ -57,6 +59,7 @@ def answer(engine: Engine, ready_in_ns: list[int], num_from_disk: int = 20) -> N
         num_from_disk,
         epoch=1,
         ready_in_ns=ready_in_ns,
+        num_here=num_here,
     )
     engine._keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
 
@@ -67,11 +70,12 @@ def test_the_head_is_fetched_and_the_tail_computed_where_both_take_as_long() -> 
     answer(engine, [20 * MS, 40 * MS])
     (trim,) = of_kind(engine.effects, TrimTicket)
     assert trim == TrimTicket(7, 5)
-    plan = engine.plan()
-    assert plan is None or plan.rows()[0].start == 20
+    engine.plan()
+    assert engine.core.running[0].num_computed == 20
     loads = [run for each in of_kind(engine.effects, LoadPages) for run in each.loads]
     assert [len(run.pool_pages) for run in loads] == [5] * NUM_LAYERS
-    assert [run.ready_at_ns for run in loads] == [engine.now_ns + ns for ns in (20 * MS, 40 * MS)]
+    half = [engine.now_ns + ns for ns in (10 * MS, 20 * MS)]
+    assert [run.ready_at_ns for run in loads] == half, "the other half is not read"
 
 
 def test_a_queue_before_them_counts() -> None:
@@ -90,9 +94,24 @@ def test_what_is_in_the_arena_already_is_taken_whole() -> None:
     assert plan is not None and plan.rows()[0].start == 40
 
 
-def test_before_the_first_prefill_everything_is_fetched() -> None:
+def test_a_head_that_is_in_the_arena_is_taken_whatever_its_tail_waits_for() -> None:
+    engine = asked(prefill_tokens_per_s=1000, source_bytes_per_s=512_000)
+    answer(engine, [500 * MS, 540 * MS], num_from_disk=6, num_here=7)
+    assert of_kind(engine.effects, TrimTicket) == [TrimTicket(7, 7)]
+    plan = engine.plan()
+    assert plan is not None and plan.rows()[0].start == 28
+
+
+def test_before_the_first_prefill_what_is_promised_late_is_not_waited_for() -> None:
     engine = asked(prefill_tokens_per_s=0, source_bytes_per_s=1)
-    answer(engine, [10**12, 10**12])
+    answer(engine, [10**12, 10**12], num_here=3)
+    assert of_kind(engine.effects, TrimTicket) == [TrimTicket(7, 3)]
+
+
+def test_before_the_first_prefill_everything_else_is_fetched() -> None:
+    engine = asked(prefill_tokens_per_s=0, source_bytes_per_s=1)
+    answer(engine, [10**9, 10**9])
+    assert engine.plan() is None, "but nobody waits in a pass for it"
     assert not [each for each in engine.effects if isinstance(each, TrimTicket | ReleaseTicket)]
 
 

@@ -131,8 +131,25 @@ def test_what_comes_late_after_all_is_used() -> None:
     land(engine, 1)
     (row,) = [row for row in engine.step() if row.turn_id == "t"]
     assert row.start == 16
-    assert deltas(engine.effects)[-1].cached_tokens == 16 or row.end == len(PROMPT)
     check_integrity(engine.core)
+
+
+def test_one_lost_page_is_enough_whatever_else_is_to_come() -> None:
+    engine, _turn = returning([0, 200 * MS], num_decoding=4)
+    engine.step()
+    runs = [run for each in of_kind(engine.effects, LoadPages) for run in each.loads]
+    engine._keep(engine.core.on_loaded([], runs[0].pool_pages[:1], engine.now_ns))
+    (row,) = [row for row in engine.step() if row.turn_id == "t"]
+    assert row.start == 0
+
+
+def test_what_others_went_before_of_is_waited_for_as_long_as_it_comes() -> None:
+    engine, _turn = returning([0, 200 * MS], num_decoding=4)
+    engine.step()
+    engine.now_ns += 650 * MS  # overdue, but a layer has come since it was promised
+    land(engine, 0)
+    rows = engine.step()
+    assert [row.start for row in rows if row.turn_id == "t"] in ([], [16])
 
 
 def test_what_does_not_come_is_computed_as_soon_as_that_is_known() -> None:

@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.worker.core import staging
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession, StageTurn
 from services.worker.core.expecting import Expected
-from services.worker.core.staging import PREFETCH_LOADS_MAX
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
 from shared.owners import NOBODY, owner_key
@@ -156,13 +156,13 @@ class TestPrefetch:
         assert keys == [*other, *KEYS[:2]], "the higher priority first"
 
     def test_who_is_expected_with_more_urgency_is_whole_before_others_begin(
-        self, engine: Engine
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = keys_of(list(range(300, 304)))
         prefetch(engine, 1, KEYS[:2], priority=1)
         prefetch(engine, 2, other, priority=2)
         num_more = NUM_LAYERS + 1  # pages that may be in flight
-        engine.core.stager.flights.num_prefetching = PREFETCH_LOADS_MAX - num_more
+        monkeypatch.setattr(staging, "PREFETCH_LOADS_MAX", num_more)
         engine.core.stager.pump(engine.now_ns)
         pool = engine.core.pool
         present = {key: block.num_present for key, block in pool.blocks.items()}

@@ -1,13 +1,34 @@
 """How long a pass waits for the history of its rows."""
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from kernels.paged_attention import RaggedBatch
+from services.worker.core.step import StepPlan, TableEntries
 from services.worker.device import step as of_step
 from services.worker.device.step import StepContext
 
 MS = 1_000_000
+NONE = np.zeros(0, np.int32)
+EMPTY = StepPlan(
+    turn_ids=[],
+    slots=NONE,
+    tokens=NONE,
+    following=NONE,
+    carried=NONE,
+    query_starts=NONE,
+    context_lens=NONE,
+    sampling=[],
+    scoring={},
+    awaited={},
+    entries=TableEntries(NONE, NONE, NONE),
+    adapters=NONE,
+)
 
 
 class Clock:
@@ -37,17 +58,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def pass_of(
-    clock: Clock, awaited: dict[int, list[list[int]]], patience: dict[int, int]
-) -> StepContext:
+def pass_of(clock: Clock, awaited: dict[int, list[list[int]]], **told: Any) -> StepContext:
+    """Of two rows and two layers."""
     nothing = torch.zeros(0)
+    plan = replace(EMPTY, **told)
     return StepContext(
         pool=nothing,
         batch=RaggedBatch([0], [], [], nothing),
         slot_pages=nothing,
         slot_offsets=nothing,
         awaited=awaited,
-        patience_ns=patience,
+        due_in_ns=partial(plan.due_in_ns, num_layers=2),
+        begun_ns=clock.now_ns,
         wait=clock.wait,
         stall_ns=[0, 0],
     )
@@ -55,17 +77,29 @@ def pass_of(
 
 def test_a_rows_patience_is_for_all_its_layers_together(clock: Clock) -> None:
     clock.arrives_at_ns = {1: 6 * MS, 2: 9 * MS, 3: 12 * MS}
-    step = pass_of(clock, {0: [[1], [3]], 1: [[2], []]}, {0: 10 * MS, 1: 5 * MS})
+    patience = {0: 13 * MS, 1: 10 * MS}
+    step = pass_of(clock, {0: [[1], [3]], 1: [[2], []]}, patience_ns=patience)
     step.await_history(0)
     assert not step.failed and step.stall_ns == [9 * MS, 0]
-    step.await_history(1)  # row 0 has waited for 6 ms; for row 1's page it waited with others
+    step.await_history(1)
     assert not step.failed and step.stall_ns == [9 * MS, 3 * MS]
-    assert clock.waits == [([1], 10 * MS), ([2], 5 * MS), ([3], 4 * MS), ([], 2 * MS)]
+    assert clock.waits == [([1], 13 * MS), ([2], 4 * MS), ([3], 4 * MS), ([], -2 * MS)]
+
+
+def test_a_host_ahead_of_its_device_waits_until_the_device_will_need_them(clock: Clock) -> None:
+    clock.arrives_at_ns = {1: 0, 2: 55 * MS}
+    told = {"patience_ns": {0: 10 * MS}, "starts_in_ns": 6 * MS, "pass_ns": 80 * MS}
+    step = pass_of(clock, {0: [[1], [2]]}, **told)
+    step.await_history(0)
+    step.await_history(1)
+    assert not step.failed
+    assert clock.waits == [([1], 16 * MS), ([2], 56 * MS)]
 
 
 def test_a_row_that_is_out_of_patience_fails_alone_and_is_waited_for_no_more(clock: Clock) -> None:
     clock.arrives_at_ns = {1: 50 * MS, 2: 50 * MS, 3: 0}
-    step = pass_of(clock, {0: [[1], [2]], 1: [[3], [3]]}, {0: 20 * MS, 1: 20 * MS})
+    patience = {0: 20 * MS, 1: 20 * MS}
+    step = pass_of(clock, {0: [[1], [2]], 1: [[3], [3]]}, patience_ns=patience)
     step.await_history(0)
     step.await_history(1)
     assert step.failed == {0} and clock.now_ns == 20 * MS
