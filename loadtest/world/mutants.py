@@ -384,8 +384,8 @@ MUTANTS = (
     ),
     Mutant(
         "history that is overdue is waited for", "services/worker/core/history.py",
-        "return 0 < prefix.give_up_at_ns <= now_ns and",
-        "return False and",
+        "if not 0 < prefix.give_up_at_ns <= now_ns:",
+        "if True:",
     ),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
 from shared.messages import AdvisoryKey
 
+CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS
 DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
@@ -96,7 +97,7 @@ class _Watch:
         world.clients.check_progress(
             is_served=is_served,
             is_undisturbed=is_undisturbed,
-            stall_max_ns=options.stall_max_ns,
+            stall_max_ns=options.stall_max_ns * (CROWD_FACTOR if world.house.is_crowded else 1),
             calm_stall_max_ns=options.calm_stall_max_ns,
         )
         timeline.after(SAMPLE_NS, self._sample)

@@ -19,7 +19,6 @@ class Flight:
 
     block: Block
     ticket: int
-    is_prefetch: bool
     called_back_at_ns: int = 0
 
 

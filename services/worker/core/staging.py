@@ -218,7 +218,7 @@ class Stager:
             num_pages += len(layers)
             if len(layers) < num_layers:
                 table[at, np.setdiff1d(np.arange(num_layers), layers)] = NO_PAGE
-        flights = [Flight(block, ticket, is_prefetch=False) for block, _ in filled]
+        flights = [Flight(block, ticket) for block, _ in filled]
         self.flights.begin(flights, table, ready_at_ns)
         return num_pages
 
@@ -367,7 +367,7 @@ class Stager:
         for block in blocks:
             block.loading += 1
         if pages:
-            flights = [Flight(block, staged.ticket, is_prefetch=True) for block in blocks]
+            flights = [Flight(block, staged.ticket) for block in blocks]
             self.flights.begin_prefetch(flights, layer, pages, staged.ready_at_ns(layer))
             self.hold(staged.ticket, len(pages))
             loads.add(prefetch.priority, layer, staged, at, pages)

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from services.frontend.config import FrontendConfig
 from services.frontend.service import listen, main
 from shared import messages as m
+from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError, NotFound
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, tenant_token
 from shared.locations import (
@@ -148,7 +149,7 @@ def test_sessions_are_extended_token_for_token(
     async def scenario() -> None:
         said = Reply(" hello STOP")
         async with house(nats_server, redis_server, tmp_path, lambda _: said) as it:
-            messages = list(HI)
+            messages = [*HI, {"role": "user", "content": "and " * (BLOCK_TOKENS // 2)}]
 
             async def turn(**extra: Any) -> list[int]:
                 answer = await it.http.post(
@@ -172,10 +173,12 @@ def test_sessions_are_extended_token_for_token(
             # The template shows the stripped reply; the stored tokens keep its spaces.
             assert second[: len(first) + 7] == [*first, *b" hello "]
             assert it.fake.submits[-1].session_id == "s/1"
-            assert it.fake.submits[-1].kv_at == {"h1": 2}
-            tokens = {"model": MODEL, "prompt": [1, 2, 3], "session_id": "s/2"}
-            assert (await it.http.post("/v1/completions", json=tokens)).status_code == 200
-            assert it.fake.submits[-1].kv_at == {"h1": 2}
+            # No prompt finds more of its session's blocks than it has itself.
+            assert len(second) < MODEL_LEN and it.fake.submits[-1].kv_at == {"h1": 2}
+            for num, kv_at in ((3 * BLOCK_TOKENS, {"h1": 2}), (BLOCK_TOKENS - 1, {})):
+                tokens = {"model": MODEL, "prompt": [1] * num, "session_id": "s/2"}
+                assert (await it.http.post("/v1/completions", json=tokens)).status_code == 200
+                assert it.fake.submits[-1].kv_at == kv_at
             record = (await it.http.get("/v1/sessions/s/1")).json()
             assert record["num_turns"] == 2 and record["num_tokens"] == len(second) + 7
             assert (await it.http.get("/v1/sessions/none")).status_code == 404

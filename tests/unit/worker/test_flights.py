@@ -13,8 +13,8 @@ def table(*rows: list[int]) -> Pages:
     return np.array(rows, np.int32)
 
 
-def flight(*, is_prefetch: bool = False) -> Flight:
-    return Flight(Block(0, 2), 1, is_prefetch)
+def flight() -> Flight:
+    return Flight(Block(0, 2), 1)
 
 
 def forecast(flights: Flights, *rows: list[int]) -> list[float]:
@@ -31,7 +31,7 @@ def test_loads_come_one_after_the_other_low_layers_of_all_first() -> None:
     assert forecast(flights, [0, 1]) == [3 * PAGE_NS, 6 * PAGE_NS]
     flights.end([2, 4])
     assert forecast(flights, [0, 1]) == [PAGE_NS, 4 * PAGE_NS]
-    flights.begin_prefetch([flight(is_prefetch=True)], 0, [6], 0)
+    flights.begin_prefetch([flight()], 0, [6], 0)
     assert forecast(flights, [0, 1]) == [PAGE_NS, 4 * PAGE_NS], "they come behind"
     flights.end([6, 1])
     assert forecast(flights, [0, 1]) == [PAGE_NS, 0], "the other is here"

@@ -127,7 +127,7 @@ async def take_tokens(
 def _within(kv_at: Mapping[HostId, int], num_blocks: int) -> dict[HostId, int]:
     """Of a session's blocks by host, no more than a prompt has: a longer history that it had once
     makes no host a better place."""
-    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items()}
+    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items() if num_blocks}
 
 
 async def given_tokens(
