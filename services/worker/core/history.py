@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect, StageTurn
 from services.worker.core.fetching import Supply, blocks_to_fetch
+from services.worker.core.joining import PATIENCE_MIN_NS
 from services.worker.core.limits import EngineLimits, Estimates
 from services.worker.core.pages import Block
 from services.worker.core.residency import Residency
@@ -20,7 +21,6 @@ from shared.blocks import BlockKey
 
 PROMISE_UNKNOWN_NS = 2_000_000_000  # so late it is rather computed, whatever that takes
 COMPUTE_UNKNOWN_NS = 1_000_000_000  # before any prompt was computed
-COMPUTE_MIN_NS = 5_000_000  # what threads that hand pages over may be late by anyway
 USED_MAX = 256  # sequences whose use is told at once; of more, the latest
 
 
@@ -136,7 +136,7 @@ class History:
         num_tokens = (len(prefix.blocks) - coming[0]) * self.block_tokens
         compute_ns = self._compute_ns(num_tokens, num_decodes) or COMPUTE_UNKNOWN_NS
         promised_ns = max(self.arrivals(turn, now_ns))
-        prefix.give_up_at_ns = promised_ns + max(int(compute_ns), COMPUTE_MIN_NS)
+        prefix.give_up_at_ns = promised_ns + max(int(compute_ns), PATIENCE_MIN_NS)
         prefix.num_lacking = sum(block.loading for block in prefix.blocks)
 
     def is_overdue(self, turn: Turn, now_ns: int, num_decodes: int) -> bool:

@@ -116,15 +116,9 @@ class Planner:
         turns = [row.turn for row in rows]
         adapters, stager = self.adapters, self.residency.stager
         sources = adapters.assists(turns)
-        streams, patience = adapters.streams(turns), self._patience(rows, draft)
-        plan = step_plan(rows, self.residency.pool, streams, sources, patience)
-        if patience:
-            num_new = sum(row.end - row.start for row in rows)
-            plan = replace(
-                plan,
-                starts_in_ns=draft.starts_at_ns - draft.now_ns,
-                pass_ns=self.costs.step_ns(num_new, 0) if self.costs.is_known else 0,
-            )
+        plan = step_plan(rows, self.residency.pool, adapters.streams(turns), sources)
+        if plan.awaited:
+            plan = self._with_patience(plan, rows, draft)
         for row in rows:
             row.turn.on_planned(row.end)
         tickets = [source.ticket for source in sources.values()]
@@ -254,20 +248,20 @@ class Planner:
         turn.look_not_before_ns = draft.now_ns + wait_ns // LOOKS
         return None
 
-    def _patience(self, rows: list[Row], draft: Draft) -> dict[int, int]:
-        """How long the pass may wait for each row's history."""
-        num_others = len(rows) - 1
-        step_ns = self.costs.step_ns(0, num_others)
-        return {
-            index: patience_ns(
-                row.stall_ns,
-                num_others,
-                step_ns,
-                row.turn.prefix.give_up_at_ns - draft.starts_at_ns,
-            )
-            for index, row in enumerate(rows)
-            if row.awaited
-        }
+    def _with_patience(self, plan: StepPlan, rows: list[Row], draft: Draft) -> StepPlan:
+        """The plan, and how long its pass may wait for each row's history."""
+        costs, num_others = self.costs, len(rows) - 1
+        step_ns, patience = costs.step_ns(0, num_others), {}
+        for index in plan.awaited:
+            row = rows[index]
+            give_up_in_ns = row.turn.prefix.give_up_at_ns - draft.starts_at_ns
+            patience[index] = patience_ns(row.stall_ns, num_others, step_ns, give_up_in_ns)
+        return replace(
+            plan,
+            patience_ns=patience,
+            starts_in_ns=draft.starts_at_ns - draft.now_ns,
+            pass_ns=costs.step_ns(plan.num_tokens, 0) if costs.is_known else 0,
+        )
 
     def _add_row(self, turn: Turn, num_tokens: int, draft: Draft, wait_ns: int = 0) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""

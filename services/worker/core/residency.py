@@ -192,10 +192,6 @@ class Residency:
             _hold(chain, block)
         return filled
 
-    def is_coming(self, chain: Chain, layer: int) -> bool:
-        """Whether a pass that came to `layer` now would have to wait for bytes of the chain."""
-        return self.stager.is_loading(chain.coming, layer)
-
     def awaited(self, chain: Chain) -> list[list[int]]:
         """The pool pages that a pass has to wait for before it uses the chain, for each layer;
         empty if everything is here. A layer's pages can be waited for on their own."""

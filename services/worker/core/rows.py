@@ -49,7 +49,6 @@ def step_plan(
     pool: PagePool,
     streams: dict[int, list[list[int]]],
     sources: dict[int, Staged],
-    patience_ns: dict[int, int],
 ) -> StepPlan:
     """The plan of these rows. What it tells of block tables is not told again."""
     lengths = [row.end - row.start for row in rows]
@@ -74,7 +73,6 @@ def step_plan(
             for line, source in sources.items()
             if line in streams
         },
-        patience_ns=patience_ns,
     )
 
 

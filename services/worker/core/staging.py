@@ -141,10 +141,6 @@ class Stager:
         """Pages of a block that bytes are on their way into."""
         return sum(page in self.flights for page in self.pool.pages_of(block))
 
-    def is_loading(self, blocks: list[Block], layer: int) -> bool:
-        """Whether bytes are on their way into a page of `layer` of any of these blocks."""
-        return any(int(self.pool.table[block.row, layer]) in self.flights for block in blocks)
-
     def loading_pages(self, blocks: list[Block]) -> list[list[int]]:
         """Pages of `blocks` that bytes are on their way into, for each layer."""
         return self.flights.of(self._table_of(blocks))

@@ -8,7 +8,7 @@ import numpy as np
 from services.worker.device.copies import Copy
 
 READY, LOADING, COPYING, FAILED = range(4)
-STALL_TIMEOUT_NS = 1_000_000_000  # of one layer in one pass; then the row is recomputed
+STALL_TIMEOUT_NS = 1_000_000_000  # of copies that a pass ran behind; then its row is void
 # Of an adapter: it was forecast to be here, others in the batch wait too, and its own turns can
 # wait without them.
 ADAPTER_STALL_NS = 20_000_000

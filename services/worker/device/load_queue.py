@@ -14,7 +14,8 @@ from services.worker.core.effects import PageLoads
 from shared.arena import Arena, PageState
 from shared.urgency import DEMAND_PRIORITY, Order
 
-PATIENCE_NS = 2_000_000_000  # since the last page came
+# A page that is later than was promised by so much, while no other came, does not come any more.
+OVERDUE_NS = 2_000_000_000
 RUN_PAGES = 64  # copied at once: a more urgent load waits for no more
 
 
@@ -103,7 +104,7 @@ class LoadQueue:
         failed: list[int] = []
         states = [run.states() for run in waiting]
         if any(ready for ready, _, _ in states):
-            self._patient_until_ns = now_ns + PATIENCE_NS
+            self._patient_until_ns = now_ns + OVERDUE_NS
         for run, found in zip(waiting, states, strict=True):
             ready, filling, bad = found
             if now_ns >= max(run.deadline_ns, self._patient_until_ns):

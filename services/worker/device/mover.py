@@ -18,13 +18,12 @@ from typing import Protocol, TypeAlias
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.device.copies import Copy, CopyFailed, PageCopier
 from services.worker.device.gate import PageGate
-from services.worker.device.load_queue import LoadQueue, LoadRun
+from services.worker.device.load_queue import OVERDUE_NS, LoadQueue, LoadRun
 from shared.arena import Arena, checksum
 from shared.urgency import load_order
 
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_NS = 2_000_000_000  # a page that is overdue by so much does not come any more
 POLL_S = 100e-6  # between two looks at what has still to come
 LOADS_MAX = 65_536  # pages that wait; at 128 KiB each more than 8 GiB, seconds of copying
 STORES_MAX = 1_024  # orders to store that wait
@@ -171,7 +170,7 @@ class KvMover:
                 continue
             self._num_submitted += 1
             order = load_order(each.priority, each.layer, self._num_submitted)
-            deadline_ns = max(now_ns, each.ready_at_ns) + FETCH_TIMEOUT_NS
+            deadline_ns = max(now_ns, each.ready_at_ns) + OVERDUE_NS
             with self._has_loads:
                 unloaded += self._loads.push(LoadRun(order, each, self._arena, deadline_ns))
                 self._has_loads.notify()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,6 +49,26 @@ def index_of(disk: DiskTier, redis: Any) -> RedisIndex:
     return index
 
 
+def hear(
+    index: RedisIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    takes: Callable[[LocationUpdate], bool] = lambda update: True,
+) -> list[LocationUpdate]:
+    """What it sends, to a Redis that `takes` some of it."""
+    sent: list[LocationUpdate] = []
+
+    async def send(update: LocationUpdate) -> bool:
+        sent.append(update)
+        return takes(update)
+
+    monkeypatch.setattr(index, "_send", send)
+    return sent
+
+
+def sessions_in(sent: list[LocationUpdate]) -> dict[OwnerKey, int]:
+    return {owner: num for update in sent for owner, num in update.sessions.items()}
+
+
 def test_what_a_stop_cuts_off_is_sent_at_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         disk, redis = DiskTier(10**9), SlowRedis()
@@ -84,20 +105,14 @@ def test_a_first_publication_that_a_stop_cuts_off_is_made_at_the_close(
     async def scenario() -> None:
         disk, redis = DiskTier(10**9), SlowRedis(breaks=breaks)
         index = index_of(disk, redis)
-        sent: dict[OwnerKey, int] = {}
-
-        async def send(update: LocationUpdate) -> bool:
-            sent.update(update.sessions)
-            return True
-
-        monkeypatch.setattr(index, "_send", send)
+        sent = hear(index, monkeypatch)
         store(disk, 1, FOX)
         keeping = asyncio.create_task(index._keep_in_step())
         await redis.is_asked.wait()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await index.close()
-        assert sent == {FOX: 1}
+        assert sessions_in(sent) == {FOX: 1}
 
     asyncio.run(scenario())
 
@@ -111,13 +126,7 @@ def test_sessions_that_went_meanwhile_do_not_hold_up_the_others(
         disk, redis = DiskTier(10**9), SlowRedis()
         redis.is_asked.set()
         index = index_of(disk, redis)
-        sent: dict[OwnerKey, int] = {}
-
-        async def send(update: LocationUpdate) -> bool:
-            sent.update(update.sessions)
-            return True
-
-        monkeypatch.setattr(index, "_send", send)
+        sent = hear(index, monkeypatch)
         store(disk, 99, FOX)
         for number in range(1, 30):
             store(disk, number, OwnerKey(bytes([number]) * 16))
@@ -127,7 +136,7 @@ def test_sessions_that_went_meanwhile_do_not_hold_up_the_others(
         for number in range(1, 30):
             disk.remove(BlockKey(bytes([number]) * 16))
         await index._step()
-        assert sent == {FOX: 1} and not index._locations.has_news
+        assert sessions_in(sent) == {FOX: 1} and not index._locations.has_news
 
     asyncio.run(scenario())
 
@@ -152,13 +161,7 @@ def test_a_host_whose_claim_is_another_one_s_waits_before_it_says_it_again(
         disk, redis = DiskTier(10**9), SlowRedis()
         redis.is_asked.set()
         index = index_of(disk, redis)
-        sent: list[LocationUpdate] = []
-
-        async def send(update: LocationUpdate) -> bool:
-            sent.append(update)
-            return update.before is None
-
-        monkeypatch.setattr(index, "_send", send)
+        sent = hear(index, monkeypatch, lambda update: update.before is None)
         store(disk, 1, FOX)
         assert await index._step()
         store(disk, 2, CROW)

@@ -98,6 +98,11 @@ def shell() -> Shell:
     return Shell.of(2 * IMAGE_PAGES)
 
 
+def is_coming(residency: Residency, chain: Chain, layer: int) -> bool:
+    """Whether a pass that came to `layer` now would have to wait for bytes of the chain."""
+    return residency.arrivals(chain, 1.0, 0)[layer] > 0
+
+
 def test_it_is_asked_for_staged_and_loaded(shell: Shell) -> None:
     wanted, residency = image(), shell.residency
     residency.want(wanted)
@@ -107,9 +112,9 @@ def test_it_is_asked_for_staged_and_loaded(shell: Shell) -> None:
     assert not wanted.is_asked and shell.tickets, "the arena's pages are read still"
     shell.perform(residency.load(wanted))
     assert not wanted.missing and [block.key for block in wanted.blocks] == KEYS
-    assert shell.tickets and residency.is_coming(wanted, 0)
+    assert shell.tickets and is_coming(residency, wanted, 0)
     shell.land_all()
-    assert not shell.tickets and not residency.is_coming(wanted, 0)
+    assert not shell.tickets and not is_coming(residency, wanted, 0)
     assert residency.settle(wanted) and not wanted.coming
 
 
@@ -124,10 +129,10 @@ def test_its_layers_are_gated_apart_from_another_chains(shell: Shell) -> None:
     shell.land(of_weights[1])  # the higher layer first
     assert [shell.is_ready(pages) for pages in (*of_weights, *of_kv)] == [False, True, False, False]
     assert residency.awaited(weights) == [of_weights[0], []]
-    assert residency.is_coming(weights, 0) and not residency.is_coming(weights, 1)
+    assert is_coming(residency, weights, 0) and not is_coming(residency, weights, 1)
     shell.land(of_kv[0])
     assert [shell.is_ready(pages) for pages in (*of_weights, *of_kv)] == [False, True, True, False]
-    assert residency.is_coming(weights, 0) and not residency.is_coming(kv, 0)
+    assert is_coming(residency, weights, 0) and not is_coming(residency, kv, 0)
     shell.land(of_weights[0])
     assert residency.settle(weights) and residency.awaited(weights) == []
     assert residency.awaited(kv) == [[], of_kv[1]]
@@ -180,7 +185,7 @@ def test_what_is_prefetched_is_found(shell: Shell) -> None:
     shell.perform(residency.stager.pump(0))
     wanted = image()
     residency.want(wanted)
-    assert not wanted.missing and residency.is_coming(wanted, 0)
+    assert not wanted.missing and is_coming(residency, wanted, 0)
     shell.land_all()
     assert residency.settle(wanted) and not residency.awaited(wanted) and not shell.tickets
 
@@ -387,7 +392,7 @@ class Users(RuleBasedStateMachine):
                 here = [int(residency.pool.table[block.row, layer]) for block in chain.blocks]
                 assert all(not self.shell.is_ready([page]) for page in pages)
                 assert self.shell.is_ready([page for page in here if page not in pages])
-                assert residency.is_coming(chain, layer) == bool(pages)
+                assert is_coming(residency, chain, layer) == bool(pages)
 
     def teardown(self) -> None:
         for chain in self.live:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.worker.core.effects import PageLoads
-from services.worker.device.load_queue import PATIENCE_NS, RUN_PAGES, LoadQueue, LoadRun
+from services.worker.device.load_queue import OVERDUE_NS, RUN_PAGES, LoadQueue, LoadRun
 from shared.arena import Arena, PageState
 from shared.urgency import DEMAND_PRIORITY, load_order
 
@@ -76,7 +76,7 @@ def test_what_has_not_come_in_time_will_not(arena: Arena) -> None:
     assert queue.look(DEADLINE_NS - 1) == []
     arena.set_word(2, 7, PageState.READY)
     assert queue.look(DEADLINE_NS) == [], "it may only be behind what comes"
-    assert queue.look(DEADLINE_NS + PATIENCE_NS) == [1001]
+    assert queue.look(DEADLINE_NS + OVERDUE_NS) == [1001]
     assert taken(queue) == [[2]] and not len(queue)
 
 

@@ -107,7 +107,7 @@ def test_loads_are_called_back_as_far_as_they_have_not_begun(setup: Setup) -> No
 def test_a_page_is_waited_for_until_it_is_overdue(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mover, "FETCH_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(mover, "OVERDUE_NS", 1_000_000)
     for page in (2, 3):
         setup.arena.set_word(page, 7, PageState.FILLING)
     promised = PageLoads(DEMAND_PRIORITY, 0, [2], [7], [5], EPOCH, time.monotonic_ns() + 10**15)
