@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.kvstore.core.arrived import Arrived
+from services.kvstore.core.source import Source
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnerKey
 
@@ -18,8 +20,10 @@ class ArenaBlock:
         generations: under which each page was given to this block.
         num_present: layers that have a page.
         depth: how many blocks precede it in its sequence, as far as known.
+        source: where layers that are not here come from.
         owner: the session that made it.
         parent: key of the block before it.
+        arrived: what the peer that it comes from said of it; None: it comes from this host.
         queued: layers waiting for the loader.
         kind: of the most urgent who wait for those (`shared.urgency`).
         in_flight: layers that the loader is filling.
@@ -36,8 +40,10 @@ class ArenaBlock:
     num_present: int
     depth: int
     used_at_ns: int
+    source: Source
     owner: OwnerKey = NOBODY
     parent: BlockKey = NO_PARENT
+    arrived: Arrived | None = None
     queued: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
     kind: int = 0
@@ -58,6 +64,11 @@ class ArenaBlock:
     def is_whole(self) -> bool:
         """Every layer's bytes are in the arena."""
         return self.num_present == len(self.pages) and not (self.queued or self.in_flight)
+
+    @property
+    def is_coming(self) -> bool:
+        """Some of it is on its way."""
+        return bool(self.queued or self.in_flight)
 
     @property
     def is_idle(self) -> bool:

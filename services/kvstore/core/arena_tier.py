@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 from services.kvstore.core.arena_block import ArenaBlock
-from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.effects import Effect, SetWords
 from services.kvstore.core.idle_blocks import IdleBlocks
 from shared.arena import PageState
@@ -22,14 +21,12 @@ class ArenaTier:
         idle: blocks whose pages may go.
         num_pinned: blocks that tickets hold.
         hinted: of those, what announced turns may have.
-        backlog: what waits for the loader, here and in other arenas.
     """
 
     def __init__(
         self,
         num_pages: int,
         page_bytes: int,
-        backlog: Backlog | None = None,
         eviction: EvictionName = "layer",
     ) -> None:
         assert num_pages > 0 and page_bytes > 0
@@ -38,7 +35,6 @@ class ArenaTier:
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
         self.idle = IdleBlocks(eviction)
-        self.backlog = Backlog() if backlog is None else backlog
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
@@ -117,6 +113,11 @@ class ArenaTier:
                 self._settle(block, pages)
         self.give(pages, effects)
 
+    def begin_writing(self, block: ArenaBlock) -> None:
+        """The writer reads its pages, which are the only copy here."""
+        block.is_writing = True
+        self.idle.discard(block)
+
     def use(self, block: ArenaBlock, now_ns: int, effects: list[Effect]) -> None:
         """It was used just now: others go before it."""
         block.used_at_ns = now_ns
@@ -125,6 +126,18 @@ class ArenaTier:
     def drop_page(self, block: ArenaBlock, layer: int, effects: list[Effect]) -> None:
         """The bytes of this layer did not come: who waits for them sees it by the page's word."""
         self.give(block.strip([layer]), effects)
+
+    def abandon(self, block: ArenaBlock, effects: list[Effect]) -> None:
+        """Loads of it that have not begun will not: who waits for them sees it by their words."""
+        self.give(block.strip(self._unqueue(block)), effects)
+        self.settle([block], effects)
+
+    def own(self, block: ArenaBlock, owner: OwnerKey) -> None:
+        """It turns out which session made it."""
+        if block.is_alive and block.owner != owner:
+            self._owned.remove(block.owner, block.key)
+            self._owned.add(owner, block.key)
+            block.owner = owner
 
     def forget(self, block: ArenaBlock, effects: list[Effect]) -> None:
         """Nobody finds this block any more; its pages go as soon as nobody holds them."""
@@ -155,7 +168,7 @@ class ArenaTier:
         layers = sorted(block.queued)
         block.queued.clear()
         for layer in layers:
-            self.backlog.add(block.kind, layer, -self.page_bytes)
+            block.source.backlog.add(block.kind, layer, -self.page_bytes)
         return layers
 
     def _settle(self, block: ArenaBlock, pages: list[int]) -> None:

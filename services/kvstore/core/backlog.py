@@ -28,8 +28,17 @@ class TierSpeed:
             self._ns = MEMORY * self._ns + duration_ns
 
     @property
+    def is_measured(self) -> bool:
+        """Whether anything was read yet."""
+        return self._ns > 0
+
+    @property
     def bytes_per_s(self) -> float:
         return self._bytes / self._ns * NS_PER_S if self._ns else GUESS_BYTES_PER_S
+
+    def num_bytes(self, duration_ns: int) -> int:
+        """What comes in so long a time."""
+        return int(self.bytes_per_s * duration_ns / NS_PER_S)
 
     def ns(self, num_bytes: int) -> int:
         """What so many bytes take."""

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from shared.arena import PageState
 from shared.blocks import BlockKey
+from shared.ids import HostId
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -39,8 +40,9 @@ class SetWords:
 
 @dataclass(frozen=True, slots=True)
 class PageReads:
-    """Pages of one layer to copy from disk into the arena. The lists hold one entry a page: its
-    block, where in the arena it goes, and under which generation it was promised.
+    """Pages of one layer to bring into the arena. The lists hold one entry a page: its block, where
+    in the arena it goes, and under which generation it was promised. `kind` is how urgent they are
+    (`shared.urgency`).
     """
 
     layer: int
@@ -49,13 +51,17 @@ class PageReads:
     keys: list[BlockKey]
     pages: list[int]
     generations: list[int]
+    kind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """A batch for the loader, in this order; answer with `on_loaded`."""
+    """A batch for the loader, in this order; answer with `on_loaded`. Or for another host's
+    kvstore; answer with `on_fetched`.
+    """
 
     reads: list[PageReads]
+    host_id: HostId | None = None
 
 
 @dataclass(frozen=True, slots=True)

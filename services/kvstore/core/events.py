@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared.blocks import BlockKey
-from shared.ids import TenantId, WorkerId
+from shared.ids import HostId, TenantId, WorkerId
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -49,12 +49,22 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Another host has so many leading blocks of what is to be staged."""
+
+    host_id: HostId
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Bring up and pin the longest stored prefix of `keys`.
 
     Attributes:
         blocks_max: as many as can be told in an answer.
         hinted_by: tenant whose turn is only announced; None: a turn waits.
+        offer: where blocks are that this host lacks; None: nowhere, or nobody asked.
+        fingerprint: of the model; needed with an offer.
     """
 
     worker_id: WorkerId
@@ -65,6 +75,8 @@ class Stage:
     priority: int = 0
     blocks_max: int = 1 << 31
     hinted_by: TenantId | None = None
+    offer: Offer | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,8 @@ class Pinned:
     """What a stage pinned. `pages` and `generations` are laid out ``[layer][block]``.
 
     Attributes:
-        num_from_disk: pages that this stage asked the disk for.
+        num_from_disk: pages that have yet to come, from the disk or another host.
+        source_bytes_per_s: how fast the slowest was lately of what they come from; 0: none does.
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
         num_here: its first blocks of which nothing is to come.
@@ -85,6 +98,7 @@ class Pinned:
     num_from_disk: int = 0
     ready_in_ns: list[int] = field(default_factory=list)
     num_here: int = 0
+    source_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""Pages waiting to be loaded from disk, in the order in which passes will want them."""
+"""Pages waiting for one source, in the order in which passes will want them."""
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
 
 from services.kvstore.core.arena_block import ArenaBlock
-from services.kvstore.core.backlog import Backlog
 from services.kvstore.core.effects import PageReads
+from services.kvstore.core.source import Source
 from shared.urgency import Order, load_order
 
 
@@ -14,11 +14,11 @@ class ReadQueue:
     """In the order of `shared.urgency`: an entry for each layer of each question.
 
     Args:
-        backlog: learns what waits no more, and what is read.
+        source: whose backlog learns what waits no more, and what is read.
     """
 
-    def __init__(self, backlog: Backlog) -> None:
-        self._backlog = backlog
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._heap: list[tuple[Order, Iterator[ArenaBlock]]] = []  # no two have the same order
         self._seq = count()
 
@@ -38,14 +38,15 @@ class ReadQueue:
         batch: list[PageReads] = []
         num_bytes = first_bytes = 0
         while self._heap and num_bytes + first_bytes <= bytes_max:
-            (_, layer, _, _), waiting = self._heap[0]
+            (kind, layer, _, _), waiting = self._heap[0]
             blocks: list[ArenaBlock] = []
             for block in waiting:  # from where it stopped the last time
-                if layer not in block.queued:  # given up, or sent already for a higher priority
+                # Given up, and perhaps asked of another source; or sent for a higher priority.
+                if layer not in block.queued or block.source is not self._source:
                     continue
                 block.queued.remove(layer)
                 block.in_flight.add(layer)
-                self._backlog.add(block.kind, layer, -block.page_bytes)
+                self._source.backlog.add(block.kind, layer, -block.page_bytes)
                 blocks.append(block)
                 num_bytes += block.page_bytes
                 first_bytes = first_bytes or block.page_bytes
@@ -54,12 +55,18 @@ class ReadQueue:
             else:
                 heappop(self._heap)
             if blocks:
-                batch.append(_reads(layer, blocks))
-        self._backlog.num_bytes_read += num_bytes
+                batch.append(_reads(kind, layer, blocks))
+        self._source.backlog.num_bytes_read += num_bytes
         return batch
 
+    def take_all(self) -> list[ArenaBlock]:
+        """Every block of which something waits; nothing does any more, to be undone in them."""
+        waiting = dict.fromkeys(block for _, blocks in self._heap for block in blocks)
+        self._heap.clear()
+        return [block for block in waiting if block.queued and block.source is self._source]
 
-def _reads(layer: int, blocks: list[ArenaBlock]) -> PageReads:
+
+def _reads(kind: int, layer: int, blocks: list[ArenaBlock]) -> PageReads:
     return PageReads(
         layer=layer,
         page_bytes=blocks[0].page_bytes,  # one question is for pages of one size
@@ -67,4 +74,5 @@ def _reads(layer: int, blocks: list[ArenaBlock]) -> PageReads:
         keys=[block.key for block in blocks],
         pages=[block.pages[layer] for block in blocks],
         generations=[block.generations[layer] for block in blocks],
+        kind=kind,
     )

@@ -1,53 +1,81 @@
-"""Which part of a sequence can be brought up, and where its pages go."""
+"""Which part of a sequence can be brought up, from where, and where its pages go."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
-from services.kvstore.core.backlog import Backlog
+from services.kvstore.core.arrived import Arrived
 from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import Effect
 from services.kvstore.core.events import Stage
-from services.kvstore.core.read_queue import ReadQueue
-from shared.urgency import kind_of
+from services.kvstore.core.source import Source
+from shared.blocks import BlockKey
+
+FindSource = Callable[[int, BlockKey], Source | None]
+
+
+def sources_of(disk: DiskTier, of_disk: Source, of_peer: Source | None, event: Stage) -> FindSource:
+    """Where the block of this depth and key can be read from, this host's disk first; None:
+    nowhere, as far as we know.
+
+    Args:
+        of_peer: who offers blocks; None: nobody.
+    """
+    num_offered = 0 if event.offer is None or of_peer is None else event.offer.num_blocks
+    shape = (event.num_layers, event.page_bytes)
+
+    def find(depth: int, key: BlockKey) -> Source | None:
+        if (stored := disk.get(key)) is not None:
+            return of_disk if (stored.num_layers, stored.page_bytes) == shape else None
+        return of_peer if depth < num_offered else None
+
+    return find
 
 
 def pin_prefix(
-    arena: ArenaTier, disk: DiskTier, event: Stage, block_ids: Iterator[int]
+    arena: ArenaTier, disk: DiskTier, event: Stage, find: FindSource, block_ids: Iterator[int]
 ) -> list[ArenaBlock]:
-    """Pin the longest prefix of which every layer is in the arena, on its way there, or on disk;
-    what cannot be told is not pinned either.
+    """Pin the longest prefix of which every layer is in the arena, on its way there, or to be had
+    from a source; what cannot be told is not pinned either.
     """
     blocks: list[ArenaBlock] = []
     for depth, key in enumerate(event.keys[: event.blocks_max]):
         block = arena.blocks.get(key)
-        if block is None:
-            stored = disk.get(key)
-            if (
-                stored is None
-                or stored.page_bytes != event.page_bytes
-                or stored.num_layers != event.num_layers
-            ):
+        if block is None or (block.num_missing and not block.is_coming):
+            if (source := find(depth, key)) is None:
                 break
-            block = ArenaBlock(
-                block_id=next(block_ids),
-                key=key,
-                page_bytes=event.page_bytes,
-                pages=[NO_PAGE] * event.num_layers,
-                generations=[0] * event.num_layers,
-                num_present=0,
-                depth=depth,
-                used_at_ns=stored.used_at_ns,
-                owner=stored.owner,
-                parent=stored.parent,
-            )
-            arena.insert(block)
-        elif block.num_layers != event.num_layers:
+            if block is None:
+                block = _new_block(next(block_ids), key, depth, source, disk, event)
+                arena.insert(block)
+            block.source = source
+        if block.num_layers != event.num_layers:
             break
+        if block.arrived is None and block.source.host_id is not None:
+            block.arrived = Arrived(event.fingerprint)
         block.depth = max(block.depth, depth)
         arena.pin(block)
         blocks.append(block)
     return blocks
+
+
+def _new_block(
+    block_id: int, key: BlockKey, depth: int, source: Source, disk: DiskTier, event: Stage
+) -> ArenaBlock:
+    block = ArenaBlock(
+        block_id=block_id,
+        key=key,
+        page_bytes=event.page_bytes,
+        pages=[NO_PAGE] * event.num_layers,
+        generations=[0] * event.num_layers,
+        num_present=0,
+        depth=depth,
+        used_at_ns=0,
+        source=source,
+    )
+    if (stored := disk.get(key)) is not None:
+        block.used_at_ns = stored.used_at_ns
+        block.owner, block.parent = stored.owner, stored.parent
+    return block
 
 
 def fill_prefix(
@@ -83,40 +111,3 @@ def fill_prefix(
         index += 1
     arena.give(pages[first:], effects)
     return filled
-
-
-def queue_loads(
-    queue: ReadQueue,
-    backlog: Backlog,
-    blocks: list[ArenaBlock],
-    filled: list[tuple[ArenaBlock, list[int]]],
-    priority: int,
-) -> list[int]:
-    """Queue what has no bytes yet, and move forward what another stage queued already.
-
-    Returns:
-        For each layer, how many pages of `blocks` have yet to come from disk.
-    """
-    kind = kind_of(priority)
-    by_layer: list[list[ArenaBlock]] = [[] for _ in range(blocks[0].num_layers)]
-    for block in blocks:
-        for layer in block.queued:
-            by_layer[layer].append(block)
-        if kind < block.kind:
-            for layer in block.queued:
-                backlog.add(block.kind, layer, -block.page_bytes)
-                backlog.add(kind, layer, block.page_bytes)
-            block.kind = kind
-    for block, layers in filled:
-        if not block.queued:
-            block.kind = kind
-        block.queued.update(layers)
-        for layer in layers:
-            by_layer[layer].append(block)
-            backlog.add(block.kind, layer, block.page_bytes)
-    queue.push(by_layer, priority)
-    num_coming = [len(waiting) for waiting in by_layer]
-    for block in blocks:
-        for layer in block.in_flight:
-            num_coming[layer] += 1
-    return num_coming

@@ -7,13 +7,15 @@ stages, which pin.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, takewhile
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
-from services.kvstore.core.backlog import Backlog, TierSpeed
+from services.kvstore.core.arrivals import Arrivals, FetchedPages
+from services.kvstore.core.backlog import TierSpeed
 from services.kvstore.core.checks import check_commit
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import (
@@ -22,25 +24,25 @@ from services.kvstore.core.effects import (
     Effect,
     LoadOutcome,
     PageReads,
-    ReadPages,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
 )
 from services.kvstore.core.events import Commit, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
+from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
-from services.kvstore.core.read_queue import ReadQueue
-from services.kvstore.core.staging import fill_prefix, pin_prefix, queue_loads
+from services.kvstore.core.peers import Deleted, Peers
+from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
-from shared.ids import WorkerId
+from shared.ids import HostId, WorkerId
 from shared.owners import OwnerKey
-from shared.urgency import kind_of
 
+OWN_HOST = HostId("")  # of a core that has no peers
 USED_MAX = 256  # sequences that one renewal may name
 
 
@@ -50,13 +52,15 @@ class KvCore:
     Args:
         limits: sizes and ages.
         first_ticket: tickets count up from here, so that those of an earlier life match none.
+        host_id: our own.
 
     Attributes:
         arenas: by page size in bytes.
         locations: what Redis is told of sessions.
+        peers: what is known of other hosts.
     """
 
-    def __init__(self, limits: Limits, first_ticket: int = 1) -> None:
+    def __init__(self, limits: Limits, first_ticket: int = 1, host_id: HostId = OWN_HOST) -> None:
         self._limits = limits
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max)
@@ -64,12 +68,12 @@ class KvCore:
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
-        self._backlog = Backlog()
-        self._queue = ReadQueue(self._backlog)
-        self.disk_speed = TierSpeed()
-        self._num_batches = 0
+        self._loads = Loads(limits, self._tiers, self.arenas, self.counts)
+        self.peers = Peers(host_id)
+        self._deleted = Deleted()
         self._block_ids = count(1)
         self._writes = Writes()
+        self._arrivals = Arrivals(self.disk, self._loads.disk, self._writes, self._deleted)
         self._disk_life = 1
 
     def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
@@ -81,9 +85,7 @@ class KvCore:
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
-        self.arenas[page_bytes] = ArenaTier(
-            num_pages, page_bytes, self._backlog, self._limits.eviction
-        )
+        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._limits.eviction)
 
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
         """A worker introduces itself, which gives back what an earlier incarnation of it held. The
@@ -194,11 +196,13 @@ class KvCore:
         spare: list[int] = []
         for new in event.blocks:
             worker.end_leases(event.page_bytes, new.pages)
-            if new.key in arena.blocks or new.key in self.disk:
+            if new.key in self.disk or self._is_kept(arena, new.key):
                 spare += new.pages
             else:
+                if (coming := arena.blocks.get(new.key)) is not None:
+                    arena.forget(coming, effects)  # what was computed is surer than what may come
                 block, write = self._writes.begin(
-                    arena, next(self._block_ids), new, event.fingerprint, now_ns
+                    arena, next(self._block_ids), new, event.fingerprint, self._loads.disk, now_ns
                 )
                 arena.insert(block)
                 blocks.append(block)
@@ -211,7 +215,8 @@ class KvCore:
         return len(event.blocks), effects
 
     def on_stage(self, event: Stage, now_ns: int) -> tuple[Pinned, list[Effect]]:
-        """Pin the longest stored prefix that fits the arena, and queue what is only on disk.
+        """Pin the longest stored prefix that fits the arena, and queue what is only on disk, or on
+        the host that offers it.
 
         Raises:
             NotFound: `unknown_worker`.
@@ -223,7 +228,9 @@ class KvCore:
         if event.hinted_by is not None:
             room = arena.hinted.room(event.hinted_by) // max(event.num_layers, 1)
             event = replace(event, blocks_max=min(event.blocks_max, room))
-        blocks = pin_prefix(arena, self.disk, event, self._block_ids)
+        of_peer = None if event.offer is None else self._loads.peer(event.offer.host_id)
+        find = sources_of(self.disk, self._loads.disk, of_peer, event)
+        blocks = pin_prefix(arena, self.disk, event, find, self._block_ids)
         filled = fill_prefix(arena, self.disk, blocks, now_ns, effects)
         if not blocks:
             return Pinned(), effects
@@ -231,33 +238,22 @@ class KvCore:
         if held.hinted_by is not None:
             arena.hinted.take(held.hinted_by, held.num_pages)
         ticket = self.workers.add_ticket(worker, held)
-        coming = queue_loads(self._queue, self._backlog, blocks, filled, event.priority)
-        ready_in_ns = self._promise(coming, event.priority)
+        coming = self._loads.queue(blocks, filled, event.priority)
+        self._arrivals.keep(arena, blocks, effects)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
-        self._send_loads(effects)
+        self._loads.send(effects)
         staged = Pinned(
             ticket=ticket,
             num_blocks=len(blocks),
             pages=_by_layer(block.pages for block in blocks),
             generations=_by_layer(block.generations for block in blocks),
-            num_from_disk=sum(coming),
-            ready_in_ns=ready_in_ns,
+            num_from_disk=coming.num_pages,
+            ready_in_ns=coming.ready_in_ns,
             num_here=next((at for at, b in enumerate(blocks) if not b.is_whole), len(blocks)),
+            source_bytes_per_s=coming.bytes_per_s or self.disk_speed.bytes_per_s,
         )
         return staged, effects
-
-    def _promise(self, coming: list[int], priority: int) -> list[int]:
-        """When so many pages of each layer will be there, that were queued last among those of
-        their urgency: ns from now; empty if nothing is to come.
-        """
-        if not any(coming):
-            return []
-        ahead = self._backlog.ahead(kind_of(priority), len(coming))
-        return [
-            self.disk_speed.ns(num_bytes) if num_pages else 0
-            for num_pages, num_bytes in zip(coming, ahead, strict=True)
-        ]
 
     def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
         """Blocks on disk were used; the one to give up first first."""
@@ -272,39 +268,53 @@ class KvCore:
         this load only.
         """
         effects: list[Effect] = []
-        self._num_batches -= 1
-        num_bytes_good = 0
-        for reads, outcomes in results:
-            arena = self.arenas[reads.page_bytes]
-            blocks = [arena.holding[block_id] for block_id in reads.block_ids]
-            for block, outcome in zip(blocks, outcomes, strict=True):
-                block.in_flight.remove(reads.layer)
-                if outcome is not LoadOutcome.READY:
-                    self._miss(arena, block, reads.layer, outcome, effects)
-            num_good = outcomes.count(LoadOutcome.READY)
-            self.counts.num_pages_loaded += num_good
-            num_bytes_good += num_good * reads.page_bytes
-            self._backlog.num_bytes_read -= len(outcomes) * reads.page_bytes
-            arena.settle(blocks, effects)
-        self.disk_speed.on_read(num_bytes_good, duration_ns)
-        self._send_loads(effects)
+        self._loads.end_batch(self._loads.disk, results, duration_ns, effects)
+        self._loads.send(effects)
         return effects
 
-    def _miss(
+    def on_fetched(
         self,
-        arena: ArenaTier,
-        block: ArenaBlock,
-        layer: int,
-        outcome: LoadOutcome,
-        effects: list[Effect],
-    ) -> None:
-        if outcome is LoadOutcome.FAILED:
-            self.counts.num_pages_unread += 1
-            arena.drop_page(block, layer, effects)
-        else:
-            self.counts.num_pages_corrupt += outcome is LoadOutcome.CORRUPT
-            if block.is_alive:
-                self._tiers.forget(block.key, effects)
+        host_id: HostId,
+        pages: list[FetchedPages],
+        duration_ns: int,
+        now_ns: int,
+    ) -> list[Effect]:
+        """A peer answered a batch, page by page, or did not; the words are published. Blocks that
+        are whole now are written to this host's disk. Once it let us down, what it was not asked
+        for yet is given up: who waits for that computes.
+        """
+        effects: list[Effect] = []
+        source = self._loads.peer(host_id)
+        results = [self._arrivals.judge(self.arenas[each.reads.page_bytes], each) for each in pages]
+        outcomes = self._loads.end_batch(source, results, duration_ns, effects)
+        for reads, _ in results:
+            arena = self.arenas[reads.page_bytes]
+            blocks = [b for at in reads.block_ids if (b := arena.holding.get(at)) is not None]
+            self._arrivals.keep(arena, blocks, effects)
+        if LoadOutcome.FAILED in outcomes:
+            self.peers.on_failed(host_id, now_ns)
+            for block in self._loads.take_waiting(source):
+                self.arenas[block.page_bytes].abandon(block, effects)
+        elif LoadOutcome.READY in outcomes:
+            self.peers.on_good(host_id)
+        self._loads.send(effects)
+        return effects
+
+    def on_locate(self, keys: list[BlockKey], num_layers: int, page_bytes: int) -> int:
+        """How many of these blocks, from the first on, another host can fetch here."""
+        return sum(1 for _ in takewhile(partial(self._serves, (num_layers, page_bytes)), keys))
+
+    def whom_to_ask(
+        self, keys: list[BlockKey], page_bytes: int, kv_at: Mapping[HostId, int], now_ns: int
+    ) -> list[HostId]:
+        """Hosts that are said to have more of this sequence than this one, and do answer."""
+        known = self._arena(page_bytes).blocks
+        num_here = sum(1 for _ in takewhile(lambda key: key in known or key in self.disk, keys))
+        return self.peers.worth_asking(kv_at, num_here, now_ns) if num_here < len(keys) else []
+
+    def find_written(self, key: BlockKey) -> DiskWrite | None:
+        """The block of this key that is on its way to the disk; whichever thread asks."""
+        return self._writes.get(key)
 
     def on_written(self, results: list[tuple[int, WriteOutcome, int]], now_ns: int) -> list[Effect]:
         """The writer finished blocks: (block id, outcome, bytes on disk). What was not taken is
@@ -364,6 +374,7 @@ class KvCore:
         go when they are released.
         """
         effects: list[Effect] = []
+        self._deleted.add(owner, now_ns)
         gone = dict.fromkeys([*keys, *self._tiers.owned(owner)])
         num_blocks = sum(self._tiers.forget(key, effects) for key in gone)
         return num_blocks, effects
@@ -374,18 +385,24 @@ class KvCore:
         for ticket in self.workers.take_expired(now_ns - self._limits.ticket_ns):
             self._tiers.unpin(ticket, now_ns, effects)
             self.counts.num_tickets_expired += 1
+        self._deleted.expire(now_ns)
         self._shrink_disk(now_ns, effects)
         return effects
 
     @property
     def is_loading(self) -> bool:
-        """Whether the loader has work."""
-        return self._num_batches > 0
+        """Whether anything is on its way into an arena."""
+        return self._loads.is_loading
 
     @property
     def num_bytes_waiting(self) -> int:
-        """That the loader has not brought yet."""
-        return self._backlog.num_bytes
+        """That have not come yet."""
+        return self._loads.num_bytes_waiting
+
+    @property
+    def disk_speed(self) -> TierSpeed:
+        """How fast the disk was lately."""
+        return self._loads.disk.speed
 
     @property
     def num_writing(self) -> int:
@@ -397,13 +414,15 @@ class KvCore:
             raise InvalidRequest(f"no arena of {page_bytes}-byte pages is open", "page_bytes")
         return arena
 
-    def _send_loads(self, effects: list[Effect]) -> None:
-        while self._num_batches < self._limits.load_batches_max:
-            reads = self._queue.pop_batch(self._limits.load_bytes_max)
-            if not reads:
-                break
-            self._num_batches += 1
-            effects.append(ReadPages(reads))
+    def _serves(self, shape: tuple[int, int], key: BlockKey) -> bool:
+        if (stored := self.disk.get(key)) is not None:
+            return (stored.num_layers, stored.page_bytes) == shape
+        write = self._writes.get(key)
+        return write is not None and (len(write.pages), write.page_bytes) == shape
+
+    def _is_kept(self, arena: ArenaTier, key: BlockKey) -> bool:
+        """Whether the arena has the block, all of it: no peer has to bring any."""
+        return (block := arena.blocks.get(key)) is not None and block.is_whole
 
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
         self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)

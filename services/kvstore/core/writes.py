@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.arrived import Arrived
 from services.kvstore.core.effects import DiskWrite
 from services.kvstore.core.events import NewBlock
+from services.kvstore.core.source import Source
+from shared.blocks import BlockKey
 
 
 @dataclass(slots=True)
@@ -20,12 +23,19 @@ class Writes:
 
     def __init__(self) -> None:
         self._writing: dict[int, _Writing] = {}
+        self._by_key: dict[BlockKey, _Writing] = {}  # the latest of each
 
     def __len__(self) -> int:
         return len(self._writing)
 
     def begin(
-        self, arena: ArenaTier, block_id: int, new: NewBlock, fingerprint: str, now_ns: int
+        self,
+        arena: ArenaTier,
+        block_id: int,
+        new: NewBlock,
+        fingerprint: str,
+        disk: Source,
+        now_ns: int,
     ) -> tuple[ArenaBlock, DiskWrite]:
         """A committed block as the arena's own, and what the writer is to store."""
         parent = arena.blocks.get(new.parent)
@@ -38,6 +48,7 @@ class Writes:
             num_present=len(new.pages),
             depth=parent.depth + 1 if parent is not None else 0,
             used_at_ns=now_ns,
+            source=disk,
             owner=new.owner,
             parent=new.parent,
             is_writing=True,
@@ -53,8 +64,35 @@ class Writes:
             checksums=new.checksums,
             owner=new.owner,
         )
-        self._writing[block_id] = _Writing(block, write)
+        self._add(block, write)
         return block, write
+
+    def begin_arrived(self, block: ArenaBlock, arrived: Arrived, disk: Source) -> DiskWrite:
+        """A block that came from a peer is whole: what the writer is to store, so that the next
+        turn finds it on this host.
+        """
+        block.source, block.arrived = disk, None
+        write = DiskWrite(
+            block_id=block.block_id,
+            key=block.key,
+            parent=block.parent,
+            tokens=arrived.tokens,
+            fingerprint=arrived.fingerprint,
+            page_bytes=block.page_bytes,
+            pages=list(block.pages),
+            checksums=[arrived.checksums[layer] for layer in range(block.num_layers)],
+            owner=block.owner,
+        )
+        self._add(block, write)
+        return write
+
+    def get(self, key: BlockKey) -> DiskWrite | None:
+        """The block of this key that is being written: one look, by whichever thread."""
+        writing = self._by_key.get(key)
+        return writing.write if writing is not None and writing.block.is_alive else None
+
+    def _add(self, block: ArenaBlock, write: DiskWrite) -> None:
+        self._writing[block.block_id] = self._by_key[block.key] = _Writing(block, write)
 
     def retry(self, block_id: int) -> DiskWrite | None:
         """The same write once more; None if it was tried again already, or nobody wants it."""
@@ -68,4 +106,6 @@ class Writes:
         """The writer is done with the block: its pages are like any other's."""
         writing = self._writing.pop(block_id)
         writing.block.is_writing = False
+        if self._by_key.get(writing.block.key) is writing:
+            del self._by_key[writing.block.key]
         return writing.block, writing.write

@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,12 +26,15 @@ from services.kvstore.core import (
     WriteOutcome,
 )
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
+from services.kvstore.core.arrivals import FetchedPages
+from services.kvstore.core.arrived import Told
+from services.kvstore.core.events import Offer
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.core.workers import Lease
 from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName
-from shared.ids import TenantId, WorkerId
+from shared.ids import HostId, TenantId, WorkerId
 from shared.owners import NOBODY, OwnerKey
 
 LAYERS = 2
@@ -39,6 +43,7 @@ NUM_PAGES = 12
 BLOCK_BYTES = LAYERS * PAGE_BYTES
 TICKET_NS = 2000
 WORKERS = [WorkerId("w1"), WorkerId("w2")]
+PEERS = [HostId("h1"), HostId("h2")]
 
 
 class PageRead(NamedTuple):
@@ -102,8 +107,9 @@ class Host:
         words: generation and state of each page.
         effects: everything the core asked for, in order.
         loads: batches with the loader.
+        fetches: batches with other hosts, in the order in which those were asked.
         writes: blocks with the writer.
-        failed: page and generation of loads that failed.
+        failed: page and generation of loads that failed, or were given up.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class Host:
         self.words = [(0, PageState.FREE)] * num_pages
         self.effects: list[Effect] = []
         self.loads: deque[list[PageReads]] = deque()
+        self.fetches: dict[HostId, deque[list[PageReads]]] = {peer: deque() for peer in PEERS}
         self.writes: deque[DiskWrite] = deque()
         self.failed: set[tuple[int, int]] = set()
         self.incarnations: defaultdict[WorkerId, str] = defaultdict(str)
@@ -144,8 +151,8 @@ class Host:
                         old, _ = self.words[page]
                         assert generation > old if state is PageState.FILLING else generation == old
                         self.words[page] = (generation, state)
-                case ReadPages(reads):
-                    self.loads.append(reads)
+                case ReadPages(reads, peer):
+                    (self.loads if peer is None else self.fetches[peer]).append(reads)
                 case WriteBlocks(writes):
                     self.writes += writes
 
@@ -228,6 +235,7 @@ class Host:
         worker: WorkerId = WORKERS[0],
         blocks_max: int = NUM_PAGES,
         hinted_by: str | None = None,
+        offer: Offer | None = None,
     ) -> Pinned:
         keys = [key_of(sequence, index) for index in range(num_blocks)]
         event = Stage(
@@ -239,6 +247,8 @@ class Host:
             priority,
             blocks_max,
             None if hinted_by is None else TenantId(hinted_by),
+            offer,
+            "f",
         )
         staged, effects = self.core.on_stage(event, self.now_ns)
         self.perform(effects)
@@ -299,6 +309,52 @@ class Host:
         self.perform(self.core.on_loaded(results, duration_ns, self.now_ns))
         return each_page(batch)
 
+    def finish_fetch(
+        self,
+        peer: HostId = PEERS[0],
+        outcome: LoadOutcome = LoadOutcome.READY,
+        owner: OwnerKey = NOBODY,
+        told: Callable[[Told], Told | None] = lambda told: told,
+        duration_ns: int = 0,
+    ) -> list[PageRead]:
+        """The oldest batch that a peer was asked for ends, its first page so, the others well.
+
+        Args:
+            told: what the peer says of each page, in place of the truth.
+        """
+        batch = self.fetches[peer].popleft()
+        if outcome is LoadOutcome.FAILED:
+            self.failed |= {
+                (block.pages[layer], block.generations[layer])
+                for block in self.arena.holding.values()
+                if block.source.host_id == peer
+                for layer in block.queued
+            }
+        outcomes = [[LoadOutcome.READY] * len(reads.pages) for reads in batch]
+        outcomes[0][0] = outcome
+        for load, each in zip(each_page(batch), chain.from_iterable(outcomes), strict=True):
+            state = PageState.READY if each is LoadOutcome.READY else PageState.BAD
+            self.words[load.page] = (load.generation, state)
+            if each is LoadOutcome.FAILED:
+                self.failed.add((load.page, load.generation))
+        pages = [
+            FetchedPages(reads, each, [told(self._truth(key, owner)) for key in reads.keys])
+            for reads, each in zip(batch, outcomes, strict=True)
+        ]
+        self.perform(self.core.on_fetched(peer, pages, duration_ns, self.now_ns))
+        return each_page(batch)
+
+    def finish_fetches(self, owner: OwnerKey = NOBODY) -> None:
+        """All that peers were asked for comes."""
+        for peer, batches in self.fetches.items():
+            while batches:
+                self.finish_fetch(peer, owner=owner)
+
+    def _truth(self, key: BlockKey, owner: OwnerKey) -> Told:
+        """Of a block that was made by `owner`."""
+        sequence, index = name_of(key)
+        return Told(key_of(sequence, index - 1), [sequence], LAYERS, 0, owner)
+
     def finish_write(self, outcome: WriteOutcome = WriteOutcome.STORED) -> None:
         """The writer's oldest block ends so."""
         write = self.writes.popleft()
@@ -334,6 +390,12 @@ class Host:
             assert block.is_alive and block.key == key and block.block_id in self.arena.holding
 
 
+def name_of(key: BlockKey) -> tuple[int, int]:
+    """Inverse of `key_of`, of the first few."""
+    return next((s, i) for s in range(8) for i in range(-1, 12) if key_of(s, i) == key)
+
+
+@cache
 def key_of(sequence: int, index: int) -> BlockKey:
     """Key of a block by its place; index -1 is the root."""
     key = root_key("f", str(sequence))

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.idle_blocks import IdleBlocks
+from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
 from shared.eviction import RECENT_NS, STALE_MIN, EvictionName
 from tests.unit.kvstore.core.host import pages_that_go
@@ -26,7 +27,9 @@ def new_block(block_id: int, pages: list[int], depth: int = 0, used_at_ns: int =
     num_present = sum(page != NO_PAGE for page in pages)
     key = BlockKey(block_id.to_bytes(16, "big"))
     generations = [1] * len(pages)
-    return ArenaBlock(block_id, key, 1, pages, generations, num_present, depth, used_at_ns)
+    return ArenaBlock(
+        block_id, key, 1, pages, generations, num_present, depth, used_at_ns, Source()
+    )
 
 
 class OrderMachine(RuleBasedStateMachine):

@@ -23,7 +23,7 @@ def host() -> Host:
         host.open(worker)
     for sequence in range(3):
         host.store(chain(sequence, 2))
-    host.core.disk_speed = TierSpeed(PAGE_BYTES, PAGE_NS)
+    host.core.disk_speed.on_read(PAGE_BYTES, PAGE_NS)
     host.evict_all()
     return host
 

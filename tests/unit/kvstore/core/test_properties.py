@@ -1,6 +1,7 @@
 """Whatever happens, in whatever order: pages are conserved, and nobody's page is taken away."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import get_args
 
 import pytest
@@ -9,14 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.kvstore.core import LoadOutcome, Pinned, SetWords, WriteOutcome
+from services.kvstore.core.events import Offer
 from shared.arena import PageState
 from shared.errors import NotFound
 from shared.eviction import EvictionName
-from shared.ids import SessionId, TenantId, WorkerId
-from shared.owners import OwnerKey, owner_key
+from shared.ids import HostId, SessionId, TenantId, WorkerId
+from shared.owners import NOBODY, OwnerKey, owner_key
 from tests.unit.kvstore.core.host import (
     LAYERS,
     NUM_PAGES,
+    PEERS,
     TICKET_NS,
     WORKERS,
     Host,
@@ -27,6 +30,7 @@ from tests.unit.kvstore.core.host import (
 workers = st.sampled_from(WORKERS)
 sequences = st.integers(0, 2)
 lengths = st.integers(1, 4)
+peers = st.sampled_from(PEERS)
 owners = st.sampled_from([owner_key(TenantId("t"), SessionId(name)) for name in "ab"])
 
 
@@ -39,6 +43,7 @@ class KvMachine(RuleBasedStateMachine):
         self.leased: dict[WorkerId, list[int]] = {}
         self.held: dict[WorkerId, list[Pinned]] = {}
         self.renewed_at_ns: dict[int, int] = {}  # by ticket
+        self.deleted: set[OwnerKey] = set()
         for worker in WORKERS:
             self._open(worker)
 
@@ -78,6 +83,34 @@ class KvMachine(RuleBasedStateMachine):
         self.commit(worker, sequence, 0, owner)
         while self.host.writes:
             self.host.finish_write()
+
+    @rule(
+        worker=workers, sequence=sequences, num_blocks=lengths, num_offered=lengths, peer=peers,
+        priority=st.integers(0, 2),
+    )  # fmt: skip
+    def stage_from_peer(
+        self, worker: WorkerId, sequence: int, num_blocks: int, num_offered: int, peer: HostId,
+        priority: int,
+    ) -> None:  # fmt: skip
+        offer = Offer(peer, num_offered)
+        staged = self.host.stage(sequence, num_blocks, priority, worker, offer=offer)
+        if staged.num_blocks:
+            self.held[worker].append(staged)
+            self.renewed_at_ns[staged.ticket] = self.host.now_ns
+
+    @precondition(lambda self: any(self.host.fetches.values()))
+    @rule(data=st.data(), outcome=st.sampled_from(LoadOutcome), owner=owners)
+    def finish_fetch(self, data: st.DataObject, outcome: LoadOutcome, owner: OwnerKey) -> None:
+        """What was deleted meanwhile does not come back by it."""
+        peer = data.draw(st.sampled_from([p for p in PEERS if self.host.fetches[p]]))
+        fetched = self.host.finish_fetch(peer, outcome, owner)
+        if owner in self.deleted:
+            found = self.host.arena.blocks
+            assert not [page for page in fetched if page.key in found]
+
+    @rule(owner=owners)
+    def finish_fetches(self, owner: OwnerKey) -> None:
+        self.host.finish_fetches(owner)
 
     @rule()
     def evict_all(self) -> None:
@@ -144,6 +177,7 @@ class KvMachine(RuleBasedStateMachine):
     def forget(self, owner: OwnerKey) -> None:
         """Nothing that the session made can be found afterwards, in any tier."""
         self.host.delete([], owner)
+        self.deleted.add(owner)
         assert not [b for b in self.host.arena.blocks.values() if b.owner == owner]
         assert not self.host.core.disk.owned(owner)
         assert self.host.delete([], owner) == 0
@@ -218,7 +252,8 @@ class KvMachine(RuleBasedStateMachine):
     @invariant()
     def owners_are_listed(self) -> None:
         arena, disk = self.host.arena, self.host.core.disk
-        assert sum(len(keys) for keys in arena._owned._keys.values()) == len(arena.blocks)
+        num_owned = sum(block.owner != NOBODY for block in arena.blocks.values())
+        assert sum(len(keys) for keys in arena._owned._keys.values()) == num_owned
         assert sum(len(keys) for keys in disk._owned._keys.values()) == len(disk)
 
     @invariant()
@@ -232,7 +267,8 @@ class KvMachine(RuleBasedStateMachine):
         for write in self.host.writes:
             block = self.host.arena.holding[write.block_id]
             assert block.pages == write.pages, "the only copy of a block was evicted"
-        for load in (load for batch in self.host.loads for load in each_page(batch)):
+        batches = chain(self.host.loads, *self.host.fetches.values())
+        for load in (load for batch in batches for load in each_page(batch)):
             assert self.host.words[load.page][0] == load.generation, "a page in flight was taken"
 
     def teardown(self) -> None:
@@ -242,6 +278,7 @@ class KvMachine(RuleBasedStateMachine):
             self.host.lose(worker)
         while self.host.loads:
             self.host.finish_load()
+        self.host.finish_fetches()
         while self.host.writes:
             self.host.finish_write()
         self.host.check_pages_conserved()

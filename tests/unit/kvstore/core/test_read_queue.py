@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.backlog import Backlog
+from services.kvstore.core.loads import queue_loads
 from services.kvstore.core.read_queue import ReadQueue
-from services.kvstore.core.staging import queue_loads
+from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
 from shared.messages import ADVISORY_PRIORITY
 from shared.urgency import DEMAND_PRIORITY, NUM_KINDS, Order, load_order
@@ -28,11 +29,11 @@ given_up = st.tuples(st.just("give up"), st.integers(0, NUM_BLOCKS - 1), st.just
 batches = st.tuples(st.just("pop"), st.integers(0, 5 * PAGE_BYTES), st.just(None))
 
 
-def new_block(number: int) -> ArenaBlock:
+def new_block(number: int, source: Source) -> ArenaBlock:
     pages = [number * NUM_LAYERS + layer for layer in range(NUM_LAYERS)]
     generations = [page + 100 for page in pages]
     key = BlockKey(number.to_bytes(16, "big"))
-    return ArenaBlock(number, key, PAGE_BYTES, pages, generations, NUM_LAYERS, 0, 0)
+    return ArenaBlock(number, key, PAGE_BYTES, pages, generations, NUM_LAYERS, 0, 0, source)
 
 
 class PageByPage:
@@ -71,9 +72,10 @@ class PageByPage:
 def test_pages_are_read_in_the_order_of_urgency(
     events: list[tuple[str, int, list[int] | None]],
 ) -> None:
-    backlog = Backlog()
-    queue, obvious = ReadQueue(backlog), PageByPage()
-    blocks = [new_block(number) for number in range(NUM_BLOCKS)]
+    source = Source()
+    backlog = source.backlog
+    queue, obvious = ReadQueue(source), PageByPage()
+    blocks = [new_block(number, source) for number in range(NUM_BLOCKS)]
     for what, number, asked in [*events, *[("pop", 10**6, None)] * 2]:
         if what == "stage":
             assert asked is not None
@@ -83,8 +85,8 @@ def test_pages_are_read_in_the_order_of_urgency(
                 for block in staged
             ]
             obvious.stage(asked, number)
-            num_missing = queue_loads(queue, backlog, staged, filled, number)
-            assert num_missing == [len(asked)] * NUM_LAYERS
+            num_missing = queue_loads({source: queue}, staged, filled, number)
+            assert num_missing == {source: [len(asked)] * NUM_LAYERS}
         elif what == "give up":
             for layer in blocks[number].queued:
                 backlog.add(blocks[number].kind, layer, -PAGE_BYTES)

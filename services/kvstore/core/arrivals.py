@@ -1,0 +1,84 @@
+"""Blocks that come from other hosts: which pages are taken, and which blocks stay on this host."""
+
+from dataclasses import dataclass
+
+from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.arrived import Told
+from services.kvstore.core.disk_tier import DiskTier
+from services.kvstore.core.effects import DiskWrite, Effect, LoadOutcome, PageReads, WriteBlocks
+from services.kvstore.core.peers import Deleted
+from services.kvstore.core.source import Source
+from services.kvstore.core.writes import Writes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPages:
+    """How the pages of `reads` came. `told` is what the peer said of each that is READY."""
+
+    reads: PageReads
+    outcomes: list[LoadOutcome]
+    told: list[Told | None]
+
+
+class Arrivals:
+    """Args:
+    of_disk: this host's disk, as a source.
+    """
+
+    def __init__(self, disk: DiskTier, of_disk: Source, writes: Writes, deleted: Deleted) -> None:
+        self._disk = disk
+        self._of_disk = of_disk
+        self._writes = writes
+        self._deleted = deleted
+
+    def judge(self, arena: ArenaTier, fetched: FetchedPages) -> tuple[PageReads, list[LoadOutcome]]:
+        """How each page ends, once what the peer says is held against what was asked."""
+        reads = fetched.reads
+        outcomes = [
+            self._judge(arena, arena.holding[block_id], reads.layer, told)
+            if outcome is LoadOutcome.READY
+            else outcome
+            for block_id, outcome, told in zip(
+                reads.block_ids, fetched.outcomes, fetched.told, strict=True
+            )
+        ]
+        return reads, outcomes
+
+    def keep(self, arena: ArenaTier, blocks: list[ArenaBlock], effects: list[Effect]) -> None:
+        """Write those of these to the disk that came from a peer and are whole, so that the session
+        has moved here. What does not continue anything here is not kept: nobody could use it.
+        """
+        writes: list[DiskWrite] = []
+        for block in blocks:
+            arrived = block.arrived
+            if arrived is None or not block.is_whole or not block.is_alive:
+                continue
+            if len(arrived.checksums) == block.num_layers and self._continues(block):
+                arena.begin_writing(block)
+                writes.append(self._writes.begin_arrived(block, arrived, self._of_disk))
+        if writes:
+            effects.append(WriteBlocks(writes))
+
+    def _judge(
+        self, arena: ArenaTier, block: ArenaBlock, layer: int, told: Told | None
+    ) -> LoadOutcome:
+        if told is not None and told.owner in self._deleted:
+            return LoadOutcome.MISSING
+        assert block.arrived is not None, "it comes from a peer"
+        if (
+            told is None
+            or told.num_layers != block.num_layers
+            or not block.arrived.hear(block.key, layer, told)
+        ):
+            return LoadOutcome.CORRUPT
+        block.parent = told.parent
+        arena.own(block, told.owner)
+        return LoadOutcome.READY
+
+    def _continues(self, block: ArenaBlock) -> bool:
+        return (
+            block.depth == 0
+            or block.parent in self._disk
+            or self._writes.get(block.parent) is not None
+        )

@@ -1,0 +1,52 @@
+"""What peers say of the blocks that they send, until those can be written to this host's disk.
+
+A peer is believed no more than it must be: a key is the hash of what it names, so parent and tokens
+are proven by it, and the disk's writer holds every page against its checksum once more.
+"""
+
+from dataclasses import dataclass, field
+
+from shared.blocks import BLOCK_TOKENS, BlockKey, child_key
+from shared.owners import OwnerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came with a page.
+
+    Attributes:
+        checksum: of its bytes, which were held against it (xxh3-64).
+        owner: the session that made the block.
+    """
+
+    parent: BlockKey
+    tokens: list[int]
+    num_layers: int
+    checksum: int
+    owner: OwnerKey
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A block that comes page by page.
+
+    Attributes:
+        fingerprint: of the model that it was asked for.
+        tokens: empty until a page came.
+        checksums: by layer.
+    """
+
+    fingerprint: str
+    tokens: list[int] = field(default_factory=list)
+    checksums: dict[int, int] = field(default_factory=dict)
+
+    def hear(self, key: BlockKey, layer: int, told: Told) -> bool:
+        """Take in what came with the page of this layer; False: it cannot be true."""
+        if not self.tokens:
+            if not 0 < len(told.tokens) <= BLOCK_TOKENS:
+                return False
+            if child_key(told.parent, told.tokens) != key:
+                return False
+            self.tokens = told.tokens
+        self.checksums[layer] = told.checksum
+        return True
