@@ -18,6 +18,7 @@ class House:
     is_crowded: many busy sessions on one small worker over a slow disk.
     eviction: policy of all pools and arenas.
     is_cooperative: of all pools.
+    is_scattered: turns go to any worker, wherever their history is.
     """
 
     timeline: Timeline
@@ -29,3 +30,4 @@ class House:
     is_crowded: bool
     eviction: EvictionName
     is_cooperative: bool
+    is_scattered: bool

@@ -8,6 +8,7 @@ from typing import Any
 from loadtest.world.checks import check_kvstore
 from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
+from loadtest.world.peering import Page, Peering
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
@@ -19,10 +20,12 @@ from services.kvstore.core import (
     DeleteBlocks,
     DiskWrite,
     Effect,
+    FetchedPages,
     KvCore,
     Limits,
     LoadOutcome,
     NewBlock,
+    Offer,
     Open,
     PageReads,
     ReadPages,
@@ -30,6 +33,7 @@ from services.kvstore.core import (
     Renew,
     SetWords,
     Stage,
+    Told,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -43,7 +47,15 @@ from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import HostId, WorkerId
 from shared.messages import pack_ints, unpack_ints
 from shared.owners import OwnerKey
-from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
+from shared.subjects import (
+    KV_COMMIT,
+    KV_LEASE,
+    KV_LOCATE,
+    KV_OPEN,
+    KV_RELEASE,
+    KV_RENEW,
+    KV_STAGE,
+)
 
 TICK_NS = SECOND
 TICKET_NS = 4 * SECOND
@@ -63,6 +75,9 @@ class Kvstore(Process):
     disk_slowness: factor on reads and writes now.
     is_disk_full: writes find no room now.
     unread_share: reads from disk that fail now.
+    others: kvstores of the house, by host.
+    is_link_cut: no pages come from other hosts now, nor go there.
+    is_lying: what it says of its pages is wrong now.
     """
 
     def __init__(
@@ -76,6 +91,8 @@ class Kvstore(Process):
         self.disk_slowness = disk_slowness
         self.is_disk_full = False
         self.unread_share = 0.0
+        self.others: dict[HostId, Kvstore] = {}
+        self.is_link_cut = self.is_lying = False
 
     def check(self) -> None:
         check_kvstore(self.core, self.arena, self.unread)
@@ -91,7 +108,9 @@ class Kvstore(Process):
                 eviction=self.house.eviction,
             ),
             first_ticket=self.house.timeline.now_ns // US + 1,
+            host_id=self.host_id,
         )
+        self._peering = Peering(self, self.others)
         self.arena = ArenaMemory(self._num_pages)
         self._orders: deque[DiskOrder] = deque()
         self._reads: deque[list[PageReads]] = deque()
@@ -110,6 +129,7 @@ class Kvstore(Process):
         wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
         wires.subscribe(self, KV_LEASE, self._answering(self._lease), self.host_id)
         wires.subscribe(self, KV_STAGE, self._stage, self.host_id)
+        wires.subscribe(self, KV_LOCATE, self._answering(self._locate), self.host_id)
         wires.subscribe(self, KV_COMMIT, self._answering(self._commit), self.host_id)
         wires.subscribe(self, KV_RENEW, self._answering(self._renew), self.host_id)
         wires.subscribe(self, KV_RELEASE, lambda message, _: self._release(message), self.host_id)
@@ -176,22 +196,30 @@ class Kvstore(Process):
 
     def _look_up(self, message: m.KvStage, reply: Reply) -> None:
         """A session's keys are asked of Redis first, which takes its time."""
-        if message.keys or message.session_id is None:
-            self._answering(lambda _: self._staged(message, unpack_keys(message.keys)))(
-                message, reply
-            )
-            return
+
+        def on_keys(keys: list[BlockKey]) -> None:
+            def on_offer(offer: Offer | None) -> None:
+                self._answering(lambda _: self._staged(message, keys, offer))(message, reply)
+
+            self._peering.locate(message, keys, on_offer)
 
         def on_record(record: Any) -> None:
-            keys = [] if record is None else unpack_keys(record.block_keys)
-            self._answering(lambda _: self._staged(message, keys))(message, reply)
+            on_keys([] if record is None else unpack_keys(record.block_keys))
 
-        self._redis.read(self, message.tenant, message.session_id, on_record)
+        if message.keys or message.session_id is None:
+            on_keys(unpack_keys(message.keys))
+        else:
+            self._redis.read(self, message.tenant, message.session_id, on_record)
 
-    def _staged(self, message: m.KvStage, keys: list[BlockKey]) -> m.KvStaged:
+    def _locate(self, message: m.KvLocate) -> m.KvLocated:
+        keys = unpack_keys(message.keys)
+        num_blocks = self.core.on_locate(keys, message.num_layers, message.page_bytes)
+        return m.KvLocated(host_id=self.host_id, num_blocks=num_blocks, address="there")
+
+    def _staged(self, message: m.KvStage, keys: list[BlockKey], offer: Offer | None) -> m.KvStaged:
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
-            message.priority,
+            message.priority, offer=offer, fingerprint=message.fingerprint,
         )  # fmt: skip
         staged, effects = self.core.on_stage(event, self.now_ns)
         self._perform(effects)
@@ -204,7 +232,7 @@ class Kvstore(Process):
             num_from_disk=staged.num_from_disk,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             num_here=staged.num_here,
-            source_bytes_per_s=self.core.disk_speed.bytes_per_s,
+            source_bytes_per_s=staged.source_bytes_per_s,
         )
 
     def _commit(self, message: m.KvCommit) -> m.KvCommitted:
@@ -269,6 +297,8 @@ class Kvstore(Process):
                 case SetWords(_, pages, generations, state):
                     for page, generation in zip(pages, generations, strict=True):
                         self.arena.set_word(page, generation, state)
+                case ReadPages(reads, host_id) if host_id is not None:
+                    self._peering.fetch(host_id, reads)
                 case ReadPages(reads):
                     self._reads.append(reads)
                     if len(self._reads) == 1:
@@ -300,6 +330,30 @@ class Kvstore(Process):
                 is_bad = outcome in (LoadOutcome.CORRUPT, LoadOutcome.MISSING)
                 is_kept = is_bad and block_id in alive and key in self.core.disk
                 assert not is_kept, "a block that cannot be read is still offered"
+
+    def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+        """Another host's pages came, or did not."""
+        self._perform(self.core.on_fetched(host_id, pages, duration_ns, self.now_ns))
+        for each in pages:
+            for block_id, outcome in zip(each.reads.block_ids, each.outcomes, strict=True):
+                if outcome is not LoadOutcome.READY:
+                    self.unread.add((block_id, each.reads.layer))
+
+    def page_of(self, key: BlockKey, layer: int) -> Page | None:
+        """For another host: what is on disk, or on its way there."""
+        if (block := self.disk.get(key)) is not None:
+            content, num_layers = block.contents[layer], block.num_layers
+            return Page(content, num_layers, block.parent, block.owner, block.is_damaged)
+        if (write := self.core.find_written(key)) is not None:
+            content = self.arena.contents[write.pages[layer]]
+            return Page(content, len(write.pages), write.parent, write.owner)
+        return None
+
+    def tell_of(self, page: Page) -> Told:
+        """For another host: what goes with a page; perhaps a lie."""
+        tokens = [*page.content[2], *([0] if self.is_lying else [])]
+        checksum = checksum_of(page.content)
+        return Told(page.parent, tokens, page.num_layers, checksum, page.owner)
 
     def _holding(self) -> Iterator[ArenaBlock]:
         return (b for arena in self.core.arenas.values() for b in arena.holding.values())

@@ -9,6 +9,7 @@ from loadtest.world.faults import SILENCING
 from loadtest.world.house import House
 from loadtest.world.jobs import SchedulerJobs
 from loadtest.world.ledger import Ledger
+from loadtest.world.scattering import Scattering
 from loadtest.world.wires import Reply
 from services.scheduler.core import (
     POLICIES,
@@ -89,7 +90,9 @@ class Scheduler(Candidate):
     def _take_lead(self) -> None:
         limits = Limits()
         self.core = core = SchedulerCore(
-            POLICIES["balance"](limits),
+            Scattering(self.house.random)
+            if self.house.is_scattered
+            else POLICIES["balance"](limits),
             limits,
             self.now_ns,
             attempt_floor=first_attempt(self.fence),

@@ -47,6 +47,7 @@ def heal(world: World) -> None:
     world.redis.is_up = world.redis.takes_writes = True
     for kvstore in world.kvstores.values():
         kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
+        kvstore.is_link_cut = kvstore.is_lying = False
     for scheduler in world.schedulers:
         scheduler.queue_max = QUEUE_MAX
 
@@ -122,6 +123,20 @@ def _lose_disk(world: World, random: Random) -> None:
         kvstore.run(kvstore.life, kvstore.lose_database)
 
 
+def _cut_link(world: World, random: Random) -> None:
+    kvstore = random.choice(list(world.kvstores.values()))
+    kvstore.is_link_cut = True
+
+    def mend() -> None:
+        kvstore.is_link_cut = False
+
+    world.house.timeline.after(_duration_ns(random), mend)
+
+
+def _lie(world: World, random: Random) -> None:
+    random.choice(list(world.kvstores.values())).is_lying = True
+
+
 def _break_redis(world: World, random: Random) -> None:
     what = random.randrange(4)
     if what == 0:
@@ -151,4 +166,6 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "torn disk": _tear_disk,
     "lost disk": _lose_disk,
     "redis": _break_redis,
+    "link": _cut_link,
+    "liar": _lie,
 }

@@ -428,7 +428,7 @@ class Worker(Process):
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_staged(effect.turn_id, effect.attempt, staged, self.now_ns))
 
-        self._stage(self.link.stage(effect.keys), effect.keys, then)
+        self._stage(self.link.stage_turn(effect), effect.keys, then)
 
     def _stage_image(self, effect: StageImage) -> None:
         def then(staged: Staged | None) -> None:
@@ -443,8 +443,7 @@ class Worker(Process):
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_session_staged(effect.number, staged, self.now_ns))
 
-        message = self.link.stage_session(effect.tenant, effect.session_id, effect.priority)
-        self._stage(message, None, then)
+        self._stage(self.link.stage_session(effect), None, then)
 
     def _stage(self, message: KvStage, keys: list[BlockKey] | None, then: Any) -> None:
         epoch = self.link.epoch

@@ -25,6 +25,7 @@ from shared.ids import HostId
 CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
+SCATTERED_SHARE = 0.7  # of worlds with several hosts: turns go where their history is not
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 
 
@@ -68,7 +69,7 @@ class World:
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
         model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
-        hosts = [HostId(f"h{number}") for number in range(random.choice([1, 1, 2]))]
+        hosts = [HostId(f"h{number}") for number in range(random.choice([1, 2, 3]))]
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
         is_crowded = random.random() < CROWDED_SHARE
         slowness = random.choice(CROWDED_SLOWNESS) if is_crowded else 1
@@ -82,15 +83,19 @@ class World:
             is_crowded=is_crowded,
             eviction=memory_random.choice(EVICTIONS),
             is_cooperative=memory_random.random() >= UNCOOPERATIVE_SHARE,
+            is_scattered=len(hosts) > 1 and memory_random.random() < SCATTERED_SHARE,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
         self.election = election = Election(timeline)
         num_pages = model.num_layers * num_blocks
         self.kvstores = {host: Kvstore(house, redis, host, num_pages, slowness) for host in hosts}
-        num_workers = 1 if is_crowded else random.randint(1, options.workers_max)
+        for kvstore in self.kvstores.values():
+            kvstore.others |= self.kvstores
+        workers_min = min(len(hosts), options.workers_max)
+        num_workers = 1 if is_crowded else random.randint(workers_min, options.workers_max)
         self.workers = [
-            Worker(house, self.kvstores[random.choice(hosts)], number)
+            Worker(house, self.kvstores[hosts[number % len(hosts)]], number)
             for number in range(num_workers)
         ]
         self.schedulers = [

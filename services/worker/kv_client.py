@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.worker import metrics
-from services.worker.core.effects import BlockWrite
+from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.kv_link import KvLink
 from services.worker.core.staged import Staged
 from services.worker.device.executor import ModelInfo
@@ -17,7 +17,7 @@ from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import HostId, SessionId, TenantId, WorkerId, new_id
+from shared.ids import HostId, TenantId, WorkerId, new_id
 from shared.messages import KvStage
 from shared.subjects import KV_COMMIT, KV_LEASE, KV_OPEN, KV_RELEASE, KV_RENEW, KV_STAGE
 from shared.tasks import wait_set
@@ -137,19 +137,21 @@ class KvClient:
             _reject("lease", error)
             return []
 
-    async def stage(self, keys: list[BlockKey], request_id: str = "") -> Staged | None:
-        """Bring a waiting turn's blocks into the arena; None if the kvstore cannot be asked."""
-        return await self._stage(self._link.stage(keys, request_id), keys)
+    async def stage(self, keys: list[BlockKey]) -> Staged | None:
+        """Bring blocks that a turn waits for into the arena; None: the kvstore cannot be asked."""
+        return await self._stage(self._link.stage(keys), keys)
+
+    async def stage_turn(self, effect: StageTurn) -> Staged | None:
+        """Bring a waiting turn's history into the arena."""
+        return await self._stage(self._link.stage_turn(effect), effect.keys)
 
     async def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> Staged | None:
         """Bring blocks that an expected turn will need into the arena."""
         return await self._stage(self._link.stage_expected(keys, tenant), keys)
 
-    async def stage_session(
-        self, tenant: TenantId, session_id: SessionId, priority: int
-    ) -> Staged | None:
+    async def stage_session(self, effect: StageSession) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
-        return await self._stage(self._link.stage_session(tenant, session_id, priority), None)
+        return await self._stage(self._link.stage_session(effect), None)
 
     async def release(
         self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0

@@ -264,7 +264,7 @@ class EngineRunner:
                     self._tasks.spawn(self._stage_session(effect))
 
     async def _stage_turn(self, effect: StageTurn) -> None:
-        staged = await self._kv.stage(effect.keys, effect.request_id)
+        staged = await self._kv.stage_turn(effect)
         now_ns = self._clock.now_ns()
         self._react(self.core.on_staged(effect.turn_id, effect.attempt, staged, now_ns))
 
@@ -276,7 +276,7 @@ class EngineRunner:
         self._react(self.core.on_image_staged(effect.number, staged, self._clock.now_ns()))
 
     async def _stage_session(self, effect: StageSession) -> None:
-        staged = await self._kv.stage_session(effect.tenant, effect.session_id, effect.priority)
+        staged = await self._kv.stage_session(effect)
         self._react(self.core.on_session_staged(effect.number, staged, self._clock.now_ns()))
 
     async def _commit(self, effect: CommitBlocks) -> None:

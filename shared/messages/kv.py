@@ -63,7 +63,7 @@ class KvLeased:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStage:
     """Bring the longest stored prefix of `keys` into the arena, layer 0 first, and pin it for this
-    worker.
+    worker: from disk, or from one of the hosts that are said to have more of it.
 
     Name blocks by `keys`, or leave those empty and name a session whose record (Redis) holds them.
     """
@@ -79,6 +79,8 @@ class KvStage:
     priority: int = 0  # a waiting turn outranks advisories
     is_hint: bool = False  # nobody waits for them yet: only so much is pinned
     request_id: str = ""  # of the waiting turn
+    kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
+    num_before: int = 0  # blocks of the sequence that precede the first of `keys`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +96,32 @@ class KvStaged:
     generations: str = (
         ""  # packed int32 [layer][block]: what the page's word must still hold after reading
     )
-    num_from_disk: int = 0  # pages that were not in the arena yet
+    num_from_disk: int = 0  # pages that were not in the arena yet: on disk, or on another host
     # Packed int64, for each layer: when the last of its pages will probably be there, ns from the
-    # answer on, by what waits before them and how fast the disk was lately; empty: all are there.
+    # answer on, by what waits before them and how fast their source was lately; empty: all are.
     ready_in_ns: str = ""
-    source_bytes_per_s: float = 0.0  # how fast pages come from disk lately; 0: not told
+    source_bytes_per_s: float = 0.0  # how fast pages come from there lately; 0: not told
     num_here: int = 0  # the first blocks whose every layer is in the arena already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLocate:
+    """One host's kvstore to another's: how much of this sequence can be fetched from you?"""
+
+    keys: str  # packed, one block after the other
+    num_layers: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLocated:
+    """The first `num_blocks` of the keys, and where to fetch them: `host:port`, over TCP, by the
+    protocol of `services.kvstore.peers`. No address: this host serves no others.
+    """
+
+    host_id: HostId
+    num_blocks: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

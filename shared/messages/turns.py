@@ -120,6 +120,7 @@ class TurnStart:
     slo_tpot_ms: float | None = None  # as in `TurnSubmit`
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
     adapter: AdapterRef | None = None  # as in `TurnSubmit`
+    kv_at: dict[HostId, int] = field(default_factory=dict)  # as in `TurnSubmit`
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
 
 
@@ -141,6 +142,7 @@ def start_of(
         slo_tpot_ms=submit.slo_tpot_ms,
         was_lost=was_lost,
         adapter=submit.adapter,
+        kv_at=submit.kv_at,
         prompt=prompt,
     )
 

@@ -1,6 +1,8 @@
 """Decisions of the kvstore: which page holds what, what is loaded next, what must go."""
 
 from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.arrivals import FetchedPages
+from services.kvstore.core.arrived import Told
 from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import (
     BeginDiskAnew,
@@ -15,9 +17,19 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, NewBlock, Open, Pinned, Release, Renew, Stage
+from services.kvstore.core.events import (
+    Commit,
+    NewBlock,
+    Offer,
+    Open,
+    Pinned,
+    Release,
+    Renew,
+    Stage,
+)
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations, LocationUpdate
+from services.kvstore.core.peers import most_offered
 from services.kvstore.core.store import KvCore
 
 __all__ = [
@@ -28,12 +40,14 @@ __all__ = [
     "DeleteBlocks",
     "DiskWrite",
     "Effect",
+    "FetchedPages",
     "KvCore",
     "Limits",
     "LoadOutcome",
     "LocationUpdate",
     "Locations",
     "NewBlock",
+    "Offer",
     "Open",
     "PageReads",
     "Pinned",
@@ -43,7 +57,9 @@ __all__ = [
     "SetWords",
     "Stage",
     "StoredBlock",
+    "Told",
     "TouchBlocks",
     "WriteBlocks",
     "WriteOutcome",
+    "most_offered",
 ]

@@ -40,6 +40,7 @@ from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import HostId, WorkerId
+from shared.locations import worth_keeping
 from shared.owners import OwnerKey
 
 OWN_HOST = HostId("")  # of a core that has no peers
@@ -305,12 +306,26 @@ class KvCore:
         return sum(1 for _ in takewhile(partial(self._serves, (num_layers, page_bytes)), keys))
 
     def whom_to_ask(
-        self, keys: list[BlockKey], page_bytes: int, kv_at: Mapping[HostId, int], now_ns: int
+        self,
+        keys: list[BlockKey],
+        num_before: int,
+        page_bytes: int,
+        kv_at: Mapping[HostId, int],
+        now_ns: int,
     ) -> list[HostId]:
-        """Hosts that are said to have more of this sequence than this one, and do answer."""
-        known = self._arena(page_bytes).blocks
+        """Hosts that are said to have more of a sequence than this one, and do answer.
+
+        Args:
+            num_before: blocks of it that precede the first of `keys`.
+            kv_at: how many leading blocks of it they have, as somebody said.
+        """
+        if (arena := self.arenas.get(page_bytes)) is None:
+            return []
+        known = arena.blocks
         num_here = sum(1 for _ in takewhile(lambda key: key in known or key in self.disk, keys))
-        return self.peers.worth_asking(kv_at, num_here, now_ns) if num_here < len(keys) else []
+        if num_here == len(keys):
+            return []
+        return self.peers.worth_asking(worth_keeping(kv_at), num_before + num_here, now_ns)
 
     def find_written(self, key: BlockKey) -> DiskWrite | None:
         """The block of this key that is on its way to the disk; whichever thread asks."""

@@ -1,34 +1,46 @@
 """What the engine core asks its shell to do."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shared.blocks import BlockKey
-from shared.ids import FrontendId, SessionId, TenantId, TurnId
+from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
 class StageTurn:
-    """Ask the kvstore for these blocks; answer with `EngineCore.on_staged`."""
+    """Ask the kvstore for these blocks; answer with `EngineCore.on_staged`.
+
+    Attributes:
+        kv_at: how many leading blocks of the sequence are on which hosts, as far as known.
+        num_before: blocks of it that precede these.
+    """
 
     turn_id: TurnId
     attempt: int
     keys: list[BlockKey]
     request_id: str = ""
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    num_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StageSession:
     """Ask the kvstore for an expected session's blocks; answer with `on_session_staged`, by
     `number`.
+
+    Attributes:
+        kv_at: as in `StageTurn`.
     """
 
     number: int
     tenant: TenantId
     session_id: SessionId
     priority: int
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ expected, and until then the advisory holds nothing, neither here nor in the are
 SYMPHONY, section 3.3, whose advisories come seconds ahead; what to do with earlier ones is ours.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
 
 from services.worker.core.effects import StageSession
 from shared.hints import TENANT_SHARE, HintShares
-from shared.ids import SessionId, TenantId
+from shared.ids import HostId, SessionId, TenantId
 from shared.messages import AdapterRef
 from shared.owners import OwnerKey, owner_key
 
@@ -30,6 +31,7 @@ class Expected:
         num_tokens: of the session's last prompt; 0: not known.
         adapter: that it will run on.
         num_image_blocks: of the adapter's image.
+        kv_at: how many leading blocks of the session are on which hosts, as far as known.
     """
 
     tenant: TenantId
@@ -40,6 +42,7 @@ class Expected:
     num_tokens: int = 0
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
     owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
     def __post_init__(self) -> None:
@@ -92,7 +95,11 @@ class Expecting:
         self._last_number += 1
         self._asked[self._last_number] = expected
         return StageSession(
-            self._last_number, expected.tenant, expected.session_id, expected.priority
+            self._last_number,
+            expected.tenant,
+            expected.session_id,
+            expected.priority,
+            expected.kv_at,
         )
 
     def answered(self, number: int) -> Expected | None:

@@ -55,7 +55,12 @@ class History:
             return []
         due_at_ns = now_ns + self._patience_ns(len(prefix.missing))
         keys = self.residency.ask(prefix, due_at_ns)
-        return [StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id)] if keys else []
+        if not keys:
+            return []
+        num_before = len(prefix.keys) - len(keys)
+        return [
+            StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id, turn.kv_at, num_before)
+        ]
 
     def on_staged(self, turn: Turn, staged: Staged | None, num_decodes: int) -> list[Effect]:
         """The kvstore's answer to what `look_up` asked; None if it could not be asked.

@@ -7,6 +7,7 @@ from services.worker.core.turn import Turn
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
+from shared.locations import worth_keeping
 from shared.messages import (
     SLO_MS_MAX,
     AdapterRef,
@@ -75,6 +76,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         was_lost=start.was_lost,
         adapter=start.adapter,
         num_image_blocks=num_blocks,
+        kv_at=worth_keeping(start.kv_at),
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
 
@@ -97,6 +99,7 @@ def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expecte
         num_tokens=prefetch.num_tokens,
         adapter=prefetch.adapter,
         num_image_blocks=num_image_blocks(prefetch.adapter, shape),
+        kv_at=worth_keeping(prefetch.kv_at),
     )
 
 

@@ -8,7 +8,7 @@ on, and is told apart by the epoch.
 from dataclasses import dataclass, field, replace
 
 from services.worker.core.answers import leased_pages, source_speed, staged_blocks
-from services.worker.core.effects import BlockWrite
+from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import NoCapacity, SymphonyError
@@ -130,18 +130,28 @@ class KvLink:
         self._leased.update(pages)
         return pages
 
-    def stage(self, keys: list[BlockKey], request_id: str = "") -> KvStage:
-        """Bring a waiting turn's blocks into the arena."""
-        return self._stage(pack_keys(keys), None, DEFAULT_TENANT, DEMAND_PRIORITY, request_id)
+    def stage(self, keys: list[BlockKey]) -> KvStage:
+        """Bring blocks that a turn waits for into the arena."""
+        return self._stage(pack_keys(keys), None, DEFAULT_TENANT, DEMAND_PRIORITY)
+
+    def stage_turn(self, effect: StageTurn) -> KvStage:
+        """Bring a waiting turn's history into the arena."""
+        return replace(
+            self.stage(effect.keys),
+            request_id=effect.request_id,
+            kv_at=dict(effect.kv_at),
+            num_before=effect.num_before,
+        )
 
     def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> KvStage:
         """Bring blocks that an expected turn will need into the arena."""
-        stage = self._stage(pack_keys(keys), None, tenant, DEMAND_PRIORITY, "")
+        stage = self._stage(pack_keys(keys), None, tenant, DEMAND_PRIORITY)
         return replace(stage, is_hint=True)
 
-    def stage_session(self, tenant: TenantId, session_id: SessionId, priority: int) -> KvStage:
+    def stage_session(self, effect: StageSession) -> KvStage:
         """Bring an expected session's blocks into the arena."""
-        return replace(self._stage("", session_id, tenant, priority, ""), is_hint=True)
+        stage = self._stage("", effect.session_id, effect.tenant, effect.priority)
+        return replace(stage, is_hint=True, kv_at=dict(effect.kv_at))
 
     def on_staged(self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int) -> Staged | None:
         """What a stage of this epoch brought; None if the epoch is over: its ticket went with it.
@@ -219,7 +229,6 @@ class KvLink:
         session_id: SessionId | None,
         tenant: TenantId,
         priority: int,
-        request_id: str,
     ) -> KvStage:
         return KvStage(
             worker_id=self.worker_id,
@@ -231,5 +240,4 @@ class KvLink:
             session_id=session_id,
             tenant=tenant,
             priority=priority,
-            request_id=request_id,
         )

@@ -1,5 +1,6 @@
 """A turn as the engine core holds it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -8,7 +9,7 @@ from services.worker.core.adapters.stats import Start
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
-from shared.ids import FrontendId, SessionId, TenantId, TurnId
+from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, SamplingParams, TokenLogprobs
 from shared.owners import OwnerKey, owner_key
 
@@ -54,6 +55,7 @@ class Turn:
         adapter: that it runs on; None: on the base model.
         num_image_blocks: of the adapter's image.
         image: the adapter's, here or on its way; shared with other turns.
+        kv_at: how many leading blocks of its session are on which hosts, as far as known.
         can_be_assisted: helpers can compute all that its adapter adds.
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
@@ -78,6 +80,7 @@ class Turn:
     is_private: bool = False
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
+    kv_at: Mapping[HostId, int] = field(default_factory=dict)
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING

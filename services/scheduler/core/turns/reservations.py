@@ -197,6 +197,7 @@ class Reservations:
             adapter=held.adapter,
             arrives_in_ns=max(held.arrives_at_ns - now_ns, 0),
             num_tokens=self._placer.num_tokens_of(held.key),
+            kv_at=dict(held.kv_at),
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
         placed = SessionPlaced(

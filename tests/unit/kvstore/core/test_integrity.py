@@ -79,7 +79,7 @@ def queue_without_a_batch(host: Host) -> None:
 
 
 def queue_without_a_page(host: Host) -> None:
-    host.core._num_batches = 1
+    host.core._loads.disk.num_batches = 1
     block = host.arena.blocks[key_of(1, 0)]
     host.arena.give(block.strip([0]), [])
     block.queued.add(0)

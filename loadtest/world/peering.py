@@ -1,0 +1,132 @@
+"""What a host's kvstore asks of other hosts' kvstores: who has how much, and pages, over links that
+are cut, by peers that are gone, damaged, or lie.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadtest.world.memory import Content
+from loadtest.world.timeline import MS
+from services.kvstore.core import FetchedPages, LoadOutcome, Offer, PageReads, Told, most_offered
+from shared import messages as m
+from shared.arena import PageState
+from shared.blocks import BlockKey, pack_keys
+from shared.ids import HostId
+from shared.owners import OwnerKey
+from shared.subjects import KV_LOCATE
+
+if TYPE_CHECKING:
+    from loadtest.world.kvstore import Kvstore
+
+LOCATE_NS = 100 * MS
+FETCH_NS = 2 * MS  # a page, at most
+TIMEOUT_NS = 20 * MS  # of a fetch over a link that is cut
+
+OnOffer = Callable[[Offer | None], None]
+
+
+class Page(NamedTuple):
+    """A page that a kvstore has, and what it knows of its block."""
+
+    content: Content
+    num_layers: int
+    parent: BlockKey
+    owner: OwnerKey
+    is_damaged: bool = False
+
+
+class Peering:
+    """One kvstore's side, for one life of it.
+
+    Attributes:
+        others: kvstores of the house, itself included.
+    """
+
+    def __init__(self, kvstore: "Kvstore", others: dict[HostId, "Kvstore"]) -> None:
+        self._kvstore = kvstore
+        self._others = others
+        self._waiting: dict[HostId, deque[list[PageReads]]] = {}
+
+    def locate(self, message: m.KvStage, keys: list[BlockKey], then: OnOffer) -> None:
+        """Who else has more of this sequence; told once those who may have answered or did not."""
+        kvstore = self._kvstore
+        core = kvstore.core
+        hosts = core.whom_to_ask(
+            keys, message.num_before, message.page_bytes, message.kv_at, kvstore.now_ns
+        )
+        answers: list[tuple[HostId, int]] = []
+        open_hosts = set(hosts)
+
+        def on_answer(host_id: HostId, answer: object) -> None:
+            open_hosts.discard(host_id)
+            if isinstance(answer, m.KvLocated):
+                answers.append((host_id, answer.num_blocks))
+            else:
+                core.peers.on_failed(host_id, kvstore.now_ns)
+            if not open_hosts:
+                finish()
+
+        def finish() -> None:
+            best = most_offered(answers, 0)
+            then(None if best is None else Offer(*best))
+
+        if not hosts:
+            finish()
+        question = m.KvLocate(
+            keys=pack_keys(keys), num_layers=message.num_layers, page_bytes=message.page_bytes
+        )
+        for host_id in hosts:
+            kvstore.house.wires.request(
+                kvstore, KV_LOCATE, question, partial(on_answer, host_id),
+                partial(on_answer, host_id), ident=host_id, timeout_ns=LOCATE_NS,
+            )  # fmt: skip
+
+    def fetch(self, host_id: HostId, reads: list[PageReads]) -> None:
+        """Pages from there, batch after batch."""
+        waiting = self._waiting.setdefault(host_id, deque())
+        waiting.append(reads)
+        if len(waiting) == 1:
+            self._begin(host_id)
+
+    def _begin(self, host_id: HostId) -> None:
+        kvstore = self._kvstore
+        num_pages = sum(len(reads.pages) for reads in self._waiting[host_id][0])
+        most_ns = FETCH_NS * num_pages if self._is_linked(host_id) else TIMEOUT_NS
+        duration_ns = kvstore.house.random.randrange(most_ns) + 1
+        kvstore.later(duration_ns, partial(self._end, host_id, duration_ns))
+
+    def _end(self, host_id: HostId, duration_ns: int) -> None:
+        waiting = self._waiting[host_id]
+        pages = [self._take(host_id, reads) for reads in waiting.popleft()]
+        if waiting:
+            self._begin(host_id)
+        self._kvstore.on_fetched(host_id, pages, duration_ns)
+
+    def _is_linked(self, host_id: HostId) -> bool:
+        other = self._others[host_id]
+        return other.is_up and not (other.is_link_cut or self._kvstore.is_link_cut)
+
+    def _take(self, host_id: HostId, reads: PageReads) -> FetchedPages:
+        taken = [self._take_page(host_id, reads, at) for at in range(len(reads.pages))]
+        arena = self._kvstore.arena
+        for page, generation, (outcome, _) in zip(
+            reads.pages, reads.generations, taken, strict=True
+        ):
+            is_good = outcome is LoadOutcome.READY
+            arena.set_word(page, generation, PageState.READY if is_good else PageState.BAD)
+        return FetchedPages(reads, [outcome for outcome, _ in taken], [told for _, told in taken])
+
+    def _take_page(
+        self, host_id: HostId, reads: PageReads, at: int
+    ) -> tuple[LoadOutcome, Told | None]:
+        if not self._is_linked(host_id):
+            return LoadOutcome.FAILED, None
+        other = self._others[host_id]
+        if (page := other.page_of(reads.keys[at], reads.layer)) is None:
+            return LoadOutcome.MISSING, None
+        if page.is_damaged:
+            return LoadOutcome.CORRUPT, None
+        self._kvstore.arena.contents[reads.pages[at]] = page.content
+        return LoadOutcome.READY, other.tell_of(page)

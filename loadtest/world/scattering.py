@@ -1,0 +1,25 @@
+"""A policy for worlds only: turns go anywhere, so that their history is on other hosts."""
+
+from collections.abc import Collection
+from random import Random
+
+from services.scheduler.core import PlacementReason
+from services.scheduler.core.turns.placement import Demand
+from services.scheduler.core.turns.records import Worker
+
+
+class Scattering:
+    """Args:
+    random: decides.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        """Any of them."""
+        del home, demand
+        by_id = sorted(workers, key=lambda worker: worker.report.worker_id)
+        return self._random.choice(by_id), "balance"
