@@ -37,6 +37,7 @@ BENCHES = {
     "assist": "loadtest.bench.assist",
     "adapters": "loadtest.bench.adapters",
     "chaos": "loadtest.bench.chaos",
+    "hosts": "loadtest.bench.hosts",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

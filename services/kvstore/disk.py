@@ -6,7 +6,6 @@ error that can be answered.
 """
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import lmdb
 import numpy as np
 
 from services.kvstore.core import DiskWrite, LoadOutcome
+from services.kvstore.readers import Readers
 from services.kvstore.values import (
     HEADER_BYTES,
     BadValue,
@@ -137,9 +137,16 @@ class Reader:
         np.copyto(out, np.frombuffer(value, np.uint8, offset=HEADER_BYTES))
         return LoadOutcome.READY if checksum(out.data) == header.checksum else LoadOutcome.CORRUPT
 
+    def value(self, key: BlockKey, layer: int) -> memoryview | None:
+        """A block's value of this layer, header and page as they are stored, in the file's map: not
+        checked, not even touched, and not to be looked at when the snapshot has ended.
+        """
+        found: memoryview | None = self._transaction.get(value_key(key, layer))
+        return found
+
 
 class Disk:
-    """The LMDB environment. One thread reads, one writes, which may begin it anew.
+    """The LMDB environment. Some threads read, one writes, which may begin it anew.
 
     LMDB believes what is in its file, and some damage ends the process that touches it: `start`
     has a process of its own look first.
@@ -155,7 +162,7 @@ class Disk:
     def __init__(self, path: Path, bytes_max: int) -> None:
         self._path = path
         self._map_bytes = map_bytes_for(bytes_max)
-        self._reading = threading.Lock()
+        self._readers = Readers()
         self._is_damaged = False
         self._env: Any = None
         self.life = 1
@@ -194,7 +201,7 @@ class Disk:
         """Set the database aside and make an empty one; the writer's thread only. If that cannot
         be, every read and write fails from now on.
         """
-        with self._reading:
+        with self._readers.replacing():
             self.life += 1
             self._is_damaged = False
             env, self._env = self._env, None
@@ -223,7 +230,7 @@ class Disk:
             DiskFailed: at the beginning or while reading.
         """
         with (
-            self._reading,
+            self._readers.reading(),
             self._judged() as env,
             env.begin(db=self._values, buffers=True) as transaction,
         ):

@@ -24,6 +24,7 @@ _CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
 _OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros, which is nobody, in older values
 _LAYER = struct.Struct(">H")
 LAYERS_MAX = 0xFFFF
+TOKENS_MAX = (_OWNER_AT - _FIELDS.size) // 4
 
 assert _FIELDS.size + 4 * BLOCK_TOKENS <= _OWNER_AT, "the header has room for a block's tokens"
 
@@ -101,8 +102,21 @@ def read_header(value: Buffer) -> ValueHeader:
         BadValue: not a value of this release, damaged, or cut short.
     """
     view = memoryview(value)
-    if len(view) < HEADER_BYTES:
-        raise BadValue(f"a value of {len(view)} bytes")
+    header = unpack_header(view[:HEADER_BYTES])
+    if len(view) != HEADER_BYTES + header.page_bytes:
+        raise BadValue("a value of another size")
+    return header
+
+
+def unpack_header(raw: Buffer) -> ValueHeader:
+    """A header that stands alone; how much follows it is the caller's to check.
+
+    Raises:
+        BadValue: none of this release, damaged, or cut short.
+    """
+    view = memoryview(raw)
+    if len(view) != HEADER_BYTES:
+        raise BadValue(f"a header of {len(view)} bytes")
     if (
         xxhash.xxh3_64_intdigest(view[:_CHECKSUM_AT])
         != _CHECKSUM.unpack_from(view, _CHECKSUM_AT)[0]
@@ -120,8 +134,8 @@ def read_header(value: Buffer) -> ValueHeader:
         created,
         checksum,
     ) = _FIELDS.unpack_from(view)
-    if magic != _MAGIC or len(view) != HEADER_BYTES + page_bytes:
-        raise BadValue("another release's value, or of another size")
+    if magic != _MAGIC or num_tokens > TOKENS_MAX:
+        raise BadValue("another release's value")
     tokens = array("i", bytes(view[_FIELDS.size : _FIELDS.size + 4 * num_tokens])).tolist()
     return ValueHeader(
         BlockKey(key), BlockKey(parent), fingerprint, layer, num_layers, page_bytes, created,

@@ -1,0 +1,117 @@
+"""``symphony bench hosts``: how fast one kvstore's pages come into another one's arena.
+
+Two processes. The far one has pages in its database and serves them as a kvstore does; the near one
+fetches all of them into its arena, where each is checked. Beside that, in turns and with the same
+pages: bare TCP between the two, the near one's own database by its loader, and copying in memory.
+What is read was written before, so the kernel has it in memory.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.hosts.link import LOOPBACK, Link, shaped_link
+from loadtest.bench.hosts.shape import Shape
+from shared.errors import InvalidRequest, PeerUnavailable
+
+KIB = 1024
+STOP_S = 30.0
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """``raw_tcp_gb_s``, ``peer_gb_s``, ``disk_gb_s`` and ``memcpy_gb_s``, medians of the rounds.
+
+    Raises:
+        InvalidRequest: an option is wrong, or no link can be shaped here.
+        PeerUnavailable: one of the two hosts failed.
+    """
+    args = _parser().parse_args(argv)
+    shape = Shape(args.blocks, args.layers, int(args.page_kb * KIB))
+    if min(shape.num_blocks, shape.num_layers, shape.page_bytes, args.rounds) < 1:
+        raise InvalidRequest("--blocks, --layers, --page-kb, --rounds: use numbers from 1 on")
+    if args.link_gbit is not None and args.link_gbit <= 0:
+        raise InvalidRequest("--link-gbit: use a number above 0")
+    link: AbstractContextManager[Link] = (
+        nullcontext(LOOPBACK) if args.link_gbit is None else shaped_link(args.link_gbit)
+    )
+    with link as each:
+        speeds = _measure(each, shape, args.rounds)
+    result: dict[str, Any] = {
+        "page_kb": args.page_kb,
+        "mb": round(shape.num_bytes / 1e6),
+        "link_gbit": args.link_gbit,
+        **{f"{name}_gb_s": round(speed, 3) for name, speed in speeds.items()},
+        "peer_over_raw_tcp": round(speeds["peer"] / speeds["raw_tcp"], 3),
+    }
+    print(
+        f"pages of {args.page_kb:g} KiB: from a peer {result['peer_gb_s']:g} GB/s, bare TCP"
+        f" {result['raw_tcp_gb_s']:g}, from disk {result['disk_gb_s']:g}, in memory"
+        f" {result['memcpy_gb_s']:g}"
+    )
+    return result
+
+
+def _measure(link: Link, shape: Shape, rounds: int) -> dict[str, float]:
+    told: dict[str, Any] = {
+        "num_blocks": shape.num_blocks,
+        "num_layers": shape.num_layers,
+        "page_bytes": shape.page_bytes,
+        "host": link.host,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="symphony-hosts-") as folder,
+        tempfile.TemporaryDirectory(prefix="symphony-hosts-", dir="/dev/shm") as memory,
+        subprocess.Popen(
+            _command(link.far, "far", {**told, "folder": f"{folder}/far"}),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as far,
+    ):  # fmt: skip
+        assert far.stdin is not None and far.stdout is not None
+        try:
+            ports = _line(far.stdout.readline(), "far")
+            told |= {
+                "folder": f"{folder}/near",
+                "arena": str(Path(memory) / "arena"),
+                "ports": ports,
+                "rounds": rounds,
+            }
+            near = subprocess.run(
+                _command(link.near, "near", told), stdout=subprocess.PIPE, check=False
+            )
+            speeds: dict[str, float] = _line(near.stdout, "near")
+        finally:
+            far.stdin.close()
+            try:
+                far.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                far.kill()
+    return speeds
+
+
+def _command(before: list[str], side: str, told: dict[str, Any]) -> list[str]:
+    return [*before, sys.executable, "-m", f"loadtest.bench.hosts.{side}", json.dumps(told)]
+
+
+def _line(said: bytes, side: str) -> Any:
+    if not said.strip():
+        raise PeerUnavailable(f"the {side} host failed")
+    return json.loads(said.splitlines()[-1])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="symphony bench hosts", description=__doc__)
+    parser.add_argument("--page-kb", type=float, default=256, help="of an 8B model: 256")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=64, help="of 64 tokens each")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--link-gbit",
+        type=float,
+        help="put a link of this speed between the two (root, Linux); without it: loopback",
+    )
+    return parser

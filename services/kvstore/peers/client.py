@@ -1,0 +1,231 @@
+"""Fetches pages from the kvstore of one other host, straight into this host's arena.
+
+One thread and, while there is something to fetch, one connection. A page is believed if its header
+names what was asked for and its bytes are the ones that were once stored under it. What another
+host of the house computed is not computed again: that is what the secret is for.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from services.kvstore.core import PageReads
+from services.kvstore.peers.fetches import Fetch, Fetches, PeerRead, PeerReport
+from services.kvstore.peers.fetching import ClientCounts, Fetching
+from services.kvstore.peers.handshake import greet
+from services.kvstore.peers.stream import TICK_S, Broken, Stream, open_stream
+from services.kvstore.peers.wire import WireError
+from shared.arena import Arena
+
+log = logging.getLogger(__name__)
+
+ORDERS_MAX = 16
+WINDOW_BYTES = 16 * 1024 * 1024
+CONNECT_S = 2.0
+HANDSHAKE_S = 3.0
+STALL_S = 3.0
+IDLE_S = 60.0
+PAUSES_S = (0.0, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # before connecting, by failures one after another
+
+
+class PeerClient:
+    """The one who fetches from one peer.
+
+    Args:
+        address: host and port of the peer's server. A name that has to be looked up may take as
+            long as that takes.
+        arenas: by page size in bytes.
+        report: called with an order's results, and for how many seconds something was being fetched
+            since the report before, so that bytes over seconds is how fast the peer gives them: in
+            this thread, or by `submit`.
+        fail: called in this thread with what ended it.
+        host_id: of this host.
+        peer_id: of the peer's; None: whoever of the house answers there.
+        tls: of the client's side; None: plain TCP.
+        window_bytes: asked for at a time, and not here yet.
+        orders_max: not finished, at a time.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        arenas: Mapping[int, Arena],
+        report: PeerReport,
+        fail: Callable[[BaseException], None],
+        *,
+        host_id: str,
+        peer_id: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        window_bytes: int = WINDOW_BYTES,
+        orders_max: int = ORDERS_MAX,
+        connect_s: float = CONNECT_S,
+        handshake_s: float = HANDSHAKE_S,
+        stall_s: float = STALL_S,
+        idle_s: float = IDLE_S,
+        tick_s: float = TICK_S,
+    ) -> None:
+        assert secret, "without a secret anybody is a peer"
+        self.address = address
+        self.counts = ClientCounts()
+        self._secret = secret
+        self._arenas = arenas
+        self._report = report
+        self._fail = fail
+        self._host_id = host_id
+        self._peer_id = peer_id
+        self._tls = tls
+        self._orders_max = orders_max
+        self._connect_s = connect_s
+        self._handshake_s = handshake_s
+        self._stall_s = stall_s
+        self._idle_s = idle_s
+        self._tick_s = tick_s
+        self._fetches = Fetches(arenas, self._on_finished, window_bytes)
+        self._num_failures = 0
+        self._changed = threading.Condition()  # guards what follows
+        self._incoming: deque[Fetch] = deque()
+        self._num_open = 0
+        self._num_submitted = 0
+        self._is_stopping = False
+        self._stream: Stream | None = None
+        self._thread = threading.Thread(target=self._run, name="kv-peer-client", daemon=True)
+        self._thread.start()
+
+    def submit(self, reads: Sequence[PageReads], priority: int, timeout_s: float) -> None:
+        """Fetch these pages, among those of all orders in the order of `shared.urgency`. What has
+        not come after `timeout_s` has failed; without room for the order it fails at once.
+        """
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._num_submitted += 1
+            fetch = Fetch(list(reads), priority, until_s, self._num_submitted)
+            if has_room := self._num_open < self._orders_max and not self._is_stopping:
+                self._num_open += 1
+                self._incoming.append(fetch)
+                self._changed.notify_all()
+        if not has_room:
+            refused = Fetches(self._arenas, self._report, 0)
+            refused.add(fetch)
+            refused.fail_all()
+
+    def stop(self) -> None:
+        """End, in the middle of a page if need be. What has not come has failed, and is reported
+        so.
+        """
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+            if self._stream is not None:
+                self._stream.abort()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_orders(None):
+                self._take_in()
+                self._pause()
+                self._fail_late()
+                if self._fetches:
+                    self._connect_and_fetch()
+            self._take_in()
+            self._fetches.fail_all()
+        except Exception as error:
+            self._fail(error)
+
+    def _connect_and_fetch(self) -> None:
+        """One connection's life."""
+        num_pages = self.counts.num_pages
+        try:
+            stream = self._connect()
+            try:
+                self._fetch(stream)
+            finally:
+                with self._changed:
+                    self._stream = None
+                stream.close()
+        except Broken as error:
+            self.counts.num_broken += 1
+            self._num_failures = 1 if self.counts.num_pages > num_pages else self._num_failures + 1
+            log.info("a peer is out of reach", extra={"peer": self.address, "error": str(error)})
+        except WireError as error:
+            self.counts.num_refused += 1
+            self._num_failures = len(PAUSES_S)
+            log.warning("a peer is refused", extra={"peer": self.address, "error": str(error)})
+            self._take_in()
+            self._fetches.fail_all()
+        self.counts.num_resumed += self._fetches.ask_again()
+
+    def _connect(self) -> Stream:
+        left_s = self._fetches.first_until_s - time.monotonic()
+        try:
+            sock = socket.create_connection(
+                self.address, timeout=max(min(self._connect_s, left_s), self._tick_s)
+            )
+        except OSError as error:
+            raise Broken(str(error)) from None
+        sock.settimeout(self._handshake_s)
+        stream = open_stream(sock, self._tls, self._tick_s, self.address[0])
+        with self._changed:
+            self._stream = stream
+            if self._is_stopping:
+                stream.abort()
+        return stream
+
+    def _fetch(self, stream: Stream) -> None:
+        """Until nothing was wanted for a while."""
+        until_s = time.monotonic() + self._handshake_s
+        greet(stream, self._secret, self._host_id, self._peer_id, until_s)
+        self.counts.num_connections += 1
+        fetching = Fetching(stream, self._fetches, self.counts, self._look_up, self._stall_s)
+        fetching.run()
+        while self._wait_for_orders(self._idle_s):
+            fetching.run()
+        self._num_failures = 0
+
+    def _look_up(self) -> None:
+        """Raises:
+        Broken: this client stops.
+        """
+        if self._is_stopping:
+            raise Broken("stopping")
+        if self._incoming:
+            self._take_in()
+        self._fail_late()
+
+    def _wait_for_orders(self, timeout_s: float | None) -> bool:
+        """Whether there are some; not, if there were none for so long or this client stops."""
+        if self._fetches and not self._is_stopping:
+            return True
+        with self._changed:
+            self._changed.wait_for(lambda: self._incoming or self._is_stopping, timeout_s)
+            return bool(self._incoming) and not self._is_stopping
+
+    def _take_in(self) -> None:
+        with self._changed:
+            incoming = list(self._incoming)
+            self._incoming.clear()
+        for fetch in incoming:
+            self._fetches.add(fetch)
+
+    def _fail_late(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._fetches.first_until_s:
+            self.counts.num_late += self._fetches.fail_late(now_s)
+
+    def _pause(self) -> None:
+        """After failures, but not beyond the end of an order."""
+        pause_s = PAUSES_S[min(self._num_failures, len(PAUSES_S) - 1)]
+        pause_s = min(pause_s, self._fetches.first_until_s - time.monotonic())
+        if pause_s > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping, pause_s)
+
+    def _on_finished(self, results: list[PeerRead], took_s: float) -> None:
+        with self._changed:
+            self._num_open -= 1
+        self._report(results, took_s)

@@ -1,0 +1,114 @@
+"""Where a server of pages takes them from, without copying: LMDB's map, and what is in the arena
+and not on disk yet.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.kvstore.disk import Disk, DiskDamaged, Reader
+from services.kvstore.peers.stream import Parts
+from services.kvstore.values import HEADER_BYTES, ValueHeader, write_header
+from shared.arena import Bytes
+from shared.blocks import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePage:
+    """A page to send.
+
+    Attributes:
+        parts: its value (`values.py`): header and page, in memory that stays.
+        is_valid: for a page that may be given to another purpose meanwhile: asked when it has been
+            sent, whether it was the page all the time.
+    """
+
+    parts: Parts
+    is_valid: Callable[[], bool] | None = None
+
+
+class Pages(Protocol):
+    """What a source holds at one moment."""
+
+    def find(self, key: BlockKey, layer: int, page_bytes: int) -> SourcePage | None:
+        """The page of this block and layer, None unless there is one of this size. What it leads to
+        is valid until the snapshot ends.
+        """
+        ...
+
+
+class PageSource(Protocol):
+    """Where pages are; many threads ask at a time."""
+
+    def open(self) -> AbstractContextManager[Pages]:
+        """A snapshot, which is not kept for long.
+
+        Raises:
+            DiskFailed: at the beginning or while it is used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPage:
+    """A page in the arena.
+
+    Attributes:
+        page: uint8 [page_bytes].
+        header: what its value on disk would say of it.
+        is_valid: whether its word has been unchanged since it was found.
+    """
+
+    page: Bytes
+    header: ValueHeader
+    is_valid: Callable[[], bool]
+
+
+FindInArena = Callable[[BlockKey, int], ArenaPage | None]
+
+
+class DiskSource:
+    """What is on disk, and before that what `find_in_arena` knows of.
+
+    Args:
+        damaged: called when the database cannot be used, in the thread that found it so.
+        find_in_arena: by key and layer; asked in many threads at a time.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        damaged: Callable[[DiskDamaged], None],
+        find_in_arena: FindInArena = lambda key, layer: None,
+    ) -> None:
+        self._disk = disk
+        self._damaged = damaged
+        self._find_in_arena = find_in_arena
+
+    @contextmanager
+    def open(self) -> Iterator[Pages]:
+        try:
+            with self._disk.read() as reader:
+                yield _Snapshot(reader, self._find_in_arena)
+        except DiskDamaged as error:
+            self._damaged(error)
+            raise
+
+
+class _Snapshot:
+    def __init__(self, reader: Reader, find_in_arena: FindInArena) -> None:
+        self._reader = reader
+        self._find_in_arena = find_in_arena
+
+    def find(self, key: BlockKey, layer: int, page_bytes: int) -> SourcePage | None:
+        if (found := self._find_in_arena(key, layer)) is not None:
+            if found.header.page_bytes != page_bytes:
+                return None
+            header = bytearray(HEADER_BYTES)
+            write_header(found.header, header)
+            return SourcePage([bytes(header), found.page.data], found.is_valid)
+        value = self._reader.value(key, layer)
+        if value is None or len(value) != HEADER_BYTES + page_bytes:
+            return None
+        return SourcePage([value])

@@ -1,0 +1,203 @@
+"""Two hosts in one process: disks, arenas, real sockets, and somebody between them."""
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
+from services.kvstore.disk import Disk
+from services.kvstore.peers.client import PeerClient
+from services.kvstore.peers.fetches import PeerRead
+from services.kvstore.peers.handshake import welcome
+from services.kvstore.peers.server import PeerServer
+from services.kvstore.peers.sources import DiskSource, PageSource
+from services.kvstore.peers.stream import PlainStream
+from shared.arena import Arena, PageState, checksum
+from shared.blocks import BlockKey
+from shared.owners import OwnerKey
+
+SECRET = b"the house's own"
+OWNER = OwnerKey(bytes(range(16)))
+LONG_S = 60.0
+TICK_S = 0.02
+LOST = (7, PageState.BAD)
+THERE = (7, PageState.READY)
+PENDING = (7, PageState.FILLING)
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(bytes([number]) * 16)
+
+
+def must_not(error: BaseException) -> None:
+    raise AssertionError("a thread failed") from error
+
+
+class Sender:
+    """A host that has blocks, numbered from 1 on, on disk.
+
+    Attributes:
+        pages: uint8 [blocks, layers, page_bytes]; block `number` is `pages[number - 1]`.
+    """
+
+    def __init__(self, path: Path, blocks: int, layers: int, page_bytes: int) -> None:
+        random = np.random.default_rng(blocks)
+        self.pages = random.integers(0, 256, (blocks, layers, page_bytes), np.uint8)
+        self.disk = Disk(path, 2 * self.pages.nbytes + (1 << 20))
+        with self.disk.write(now_s=5) as writer:
+            for number in range(1, blocks + 1):
+                writer.put(self.write_of(number), self.pages.reshape(-1, page_bytes))
+
+    def write_of(self, number: int) -> DiskWrite:
+        _, layers, page_bytes = self.pages.shape
+        pages = list(range((number - 1) * layers, number * layers))
+        flat = self.pages.reshape(-1, page_bytes)
+        return DiskWrite(
+            number, key(number), key(number - 1), [number] * 64, "f", page_bytes, pages,
+            [checksum(flat[page].data) for page in pages], OWNER,
+        )  # fmt: skip
+
+
+class Receiver:
+    """A host's arena, all of whose pages are promised under generation 7, and what was reported."""
+
+    def __init__(self, path: Path, num_pages: int, page_bytes: int) -> None:
+        self.arena = Arena.create(path, num_pages, page_bytes)
+        self.arenas = {page_bytes: self.arena}
+        self.reports: queue.SimpleQueue[list[PeerRead]] = queue.SimpleQueue()
+        for page in range(num_pages):
+            self.arena.set_word(page, *PENDING)
+
+    def report(self, results: list[PeerRead], took_s: float) -> None:
+        assert took_s >= 0
+        self.reports.put(results)
+
+    def reads(self, layer: int, numbers: list[int], first: int) -> PageReads:
+        """This layer of these blocks, into arena pages from `first` on."""
+        pages = list(range(first, first + len(numbers)))
+        keys = [key(number) for number in numbers]
+        page_bytes = self.arena.page_bytes
+        return PageReads(layer, page_bytes, numbers, keys, pages, [7] * len(numbers))
+
+    def outcomes(self) -> list[list[LoadOutcome]]:
+        """Of the next order that is reported."""
+        return [read.outcomes for read in self.reports.get(timeout=LONG_S)]
+
+
+@contextmanager
+def serving(source: Disk | PageSource, **options: Any) -> Iterator[PeerServer]:
+    """A server of what is there."""
+    if isinstance(source, Disk):
+        source = DiskSource(source, must_not)
+    options = {"host_id": "sender", "tick_s": TICK_S, "secret": SECRET, **options}
+    secret = options.pop("secret")
+    server = PeerServer(("127.0.0.1", 0), secret, source, must_not, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def fetching(address: tuple[str, int], receiver: Receiver, **options: Any) -> Iterator[PeerClient]:
+    """A client of whoever listens there."""
+    options = {"host_id": "receiver", "tick_s": TICK_S, "secret": SECRET, **options}
+    secret = options.pop("secret")
+    client = PeerClient(address, secret, receiver.arenas, receiver.report, must_not, **options)
+    try:
+        yield client
+    finally:
+        client.stop()
+
+
+class Listener:
+    """Accepts on a free port and hands each connection, with its number from 0 on, to `serve` in a
+    thread of its own.
+    """
+
+    def __init__(self, serve: Callable[[socket.socket, int], None]) -> None:
+        self._serve = serve
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self.num_accepted = 0
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._one, args=(sock, self.num_accepted))
+            self.num_accepted += 1
+            self._open.append(sock)
+            self._threads.append(thread)
+            thread.start()
+
+    def _one(self, sock: socket.socket, number: int) -> None:
+        with suppress(OSError), sock:
+            self._serve(sock, number)
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in (self._socket, *self._open):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._socket.close()
+        for thread in self._threads[1:]:
+            thread.join()
+        for sock in self._open:
+            sock.close()
+
+
+def proxy(target: tuple[str, int], cuts: list[int], requests: list[bytes]) -> Listener:
+    """Stands between a client and its server; closes each connection after as many bytes of the
+    server's as `cuts` says, those after the last of them never. What clients say is noted.
+    """
+
+    def serve(client: socket.socket, number: int) -> None:
+        requests.append(b"")
+        left = cuts[number] if number < len(cuts) else 1 << 60
+        with socket.create_connection(target) as server:
+            back = threading.Thread(target=_note, args=(client, server, requests, number))
+            back.start()
+            while left > 0 and (data := server.recv(min(left, 1 << 16))):
+                client.sendall(data)
+                left -= len(data)
+            for sock in (client, server):
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+    return Listener(serve)
+
+
+def _note(client: socket.socket, server: socket.socket, requests: list[bytes], number: int) -> None:
+    with suppress(OSError):
+        while data := client.recv(1 << 16):
+            requests[number] += data
+            server.sendall(data)
+
+
+def liar(lie: Callable[[socket.socket], None], secret: bytes = SECRET) -> Listener:
+    """Knows the secret, and then does as `lie` says."""
+
+    def serve(sock: socket.socket, number: int) -> None:
+        sock.settimeout(LONG_S)
+        stream = PlainStream(sock, LONG_S)
+        welcome(stream, secret, "liar", time.monotonic() + LONG_S)
+        lie(sock)
+
+    return Listener(serve)
