@@ -74,6 +74,22 @@ def trusting(ca_file: Path, name: str) -> ssl.SSLContext:
         raise ConfigError(f"{name}={str(ca_file)!r}: {error.strerror}") from None
 
 
+def serving(cert_file: Path, key_file: Path, name: str) -> ssl.SSLContext:
+    """What a server of TLS needs.
+
+    Raises:
+        ConfigError: the files do not hold a certificate and its key; names the setting `name`.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert_file, key_file)
+    except ssl.SSLError:
+        raise ConfigError(f"{name}={str(cert_file)!r}: no certificate with this key") from None
+    except OSError as error:
+        raise ConfigError(f"{name}={str(cert_file)!r}: {error.strerror}") from None
+    return context
+
+
 def trusting_only(cert_file: Path) -> ssl.SSLContext:
     """What a client on the same machine needs that connects to a server of ours, by whatever
     address: the server has the key of this certificate.

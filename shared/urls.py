@@ -1,4 +1,6 @@
-"""Addresses of NATS and Redis: what can be one, and how one is shown without its password."""
+"""Addresses of NATS, Redis and other hosts: what can be one, and how one is shown without its
+password.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ REDIS_SCHEMES = ("redis", "rediss", "unix")
 PORT_MAX = 65_535
 HIDDEN = "***"
 
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
 _USERINFO = re.compile(r"^([^/@]*//)?.*@")
 _SECRET_QUERY = re.compile(r"([?&][^=&]*(?:pass|token|secret)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -43,6 +46,21 @@ def check_redis_url(url: str) -> str:
     if not url.startswith("unix:") and path not in ("", "/") and not path[1:].isdecimal():
         raise ValueError("the database behind the address is no number")
     return url
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port; port 0 is one.
+
+    Raises:
+        ValueError: it is written otherwise.
+
+    >>> split_address("[::1]:4500")
+    ('::1', 4500)
+    """
+    found = _ADDRESS.fullmatch(text)
+    if found is None or (port := int(found[3])) > PORT_MAX:
+        raise ValueError(f"no address: write it as HOST:PORT, the port from 0 to {PORT_MAX}")
+    return found[1] or found[2], port
 
 
 def _check(url: str, schemes: Sequence[str], example: str) -> str:

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.eviction import EvictionName
 from shared.sessions import DEFAULT_EXPIRY_S
+from shared.urls import split_address
 
 GIB = 1024**3
+ANY_ADDRESS = ("0.0.0.0", "::")
 ARENA_BYTES_MIN = 1024**2  # less holds no two blocks of any model of use
 
 
@@ -20,6 +22,12 @@ class KvstoreConfig(ServiceConfig):
     disk_bytes_max: blocks on disk occupy at most about this.
     expiry_s: blocks unused for this long are deleted.
     eviction: which pages of an arena make room, see `shared.eviction`.
+    peer_secret_file: holds a secret that all hosts share; without it no KV goes from host to host.
+    peer_listen: address and port where other hosts fetch KV; port 0: a free one.
+    peer_address: how they reach that, if not as it is written there.
+    peer_bytes_per_s: that they may take together; 0: any number.
+    peer_cert_file, peer_key_file: PEM files: what is sent to them goes through TLS.
+    peer_ca_file: certificates to trust: what is fetched from them comes through TLS.
     adapter_dirs: folders that adapters may be loaded from, by whoever may load some.
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
@@ -34,6 +42,13 @@ class KvstoreConfig(ServiceConfig):
     disk_bytes_max: int = Field(default=16 * GIB, gt=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
     eviction: EvictionName = "layer"
+    peer_secret_file: Path | None = None
+    peer_listen: str = "127.0.0.1:0"
+    peer_address: str | None = None
+    peer_bytes_per_s: float = Field(default=0.0, ge=0)
+    peer_cert_file: Path | None = None
+    peer_key_file: Path | None = None
+    peer_ca_file: Path | None = None
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     adapter_header_bytes_max: int = Field(default=4 * 1024**2, gt=0)
@@ -43,6 +58,30 @@ class KvstoreConfig(ServiceConfig):
     adapters_max: int = Field(default=100_000, ge=0)
     adapter_disk_bytes_max: int = Field(default=256 * GIB, ge=0)
     adapter_keep_s: float = Field(default=7200.0, ge=0)
+
+    @field_validator("peer_secret_file", "peer_cert_file", "peer_key_file", "peer_ca_file")
+    @classmethod
+    def _expand_peer_file(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
+
+    @field_validator("peer_listen", "peer_address")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> "KvstoreConfig":
+        if (self.peer_cert_file is None) != (self.peer_key_file is None):
+            raise ValueError("SYMPHONY_PEER_CERT_FILE and SYMPHONY_PEER_KEY_FILE go together")
+        is_anywhere = split_address(self.peer_listen)[0] in ANY_ADDRESS
+        if self.peer_secret_file is not None and is_anywhere and self.peer_address is None:
+            raise ValueError(
+                "SYMPHONY_PEER_ADDRESS must say how others reach this host, if"
+                f" SYMPHONY_PEER_LISTEN is {self.peer_listen}"
+            )
+        return self
 
     @property
     def arena_path(self) -> Path:

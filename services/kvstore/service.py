@@ -18,6 +18,7 @@ from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     Effect,
+    FetchedPages,
     KvCore,
     Limits,
     NewBlock,
@@ -35,6 +36,7 @@ from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.peering import Peering
 from services.kvstore.start import Started, start_disk
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
 from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
@@ -43,7 +45,7 @@ from shared import messages as m
 from shared import subjects
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys, unpack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
-from shared.ids import subject_token
+from shared.ids import HostId, subject_token
 from shared.messages.codec import pack_ints, unpack_ints
 from shared.owners import OWNER_BYTES, OwnerKey, owner_key
 from shared.service import Runtime
@@ -99,6 +101,10 @@ class KvService:
             disk, arenas, runtime.clock, self._from_thread(self._on_written),
             self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
         )  # fmt: skip
+        self._peering = Peering(
+            config, core, disk, self._arenas, runtime.bus, runtime.clock, self._on_fetched,
+            self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
+        )  # fmt: skip
 
     @classmethod
     async def open(cls, runtime: Runtime, config: KvstoreConfig) -> "KvService":
@@ -122,7 +128,7 @@ class KvService:
         started = await asyncio.to_thread(open_disk, config)
         disk = started.disk
         runtime.stack.callback(disk.close)
-        core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000)
+        core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000, host_id=config.host_id)
         ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
         index = RedisIndex(
             config.redis_url, config.host_id, ttl_s, core.locations, config.redis_access
@@ -145,6 +151,7 @@ class KvService:
             await bus.serve(subjects.KV_OPEN, self._open, host_id),
             await bus.serve(subjects.KV_LEASE, self._lease, host_id),
             await bus.serve(subjects.KV_STAGE, self._stage, host_id),
+            await bus.serve(subjects.KV_LOCATE, self._locate, host_id),
             await bus.serve(subjects.KV_COMMIT, self._commit, host_id),
             await bus.serve(subjects.KV_RENEW, self._renew, host_id),
             await bus.subscribe(subjects.KV_RELEASE, self._release, host_id),
@@ -166,6 +173,7 @@ class KvService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._peering.close()
         await asyncio.to_thread(self._loader.stop)
         await asyncio.to_thread(self._writer.stop)
         await asyncio.sleep(0)  # the threads' last reports are heard
@@ -216,11 +224,12 @@ class KvService:
             record = await self._index.record(message.tenant, message.session_id)
             if record is not None and record.fingerprint == message.fingerprint:
                 keys = _unpack_keys(record.block_keys, "session_id")
-            self._refuse_if_closed()
+        offer = await self._peering.offer(message, keys)
+        self._refuse_if_closed()
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
             message.priority, staged_blocks_max(self._runtime.bus.payload_bytes_max, message),
-            message.tenant if message.is_hint else None,
+            message.tenant if message.is_hint else None, offer, message.fingerprint,
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)
@@ -231,7 +240,8 @@ class KvService:
                 "session_id": message.session_id,
                 "worker_id": message.worker_id,
                 "num_blocks": staged.num_blocks,
-                "num_pages_from_disk": staged.num_from_disk,
+                "num_pages_to_come": staged.num_from_disk,
+                "from_host": None if offer is None else offer.host_id,
             },
         )
         return m.KvStaged(
@@ -242,9 +252,13 @@ class KvService:
             generations=pack_ints(staged.generations),
             num_from_disk=staged.num_from_disk,
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
-            source_bytes_per_s=self._core.disk_speed.bytes_per_s,
+            source_bytes_per_s=staged.source_bytes_per_s,
             num_here=staged.num_here,
         )
+
+    async def _locate(self, message: m.KvLocate) -> m.KvLocated:
+        self._refuse_if_closed()
+        return self._peering.answer(message, _unpack_keys(message.keys, "keys"))
 
     async def _commit(self, message: m.KvCommit) -> m.KvCommitted:
         self._refuse_if_closed()
@@ -332,6 +346,10 @@ class KvService:
     def _on_written(self, results: WriteResults) -> None:
         self._perform(self._core.on_written(results, self._runtime.clock.now_ns()))
 
+    def _on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+        now_ns = self._runtime.clock.now_ns()
+        self._perform(self._core.on_fetched(host_id, pages, duration_ns, now_ns))
+
     def _on_damaged(self, error: DiskDamaged) -> None:
         effects = self._core.on_disk_damaged(error.life, self._runtime.clock.now_ns())
         if effects:
@@ -347,8 +365,10 @@ class KvService:
                 case SetWords(page_bytes, pages, generations, state):
                     arena = self._arenas.by_page_bytes[page_bytes]
                     arena.set_words(pages, generations, state)
-                case ReadPages():
+                case ReadPages(_, None):
                     self._loader.submit(effect)
+                case ReadPages(reads, host_id) if host_id is not None:
+                    self._peering.fetch(host_id, reads)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)
         self._index.look()

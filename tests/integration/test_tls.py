@@ -2,10 +2,8 @@
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,37 +16,15 @@ from services.frontend.service import main
 from shared.access import NatsAccess, RedisAccess, trusting, trusting_only
 from shared.bus import Bus
 from shared.errors import ConfigError, PeerUnavailable
+from tests.certificates import Certificate, make_certificate
 from tests.conftest import Server
 from tests.e2e.house import House
 from tests.integration.harness import running
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """One that vouches for itself, for 127.0.0.1, and its key."""
-
-    cert: Path
-    key: Path
-
-
 @pytest.fixture
 def certificate(tmp_path: Path) -> Certificate:
     return make_certificate(tmp_path / "tls", "IP:127.0.0.1")
-
-
-def make_certificate(folder: Path, name: str) -> Certificate:
-    folder.mkdir()
-    made = Certificate(folder / "cert.pem", folder / "key.pem")
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-days", "2", "-subj", "/CN=symphony", "-addext", f"subjectAltName={name}",
-            "-keyout", str(made.key), "-out", str(made.cert),
-        ],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return made
 
 
 def test_nats_by_tls_is_the_one_that_the_file_vouches_for(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from redis.asyncio import Redis
 
 from cli.supervisor.children import start_child, stop_child
 from services.kvstore.config import KvstoreConfig
@@ -35,6 +36,7 @@ PAGE_BYTES = 8192
 ARENA_BYTES = 64 * NUM_LAYERS * PAGE_BYTES
 TENANT = TenantId("t")
 NOTHING = TextMark.of("")
+H1 = HostId("h1")
 
 
 @dataclass
@@ -45,13 +47,14 @@ class Place:
     redis: Server
     directory: Path
     settings: dict[str, Any] = field(default_factory=dict)
+    host_id: HostId = H1
 
     @property
     def config(self) -> KvstoreConfig:
         return KvstoreConfig(
             nats_url=self.nats.url,
             redis_url=self.redis.url,
-            host_id=HostId("h1"),
+            host_id=self.host_id,
             data_dir=self.directory / "data",
             arena_dir=self.directory / "arena",
             **{"arena_bytes": ARENA_BYTES, "disk_bytes_max": 64 * 1024**2, **self.settings},
@@ -126,6 +129,24 @@ def page_of(key: BlockKey, layer: int) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, PAGE_BYTES, np.uint8)
 
 
+def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
+    """Damage one stored page in the database file."""
+    data = bytearray(place.database.read_bytes())
+    at = data.index(page_of(key, layer).tobytes())
+    data[at + 100] ^= 1
+    place.database.write_bytes(data)
+
+
+@asynccontextmanager
+async def redis_at(place: Place) -> AsyncIterator[Any]:
+    """A client of the house's Redis."""
+    redis: Any = Redis.from_url(place.redis.url)
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
+
+
 async def save_session(redis: Any, session_id: SessionId, keys: Sequence[BlockKey]) -> None:
     """What the frontend writes when a turn ends."""
     record = SessionRecord(
@@ -140,8 +161,9 @@ async def save_session(redis: Any, session_id: SessionId, keys: Sequence[BlockKe
 class FakeWorker:
     """Computes blocks, commits them, stages them again."""
 
-    def __init__(self, bus: Bus, worker_id: str = "w1") -> None:
+    def __init__(self, bus: Bus, worker_id: str = "w1", host_id: str = "h1") -> None:
         self.bus = bus
+        self.host_id = HostId(host_id)
         self.worker_id = WorkerId(worker_id)
         self.incarnation = new_id("i")
         self._lock: int | None = None
@@ -155,7 +177,7 @@ class FakeWorker:
                 worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
                 num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES,
             ),
-            "h1",
+            self.host_id,
         )  # fmt: skip
         self.close()
         self.arena = Arena.attach(Path(self.opened.arena_path))
@@ -175,7 +197,7 @@ class FakeWorker:
             worker_id=self.worker_id, incarnation=self.incarnation, page_bytes=PAGE_BYTES,
             num_pages=num_pages,
         )  # fmt: skip
-        return unpack_ints((await self.bus.request(subjects.KV_LEASE, message, "h1")).pages)
+        return unpack_ints((await self.bus.request(subjects.KV_LEASE, message, self.host_id)).pages)
 
     async def commit(
         self,
@@ -183,10 +205,13 @@ class FakeWorker:
         keys: Sequence[BlockKey],
         pages: Sequence[int],
         owner: OwnerKey = NOBODY,
+        parent: BlockKey | None = None,
     ) -> int:
-        """Compute blocks into leased pages and commit them."""
+        """Compute blocks into leased pages and commit them; those from the beginning, or those
+        after `parent`.
+        """
         blocks = []
-        parents = [root_key(FINGERPRINT, TENANT), *keys]
+        parents = [root_key(FINGERPRINT, TENANT) if parent is None else parent, *keys]
         for index, key in enumerate(keys):
             own = list(pages[index * NUM_LAYERS : (index + 1) * NUM_LAYERS])
             for layer, page in enumerate(own):
@@ -205,7 +230,7 @@ class FakeWorker:
             worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
             page_bytes=PAGE_BYTES, blocks=blocks,
         )  # fmt: skip
-        return (await self.bus.request(subjects.KV_COMMIT, message, "h1")).num_blocks
+        return (await self.bus.request(subjects.KV_COMMIT, message, self.host_id)).num_blocks
 
     async def store(self, num_blocks: int, seed: int = 0) -> list[BlockKey]:
         """Compute and commit a sequence of `owner_of(seed)`, and wait until it is on disk."""
@@ -221,21 +246,33 @@ class FakeWorker:
         return keys
 
     async def stage(
-        self, keys: Sequence[BlockKey] = (), session_id: SessionId | None = None
+        self,
+        keys: Sequence[BlockKey] = (),
+        session_id: SessionId | None = None,
+        kv_at: dict[HostId, int] | None = None,
+        num_before: int = 0,
     ) -> m.KvStaged:
         message = m.KvStage(
             worker_id=self.worker_id, incarnation=self.incarnation, fingerprint=FINGERPRINT,
             num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES, keys=pack_keys(keys),
-            session_id=session_id, tenant=TENANT,
+            session_id=session_id, tenant=TENANT, kv_at=kv_at or {}, num_before=num_before,
         )  # fmt: skip
-        return await self.bus.request(subjects.KV_STAGE, message, "h1")
+        return await self.bus.request(subjects.KV_STAGE, message, self.host_id)
 
     async def release(self, ticket: int) -> None:
         message = m.KvRelease(worker_id=self.worker_id, incarnation=self.incarnation, ticket=ticket)
-        await self.bus.publish(subjects.KV_RELEASE, message, "h1")
+        await self.bus.publish(subjects.KV_RELEASE, message, self.host_id)
 
     async def stats(self) -> m.KvStats:
-        return await self.bus.request(subjects.KV_STATS, m.Empty())
+        """Of its own host's kvstore."""
+        found: list[m.KvStats] = []
+
+        def is_there(replies: list[m.KvStats]) -> bool:
+            found[:] = [reply for reply in replies if reply.host_id == self.host_id]
+            return bool(found)
+
+        await self.bus.gather(subjects.KV_STATS, m.Empty(), timeout_s=5.0, until=is_there)
+        return found[0]
 
     async def assert_holds(self, staged: m.KvStaged, keys: Sequence[BlockKey]) -> None:
         """Every staged page comes, and holds what was computed."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import lmdb
 import pytest
-from redis.asyncio import Redis
 
 from services.kvstore import index, service
 from services.kvstore.core import KvCore, LoadOutcome
@@ -30,10 +29,11 @@ from tests.integration.kvstore.house import (
     TENANT,
     FakeWorker,
     Place,
+    flip_byte,
     kvstore,
     kvstore_process,
     owner_of,
-    page_of,
+    redis_at,
     save_session,
     sequence,
     until,
@@ -55,15 +55,6 @@ async def worker_at(place: Place, worker_id: str = "w1") -> AsyncIterator[FakeWo
             worker.close()
 
 
-@asynccontextmanager
-async def redis_at(place: Place) -> AsyncIterator[Any]:
-    redis: Any = Redis.from_url(place.redis.url)
-    try:
-        yield redis
-    finally:
-        await redis.aclose()
-
-
 def locates(redis: Any, num_blocks: int, seed: int = 0) -> Callable[[], Awaitable[bool]]:
     """Whether Redis says that the host has so many blocks of the session."""
 
@@ -79,14 +70,6 @@ async def num_written(redis: Any) -> int:
     """How often anything was told of a host or a session."""
     calls = await redis.info("commandstats")
     return sum(calls.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hset", "hdel"))
-
-
-def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
-    """Damage one stored page in the database file."""
-    data = bytearray(place.database.read_bytes())
-    at = data.index(page_of(key, layer).tobytes())
-    data[at + 100] ^= 1
-    place.database.write_bytes(data)
 
 
 def test_committed_blocks_are_staged_from_the_arena_and_after_a_restart_from_disk(

@@ -1,0 +1,245 @@
+"""This host and the others: who is asked for history that is not here, and who brings it.
+
+Where another host can be reached is told by its answer to a question over NATS; pages come over
+TCP. Without a secret that all hosts share, none of this happens: turns whose history is elsewhere
+compute it.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable
+
+from services.kvstore.arenas import Arenas
+from services.kvstore.config import KvstoreConfig
+from services.kvstore.core import (
+    FetchedPages,
+    KvCore,
+    LoadOutcome,
+    Offer,
+    PageReads,
+    Told,
+    most_offered,
+)
+from services.kvstore.disk import Disk, DiskDamaged
+from services.kvstore.peers.client import PeerClient
+from services.kvstore.peers.fetches import PeerRead
+from services.kvstore.peers.server import PeerServer
+from services.kvstore.peers.sources import ArenaPage, DiskSource
+from services.kvstore.values import ValueHeader, fingerprint_digest
+from shared import messages as m
+from shared.access import read_secret, serving, trusting
+from shared.arena import PageState
+from shared.blocks import KEY_BYTES, BlockKey, pack_keys
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import ConfigError, SymphonyError
+from shared.ids import HostId
+from shared.messages import ADVISORY_PRIORITY
+from shared.subjects import KV_LOCATE
+from shared.urgency import DEMAND_PRIORITY
+from shared.urls import split_address
+
+log = logging.getLogger(__name__)
+
+LOCATE_S = 0.1  # for an answer: a turn waits
+FETCH_S = 3.0  # for a batch; who waits for it computes much sooner if that is faster
+CLIENTS_MAX = 64  # hosts that are fetched from at a time, each with a thread
+KEYS_SHARE = 2  # of a message's bytes that keys may take
+_PRIORITIES = (DEMAND_PRIORITY, ADVISORY_PRIORITY + 1, ADVISORY_PRIORITY)  # by kind of urgency
+
+OnFetched = Callable[[HostId, list[FetchedPages], int], None]
+
+
+class Peering:
+    """A server, and a client for each host that has given something.
+
+    Args:
+        core: that decides.
+        on_fetched: called in the event loop: from where, what came, and how long it took, ns.
+        on_damaged: called in any thread when the database cannot be used.
+        fail: called in any thread with what ended it.
+
+    Attributes:
+        address: where others fetch; empty: nowhere.
+
+    Raises, when made:
+        ConfigError: it cannot listen, or a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: KvstoreConfig,
+        core: KvCore,
+        disk: Disk,
+        arenas: Arenas,
+        bus: Bus,
+        clock: Clock,
+        on_fetched: OnFetched,
+        on_damaged: Callable[[DiskDamaged], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._arenas = arenas
+        self._bus = bus
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._on_fetched = on_fetched
+        self._fail = fail
+        self._clients: OrderedDict[HostId, PeerClient] = OrderedDict()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._server: PeerServer | None = None
+        self._secret = b""
+        self._tls: ssl.SSLContext | None = None
+        self._is_closed = False
+        self.address = ""
+        if config.peer_secret_file is None:
+            return
+        self._secret = read_secret(config.peer_secret_file, "SYMPHONY_PEER_SECRET_FILE").encode()
+        if config.peer_ca_file is not None:
+            self._tls = trusting(config.peer_ca_file, "SYMPHONY_PEER_CA_FILE")
+        self._server = self._listen(DiskSource(disk, on_damaged, self._find_written))
+        host, port = self._server.address
+        self.address = config.peer_address or f"{host}:{port}"
+
+    async def offer(self, stage: m.KvStage, keys: list[BlockKey]) -> Offer | None:
+        """Which host is to give what this one lacks of `keys`; None: none, as far as is known."""
+        if self._server is None:
+            return None
+        keys = keys[: self._bus.payload_bytes_max // (KEYS_SHARE * 2 * KEY_BYTES)]
+        hosts = self._core.whom_to_ask(
+            keys, stage.num_before, stage.page_bytes, stage.kv_at, self._clock.now_ns()
+        )
+        if not hosts:
+            return None
+        question = m.KvLocate(
+            keys=pack_keys(keys), num_layers=stage.num_layers, page_bytes=stage.page_bytes
+        )
+        answers = await asyncio.gather(*(self._ask(host_id, question) for host_id in hosts))
+        best = most_offered([answer for answer in answers if answer is not None], 0)
+        return None if best is None else Offer(*best)
+
+    def answer(self, question: m.KvLocate, keys: list[BlockKey]) -> m.KvLocated:
+        """How much of that can be fetched here."""
+        num_blocks = self._core.on_locate(keys, question.num_layers, question.page_bytes)
+        if not self.address:
+            num_blocks = 0
+        return m.KvLocated(
+            host_id=self._config.host_id, num_blocks=num_blocks, address=self.address
+        )
+
+    def fetch(self, host_id: HostId, reads: list[PageReads]) -> None:
+        """Bring these pages from there."""
+        if (client := self._clients.get(host_id)) is None:  # there were too many
+            self._loop.call_soon(self._give_up, host_id, reads)
+            return
+        self._clients.move_to_end(host_id)
+        kind = min(each.kind for each in reads)
+        client.submit(reads, _PRIORITIES[kind], FETCH_S)
+
+    async def close(self) -> None:
+        """Serve nobody any more; what is on its way comes to nothing."""
+        self._is_closed = True
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        while self._clients:
+            self._end(self._clients.popitem()[1])
+        await asyncio.gather(*self._stopping)
+
+    def _listen(self, source: DiskSource) -> PeerServer:
+        config = self._config
+        tls = None
+        if config.peer_cert_file is not None and config.peer_key_file is not None:
+            tls = serving(config.peer_cert_file, config.peer_key_file, "SYMPHONY_PEER_CERT_FILE")
+        try:
+            return PeerServer(
+                split_address(config.peer_listen), self._secret, source, self._fail,
+                host_id=config.host_id, tls=tls, bytes_per_s=config.peer_bytes_per_s or None,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(
+                f"SYMPHONY_PEER_LISTEN={config.peer_listen!r}: {error.strerror}"
+            ) from None
+
+    async def _ask(self, host_id: HostId, question: m.KvLocate) -> tuple[HostId, int] | None:
+        try:
+            answer = await self._bus.request(
+                KV_LOCATE, question, host_id, timeout_s=LOCATE_S, grace_s=0.0
+            )
+            if not answer.address:
+                return None
+            address = split_address(answer.address)
+        except (SymphonyError, ValueError) as error:
+            log.info("a host does not say what it has", extra={"peer": host_id, "why": str(error)})
+            self._core.peers.on_failed(host_id, self._clock.now_ns())
+            return None
+        if answer.num_blocks > 0 and not self._is_closed:
+            self._connect(host_id, address)
+        return host_id, answer.num_blocks
+
+    def _connect(self, host_id: HostId, address: tuple[str, int]) -> None:
+        """Have a client of the kvstore there; it may have been started again, elsewhere."""
+        client = self._clients.get(host_id)
+        if client is not None and client.address == address:
+            return
+        if client is not None:
+            self._end(self._clients.pop(host_id))
+        if len(self._clients) >= CLIENTS_MAX:
+            self._end(self._clients.popitem(last=False)[1])
+
+        def report(results: list[PeerRead], seconds: float) -> None:
+            self._loop.call_soon_threadsafe(lambda: self._on_report(host_id, results, seconds))
+
+        self._clients[host_id] = PeerClient(
+            address, self._secret, self._arenas.by_page_bytes, report, self._fail,
+            host_id=self._config.host_id, peer_id=host_id, tls=self._tls,
+        )  # fmt: skip
+
+    def _end(self, client: PeerClient) -> None:
+        """What it was asked for has failed."""
+        task = asyncio.ensure_future(asyncio.to_thread(client.stop))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    def _on_report(self, host_id: HostId, results: list[PeerRead], seconds: float) -> None:
+        pages = [
+            FetchedPages(each.reads, each.outcomes, [_told(header) for header in each.headers])
+            for each in results
+        ]
+        self._on_fetched(host_id, pages, int(seconds * 1e9))
+
+    def _give_up(self, host_id: HostId, reads: list[PageReads]) -> None:
+        for each in reads:
+            arena = self._arenas.by_page_bytes[each.page_bytes]
+            arena.set_words(each.pages, each.generations, PageState.BAD)
+        num_pages = [len(each.pages) for each in reads]
+        failed = [
+            FetchedPages(each, [LoadOutcome.FAILED] * num, [None] * num)
+            for each, num in zip(reads, num_pages, strict=True)
+        ]
+        self._on_fetched(host_id, failed, 0)
+
+    def _find_written(self, key: BlockKey, layer: int) -> ArenaPage | None:
+        """A page that is on its way to the disk; in the threads that serve."""
+        write = self._core.find_written(key)
+        if write is None or layer >= len(write.pages):
+            return None
+        arena = self._arenas.by_page_bytes[write.page_bytes]
+        page = write.pages[layer]
+        word = int(arena.words[page])
+        if word & 0xFF != PageState.READY:
+            return None
+        header = ValueHeader(
+            write.key, write.parent, fingerprint_digest(write.fingerprint), layer,
+            len(write.pages), write.page_bytes, 0, write.tokens, write.checksums[layer],
+            write.owner,
+        )  # fmt: skip
+        return ArenaPage(arena.pages[page], header, lambda: int(arena.words[page]) == word)
+
+
+def _told(header: ValueHeader | None) -> Told | None:
+    if header is None:
+        return None
+    return Told(header.parent, header.tokens, header.num_layers, header.checksum, header.owner)
