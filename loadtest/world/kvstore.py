@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.world.checks import check_kvstore
 from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
-from loadtest.world.peering import Page, Peering
+from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
@@ -68,7 +68,7 @@ OVERTAKING = {"delay", "freeze"}
 DiskOrder = DiskWrite | DeleteBlocks | BeginDiskAnew
 
 
-class Kvstore(Process):
+class Kvstore(PeerHost):
     """Attributes:
     disk: what survives a restart.
     unread: layers of blocks, by id, whose read failed.
@@ -76,7 +76,6 @@ class Kvstore(Process):
     is_disk_full: writes find no room now.
     unread_share: reads from disk that fail now.
     others: kvstores of the house, by host.
-    is_link_cut: no pages come from other hosts now, nor go there.
     is_lying: what it says of its pages is wrong now.
     """
 
@@ -332,7 +331,6 @@ class Kvstore(Process):
                 assert not is_kept, "a block that cannot be read is still offered"
 
     def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
-        """Another host's pages came, or did not."""
         self._perform(self.core.on_fetched(host_id, pages, duration_ns, self.now_ns))
         for each in pages:
             for block_id, outcome in zip(each.reads.block_ids, each.outcomes, strict=True):
@@ -340,7 +338,6 @@ class Kvstore(Process):
                     self.unread.add((block_id, each.reads.layer))
 
     def page_of(self, key: BlockKey, layer: int) -> Page | None:
-        """For another host: what is on disk, or on its way there."""
         if (block := self.disk.get(key)) is not None:
             content, num_layers = block.contents[layer], block.num_layers
             return Page(content, num_layers, block.parent, block.owner, block.is_damaged)
@@ -350,7 +347,7 @@ class Kvstore(Process):
         return None
 
     def tell_of(self, page: Page) -> Told:
-        """For another host: what goes with a page; perhaps a lie."""
+        """Perhaps a lie."""
         tokens = [*page.content[2], *([0] if self.is_lying else [])]
         checksum = checksum_of(page.content)
         return Told(page.parent, tokens, page.num_layers, checksum, page.owner)

@@ -3,22 +3,28 @@ are cut, by peers that are gone, damaged, or lie.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from loadtest.world.memory import Content
+from loadtest.world.memory import ArenaMemory, Content
+from loadtest.world.process import Process
 from loadtest.world.timeline import MS
-from services.kvstore.core import FetchedPages, LoadOutcome, Offer, PageReads, Told, most_offered
+from services.kvstore.core import (
+    FetchedPages,
+    KvCore,
+    LoadOutcome,
+    Offer,
+    PageReads,
+    Told,
+    most_offered,
+)
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.ids import HostId
 from shared.owners import OwnerKey
 from shared.subjects import KV_LOCATE
-
-if TYPE_CHECKING:
-    from loadtest.world.kvstore import Kvstore
 
 LOCATE_NS = 100 * MS
 FETCH_NS = 2 * MS  # a page, at most
@@ -37,6 +43,30 @@ class Page(NamedTuple):
     is_damaged: bool = False
 
 
+class PeerHost(Process):
+    """A kvstore, as far as others ask something of it, or what they gave comes to it.
+
+    Attributes:
+        is_link_cut: no pages come from other hosts now, nor go there.
+    """
+
+    core: KvCore
+    arena: ArenaMemory
+    is_link_cut: bool
+
+    def page_of(self, key: BlockKey, layer: int) -> Page | None:
+        """What is on disk, or on its way there."""
+        raise NotImplementedError
+
+    def tell_of(self, page: Page) -> Told:
+        """What goes with a page."""
+        raise NotImplementedError
+
+    def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+        """Another host's pages came, or did not."""
+        raise NotImplementedError
+
+
 class Peering:
     """One kvstore's side, for one life of it.
 
@@ -44,7 +74,7 @@ class Peering:
         others: kvstores of the house, itself included.
     """
 
-    def __init__(self, kvstore: "Kvstore", others: dict[HostId, "Kvstore"]) -> None:
+    def __init__(self, kvstore: PeerHost, others: Mapping[HostId, PeerHost]) -> None:
         self._kvstore = kvstore
         self._others = others
         self._waiting: dict[HostId, deque[list[PageReads]]] = {}

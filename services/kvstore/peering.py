@@ -8,7 +8,7 @@ compute it.
 import asyncio
 import logging
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from services.kvstore.arenas import Arenas
@@ -93,6 +93,7 @@ class Peering:
         self._server: PeerServer | None = None
         self._secret = b""
         self._tls: ssl.SSLContext | None = None
+        self._ended: Counter[str] = Counter()  # of clients that are no more
         self._is_closed = False
         self.address = ""
         if config.peer_secret_file is None:
@@ -138,6 +139,19 @@ class Peering:
         self._clients.move_to_end(host_id)
         kind = min(each.kind for each in reads)
         client.submit(reads, _PRIORITIES[kind], FETCH_S)
+
+    def counts(self) -> Counter[str]:
+        """What happened so far, by name: events, and `bytes_sent` and `bytes_received`."""
+        total = self._ended.copy()
+        for client in self._clients.values():
+            total += _counts_of(client)
+        if self._server is not None:
+            seen = self._server.counts
+            total += Counter(
+                refused=seen.num_refused, turned_away=seen.num_turned_away,
+                cut_off=seen.num_cut_off, bytes_sent=seen.bytes_sent,
+            )  # fmt: skip
+        return total
 
     async def close(self) -> None:
         """Serve nobody any more; what is on its way comes to nothing."""
@@ -199,6 +213,7 @@ class Peering:
 
     def _end(self, client: PeerClient) -> None:
         """What it was asked for has failed."""
+        self._ended += _counts_of(client)
         task = asyncio.ensure_future(asyncio.to_thread(client.stop))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
@@ -237,6 +252,15 @@ class Peering:
             write.owner,
         )  # fmt: skip
         return ArenaPage(arena.pages[page], header, lambda: int(arena.words[page]) == word)
+
+
+def _counts_of(client: PeerClient) -> Counter[str]:
+    seen = client.counts
+    return Counter(
+        connected=seen.num_connections, broken=seen.num_broken, lied=seen.num_refused,
+        corrupt=seen.num_corrupt, resumed=seen.num_resumed, late=seen.num_late,
+        bytes_received=seen.bytes_received,
+    )  # fmt: skip
 
 
 def _told(header: ValueHeader | None) -> Told | None:

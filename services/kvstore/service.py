@@ -88,7 +88,6 @@ class KvService:
         self._index = index
         self._arenas = Arenas(config.arena_path, config.arena_bytes)
         self._leases = LeaseFiles(config.arena_path)
-        self._telemetry = Telemetry(core)
         self._is_closed = False
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,6 +104,7 @@ class KvService:
             config, core, disk, self._arenas, runtime.bus, runtime.clock, self._on_fetched,
             self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
         )  # fmt: skip
+        self._telemetry = Telemetry(core, self._peering)
 
     @classmethod
     async def open(cls, runtime: Runtime, config: KvstoreConfig) -> "KvService":

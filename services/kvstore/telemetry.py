@@ -1,8 +1,10 @@
 """The kvstore's metrics, taken from the core's own counts."""
 
+from collections import Counter
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
+from services.kvstore.peering import Peering
 from shared.metrics import counter, gauge, histogram
 
 BYTES = gauge("kv_bytes", "Bytes of KV held, by tier", ["tier"])
@@ -12,11 +14,18 @@ ADAPTERS = gauge("adapters", "Names of adapters whose files are on this host")
 ADAPTER_CHANGES = counter(
     "adapter_changes_total", "Adapters that came and went, by what became of it", ["outcome"]
 )
+_PEER_EVENTS = counter(
+    "kv_peer_events_total", "What happened between this host and others", ["event"]
+)
+_PEER_BYTES = counter("kv_peer_bytes_total", "KV between this host and others", ["direction"])
 _EVICTED = counter("kv_evicted_pages_total", "Pages that left the arena to make room")
 _COUNTERS = {
-    "num_pages_loaded": counter("kv_loaded_pages_total", "Pages copied from disk to the arena"),
+    "num_pages_loaded": counter("kv_loaded_pages_total", "Pages that came into the arena"),
+    "num_pages_fetched": counter("kv_fetched_pages_total", "Of those, from other hosts"),
     "num_pages_corrupt": counter("kv_corrupt_total", "Pages whose checksum was wrong"),
-    "num_pages_unread": counter("kv_unread_pages_total", "Pages that could not be read from disk"),
+    "num_pages_unread": counter(
+        "kv_unread_pages_total", "Pages not read, or not fetched"
+    ),
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
@@ -26,10 +35,12 @@ _COUNTERS = {
 
 
 class Telemetry:
-    """Carries a core's counts over to Prometheus."""
+    """Carries a core's counts over to Prometheus, and those of what goes from host to host."""
 
-    def __init__(self, core: KvCore) -> None:
+    def __init__(self, core: KvCore, peering: Peering) -> None:
         self._core = core
+        self._peering = peering
+        self._seen_of_peers: Counter[str] = Counter()
         self._seen = asdict(core.counts)
         self._num_evicted = 0
 
@@ -39,6 +50,12 @@ class Telemetry:
         for name, metric in _COUNTERS.items():
             metric.inc(counts[name] - self._seen[name])
         self._seen = counts
+        of_peers = self._peering.counts()
+        for name, count in (of_peers - self._seen_of_peers).items():
+            what, _, direction = name.partition("bytes_")
+            metric = _PEER_BYTES.labels(direction) if direction else _PEER_EVENTS.labels(what)
+            metric.inc(count)
+        self._seen_of_peers = of_peers
         num_evicted = sum(arena.num_evicted for arena in self._core.arenas.values())
         _EVICTED.inc(num_evicted - self._num_evicted)
         self._num_evicted = num_evicted

@@ -32,6 +32,7 @@ class Counts:
     """What has happened since the start."""
 
     num_pages_loaded: int = 0
+    num_pages_fetched: int = 0  # of those, from other hosts
     num_pages_corrupt: int = 0
     num_pages_unread: int = 0  # loads that failed for another reason
     num_blocks_committed: int = 0

@@ -122,6 +122,7 @@ class Loads:
                     self._miss(arena, block, reads.layer, outcome, effects)
             num_good = outcomes.count(LoadOutcome.READY)
             self._counts.num_pages_loaded += num_good
+            self._counts.num_pages_fetched += num_good * (source.host_id is not None)
             num_bytes_good += num_good * reads.page_bytes
             source.backlog.num_bytes_read -= len(outcomes) * reads.page_bytes
             arena.settle(blocks, effects)
