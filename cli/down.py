@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cli.inspection.snapshot import is_alive
 from cli.runfile import RunState, is_locked, read_run_state, remove_run_state
-from cli.start.plan import SHARED_MEMORY, HouseOptions
+from cli.start.hosts import remove_arenas
+from cli.start.options import HouseOptions
 from shared.errors import NotFound, SymphonyError
-from shared.private import remove_private
 
 STOP_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 5.0
@@ -48,10 +48,10 @@ def _clear_away(data_dir: Path, state: RunState | None) -> None:
 
 def _clear_away_memory(data_dir: Path, state: RunState | None) -> None:
     options = HouseOptions(data_dir=data_dir)
-    remove_private(options.arena_dir)
+    remove_arenas(options.host_id)
     options.remove_socket()
     if state is not None:  # the machine may have had another name then
-        remove_private(SHARED_MEMORY / f"symphony-{state.host_id}")
+        remove_arenas(state.host_id)
 
 
 def _gone(data_dir: Path, timeout_s: float) -> bool:

@@ -43,9 +43,11 @@ def _start() -> None:
 @app.command()
 def up(
     model: options.Models = None,
+    hosts: options.NumHosts = 1,
     workers: options.NumWorkers = 1,
     no_worker: options.NoWorker = False,
     emulate: options.Emulate = None,
+    true_pages: options.TruePages = False,
     adapter: options.Adapters = None,
     spares: options.NumSpares = 0,
     shards: options.NumShards = 1,
@@ -62,23 +64,28 @@ def up(
     """Start the whole house on this machine; Ctrl-C stops it."""
     from cli.adapters.offered import parse_offer
     from cli.models.prepare import check_model
-    from cli.start.plan import HouseOptions
+    from cli.start.options import HouseOptions
     from cli.start.up import up as run_here
     from cli.start.up import up_detached
     from cli.supervisor.children import free_port
+    from shared.errors import ConfigError
     from shared.zoo import parse_emulation
 
     with errors_in_a_line():
         if emulate is not None:
             parse_emulation(emulate)
+        elif true_pages:
+            raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
         for source in model or ():
             check_model(source)
         folder = _folder(data_dir)
         house = HouseOptions(
             data_dir=folder,
             models=tuple(model or ()),
+            num_hosts=hosts,
             num_workers=0 if no_worker else workers,
             emulate=emulate,
+            has_true_pages=true_pages,
             adapters=tuple(parse_offer(each, folder) for each in adapter or ()),
             num_spares=spares,
             num_shards=shards,

@@ -33,7 +33,15 @@ Adapters = Annotated[
         "given several times.",
     ),
 ]
-NumWorkers = Annotated[int, typer.Option(metavar="N", min=0, max=64, help="How many workers.")]
+NumHosts = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, max=64, help="Hosts on this machine, each with a kvstore of its own."
+    ),
+]
+NumWorkers = Annotated[
+    int, typer.Option(metavar="N", min=0, max=64, help="How many workers, on each host.")
+]
 NoWorker = Annotated[
     bool, typer.Option("--no-worker", help="The control plane alone; same as --workers 0.")
 ]
@@ -41,6 +49,13 @@ Emulate = Annotated[
     str | None,
     typer.Option(
         metavar="PROFILE", help="Emulate workers by this latency profile; needs no torch."
+    ),
+]
+TruePages = Annotated[
+    bool,
+    typer.Option(
+        "--true-pages",
+        help="Emulated KV pages are as large as the profile's model would have them.",
     ),
 ]
 NumSpares = Annotated[

@@ -34,7 +34,8 @@ class RunState:
     Attributes:
         pid: the supervisor's.
         state: ``starting``, ``ready`` or ``stopping``.
-        num_workers: how many it was told to run.
+        host_id: of its first host.
+        num_hosts: how many it was told to run; num_workers: on all of them together.
         services: the children that run now.
         names: of all children that should.
         failing: of those that do not, because they keep dying; they are tried again and again.
@@ -51,6 +52,7 @@ class RunState:
     host_id: str
     num_workers: int
     services: list[RunningService]
+    num_hosts: int = 1
     names: list[str] = field(default_factory=list)
     failing: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)

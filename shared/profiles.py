@@ -13,6 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import ConfigError
 
+ELEMENT_BYTES = 4  # in which emulated pages are written
+
+
+def kv_bytes(*, num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int = 2) -> int:
+    """Keys and values of one token in all layers.
+
+    >>> kv_bytes(num_layers=32, num_kv_heads=8, head_size=128)
+    131072
+    """
+    return 2 * num_layers * num_kv_heads * head_size * dtype_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyProfile:
@@ -24,6 +35,7 @@ class LatencyProfile:
         decode_ms_per_turn: each decoding turn.
         context_ms_per_token: each token of history that attention reads.
         kv_read_gb_per_s: bandwidth at which history comes up from the arena.
+        kv_bytes_per_token: of all layers, which have the same share of it.
     """
 
     name: str
@@ -33,7 +45,7 @@ class LatencyProfile:
     context_ms_per_token: float = 0.0
     kv_read_gb_per_s: float = 20.0
     num_layers: int = 32
-    kv_bytes_per_token: int = 131_072  # all layers
+    kv_bytes_per_token: int = kv_bytes(num_layers=32, num_kv_heads=8, head_size=128)
     max_model_len: int = 131_072
     num_kv_tokens: int = 400_000  # what the device's memory holds beside the weights
 
@@ -52,9 +64,20 @@ class LatencyProfile:
             + self.context_ms_per_token * num_context_tokens
         )
 
+    def page_bytes(self, block_tokens: int) -> int:
+        """KV of one block in one layer, in whole elements of four bytes a token.
 
-# From first principles: weights in bf16 over memory bandwidth for the base, flops over 55% of the
-# device's peak for prefill, KV bytes over bandwidth for context.
+        >>> PROFILES["a100-llama3-8b"].page_bytes(64)
+        262144
+        """
+        num_elements = -(-self.kv_bytes_per_token // (self.num_layers * ELEMENT_BYTES))
+        return block_tokens * ELEMENT_BYTES * max(num_elements, 1)
+
+
+# KV shapes are those of the models' config.json: Llama 3 and 3.1 8B have 32 layers with 8 KV heads
+# of 128 (grouped queries), Llama 2 13B has 40 with 40 of 128 (every head its own).
+# Times are from first principles: weights in bf16 over memory bandwidth for the base, flops over
+# 55% of the device's peak for prefill, KV bytes over bandwidth for context.
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -69,7 +92,8 @@ PROFILES = {
         LatencyProfile(
             name="a100-llama2-13b", base_ms=17.0, prefill_ms_per_token=0.152,
             decode_ms_per_turn=0.06, context_ms_per_token=0.00054, num_layers=40,
-            kv_bytes_per_token=819_200, max_model_len=32_768, num_kv_tokens=55_000,
+            kv_bytes_per_token=kv_bytes(num_layers=40, num_kv_heads=40, head_size=128),
+            max_model_len=32_768, num_kv_tokens=55_000,
         ),
         LatencyProfile(
             name="h100-llama3-8b", base_ms=6.2, prefill_ms_per_token=0.030, decode_ms_per_turn=0.03,

@@ -1,11 +1,15 @@
 """What `symphony status` says, as one object."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.runfile import RunState
+from cli.start.hosts import make_host_ids
 from cli.supervisor.condition import assess
+from shared.ids import HostId
+from shared.messages import KvStats, WorkerStatus
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
@@ -33,6 +37,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
             {"name": name, "pid": pids.get(name), "state": state} for name, state in states.items()
         ],
         "workers": [asdict(worker) for worker in workers],
+        "hosts": _hosts(run, workers, stores),
         "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
         "tiers": {
             "gpu": {
@@ -41,18 +46,42 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
                 "pages_clean": sum(worker.num_pages_clean for worker in workers),
                 "pages_dirty": sum(worker.num_pages_dirty for worker in workers),
             },
-            "arena": {
-                "pages": sum(store.arena_pages for store in stores),
-                "pages_used": sum(store.arena_pages_used for store in stores),
-                "bytes": sum(store.arena_bytes for store in stores),
-                "bytes_used": sum(store.arena_bytes_used for store in stores),
-                "blocks_pinned": sum(store.arena_blocks_pinned for store in stores),
-            },
-            "disk": {
-                "blocks": sum(store.disk_blocks for store in stores),
-                "bytes": sum(store.disk_bytes for store in stores),
-                "pages_corrupt": sum(store.num_corrupt for store in stores),
-            },
+            **_tiers(stores),
+        },
+    }
+
+
+def _hosts(
+    run: RunState, workers: Sequence[WorkerStatus], stores: Sequence[KvStats]
+) -> list[dict[str, Any]]:
+    """Each host that should be there, and others that somebody is on."""
+    ours: list[str] = list(make_host_ids(HostId(run.host_id), run.num_hosts))
+    heard = {worker.host_id for worker in workers} | {store.host_id for store in stores}
+    return [
+        {
+            "host_id": host_id,
+            "has_kvstore": any(store.host_id == host_id for store in stores),
+            "workers": [worker.worker_id for worker in workers if worker.host_id == host_id],
+            **_tiers([store for store in stores if store.host_id == host_id]),
+        }
+        for host_id in [*ours, *sorted(heard - {*ours, ""})]
+    ]
+
+
+def _tiers(stores: Sequence[KvStats]) -> dict[str, dict[str, int]]:
+    """What these kvstores hold, by tier."""
+    return {
+        "arena": {
+            "pages": sum(store.arena_pages for store in stores),
+            "pages_used": sum(store.arena_pages_used for store in stores),
+            "bytes": sum(store.arena_bytes for store in stores),
+            "bytes_used": sum(store.arena_bytes_used for store in stores),
+            "blocks_pinned": sum(store.arena_blocks_pinned for store in stores),
+        },
+        "disk": {
+            "blocks": sum(store.disk_blocks for store in stores),
+            "bytes": sum(store.disk_bytes for store in stores),
+            "pages_corrupt": sum(store.num_corrupt for store in stores),
         },
     }
 

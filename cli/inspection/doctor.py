@@ -18,7 +18,8 @@ from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
 from cli.reporting import out
 from cli.runfile import is_locked, read_run_state
-from cli.start.plan import SHARED_MEMORY, check_data_dir, check_port
+from cli.start.hosts import SHARED_MEMORY
+from cli.start.plan import check_data_dir, check_port
 from cli.supervisor.children import find_nats_server, find_redis_server
 from services.worker.config import WorkerConfig
 from shared.config import load_config

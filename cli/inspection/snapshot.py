@@ -64,8 +64,9 @@ async def take_snapshot(run: RunState) -> Snapshot:
     bus = await Bus.connect(run.nats_url, "cli", run.nats_access, timeout_s=CONNECT_TIMEOUT_S)
     try:
         num_services = sum(child.name not in SERVERS for child in run.services)
-        # Our own NATS reaches one kvstore, ours; on a shared one there may be more: wait for them.
-        num_stores = 1 if any(child.name == "nats" for child in run.services) else HOSTS_MAX
+        # Our own NATS reaches our kvstores alone; on a shared one there may be more: wait for them.
+        is_own = any(child.name == "nats" for child in run.services)
+        num_stores = run.num_hosts if is_own else HOSTS_MAX
         services, scheduler, stores, trouble = await asyncio.gather(
             bus.gather(SERVICE_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_services),
             _scheduler(bus),

@@ -24,10 +24,28 @@ def render(status: dict[str, Any]) -> RenderableType:
             service["name"], str(service["pid"] or ""), f"[{colour}]{service['state']}[/{colour}]"
         )
     parts: list[RenderableType] = [head, "", services]
+    if len(status["hosts"]) > 1:
+        parts += ["", _hosts(status["hosts"])]
     if status["workers"]:
         parts += ["", _workers(status["workers"])]
     parts += ["", _tiers(status)]
     return Group(*parts)
+
+
+def _hosts(hosts: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("host", "kvstore", "arena", "disk", "workers"):
+        table.add_column(column)
+    for host in hosts:
+        arena, disk = host["arena"], host["disk"]
+        table.add_row(
+            host["host_id"],
+            "[green]answers[/green]" if host["has_kvstore"] else "[yellow]away[/yellow]",
+            f"{arena['bytes_used'] / MIB:,.0f} of {arena['bytes'] / MIB:,.0f} MiB",
+            f"{disk['bytes'] / MIB:,.0f} MiB",
+            "\n".join(host["workers"]),
+        )
+    return table
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:

@@ -10,9 +10,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 20.0  # for the driver's tool
 
 
-def gpus_of_workers(num_workers: int, environment: Mapping[str, str]) -> list[str]:
+def gpus_of_workers(
+    num_workers: int, environment: Mapping[str, str], num_hosts: int = 1
+) -> list[str]:
     """What each worker is to see of the GPUs that there are; nothing where there are none, or the
     CPU is asked for.
+
+    Args:
+        num_workers: of each host.
 
     Raises:
         ConfigError: there are fewer GPUs than workers.
@@ -22,13 +27,15 @@ def gpus_of_workers(num_workers: int, environment: Mapping[str, str]) -> list[st
     gpus = visible_gpus(environment)
     if not gpus:
         return []
-    if num_workers > len(gpus):
+    num_in_all = num_hosts * num_workers
+    if num_in_all > len(gpus):
         there_are = "there is 1 GPU" if len(gpus) == 1 else f"there are {len(gpus)} GPUs"
+        hosts = "" if num_hosts == 1 else f"--hosts {num_hosts} "
         raise ConfigError(
-            f"--workers {num_workers}: {there_are}, and each worker needs one of its own "
+            f"{hosts}--workers {num_workers}: {there_are}, and each worker needs one of its own "
             "(SYMPHONY_DEVICE=cpu runs them on the CPU)"
         )
-    return gpus[:num_workers]
+    return gpus[:num_in_all]
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

@@ -1,107 +1,30 @@
-"""What a house consists of: its options, checked, and the children they call for."""
+"""What a house consists of: the children that its options call for; what keeps it from starting."""
 
-import hashlib
 import json
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
-from cli.adapters.offered import Offer
 from cli.start.credentials import redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
+from cli.start.hosts import arena_share, host_environment
+from cli.start.options import HouseOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from shared.access import NatsAccess, RedisAccess
-from shared.config import default_host_id
 from shared.errors import ConfigError
-from shared.ids import HostId
-from shared.private import remove_private
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE_BYTES_MIN = 64 * 1024**2
 PROBE_BYTES = 4096
-SHARED_MEMORY = Path("/dev/shm")
-SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HouseOptions:
-    """What `symphony up` was asked for.
-
-    Attributes:
-        models: what was asked for, or once that is prepared folders (absolute) and hub ids; none:
-            the default.
-        adapters: that everybody may use, once the house stands.
-        emulate: latency profile of emulated workers; None: real ones.
-        num_spares: hot spares of each scheduler process.
-        num_shards: processes among which the batching of one-shot models is divided; 1: it is done
-            in the one scheduler.
-        allow_hosts: more names by which the frontend is reached; none: what its setting says.
-        nats_url, redis_url: running servers to use; None: start our own.
-        restart: whether a child that dies is started again.
-        ready_timeout_s: how long the start may take.
-    """
-
-    data_dir: Path
-    models: tuple[str, ...] = ()
-    num_workers: int = 1
-    emulate: str | None = None
-    adapters: tuple[Offer, ...] = ()
-    num_spares: int = 0
-    num_shards: int = 1
-    host: str = "127.0.0.1"
-    port: int = 8080
-    allow_hosts: tuple[str, ...] = ()
-    nats_url: str | None = None
-    redis_url: str | None = None
-    restart: bool = True
-    ready_timeout_s: float = 900.0
-
-    @property
-    def url(self) -> str:
-        """Where to reach the frontend from this machine."""
-        address = _ANY_ADDRESS.get(self.host, self.host)
-        return (
-            f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
-        )
-
-    @property
-    def host_id(self) -> HostId:
-        """Names this house's KV; the same at every start on this data folder, and no other's."""
-        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
-        return HostId(f"{default_host_id()[:48]}-{digest}")
-
-    @property
-    def credentials_dir(self) -> Path:
-        """Secrets of this house's own servers."""
-        return self.data_dir / "credentials"
-
-    @property
-    def redis_socket(self) -> Path:
-        """Where our own Redis listens: in its folder, or elsewhere if that path is too long."""
-        path = self.data_dir / "redis" / "redis.sock"
-        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
-            return path
-        place = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
-        return Path(place) / f"symphony-{os.geteuid()}-{digest}" / "redis.sock"
-
-    def remove_socket(self) -> None:
-        """Take the folder of `redis_socket` away if it is not in the data folder."""
-        if not self.redis_socket.is_relative_to(self.data_dir):
-            remove_private(self.redis_socket.parent)
-
-    @property
-    def arena_dir(self) -> Path:
-        """Shared memory of this house."""
-        return SHARED_MEMORY / f"symphony-{self.host_id}"
+WORKERS_MAX = 64  # of all hosts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +97,19 @@ def check_data_dir(data_dir: Path) -> None:
         )
 
 
+def check_size(options: HouseOptions) -> None:
+    """See that this is no larger than a machine.
+
+    Raises:
+        ConfigError: it is to have more workers than that.
+    """
+    if options.num_workers_in_all > WORKERS_MAX:
+        raise ConfigError(
+            f"--hosts {options.num_hosts} --workers {options.num_workers}: that is "
+            f"{options.num_workers_in_all} workers, and a machine runs at most {WORKERS_MAX}"
+        )
+
+
 def check_port(host: str, port: int) -> None:
     """See that the frontend will be able to listen.
 
@@ -219,7 +155,6 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         "SYMPHONY_HOST_ID": options.host_id,
         "SYMPHONY_INSTANCE": "0",
         "SYMPHONY_DATA_DIR": str(data_dir),
-        "SYMPHONY_ARENA_DIR": str(options.arena_dir),
         "SYMPHONY_SCHEDULER_SHARDS": str(options.num_shards),
         "SYMPHONY_METRICS_PORT": "0",  # one port cannot serve them all
         "PYTHONPATH": python_path(environment),
@@ -238,28 +173,14 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
 def _services(
     options: HouseOptions, common: Mapping[str, str], logs: Path, metrics_port: str
 ) -> list[ChildPlan]:
-    worker = {"SYMPHONY_EMULATE": options.emulate or ""}
-    if "SYMPHONY_NUM_THREADS" not in common:
-        # Workers that compute on all cores each would only wait for one another.
-        cores_each = max(1, (os.cpu_count() or 1) // max(1, options.num_workers))
-        worker["SYMPHONY_NUM_THREADS"] = str(cores_each)
-    if options.models:
-        worker["SYMPHONY_MODELS"] = json.dumps(options.models)
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     if options.allow_hosts:
         frontend["SYMPHONY_ALLOW_HOSTS"] = json.dumps(options.allow_hosts)
-    sees: list[dict[str, str]] = [{} for _ in range(options.num_workers)]
-    if options.emulate is None:
-        for seen, gpu in zip(sees, gpus_of_workers(options.num_workers, common), strict=False):
-            seen[VISIBLE] = gpu
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
-        ("kvstore", "kvstore", 4, _kvstore(options, common)),
+        *((name, "kvstore", 4, told) for name, told in _kvstores(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
         ("tracker", "tracker", 1, {}),
-        *(
-            (f"worker-{i}", "worker", 3, {**worker, **sees[i], **_of_worker(i, metrics_port)})
-            for i in range(options.num_workers)
-        ),
+        *((name, "worker", 3, told) for name, told in _workers(options, common, metrics_port)),
         ("frontend", "frontend", 0, frontend),
     ]
     return [
@@ -268,8 +189,51 @@ def _services(
     ]
 
 
-def _kvstore(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]:
-    """Settings of the kvstore: it may read the adapters that it will be given."""
+def _kvstores(
+    options: HouseOptions, common: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """(name, settings) of every kvstore, one a host."""
+    shared = {**_adapter_dirs(options, common), **arena_share(options.num_hosts, common)}
+    for host in options.hosts:
+        yield host.name_of("kvstore"), {**shared, **host_environment(host, "kvstore")}
+
+
+def _workers(
+    options: HouseOptions, common: Mapping[str, str], metrics_port: str
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """(name, settings) of every worker, host by host. Instances are numbered on each host; ports
+    and GPUs are the machine's, and go on from host to host.
+    """
+    num_workers = options.num_workers_in_all
+    shared = {"SYMPHONY_EMULATE": options.emulate or ""}
+    if options.has_true_pages:
+        shared["SYMPHONY_TRUE_PAGES"] = "1"
+    if "SYMPHONY_NUM_THREADS" not in common:
+        # Workers that compute on all cores each would only wait for one another.
+        cores_each = max(1, (os.cpu_count() or 1) // max(1, num_workers))
+        shared["SYMPHONY_NUM_THREADS"] = str(cores_each)
+    if options.models:
+        shared["SYMPHONY_MODELS"] = json.dumps(options.models)
+    gpus: list[str] = []
+    if options.emulate is None:
+        gpus = gpus_of_workers(options.num_workers, common, options.num_hosts)
+    sees = [{VISIBLE: gpu} for gpu in gpus] or [{}] * num_workers
+    numbers = product(options.hosts, range(options.num_workers))
+    for number, (host, instance) in enumerate(numbers):
+        yield (
+            host.name_of("worker", instance),
+            {
+                **shared,
+                **sees[number],
+                **host_environment(host, "worker"),
+                "SYMPHONY_INSTANCE": str(instance),
+                "SYMPHONY_METRICS_PORT": _port_of(number, metrics_port),
+            },
+        )
+
+
+def _adapter_dirs(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]:
+    """Settings of kvstores: they may read the adapters that one of them will be given."""
     if not options.adapters:
         return {}
     offered = [str(offer.folder) for offer in options.adapters]
@@ -281,12 +245,13 @@ def _kvstore(options: HouseOptions, common: Mapping[str, str]) -> dict[str, str]
     return {name: json.dumps([*given, *offered])} if isinstance(given, list) else {}
 
 
-def _of_worker(number: int, metrics_port: str) -> dict[str, str]:
-    """Settings of one worker. Metrics have a port of each worker's own, from the given one on; what
-    is no port is the worker's to refuse."""
+def _port_of(number: int, metrics_port: str) -> str:
+    """Port of one worker's metrics. Each has its own, from the given one on; what is no port is the
+    worker's to refuse.
+    """
     if metrics_port.isdecimal() and int(metrics_port):
-        metrics_port = str(int(metrics_port) + number)
-    return {"SYMPHONY_INSTANCE": str(number), "SYMPHONY_METRICS_PORT": metrics_port}
+        return str(int(metrics_port) + number)
+    return metrics_port
 
 
 def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:

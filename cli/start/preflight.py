@@ -6,7 +6,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cli.config import LauncherConfig
 from cli.inspection.snapshot import redis_trouble
-from cli.start.plan import ChildPlan, HouseOptions, HousePlan
+from cli.start.options import HouseOptions
+from cli.start.plan import ChildPlan, HousePlan
 from services.frontend.auth import load_keyring
 from services.frontend.config import FrontendConfig
 from services.kvstore.config import KvstoreConfig

@@ -11,7 +11,7 @@ from cli.start.credentials import (
     redis_password_file,
     services_nkey_file,
 )
-from cli.start.plan import HouseOptions
+from cli.start.options import HouseOptions
 from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
 from shared.access import read_secret
 from shared.ids import TenantId, tenant_token

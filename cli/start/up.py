@@ -15,7 +15,8 @@ from cli.adapters.offered import check_offers, fetch_offers, make_offers, models
 from cli.models.names import served_as
 from cli.models.prepare import prepare_default, prepare_models
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
-from cli.start.plan import HouseOptions, python_path
+from cli.start.options import HouseOptions
+from cli.start.plan import python_path
 from cli.supervisor.house import check_start, run_house
 from cli.supervisor.signals import StopRequested, StopSignals
 from services.worker.config import WorkerConfig

@@ -26,12 +26,14 @@ from cli.runfile import (
     take_lock,
     write_run_state,
 )
+from cli.start.hosts import remove_arenas
+from cli.start.options import HouseOptions
 from cli.start.plan import (
     ChildPlan,
-    HouseOptions,
     HousePlan,
     check_data_dir,
     check_port,
+    check_size,
     plan_house,
 )
 from cli.start.preflight import (
@@ -52,7 +54,7 @@ from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.access import trusting_only
 from shared.errors import SymphonyError
-from shared.private import check_private, remove_private
+from shared.private import check_private
 
 STOP_GRACE_S = 10.0
 STOP_POLL_S = 0.1
@@ -78,7 +80,13 @@ def check_start(options: HouseOptions) -> list[str]:
     check_data_dir(options.data_dir)
     check_free(options.data_dir)
     plan, _ = _checked_plan(options)
-    return open_servers(options, plan)
+    warnings = open_servers(options, plan)
+    if options.adapters and options.num_hosts > 1:
+        warnings.append(
+            "--adapter: its files are on the first host alone: turns on it fail with 503 on "
+            "workers of the others"
+        )
+    return warnings
 
 
 def run_house(
@@ -98,6 +106,7 @@ def run_house(
     try:
         plan, config = _checked_plan(options)
         on_accepted()
+        remove_arenas(options.host_id)  # of hosts that a killed house had, and this one has not
         prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:
@@ -111,6 +120,7 @@ def run_house(
 
 def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     check_addresses(options)
+    check_size(options)
     plan = plan_house(options, free_port(), os.environ)
     config = check_settings(plan)
     tls_files = frontend_config(plan).tls_files
@@ -122,7 +132,8 @@ def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     )
     tenants_of(plan)
     check_port(options.host, options.port)
-    check_private(options.arena_dir, "SYMPHONY_ARENA_DIR")
+    for host in options.hosts:
+        check_private(host.arena_dir, "SYMPHONY_ARENA_DIR")
     if options.nats_url is not None:
         check_nats(options.nats_url, plan.nats_access)
     return plan, config
@@ -239,7 +250,7 @@ class House:
                 if self._plans[name].stop_stage == stage
             ]
             _stop_together(children, self._signals)
-        remove_private(self._options.arena_dir)
+        remove_arenas(self._options.host_id)
         self._options.remove_socket()
 
     def _watch_once(self, patience_s: float | None) -> None:
@@ -335,12 +346,12 @@ class House:
             self._watch_once(LISTEN_POLL_S)
 
     def _is_ready(self) -> bool:
-        path = "health" if self._options.num_workers else "ping"
+        path = "health" if self._options.num_workers_in_all else "ping"
         if not _answers(f"{self._url}/{path}", self._plan.http_cert_file):
             return False
         run = self._run_state()
         snapshot = look(run)
-        if snapshot is None or snapshot.num_ready_workers() < self._options.num_workers:
+        if snapshot is None or snapshot.num_ready_workers() < self._options.num_workers_in_all:
             return False
         if snapshot.models_missing():
             return False
@@ -368,7 +379,8 @@ class House:
             nats_access=self._plan.nats_access,
             redis_access=self._plan.redis_access,
             host_id=self._options.host_id,
-            num_workers=self._options.num_workers,
+            num_hosts=self._options.num_hosts,
+            num_workers=self._options.num_workers_in_all,
             services=[
                 RunningService(name=name, pid=self._children[name].pid)
                 for name in self._plans

@@ -17,6 +17,8 @@ class WorkerConfig(ServiceConfig):
     tasks: what models are for where their own files leave it open or say otherwise, as a JSON
         object of ids.
     emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
+    true_pages: emulated pages are as large as the profile's model would have them, in a pool of
+        `kv_bytes`; else they are small, and the pool has as many as the profile says.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
     gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
     eviction: which pages make room, see `shared.eviction`.
@@ -49,6 +51,7 @@ class WorkerConfig(ServiceConfig):
     models: list[str] = Field(default_factory=list)
     tasks: dict[str, ServedTask] = Field(default_factory=dict)
     emulate: str = ""
+    true_pages: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_bytes: int = Field(0, ge=0)

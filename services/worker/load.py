@@ -17,6 +17,7 @@ from services.worker.device.mover import Moved
 from services.worker.oneshot.emulated import EmulatedOneshot
 from services.worker.oneshot.load import find_tasks, make_oneshot
 from services.worker.oneshot.model import OneshotModel, ServedTask
+from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import Task
 from shared.profiles import LatencyProfile
@@ -68,9 +69,16 @@ def plan_models(config: WorkerConfig) -> list[tuple[str, str, ServedTask]]:
 
 
 def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_moved: OnMoved) -> Executor:
-    """An emulated generative model."""
+    """An emulated generative model.
+
+    Raises:
+        ConfigError: a pool of true pages would not hold two blocks.
+    """
     folder = make_demo_model(demo_folder(config.data_dir))
-    return EmulatedExecutor(profile, str(folder), on_moved)
+    pool_bytes = (config.kv_bytes or CPU_KV_BYTES) if config.true_pages else None
+    if pool_bytes is not None:
+        _check_pool(pool_bytes, profile.page_bytes(BLOCK_TOKENS), profile.num_layers, profile.name)
+    return EmulatedExecutor(profile, str(folder), on_moved, pool_bytes)
 
 
 def make_emulated_oneshots(
@@ -163,13 +171,16 @@ def _make_cuda(
 
 
 def _num_pages(kv_bytes: int, model: "LoadedModel", model_id: str) -> int:
-    num_pages = kv_bytes // model.page_bytes
-    if num_pages < 2 * model.num_layers:
+    _check_pool(kv_bytes, model.page_bytes, model.num_layers, model_id)
+    return kv_bytes // model.page_bytes
+
+
+def _check_pool(kv_bytes: int, page_bytes: int, num_layers: int, model_id: str) -> None:
+    if kv_bytes // page_bytes < 2 * num_layers:
         raise ConfigError(
             f"SYMPHONY_KV_BYTES={kv_bytes} holds not even two blocks of {model_id}: "
-            f"one takes {model.page_bytes * model.num_layers} bytes"
+            f"one takes {page_bytes * num_layers} bytes"
         )
-    return num_pages
 
 
 def make_real_oneshot(config: WorkerConfig, model_id: str, source: str, task: Task) -> OneshotModel:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from cli.bootstrap import STAMP, project_digest
+from cli.inspection.description import describe
+from cli.inspection.snapshot import look
 from cli.runfile import read_run_state
 from cli.start.plan import ROOT
 from cli.supervisor.children import free_port
@@ -78,23 +80,38 @@ def test_launcher_killed_leaves_nothing_and_starts_again(tmp_path: Path) -> None
     house.process.wait()
     house.assert_gone()
     assert_one_line(symphony("status", "--data-dir", str(house.data_dir)), "nothing runs")
+    left = Path(f"/dev/shm/symphony-{_host_id(house)}-2")  # of a host that it has not any more
+    left.mkdir(mode=0o700)
     with house:
+        assert not left.exists()
         assert house.status()["state"] == "ready"
 
 
-def test_detached_house_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> None:
+def test_detached_house_of_two_hosts_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     up = symphony(
-        "up", "--detach", "--emulate", "zero", "--workers", "2", "--port", str(free_port()),
-        "--data-dir", str(data_dir),
+        "up", "--detach", "--emulate", "zero", "--true-pages", "--hosts", "2", "--workers", "1",
+        "--port", str(free_port()), "--data-dir", str(data_dir),
+        env={"SYMPHONY_KV_BYTES": str(1 << 24), "SYMPHONY_ARENA_BYTES": str(1 << 25)},
     )  # fmt: skip
     try:
         assert up.returncode == 0, up.stderr
         status = symphony("status", "--json", "--data-dir", str(data_dir))
         report = json.loads(status.stdout)
         assert report["url"] in up.stdout
-        assert len(report["workers"]) == 2
+        assert [worker["state"] for worker in report["workers"]] == ["ready", "ready"]
         assert httpx.get(f"{report['url']}/health").status_code == 200
+        hosts = {host["host_id"]: host for host in report["hosts"]}
+        assert len(hosts) == 2
+        for name, host in hosts.items():
+            assert host["has_kvstore"] and 0 < host["arena"]["bytes"] <= 1 << 25
+            assert host["workers"] == [f"{name}-w0"]
+        arenas = [Path(f"/dev/shm/symphony-{name}") for name in hosts]
+        assert [path.name for folder in arenas for path in folder.glob("*.arena")] == [
+            "kv-2048.arena"
+        ] * 2
+        _assert_a_chat_is_written_down(data_dir, report["url"])
+        assert (data_dir / "kv").is_dir() and (data_dir / "hosts" / "1" / "kv").is_dir()
         log = data_dir / "logs" / "supervisor.log"
         said = log.read_text()
         second = symphony("up", "--detach", "--port", "0", "--data-dir", str(data_dir))
@@ -103,6 +120,7 @@ def test_detached_house_is_ready_on_return_and_stops_on_down(tmp_path: Path) -> 
     finally:
         down = symphony("down", "--data-dir", str(data_dir))
     assert down.returncode == 0, down.stderr
+    assert not any(folder.exists() for folder in arenas)
     assert not processes_of(data_dir)
     assert_one_line(symphony("down", "--data-dir", str(data_dir)), "nothing runs")
 
@@ -265,6 +283,24 @@ def test_script_without_a_python(tmp_path: Path) -> None:
         check=False,
     )
     assert_one_line(done, "Python 3.11")
+
+
+def _assert_a_chat_is_written_down(data_dir: Path, url: str) -> None:
+    """A turn is answered, and its KV comes to the disk of one of two hosts in pages of 2 KiB."""
+    text = "a history that is longer than a block of sixty-four tokens" * 4
+    body = {"model": "zero", "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    assert reply.json()["choices"][0]["message"]["content"]
+    run = read_run_state(data_dir)
+    assert run is not None
+
+    def disks() -> list[dict[str, int]]:
+        return [host["disk"] for host in describe(run, look(run))["hosts"]]
+
+    wait_until(lambda: any(disk["blocks"] for disk in disks()), "blocks are on disk")
+    one, none = sorted(disks(), key=lambda disk: -disk["blocks"])
+    assert one["bytes"] >= one["blocks"] * 2 * 2048
+    assert none["blocks"] == 0
 
 
 def _host_id(house: House) -> str:

@@ -17,7 +17,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from cli.start.credentials import nkey_file
-from cli.start.plan import HouseOptions
+from cli.start.options import HouseOptions
 from cli.start.servers import prepare_servers
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.access import NatsAccess

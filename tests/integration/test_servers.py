@@ -14,7 +14,8 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, OutOfMemoryError
 
 from cli import setup_servers
-from cli.start.plan import HouseOptions, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import plan_house
 from cli.start.preflight import check_nats, open_servers
 from cli.start.servers import prepare_servers
 from cli.supervisor.asker import answers_at

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from cli.inspection.snapshot import look
 from cli.runfile import running_house
-from cli.start.plan import ChildPlan, HouseOptions, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import ChildPlan, plan_house
 from cli.supervisor.children import free_port, start_child, stop_child
 from cli.supervisor.house import last_line
 from loadtest.bench.adapters.worker_metrics import WorkerMetrics, read_metrics

@@ -1,7 +1,8 @@
 """An executor without a model: its forward pass takes as long as a latency profile says.
 
 Everything around it is real: the same core, pages, mover, arena and messages. A page holds the
-tokens of its block.
+tokens of its block, each as often as fills what its KV would take: once in a small page, all over a
+page of true size, which so costs what a model's does wherever it goes.
 """
 
 import time
@@ -25,12 +26,12 @@ from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
 from shared.messages import AdapterRef, LoraCard, LoraTarget, TokenLogprobs
-from shared.profiles import LatencyProfile
+from shared.profiles import ELEMENT_BYTES, LatencyProfile
 
 PANGRAM = b"The quick brown fox jumps over the lazy dog. "
 END_OF_TURN = 258  # of the demo model's byte-level tokenizer, which speaks for every profile
 REPLY_TOKENS = 3 * len(PANGRAM)
-PAGE_BYTES = BLOCK_TOKENS * 4
+PAGE_BYTES = BLOCK_TOKENS * ELEMENT_BYTES  # of a small page
 LORA_WIDTH = 4
 
 
@@ -40,6 +41,8 @@ class EmulatedExecutor:
     Args:
         source: folder with the tokenizer and chat template to speak with.
         on_moved: see `KvMover`.
+        pool_bytes: memory for pages of the size that the profile's model has, at most as many as
+            its device would hold; None: small pages, all of these.
     """
 
     def __init__(
@@ -47,29 +50,37 @@ class EmulatedExecutor:
         profile: LatencyProfile,
         source: str,
         on_moved: Callable[[Moved], None],
+        pool_bytes: int | None = None,
     ) -> None:
         self._profile = profile
         self.prefill_tokens_max = 2048
         num_pages = profile.num_kv_tokens // BLOCK_TOKENS * profile.num_layers
+        page_bytes, fingerprint = PAGE_BYTES, f"emulated-{profile.name}-1"
+        if pool_bytes is not None:
+            page_bytes = profile.page_bytes(BLOCK_TOKENS)
+            num_pages = min(num_pages, pool_bytes // page_bytes)
+            fingerprint = f"{fingerprint}-{page_bytes}"  # blocks of another size are others
         self.info = ModelInfo(
             model_id=profile.name,
             source=source,
-            fingerprint=f"emulated-{profile.name}-1",
+            fingerprint=fingerprint,
             max_model_len=profile.max_model_len,
             num_layers=profile.num_layers,
-            page_bytes=PAGE_BYTES,
+            page_bytes=page_bytes,
             num_pages=num_pages,
             vocab_size=VOCAB,
             end_token_ids=frozenset([END_OF_TURN]),
             block_tokens=BLOCK_TOKENS,
             is_emulated=True,
-            lora=_lora_card(profile),
+            lora=_lora_card(profile, page_bytes),
         )
-        self._pool = np.zeros((num_pages, BLOCK_TOKENS), np.int32)
+        shape = (num_pages, BLOCK_TOKENS, page_bytes // PAGE_BYTES)
+        self._pool = np.full(shape, 0, np.int32)  # there now, not when a pass first writes a page
         self._tables = BlockTables(profile.num_layers)
         self._failures = Failures()
         self._adapters: dict[int, ImageEntry] = {}  # by line
-        copier, gate = HostCopier(self._pool.view(np.uint8)), PageGate(num_pages)
+        self._bytes = self._pool.reshape(num_pages, -1).view(np.uint8)
+        copier, gate = HostCopier(self._bytes), PageGate(num_pages)
         self.mover = KvMover(copier, gate, on_moved)
         self.builder = ImageBuilder(self._make_image, copier, gate, on_moved)
 
@@ -116,15 +127,21 @@ class EmulatedExecutor:
         self.mover.close()
 
     def _make_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
-        """Pages that say which adapter they are of."""
-        assert self.info.lora is not None
-        num_blocks = layout_image(self.info.lora, adapter.ranks).num_blocks
-        shape = (self.info.num_layers, num_blocks, PAGE_BYTES)
-        return np.broadcast_to(_image_page(adapter.adapter_hash), shape)
+        """Pages that say which adapter they are of, all over."""
+        info = self.info
+        assert info.lora is not None
+        num_blocks = layout_image(info.lora, adapter.ranks).num_blocks
+        page = np.tile(_image_mark(adapter.adapter_hash), info.page_bytes // PAGE_BYTES)
+        return np.broadcast_to(page, (info.num_layers, num_blocks, info.page_bytes))
 
     def _check_image(self, image: ImageEntry) -> None:
-        wanted = _image_page(image.adapter_hash).view(np.int32)
-        assert (self._pool[image.pages] == wanted).all(), "a page is not its adapter's"
+        """Look at both ends of the pages: to read all of them in every step would take longer than
+        the step is to.
+        """
+        wanted = _image_mark(image.adapter_hash)
+        for part in (slice(0, PAGE_BYTES), slice(-PAGE_BYTES, None)):
+            found = self._bytes[:, part][image.pages]
+            assert (found == wanted).all(), "a page is not its adapter's"
 
     def _has(self, awaited: list[list[int]], timeout_ns: int, result: StepResult) -> bool:
         """Wait for pages, layer by layer, so long at most in all."""
@@ -142,7 +159,7 @@ class EmulatedExecutor:
         positions = plan.positions()
         slots = np.repeat(plan.slots, plan.lengths)
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
-        self._pool[pages, positions % BLOCK_TOKENS] = self._tables.tokens(plan)
+        self._pool[pages, positions % BLOCK_TOKENS] = self._tables.tokens(plan)[:, None]
 
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         profile = self._profile
@@ -157,19 +174,20 @@ class EmulatedExecutor:
             time.sleep(left_s)
 
 
-def _lora_card(profile: LatencyProfile) -> LoraCard:
+def _lora_card(profile: LatencyProfile, page_bytes: int) -> LoraCard:
     """What adapters of an emulated model look like: the least that fills pages."""
     targets = [LoraTarget(name="emulated", num_in=LORA_WIDTH, num_out=LORA_WIDTH)]
     return LoraCard(
         layers_path="layers",
         num_layers=profile.num_layers,
         element_bytes=4,
-        page_bytes=PAGE_BYTES,
+        page_bytes=page_bytes,
         targets=targets,
     )
 
 
-def _image_page(adapter_hash: str) -> Bytes:
+def _image_mark(adapter_hash: str) -> Bytes:
+    """What fills an adapter's pages: uint8 ``[PAGE_BYTES]``."""
     return np.frombuffer(shake_128(adapter_hash.encode()).digest(PAGE_BYTES), np.uint8)
 
 

@@ -15,7 +15,8 @@ from cli.adapters.offered import Offer, check_offers, make_offers, models_for, p
 from cli.adapters.offline import base_card, check
 from cli.adapters.showing import lines_of
 from cli.main import app
-from cli.start.plan import HouseOptions, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import plan_house
 from loadtest.adapters import Recipe, modules_of
 from loadtest.adapters import write_adapter as write_any
 from services.worker.demo_adapters import KNOWN as MADE

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.start.gpus import VISIBLE, gpus_of_workers, visible_gpus
-from cli.start.plan import HouseOptions, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import plan_house
 from shared.errors import ConfigError
 
 
@@ -34,6 +35,9 @@ def test_more_workers_than_gpus_are_refused() -> None:
     assert gpus_of_workers(2, there) == ["0", "1"]
     with pytest.raises(ConfigError, match=r"^--workers 3: there are 2 GPUs, and each worker"):
         gpus_of_workers(3, there)
+    with pytest.raises(ConfigError, match=r"^--hosts 2 --workers 2: there are 2 GPUs"):
+        gpus_of_workers(2, there, 2)
+    assert gpus_of_workers(1, there, 2) == ["0", "1"]
     assert gpus_of_workers(3, {**there, "SYMPHONY_DEVICE": "cpu"}) == []
     assert gpus_of_workers(3, {VISIBLE: ""}) == []
 

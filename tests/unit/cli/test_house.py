@@ -16,7 +16,8 @@ from cli.config import LauncherConfig
 from cli.inspection.description import process_states
 from cli.inspection.snapshot import is_alive
 from cli.runfile import read_run_state
-from cli.start.plan import ChildPlan, HouseOptions, HousePlan
+from cli.start.options import HouseOptions
+from cli.start.plan import ChildPlan, HousePlan
 from cli.supervisor.children import start_child
 from cli.supervisor.house import House, HouseFailed, check_start, last_line
 from cli.supervisor.rotation import LogKeeper, put_aside
@@ -56,10 +57,13 @@ def make_house(
     log_bytes_max: int = 0,
     start_asker: Callable[[], "subprocess.Popen[bytes]"] | None = None,
     stuck_after_s: float = 1.0,
+    num_hosts: int = 1,
 ) -> tuple[House, Notes]:
     notes = Notes()
     logs = LogKeeper(tmp_path, log_bytes_max, notes.event)
-    options = HouseOptions(data_dir=tmp_path, restart=restart, ready_timeout_s=30)
+    options = HouseOptions(
+        data_dir=tmp_path, num_hosts=num_hosts, restart=restart, ready_timeout_s=30
+    )
     plan = HousePlan("", "", [], list(children), start_asker=start_asker)
     config = LauncherConfig(status_interval_s=0.5, stuck_after_s=stuck_after_s)
     return House(options, plan, notes, signals, logs, config), notes
@@ -348,9 +352,9 @@ def test_last_line_of_no_log(tmp_path: Path) -> None:
 def test_a_strange_folder_in_place_of_the_shared_memory_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.start.plan.SHARED_MEMORY", tmp_path)
-    options = HouseOptions(data_dir=tmp_path / "data", port=0)
+    monkeypatch.setattr("cli.start.hosts.SHARED_MEMORY", tmp_path)
+    options = HouseOptions(data_dir=tmp_path / "data", port=0, num_hosts=2)
     check_start(options)
-    options.arena_dir.symlink_to(tmp_path)
+    options.hosts[1].arena_dir.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"SYMPHONY_ARENA_DIR=.*symbolic link"):
         check_start(options)

@@ -16,7 +16,7 @@ from cli.adapters.hub import fetch_adapter, parse_hub
 from cli.adapters.offered import fetch_offers, parse_offer
 from cli.main import app
 from cli.start import up
-from cli.start.plan import HouseOptions
+from cli.start.options import HouseOptions
 from cli.supervisor.children import free_port
 from shared.adapters.config import AdapterInvalid, AdapterTooLarge
 from shared.errors import ConfigError, NotFound, PeerUnavailable, SymphonyError

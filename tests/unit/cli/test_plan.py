@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.start.plan import HouseOptions, check_data_dir, check_port, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import check_data_dir, check_port, plan_house
 from cli.start.servers import prepare_servers
 from shared.errors import ConfigError
 from shared.ids import DEFAULT_TENANT

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.start.plan import HouseOptions, HousePlan, plan_house
+from cli.start.options import HouseOptions
+from cli.start.plan import HousePlan, plan_house
 from cli.start.preflight import CONFIGS, check_addresses, check_nats, check_settings
 from cli.supervisor.children import free_port
 from shared.access import NatsAccess

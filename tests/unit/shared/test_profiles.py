@@ -25,6 +25,30 @@ def test_named_profiles_are_plausible(name: str) -> None:
     assert profile.step_ms(1000, 8, 1000) >= profile.step_ms(0, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "page_bytes"),
+    [
+        ("zero", 2048),
+        ("a100-llama3-8b", 64 * 8 * 128 * 2 * 2),  # tokens, KV heads, size, K and V, bf16
+        ("h100-llama3-8b", 64 * 8 * 128 * 2 * 2),
+        ("a100-llama2-13b", 64 * 40 * 128 * 2 * 2),
+    ],
+)
+def test_a_page_is_what_a_block_takes_in_a_layer(name: str, page_bytes: int) -> None:
+    profile = PROFILES[name]
+    assert profile.page_bytes(64) == page_bytes
+    assert profile.page_bytes(64) * profile.num_layers == 64 * profile.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(("token_bytes", "page_bytes"), [(8, 64), (9, 128), (0, 64)])
+def test_a_page_has_whole_elements_for_each_token(token_bytes: int, page_bytes: int) -> None:
+    profile = LatencyProfile(
+        name="p", base_ms=0.0, prefill_ms_per_token=0.0, decode_ms_per_turn=0.0, num_layers=2,
+        kv_bytes_per_token=token_bytes,
+    )  # fmt: skip
+    assert profile.page_bytes(16) == page_bytes
+
+
 def test_a_profile_can_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(

@@ -1,0 +1,138 @@
+"""The hosts of a house: machines as workers and kvstores see them, any number of them on this one.
+
+A host is whoever shares memory. Each has a kvstore, and its own folder for that, on disk and in
+memory; only what its workers read (models, and what was measured of them) is the house's.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+
+from services.kvstore.config import KvstoreConfig
+from shared.config import load_config
+from shared.errors import ConfigError
+from shared.ids import HostId
+from shared.private import remove_private
+
+SHARED_MEMORY = Path("/dev/shm")
+ARENAS_SHARE = 0.9  # of the free shared memory; the rest is left to others
+ARENA_BYTES_MIN = 16 * 1024**2
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host.
+
+    Attributes:
+        host_id: names its KV.
+        data_dir: its kvstore's.
+        number: in the names of its processes; empty: the house has no other host.
+    """
+
+    host_id: HostId
+    data_dir: Path
+    number: str = ""
+
+    @property
+    def arena_dir(self) -> Path:
+        """Its shared memory."""
+        return SHARED_MEMORY / f"symphony-{self.host_id}"
+
+    def name_of(self, service: str, instance: int | None = None) -> str:
+        """Name of one of its processes.
+
+        >>> Host(host_id=HostId("h"), data_dir=Path("/d")).name_of("worker", 1)
+        'worker-1'
+        >>> Host(host_id=HostId("h"), data_dir=Path("/d"), number="0").name_of("worker", 1)
+        'worker-0-1'
+        """
+        words = (service, self.number, "" if instance is None else str(instance))
+        return "-".join(filter(None, words))
+
+
+def make_hosts(first: HostId, data_dir: Path, num_hosts: int) -> tuple[Host, ...]:
+    """The hosts of a house. The first is what the only one would be, so that what it has on disk is
+    found again whatever their number is.
+
+    Args:
+        first: id of the first one.
+        data_dir: the house's.
+    """
+    if num_hosts == 1:
+        return (Host(host_id=first, data_dir=data_dir),)
+    return tuple(
+        Host(
+            host_id=host_id,
+            data_dir=data_dir / "hosts" / str(number) if number else data_dir,
+            number=str(number),
+        )
+        for number, host_id in enumerate(make_host_ids(first, num_hosts))
+    )
+
+
+def make_host_ids(first: HostId, num_hosts: int) -> list[HostId]:
+    """Ids of a house's hosts.
+
+    >>> make_host_ids(HostId("here-1f"), 3)
+    ['here-1f', 'here-1f-1', 'here-1f-2']
+    """
+    return [first, *(HostId(f"{first}-{number}") for number in range(1, num_hosts))]
+
+
+def host_environment(host: Host, service: str) -> dict[str, str]:
+    """What a process of one host is told beside what all processes of the house are."""
+    told: dict[str, str] = {"SYMPHONY_HOST_ID": host.host_id}
+    if service == "kvstore":
+        told["SYMPHONY_DATA_DIR"] = str(host.data_dir)
+        told["SYMPHONY_ARENA_DIR"] = str(host.arena_dir)
+    return told
+
+
+def arena_share(num_hosts: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings of each of several kvstores: arenas that find room beside the others'. One that is
+    alone sees for itself what is free.
+
+    Raises:
+        ConfigError: a setting of the kvstore is wrong, or there is no room for so many arenas.
+    """
+    if num_hosts == 1:
+        return {}
+    free_bytes = free_memory_bytes()
+    num_bytes = min(
+        load_config(KvstoreConfig, environment).arena_bytes,
+        int(free_bytes * ARENAS_SHARE) // num_hosts,
+    )
+    if num_bytes < ARENA_BYTES_MIN:
+        raise ConfigError(
+            f"--hosts {num_hosts}: {free_bytes // MIB} MiB are free in {SHARED_MEMORY}, and each "
+            f"host takes at least {ARENA_BYTES_MIN // MIB} MiB there"
+        )
+    return {"SYMPHONY_ARENA_BYTES": str(num_bytes)}
+
+
+def free_memory_bytes() -> int:
+    """What is free where arenas are.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).free
+    except OSError as error:
+        raise ConfigError(f"{SHARED_MEMORY}: {error.strerror}") from None
+
+
+def remove_arenas(first: str) -> None:
+    """Take away the shared memory of all hosts of a house, however many it had.
+
+    Args:
+        first: id of its first host.
+    """
+    own = re.compile(rf"symphony-{re.escape(first)}(-\d{{1,2}})?")
+    for folder in SHARED_MEMORY.glob(f"symphony-{escape(first)}*"):
+        if own.fullmatch(folder.name):
+            remove_private(folder)

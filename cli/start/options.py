@@ -1,0 +1,101 @@
+"""What `symphony up` was asked for, and what follows from that alone."""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.adapters.offered import Offer
+from cli.start.hosts import Host, make_hosts
+from shared.config import default_host_id
+from shared.ids import HostId
+from shared.private import remove_private
+
+SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HouseOptions:
+    """The options of a house.
+
+    Attributes:
+        models: what was asked for, or once that is prepared folders (absolute) and hub ids; none:
+            the default.
+        adapters: that everybody may use, once the house stands.
+        num_hosts: on this machine, each with a kvstore.
+        num_workers: of each host.
+        emulate: latency profile of emulated workers; None: real ones.
+        has_true_pages: emulated pages are as large as the profile's model would have them.
+        num_spares: hot spares of each scheduler process.
+        num_shards: processes among which the batching of one-shot models is divided; 1: it is done
+            in the one scheduler.
+        allow_hosts: more names by which the frontend is reached; none: what its setting says.
+        nats_url, redis_url: running servers to use; None: start our own.
+        restart: whether a child that dies is started again.
+        ready_timeout_s: how long the start may take.
+    """
+
+    data_dir: Path
+    models: tuple[str, ...] = ()
+    num_hosts: int = 1
+    num_workers: int = 1
+    emulate: str | None = None
+    has_true_pages: bool = False
+    adapters: tuple[Offer, ...] = ()
+    num_spares: int = 0
+    num_shards: int = 1
+    host: str = "127.0.0.1"
+    port: int = 8080
+    allow_hosts: tuple[str, ...] = ()
+    nats_url: str | None = None
+    redis_url: str | None = None
+    restart: bool = True
+    ready_timeout_s: float = 900.0
+
+    @property
+    def url(self) -> str:
+        """Where to reach the frontend from this machine."""
+        address = _ANY_ADDRESS.get(self.host, self.host)
+        return (
+            f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
+        )
+
+    @property
+    def host_id(self) -> HostId:
+        """Names the KV of this house's first host; the same at every start on this data folder, and
+        no other's.
+        """
+        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:8]
+        return HostId(f"{default_host_id()[:48]}-{digest}")
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """All of them, the first one first."""
+        return make_hosts(self.host_id, self.data_dir, self.num_hosts)
+
+    @property
+    def num_workers_in_all(self) -> int:
+        """Workers of all hosts."""
+        return self.num_hosts * self.num_workers
+
+    @property
+    def credentials_dir(self) -> Path:
+        """Secrets of this house's own servers."""
+        return self.data_dir / "credentials"
+
+    @property
+    def redis_socket(self) -> Path:
+        """Where our own Redis listens: in its folder, or elsewhere if that path is too long."""
+        path = self.data_dir / "redis" / "redis.sock"
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+            return path
+        place = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
+        return Path(place) / f"symphony-{os.geteuid()}-{digest}" / "redis.sock"
+
+    def remove_socket(self) -> None:
+        """Take the folder of `redis_socket` away if it is not in the data folder."""
+        if not self.redis_socket.is_relative_to(self.data_dir):
+            remove_private(self.redis_socket.parent)

@@ -1,0 +1,112 @@
+"""An executor without a model: how large its pages are, and what is in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
+
+import numpy as np
+import pytest
+
+from services.worker.config import WorkerConfig
+from services.worker.device.emulated import EmulatedExecutor
+from services.worker.device.mover import Moved
+from services.worker.load import make_emulated
+from shared.blocks import BLOCK_TOKENS
+from shared.errors import ConfigError
+from shared.messages import AdapterRef
+from shared.profiles import PROFILES, LatencyProfile
+from tests.unit.worker_device.driver import Driver, make_core
+
+ZERO = PROFILES["zero"]
+LLAMA = PROFILES["a100-llama3-8b"]
+MIB = 1024**2
+
+
+@contextmanager
+def made(
+    profile: LatencyProfile, pool_bytes: int | None = None
+) -> Iterator[tuple[EmulatedExecutor, Driver]]:
+    moved: Queue[Moved] = Queue()
+    executor = EmulatedExecutor(profile, "none", moved.put, pool_bytes)
+    try:
+        yield executor, Driver(make_core(executor), executor, adapters="some", moved=moved)
+    finally:
+        executor.close()
+
+
+def test_pages_are_small_unless_true_ones_are_asked_for() -> None:
+    with made(LLAMA) as (executor, _):
+        info = executor.info
+        assert (info.page_bytes, info.num_pages) == (4 * BLOCK_TOKENS, 200_000)
+        assert info.fingerprint == "emulated-a100-llama3-8b-1"
+
+
+def test_true_pages_are_the_profile_s_and_as_many_as_fit() -> None:
+    with made(LLAMA, 17 * MIB) as (executor, _):
+        info = executor.info
+        assert (info.page_bytes, info.num_layers, info.num_pages) == (256 * 1024, 32, 17 * 4)
+        assert info.lora is not None and info.lora.page_bytes == info.page_bytes
+        assert executor._pool.nbytes == 17 * MIB
+    with made(LLAMA) as (small, _):
+        assert info.fingerprint != small.info.fingerprint, "their blocks are not the same"
+
+
+def test_true_pages_are_no_more_than_the_profile_s_device_holds() -> None:
+    with made(replace(ZERO, num_kv_tokens=4 * BLOCK_TOKENS), 1 << 30) as (executor, _):
+        assert executor.info.num_pages == 4 * ZERO.num_layers
+
+
+@pytest.mark.parametrize("pool_bytes", [None, MIB])
+def test_pages_of_a_block_hold_its_tokens_all_over(pool_bytes: int | None) -> None:
+    """Each token's part is as many bytes as its KV takes in a layer, full of it to the last."""
+    with made(ZERO, pool_bytes) as (executor, driver):
+        tokens = list(range(1, 2 * BLOCK_TOKENS + 1))
+        driver.submit("t", tokens, max_tokens=1, ignore_eos=True)
+        driver.run()
+        pages = executor._tables.pages[:, -1, :2]  # of the only turn
+        found = executor._pool[pages]  # [layers, blocks, tokens, elements]
+        token_bytes = 4 if pool_bytes is None else ZERO.kv_bytes_per_token // ZERO.num_layers
+        assert found.shape == (ZERO.num_layers, 2, BLOCK_TOKENS, token_bytes // 4)
+        wanted = np.array(tokens, np.int32).reshape(2, BLOCK_TOKENS, 1)
+        assert (found == wanted).all()
+        assert found.nbytes == ZERO.num_layers * 2 * executor.info.page_bytes
+
+
+def test_an_adapter_s_pages_are_full_of_it_and_looked_at() -> None:
+    adapter = AdapterRef(adapter_hash="ab" * 16, ranks={"emulated": 8})
+    with made(ZERO, MIB) as (executor, driver):
+        driver.submit("t", [1, 2, 3], adapter, max_tokens=2, ignore_eos=True)
+        driver.run()
+        assert bytes(driver.tokens("t")) == b"I "
+        image = executor._adapters[0]
+        page = executor._bytes[image.pages].reshape(-1, executor.info.page_bytes)
+        assert (page == np.tile(page[0, :256], page.shape[1] // 256)).all()
+        for place in (0, -1):
+            executor._bytes[image.pages[-1, -1], place] ^= 1
+            with pytest.raises(AssertionError, match="not its adapter's"):
+                executor._check_image(image)
+            executor._bytes[image.pages[-1, -1], place] ^= 1
+        executor._check_image(image)
+
+
+def test_a_worker_s_pool_of_true_pages_is_its_memory_for_kv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.load.make_demo_model", lambda folder: folder)
+    monkeypatch.setattr("services.worker.load.CPU_KV_BYTES", 2 * MIB)
+
+    def pages(**settings: object) -> tuple[int, int]:
+        config = WorkerConfig(data_dir=tmp_path, **settings)  # type: ignore[arg-type]
+        executor = make_emulated(config, replace(ZERO, num_kv_tokens=2**17), lambda _: None)
+        executor.close()
+        return executor.info.page_bytes, executor.info.num_pages
+
+    assert pages(kv_bytes=MIB) == (256, 4096)
+    assert pages(true_pages=True) == (2048, 1024)
+    assert pages(true_pages=True, kv_bytes=MIB) == (2048, 512)
+    with pytest.raises(
+        ConfigError, match="SYMPHONY_KV_BYTES=8191 holds not even two blocks of zero"
+    ):
+        pages(true_pages=True, kv_bytes=8191)
