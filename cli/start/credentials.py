@@ -23,7 +23,8 @@ def make_credentials(folder: Path, tenants: Iterable[TenantId]) -> None:
         OSError: the disk is full.
     """
     make_private(folder, "credentials")
-    _keep(redis_password_file(folder), secrets.token_urlsafe(PASSWORD_BYTES))
+    for path in (redis_password_file(folder), peers_secret_file(folder)):
+        _keep(path, secrets.token_urlsafe(PASSWORD_BYTES))
     for path in (services_nkey_file(folder), *(nkey_file(folder, tenant) for tenant in tenants)):
         _keep(path, _new_seed())
 
@@ -31,6 +32,11 @@ def make_credentials(folder: Path, tenants: Iterable[TenantId]) -> None:
 def redis_password_file(folder: Path) -> Path:
     """Where the password of the house's Redis is."""
     return folder / "redis.password"
+
+
+def peers_secret_file(folder: Path) -> Path:
+    """Where the secret is that the house's kvstores share."""
+    return folder / "peers.secret"
 
 
 def services_nkey_file(folder: Path) -> Path:

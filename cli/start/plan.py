@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
-from cli.start.credentials import redis_password_file, services_nkey_file
+from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment
 from cli.start.options import HouseOptions
@@ -194,6 +194,8 @@ def _kvstores(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(name, settings) of every kvstore, one a host."""
     shared = {**_adapter_dirs(options, common), **arena_share(options.num_hosts, common)}
+    if options.num_hosts > 1 and "SYMPHONY_PEER_SECRET_FILE" not in common:
+        shared["SYMPHONY_PEER_SECRET_FILE"] = str(peers_secret_file(options.credentials_dir))
     for host in options.hosts:
         yield host.name_of("kvstore"), {**shared, **host_environment(host, "kvstore")}
 

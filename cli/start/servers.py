@@ -33,7 +33,7 @@ def prepare_servers(
         OSError: the disk is full.
     """
     credentials = options.credentials_dir
-    if options.nats_url is None or options.redis_url is None:
+    if options.nats_url is None or options.redis_url is None or options.num_hosts > 1:
         make_credentials(credentials, tenants)
     if options.nats_url is None:
         folder = _folder(options.data_dir / "nats")

@@ -23,9 +23,7 @@ _COUNTERS = {
     "num_pages_loaded": counter("kv_loaded_pages_total", "Pages that came into the arena"),
     "num_pages_fetched": counter("kv_fetched_pages_total", "Of those, from other hosts"),
     "num_pages_corrupt": counter("kv_corrupt_total", "Pages whose checksum was wrong"),
-    "num_pages_unread": counter(
-        "kv_unread_pages_total", "Pages not read, or not fetched"
-    ),
+    "num_pages_unread": counter("kv_unread_pages_total", "Pages not read, or not fetched"),
     "num_blocks_committed": counter("kv_committed_blocks_total", "Blocks taken over from workers"),
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),

@@ -21,6 +21,7 @@ from cli.start.hosts import arena_share
 from cli.start.options import HouseOptions
 from cli.start.plan import HousePlan, check_size, plan_house
 from cli.start.preflight import check_settings
+from cli.start.servers import prepare_servers
 from cli.supervisor.house import check_start
 from cli.supervisor.signals import StopSignals
 from services.kvstore.config import KvstoreConfig
@@ -102,6 +103,21 @@ def test_one_host_is_what_it_was_and_the_first_of_several_finds_its_kv(tmp_path:
     assert first.arena_path == alone.arena_path
     frontend = plan(tmp_path, num_hosts=2).services[-1].environment
     assert frontend["SYMPHONY_HOST_ID"] == alone.host_id, "adapters go to the first host"
+
+
+def test_several_hosts_share_a_secret_unless_they_are_given_one(tmp_path: Path) -> None:
+    assert [store.peer_secret_file for store in kvstores(plan(tmp_path))] == [None]
+    made = tmp_path / "credentials" / "peers.secret"
+    assert [s.peer_secret_file for s in kvstores(plan(tmp_path, num_hosts=2))] == [made, made]
+    given = {"SYMPHONY_PEER_SECRET_FILE": "/given"}
+    assert {s.peer_secret_file for s in kvstores(plan(tmp_path, given, num_hosts=2))} == {
+        Path("/given")
+    }
+    options = HouseOptions(
+        data_dir=tmp_path, num_hosts=2, nats_url="nats://n", redis_url="redis://r"
+    )
+    prepare_servers(options, 1, [], 0)
+    assert len(made.read_text()) > 32
 
 
 def test_ids_of_the_most_hosts_fit_a_subject(
