@@ -8,6 +8,7 @@ import struct
 from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import xxhash
 from typing_extensions import Buffer
@@ -19,6 +20,8 @@ HEADER_BYTES = 512
 _MAGIC = b"SYMKVPG1"
 # magic; key, parent, fingerprint; layer, layers, tokens; page bytes; created; payload's checksum
 _FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES}s16sHHHIqQ")
+# of those: magic, key, layer, tokens, page bytes, payload's checksum
+_NAME_FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES + 16}xH2xHI8xQ")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
 _OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros, which is nobody, in older values
@@ -26,6 +29,7 @@ _LAYER = struct.Struct(">H")
 LAYERS_MAX = 0xFFFF
 TOKENS_MAX = (_OWNER_AT - _FIELDS.size) // 4
 
+assert _NAME_FIELDS.size == _FIELDS.size
 assert _FIELDS.size + 4 * BLOCK_TOKENS <= _OWNER_AT, "the header has room for a block's tokens"
 
 
@@ -54,6 +58,15 @@ class ValueHeader:
     tokens: list[int]
     checksum: int
     owner: OwnerKey = NOBODY
+
+
+class ValueName(NamedTuple):
+    """The part of a header that says which page it is of, and its checksum: quick to read."""
+
+    key: BlockKey
+    layer: int
+    page_bytes: int
+    checksum: int
 
 
 def fingerprint_digest(fingerprint: str) -> bytes:
@@ -115,15 +128,9 @@ def unpack_header(raw: Buffer) -> ValueHeader:
         BadValue: none of this release, damaged, or cut short.
     """
     view = memoryview(raw)
-    if len(view) != HEADER_BYTES:
-        raise BadValue(f"a header of {len(view)} bytes")
-    if (
-        xxhash.xxh3_64_intdigest(view[:_CHECKSUM_AT])
-        != _CHECKSUM.unpack_from(view, _CHECKSUM_AT)[0]
-    ):
-        raise BadValue("damaged header")
+    read_name(view)
     (
-        magic,
+        _,
         key,
         parent,
         fingerprint,
@@ -134,10 +141,28 @@ def unpack_header(raw: Buffer) -> ValueHeader:
         created,
         checksum,
     ) = _FIELDS.unpack_from(view)
-    if magic != _MAGIC or num_tokens > TOKENS_MAX:
-        raise BadValue("another release's value")
     tokens = array("i", bytes(view[_FIELDS.size : _FIELDS.size + 4 * num_tokens])).tolist()
     return ValueHeader(
         BlockKey(key), BlockKey(parent), fingerprint, layer, num_layers, page_bytes, created,
         tokens, checksum, OwnerKey(bytes(view[_OWNER_AT:_CHECKSUM_AT])),
     )  # fmt: skip
+
+
+def read_name(raw: Buffer) -> ValueName:
+    """Which page a header that stands alone is of.
+
+    Raises:
+        BadValue: none of this release, damaged, or cut short.
+    """
+    view = memoryview(raw)
+    if len(view) != HEADER_BYTES:
+        raise BadValue(f"a header of {len(view)} bytes")
+    if (
+        xxhash.xxh3_64_intdigest(view[:_CHECKSUM_AT])
+        != _CHECKSUM.unpack_from(view, _CHECKSUM_AT)[0]
+    ):
+        raise BadValue("damaged header")
+    magic, key, layer, num_tokens, page_bytes, checksum = _NAME_FIELDS.unpack_from(view)
+    if magic != _MAGIC or num_tokens > TOKENS_MAX:
+        raise BadValue("another release's value")
+    return ValueName(BlockKey(key), layer, page_bytes, checksum)

@@ -12,15 +12,18 @@ from services.kvstore.peers.stream import Broken, Stream, Views, after, send_all
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
     KEPT,
+    KEYS_MAX,
     SLOWEST_BYTES_PER_S,
     VERDICT_BYTES,
     VOID,
+    Answer,
     Status,
     WireError,
     pack_request,
     unpack_answer,
+    value_bytes,
 )
-from services.kvstore.values import HEADER_BYTES, BadValue, unpack_header
+from services.kvstore.values import HEADER_BYTES, BadValue, read_name
 from shared.arena import checksum
 
 _OUTCOMES = {
@@ -79,9 +82,13 @@ class Fetching:
         self._look_up = look_up
         self._stall_s = stall_s
         self._frame = memoryview(bytearray(ANSWER_BYTES))
-        self._header = memoryview(bytearray(HEADER_BYTES))
+        headers = memoryview(bytearray(KEYS_MAX * HEADER_BYTES))
+        self._headers = [
+            headers[at : at + HEADER_BYTES] for at in range(0, len(headers), HEADER_BYTES)
+        ]
         self._verdict = memoryview(bytearray(VERDICT_BYTES))
         self._nowhere = memoryview(b"")
+        self._can_ask = True
 
     def run(self) -> None:
         """Until nothing is asked for."""
@@ -93,9 +100,15 @@ class Fetching:
             self._ask()
 
     def _ask(self) -> None:
+        """For as much as there is room for. If that breaks, what the peer has sent before is heard
+        all the same; then that breaks, too.
+        """
         now_s = time.monotonic()
-        while (request := self._fetches.next_request(now_s)) is not None:
-            send_all(self._stream, [pack_request(request)], now_s + self._stall_s)
+        while self._can_ask and (request := self._fetches.next_request(now_s)) is not None:
+            try:
+                send_all(self._stream, [pack_request(request)], now_s + self._stall_s)
+            except Broken:
+                self._can_ask = False
 
     def _hear(self) -> None:
         """One answer and what follows it."""
@@ -106,69 +119,80 @@ class Fetching:
             raise WireError(f"an answer to request {answer.number}, which nobody made")
         if answer.first != part.next or answer.count > part.num_left:
             raise WireError("an answer for other pages than are next")
-        for _ in range(answer.count):
-            outcome = _OUTCOMES.get(answer.status)
-            if outcome is None:
-                self._hear_page(answer.number, part, is_judged=answer.status is Status.JUDGED)
-            else:
-                self._fetches.settle(answer.number, outcome)
-
-    def _hear_page(self, number: int, part: Part, *, is_judged: bool) -> None:
-        memory = self._receive_page(part)
-        if is_judged:
-            self._receive([self._verdict])
-            if self._verdict not in (KEPT, VOID):
-                raise WireError("a page without a verdict")
-        if memory is None or part.is_over:
-            self._fetches.settle(number, LoadOutcome.FAILED)  # as it has been reported already
-        elif is_judged and self._verdict == VOID:
-            self._fetches.settle(number, LoadOutcome.MISSING)
-        else:
-            self._judge(number, part, memory)
-
-    def _judge(self, number: int, part: Part, memory: memoryview) -> None:
-        """Publish the page that has come, if it is the right one."""
-        try:
-            header = unpack_header(self._header)
-        except BadValue:
-            self._refuse(number)
+        if (outcome := _OUTCOMES.get(answer.status)) is None:
+            self._hear_pages(answer, part)
             return
-        wanted = (part.key, part.reads.layer, part.reads.page_bytes)
-        if (header.key, header.layer, header.page_bytes) != wanted:
-            self._refuse(number)
+        for _ in range(answer.count):
+            self._fetches.settle(answer.number, outcome)
+
+    def _hear_pages(self, answer: Answer, part: Part) -> None:
+        """Receive what an answer promises by as few calls as it comes in; judge each page as soon
+        as it is whole. Once its order is over, nothing is written into the arena any more.
+        """
+        memories = None if part.is_over else self._fetches.memories(part, answer.count)
+        each_bytes = value_bytes(part.reads.page_bytes)
+        left: Views = []
+        for views in zip(self._headers, memories or (), strict=False):
+            left += views
+        if answer.status is Status.JUDGED:
+            each_bytes += VERDICT_BYTES
+            left.append(self._verdict)
+        num_bytes = answer.count * each_bytes
+        until_s = time.monotonic() + self._stall_s + num_bytes / SLOWEST_BYTES_PER_S
+        num_come = num_judged = 0
+        while True:
+            if memories is None:
+                left = [self._nothing(num_bytes - num_come)]
+            num_new = self._stream.receive(left)
+            num_come += num_new
+            for at in range(num_judged, num_come // each_bytes):
+                memory = None if memories is None or part.is_over else memories[at]
+                self._judge(answer, part, self._headers[at], memory)
+            num_judged = num_come // each_bytes
+            if num_come == num_bytes:
+                return
+            left = after(left, num_new)
+            self._wait(until_s)
+            if part.is_over:
+                memories = None
+
+    def _judge(
+        self, answer: Answer, part: Part, raw_header: memoryview, memory: memoryview | None
+    ) -> None:
+        """Publish a page that has come, if it is the right one; without `memory` its order is over
+        and reported.
+        """
+        if memory is None:
+            self._fetches.settle(answer.number, LoadOutcome.FAILED)
+            return
+        if answer.status is Status.JUDGED and self._verdict != KEPT:
+            if self._verdict != VOID:
+                raise WireError("a page without a verdict")
+            self._fetches.settle(answer.number, LoadOutcome.MISSING)
+            return
+        try:
+            name = read_name(raw_header)
+        except BadValue:
+            self._refuse(answer)
+            return
+        if name[:3] != (part.key, part.reads.layer, part.reads.page_bytes):
+            self._refuse(answer)
             raise WireError("another page than the one that was asked for")
-        if checksum(memory) != header.checksum:
-            self._refuse(number)
+        if checksum(memory) != name.checksum:
+            self._refuse(answer)
             return
         self._counts.num_pages += 1
-        self._counts.bytes_received += len(memory)
-        self._fetches.settle(number, LoadOutcome.READY, header)
+        self._counts.bytes_received += part.reads.page_bytes
+        self._fetches.settle(answer.number, LoadOutcome.READY, bytes(raw_header))
 
-    def _refuse(self, number: int) -> None:
+    def _refuse(self, answer: Answer) -> None:
         self._counts.num_corrupt += 1
-        self._fetches.settle(number, LoadOutcome.CORRUPT)
+        self._fetches.settle(answer.number, LoadOutcome.CORRUPT)
 
     def _receive(self, views: Views) -> None:
         until_s = time.monotonic() + self._stall_s
         while views := after(views, self._stream.receive(views)):
             self._wait(until_s)
-
-    def _receive_page(self, part: Part) -> memoryview | None:
-        """The next page's header, and the page into the arena, whose memory is returned; None if
-        the order was over before all of it had come. From then on nothing is written there.
-        """
-        memory: memoryview | None = None
-        num_bytes = part.reads.page_bytes
-        if not part.is_over:
-            memory = self._fetches.memory(part)
-        left = [self._header, self._nothing(num_bytes) if memory is None else memory]
-        until_s = time.monotonic() + self._stall_s + num_bytes / SLOWEST_BYTES_PER_S
-        while left := after(left, self._stream.receive(left)):
-            self._wait(until_s)
-            if memory is not None and part.is_over:
-                memory = None
-                left = [self._nothing(sum(map(len, left)))]
-        return memory
 
     def _wait(self, until_s: float) -> None:
         """Something is still to come."""

@@ -25,7 +25,7 @@ from services.kvstore.peers.wire import (
 )
 from shared.urgency import Order, load_order
 
-RUN_BYTES = 256 * 1024  # sent by one call
+RUN_BYTES = 1024 * 1024  # sent by one call: what follows finds no code of ours in the caches
 SNAPSHOT_BYTES = 4 * 1024 * 1024  # LMDB cannot use freed pages again while a snapshot lasts
 SNAPSHOT_S = 0.25
 
@@ -247,4 +247,5 @@ class Serving:
         except Broken:
             if time.monotonic() > until_s:
                 self._counts.add("num_cut_off")
+                self._stream.drop()
             raise

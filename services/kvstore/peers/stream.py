@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 TICK_S = 0.1
 INPUT_BYTES = 16 * 1024
 _TIMEVAL = struct.Struct("ll")
+_LINGER = struct.Struct("ii")  # whether close waits; for how many seconds
 _TLS_PIECE_BYTES = 16 * 1024  # one record: what is written again after a tick has to be the same
 
 Views: TypeAlias = list[memoryview]
@@ -60,6 +61,10 @@ class Stream(Protocol):
 
     def abort(self) -> None:
         """End every call, now and later, with `Broken`; from any thread."""
+        ...
+
+    def drop(self) -> None:
+        """Have `close` throw away what was sent and not taken: the kernel holds it no longer."""
         ...
 
     def close(self) -> None:
@@ -117,6 +122,9 @@ class PlainStream:
     def abort(self) -> None:
         _shut(self._socket)
 
+    def drop(self) -> None:
+        _drop(self._socket)
+
     def close(self) -> None:
         self._socket.close()
 
@@ -139,9 +147,9 @@ class TlsStream:
                 except TimeoutError:
                     return num_bytes
                 except OSError as error:
-                    raise Broken(str(error)) from None
+                    return _unless_none(num_bytes, str(error))
                 if not count:
-                    raise Broken("closed by the other side")
+                    return _unless_none(num_bytes, "closed by the other side")
                 at += count
                 num_bytes += count
         return num_bytes
@@ -181,6 +189,9 @@ class TlsStream:
 
     def abort(self) -> None:
         _shut(self._socket)
+
+    def drop(self) -> None:
+        _drop(self._socket)
 
     def close(self) -> None:
         self._socket.close()
@@ -253,6 +264,13 @@ def after(views: Views, num_bytes: int) -> Views:
     return []
 
 
+def _unless_none(num_bytes: int, why: str) -> int:
+    """What came before the end, of which the next call tells."""
+    if not num_bytes:
+        raise Broken(why)
+    return num_bytes
+
+
 def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -261,6 +279,11 @@ def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1e3))
+
+
+def _drop(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
 
 
 def _shut(sock: socket.socket) -> None:

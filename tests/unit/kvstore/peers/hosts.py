@@ -15,10 +15,11 @@ from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
 from services.kvstore.disk import Disk
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
-from services.kvstore.peers.handshake import welcome
+from services.kvstore.peers.handshake import greet, welcome
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource, PageSource
 from services.kvstore.peers.stream import PlainStream
+from services.kvstore.peers.wire import Request, read_request
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -50,10 +51,26 @@ class Sender:
     def __init__(self, path: Path, blocks: int, layers: int, page_bytes: int) -> None:
         random = np.random.default_rng(blocks)
         self.pages = random.integers(0, 256, (blocks, layers, page_bytes), np.uint8)
+        self._path = path / "data.mdb"
         self.disk = Disk(path, 2 * self.pages.nbytes + (1 << 20))
         with self.disk.write(now_s=5) as writer:
             for number in range(1, blocks + 1):
                 writer.put(self.write_of(number), self.pages.reshape(-1, page_bytes))
+
+    def value(self, number: int, layer: int) -> bytes:
+        """Header and page as they are stored."""
+        with self.disk.read() as reader:
+            value = reader.value(key(number), layer)
+            assert value is not None
+            return bytes(value)
+
+    def flip(self, number: int, layer: int, at: int) -> None:
+        """Flip a bit of a stored value in its file, as damage would."""
+        data = self._path.read_bytes()
+        start = data.index(self.value(number, layer))
+        with self._path.open("r+b") as file:
+            file.seek(start + at)
+            file.write(bytes([data[start + at] ^ 1]))
 
     def write_of(self, number: int) -> DiskWrite:
         _, layers, page_bytes = self.pages.shape
@@ -147,6 +164,11 @@ class Listener:
         with suppress(OSError), sock:
             self._serve(sock, number)
 
+    def wait_ended(self, number: int) -> None:
+        """Until a connection is over."""
+        self._threads[1 + number].join(LONG_S)
+        assert not self._threads[1 + number].is_alive()
+
     def __enter__(self) -> "Listener":
         return self
 
@@ -189,15 +211,53 @@ def _note(client: socket.socket, server: socket.socket, requests: list[bytes], n
         while data := client.recv(1 << 16):
             requests[number] += data
             server.sendall(data)
+        server.shutdown(socket.SHUT_RDWR)
 
 
-def liar(lie: Callable[[socket.socket], None], secret: bytes = SECRET) -> Listener:
-    """Knows the secret, and then does as `lie` says."""
+def liar(lie: Callable[[socket.socket, int], None]) -> Listener:
+    """Knows the secret, and then does as `lie` says with each connection, of that number."""
 
     def serve(sock: socket.socket, number: int) -> None:
         sock.settimeout(LONG_S)
         stream = PlainStream(sock, LONG_S)
-        welcome(stream, secret, "liar", time.monotonic() + LONG_S)
-        lie(sock)
+        welcome(stream, SECRET, "liar", time.monotonic() + LONG_S)
+        lie(sock, number)
 
     return Listener(serve)
+
+
+def hear(sock: socket.socket) -> Request:
+    """The next request on a connection."""
+    raw = b""
+    while (found := read_request(raw)) is None:
+        data = sock.recv(1)
+        if not data:
+            raise OSError("the client has gone")
+        raw += data
+    return found[0]
+
+
+def take(sock: socket.socket, num_bytes: int) -> bytes:
+    """So many bytes."""
+    data = sock.recv(num_bytes, socket.MSG_WAITALL)
+    if len(data) < num_bytes:
+        raise OSError("the other side has gone")
+    return data
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other side closes, in a while."""
+    with suppress(ConnectionResetError):
+        while sock.recv(1 << 16):
+            pass
+    return True
+
+
+@contextmanager
+def greeted(server: PeerServer, receive_bytes: int = 1 << 16) -> Iterator[socket.socket]:
+    """A connection of somebody who knows the secret and then does as the test does."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.connect(server.address)
+        greet(PlainStream(sock, LONG_S), SECRET, "test", None, time.monotonic() + LONG_S)
+        yield sock

@@ -69,6 +69,16 @@ def test_what_the_peer_does_not_have_is_missing(tmp_path: Path) -> None:
     sender.disk.close()
 
 
+def test_pages_of_another_size_are_missing(tmp_path: Path) -> None:
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=4096)
+    receiver = Receiver(tmp_path / "arena", 1, 4097)
+    with serving(sender.disk) as server, fetching(server.address, receiver) as client:
+        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[MISSING]]
+        assert client.counts.num_refused == client.counts.num_corrupt == 0
+    sender.disk.close()
+
+
 def test_an_order_without_pages_is_reported(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "arena", 1, 4096)
     with fetching(("127.0.0.1", 1), receiver) as client:

@@ -76,7 +76,7 @@ def test_an_answer_comes_back(answer: Answer) -> None:
 
 
 @given(st.binary(max_size=2 * REQUEST_BYTES_MAX), st.sampled_from([b"", b"R", b"A", b"SYMPEERS"]))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_bytes_are_read_or_refused(garbage: bytes, begin: bytes) -> None:
     raw = begin + garbage
     for read, size in (
@@ -86,7 +86,7 @@ def test_any_bytes_are_read_or_refused(garbage: bytes, begin: bytes) -> None:
     ):
         tracemalloc.start()
         try:
-            read(raw[:size].ljust(size, b"\0"))  # type: ignore[operator]
+            read(raw[:size].ljust(size, b"\0"))
         except WireError:
             pass
         finally:

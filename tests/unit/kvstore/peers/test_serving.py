@@ -1,0 +1,245 @@
+"""What a server does for peers that are slow, urgent, or late, and for a store that changes."""
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from services.kvstore.core import LoadOutcome
+from services.kvstore.disk import DiskDamaged, Reader
+from services.kvstore.peers import serving as serving_module
+from services.kvstore.peers.pace import SAVED_S, Pace
+from services.kvstore.peers.sources import ArenaPage, DiskSource
+from services.kvstore.peers.wire import (
+    ANSWER_BYTES,
+    KEYS_MAX,
+    Answer,
+    Request,
+    Status,
+    pack_request,
+    unpack_answer,
+)
+from services.kvstore.readers import Readers
+from services.kvstore.values import ValueHeader, read_header
+from shared.arena import checksum
+from shared.blocks import BlockKey
+from shared.urgency import DEMAND_PRIORITY
+from tests.unit.kvstore.peers.hosts import (
+    LONG_S,
+    LOST,
+    THERE,
+    Receiver,
+    Sender,
+    fetching,
+    greeted,
+    key,
+    must_not,
+    serving,
+    take,
+)
+
+READY, MISSING, FAILED = LoadOutcome.READY, LoadOutcome.MISSING, LoadOutcome.FAILED
+PAGE_BYTES = 300_000
+MUCH = Request(1, 0, PAGE_BYTES, 0, 60_000, [key(1)] * KEYS_MAX)  # 19 MB: no socket takes that
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Iterator[Sender]:
+    sender = Sender(tmp_path / "kv", blocks=2, layers=2, page_bytes=PAGE_BYTES)
+    yield sender
+    sender.disk.close()
+
+
+def _hear_all(sock: socket.socket, num_pages: int) -> list[tuple[Answer, list[bytes]]]:
+    """Answers for so many pages, and the values that followed them."""
+    heard = []
+    while num_pages:
+        answer = unpack_answer(take(sock, ANSWER_BYTES))
+        num_values = answer.count if answer.status in {Status.PAGE, Status.JUDGED} else 0
+        heard.append((answer, [take(sock, 512 + PAGE_BYTES) for _ in range(num_values)]))
+        num_pages -= answer.count
+    return heard
+
+
+def test_a_slow_peer_holds_up_nobody_and_is_cut_off(sender: Sender, tmp_path: Path) -> None:
+    receiver = Receiver(tmp_path / "arena", 2, PAGE_BYTES)
+    with (
+        serving(sender.disk, stall_s=0.05) as server,
+        greeted(server) as slow,
+        fetching(server.address, receiver) as client,
+    ):
+        slow.sendall(pack_request(MUCH))
+        client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY, READY]]
+        poll = select.poll()
+        poll.register(slow, 0)  # tells only of its end: nothing of what waits is read
+        assert poll.poll(LONG_S * 1e3)
+        assert server.counts.num_cut_off == 1
+
+
+def test_a_slow_peer_does_not_keep_the_database(sender: Sender) -> None:
+    with serving(sender.disk, stall_s=LONG_S) as server, greeted(server) as slow:
+        slow.sendall(pack_request(MUCH))
+        answer = unpack_answer(take(slow, ANSWER_BYTES))
+        assert answer.status is Status.PAGE
+        wanted = sender.value(1, 0)
+        sender.disk.begin_anew()  # waits for snapshots
+        values = [take(slow, len(wanted)) for _ in range(answer.count)]
+        heard = _hear_all(slow, KEYS_MAX - answer.count)
+    assert heard[-1][0].status is Status.MISSING
+    values += [value for _, each in heard for value in each]
+    assert 0 < len(values) < KEYS_MAX
+    assert set(values) == {wanted}
+
+
+def test_the_most_urgent_request_is_answered_first(sender: Sender) -> None:
+    """Then layer by layer, whoever asked first."""
+    hint, high = MUCH, Request(2, 1, PAGE_BYTES, DEMAND_PRIORITY, 60_000, [key(1)] * 3)
+    low = Request(3, 0, PAGE_BYTES, DEMAND_PRIORITY, 60_000, [key(2)] * 3)
+    with serving(sender.disk) as server, greeted(server) as sock:
+        sock.sendall(b"".join(map(pack_request, (hint, high, low))))
+        heard = _hear_all(sock, KEYS_MAX + 6)
+    numbers = [answer.number for answer, _ in heard for _ in range(answer.count)]
+    assert numbers == [3] * 3 + [2] * 3 + [1] * KEYS_MAX
+    at = 0
+    for answer, values in heard[-3:]:
+        at = answer.first
+        assert [read_header(value).key for value in values] == [key(1)] * answer.count
+    assert at + heard[-1][0].count == KEYS_MAX
+
+
+def test_what_is_asked_for_later_may_go_first(sender: Sender) -> None:
+    urgent = Request(2, 1, PAGE_BYTES, DEMAND_PRIORITY, 60_000, [key(2)])
+    with serving(sender.disk, stall_s=LONG_S) as server, greeted(server) as sock:
+        sock.sendall(pack_request(MUCH))
+        first = unpack_answer(take(sock, ANSWER_BYTES))
+        sock.sendall(pack_request(urgent))
+        take(sock, first.count * (512 + PAGE_BYTES))
+        heard = _hear_all(sock, KEYS_MAX - first.count + 1)
+    assert 2 in [answer.number for answer, _ in heard[:-1]]
+
+
+def test_a_request_whose_time_is_over_is_not_sent(sender: Sender) -> None:
+    late = Request(7, 0, PAGE_BYTES, 0, 0, [key(1), key(9), key(2)])
+    with serving(sender.disk) as server, greeted(server) as sock:
+        sock.sendall(pack_request(late))
+        assert _hear_all(sock, 3) == [(Answer(7, 0, 3, Status.LATE), [])]
+        assert server.counts.num_pages_late == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "outcomes", "num_damaged"),
+    [
+        (lmdb.Error("Input/output error"), [[READY, FAILED], [READY]], 0),
+        (lmdb.CorruptedError("made up"), [[READY, FAILED], [FAILED]], 2),
+    ],
+)
+def test_a_read_that_fails_says_nothing_of_the_page(
+    sender: Sender,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: lmdb.Error,
+    outcomes: list[list[LoadOutcome]],
+    num_damaged: int,
+) -> None:
+    find = Reader.value
+    errors = [None, error]
+
+    def failing(self: Reader, key_: BlockKey, layer: int) -> memoryview | None:
+        if errors and (error := errors.pop(0)) is not None:
+            raise error
+        return find(self, key_, layer)
+
+    monkeypatch.setattr(Reader, "value", failing)
+    monkeypatch.setattr(serving_module, "RUN_BYTES", 1)  # a page a run
+    damages: list[DiskDamaged] = []
+    receiver = Receiver(tmp_path / "arena", 3, PAGE_BYTES)
+    with (
+        serving(DiskSource(sender.disk, damages.append)) as server,
+        fetching(server.address, receiver) as client,
+    ):
+        client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [2], 2)], 0, LONG_S)
+        assert receiver.outcomes() == outcomes
+        assert server.counts.num_pages_unread == sum(each.count(FAILED) for each in outcomes)
+        assert client.counts.num_connections == 1
+    assert [error.life for error in damages] == [1] * num_damaged
+
+
+def test_pages_that_are_not_on_disk_come_from_the_arena(sender: Sender, tmp_path: Path) -> None:
+    """Unless they have become something else while they were sent."""
+    receiver = Receiver(tmp_path / "arena", 4, PAGE_BYTES)
+    pages = np.random.default_rng(3).integers(0, 256, (2, PAGE_BYTES), np.uint8)
+
+    def find(key_: BlockKey, layer: int) -> ArenaPage | None:
+        if key_ not in (key(7), key(8)):
+            return None
+        is_kept, page = key_ == key(7), pages[key_[0] - 7]
+        header = ValueHeader(
+            key_, key(1), bytes(16), layer, 2, PAGE_BYTES, 5, [1, 2, 3], checksum(page.data)
+        )
+        return ArenaPage(page, header, lambda: is_kept)
+
+    with (
+        serving(DiskSource(sender.disk, must_not, find)) as server,
+        fetching(server.address, receiver) as client,
+    ):
+        client.submit([receiver.reads(0, [1, 7, 8, 2], 0)], 0, LONG_S)
+        results = receiver.reports.get(timeout=LONG_S)
+        assert results[0].outcomes == [READY, READY, MISSING, READY]
+        assert server.counts.num_pages_void == 1
+        assert client.counts.num_corrupt == 0
+    header = results[0].headers[1]
+    assert header is not None and header.tokens == [1, 2, 3] and header.parent == key(1)
+    assert np.array_equal(receiver.arena.pages[1], pages[0])
+    assert [receiver.arena.word(page) for page in range(4)] == [THERE, THERE, LOST, THERE]
+
+
+def test_a_budget_holds_back_what_comes_next() -> None:
+    pace = Pace(1000.0)
+    assert pace.spend(500, now_s=10.0) == pytest.approx(0.5 - SAVED_S)
+    assert pace.spend(100, now_s=10.2) == pytest.approx(0.4 - SAVED_S)
+    assert pace.spend(100, now_s=99.0) == pytest.approx(0.1 - SAVED_S)
+    assert Pace(None).spend(1 << 60) == 0
+
+
+def test_readers_share_and_who_replaces_is_alone() -> None:
+    readers = Readers()
+    begun, ends, replaced = threading.Barrier(3), threading.Event(), threading.Event()
+    saw: list[bool] = []
+
+    def read() -> None:
+        with readers.reading():
+            begun.wait(LONG_S)  # all at the same time
+            assert ends.wait(LONG_S)
+            saw.append(replaced.is_set())
+
+    def replace() -> None:
+        with readers.replacing():
+            replaced.set()
+            late.start()
+            late.join(0.01)
+            assert late.is_alive()
+
+    def read_late() -> None:
+        with readers.reading():
+            saw.append(replaced.is_set())
+
+    late = threading.Thread(target=read_late)
+    reading = [threading.Thread(target=read) for _ in range(2)]
+    for thread in reading:
+        thread.start()
+    begun.wait(LONG_S)
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    assert not replaced.wait(0.01)
+    ends.set()
+    replacing.join(LONG_S)
+    for thread in reading:
+        thread.join(LONG_S)
+    late.join(LONG_S)
+    assert saw == [False, False, True]

@@ -1,0 +1,111 @@
+"""Pages that go over TLS."""
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.kvstore.core import LoadOutcome
+from tests.unit.kvstore.peers.hosts import (
+    LONG_S,
+    SECRET,
+    Receiver,
+    Sender,
+    fetching,
+    proxy,
+    serving,
+)
+
+PAGE_BYTES = 70_000
+READY, FAILED = LoadOutcome.READY, LoadOutcome.FAILED
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="no `openssl` to make a certificate with"
+)
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine that nobody signed, and its key."""
+    folder.mkdir()
+    certificate, private = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+            "-nodes", "-days", "2", "-subj", "/CN=host", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-out", certificate, "-keyout", private,
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return certificate, private
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's, and that of a client that trusts it alone."""
+    certificate, private = _certificate(tmp_path / "tls")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, private)
+    return server, ssl.create_default_context(cafile=str(certificate))
+
+
+def test_pages_come_over_tls_and_after_a_cut(
+    tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server_tls, client_tls = contexts
+    sender = Sender(tmp_path / "kv", blocks=8, layers=2, page_bytes=PAGE_BYTES)
+    receiver = Receiver(tmp_path / "arena", 16, PAGE_BYTES)
+    numbers, said = list(range(1, 9)), list[bytes]()
+    with (
+        serving(sender.disk, tls=server_tls) as server,
+        proxy(server.address, [500_000], said) as between,
+        fetching(between.address, receiver, tls=client_tls) as client,
+    ):
+        client.submit([receiver.reads(0, numbers, 0), receiver.reads(1, numbers, 8)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY] * 8] * 2
+        assert client.counts.num_connections == 2
+        assert 0 < client.counts.num_resumed < 16
+    for page in range(16):
+        layer, number = divmod(page, 8)
+        assert np.array_equal(receiver.arena.pages[page], sender.pages[number, layer])
+    assert SECRET not in b"".join(said) and b"receiver" not in b"".join(said)
+    sender.disk.close()
+
+
+def test_a_slow_peer_gets_what_it_is_sent_piece_by_piece(
+    tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """More than all buffers take, so that what is left is copied between two of TLS' records."""
+    server_tls, client_tls = contexts
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=12_000_001)
+    receiver = Receiver(tmp_path / "arena", 1, 12_000_001)
+    with (
+        serving(sender.disk, tls=server_tls, tick_s=0.001) as server,
+        fetching(server.address, receiver, tls=client_tls, tick_s=0.001) as client,
+    ):
+        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY]]
+    assert np.array_equal(receiver.arena.pages[0], sender.pages[0, 0])
+    sender.disk.close()
+
+
+@pytest.mark.parametrize("with_tls", [True, False])
+def test_who_is_not_trusted_gets_nothing(
+    tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext], with_tls: bool
+) -> None:
+    """A server with another certificate, and one without TLS."""
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
+    receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
+    other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    other.load_cert_chain(*_certificate(tmp_path / "other"))
+    with (
+        serving(sender.disk, tls=other if with_tls else None) as server,
+        fetching(server.address, receiver, tls=contexts[1]) as client,
+    ):
+        client.submit([receiver.reads(0, [1], 0)], 0, 0.1)
+        assert receiver.outcomes() == [[FAILED]]
+        assert server.counts.num_pages_sent == client.counts.num_connections == 0
+    sender.disk.close()
