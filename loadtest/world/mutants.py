@@ -40,6 +40,8 @@ STORE = "services/kvstore/core/store.py"
 TIERS = "services/kvstore/core/tiers.py"
 ARENA = "services/kvstore/core/arena_tier.py"
 ARENA_BLOCK = "services/kvstore/core/arena_block.py"
+LOADS = "services/kvstore/core/loads.py"
+READ_QUEUE = "services/kvstore/core/read_queue.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 LOCATIONS = "services/kvstore/core/locations.py"
@@ -306,7 +308,7 @@ MUTANTS = (
         "            self._generations[page] += 1\n", "            pass\n",
     ),
     Mutant(
-        "a damaged block is kept", STORE,
+        "a damaged block is kept", LOADS,
         "            if block.is_alive:\n                self._tiers.forget",
         "            if False:\n                self._tiers.forget",
     ),
@@ -317,6 +319,22 @@ MUTANTS = (
     ),
     Mutant(
         "locations on a lost disk stay", STORE, "        self.locations.on_lost()\n", "",
+    ),
+    # Hosts.
+    Mutant(
+        "what a peer will not bring is waited for", STORE,
+        "                self.arenas[block.page_bytes].abandon(block, effects)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a page is asked of a source that its block has left", READ_QUEUE,
+        "if layer not in block.queued or block.source is not self._source:",
+        "if layer not in block.queued:",
+    ),
+    Mutant(
+        "what came from a peer is evicted while it is written", ARENA,
+        "        block.is_writing = True\n        self.idle.discard(block)\n",
+        "        block.is_writing = True\n",
     ),
     # Keys.
     Mutant(
