@@ -72,8 +72,8 @@ class Arrivals:
             or not block.arrived.hear(block.key, layer, told)
         ):
             return LoadOutcome.CORRUPT
-        block.parent = told.parent
-        arena.own(block, told.owner)
+        block.parent = block.arrived.parent
+        arena.own(block, block.arrived.owner)
         return LoadOutcome.READY
 
     def _continues(self, block: ArenaBlock) -> bool:

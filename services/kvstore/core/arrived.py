@@ -6,8 +6,8 @@ are proven by it, and the disk's writer holds every page against its checksum on
 
 from dataclasses import dataclass, field
 
-from shared.blocks import BLOCK_TOKENS, BlockKey, child_key
-from shared.owners import OwnerKey
+from shared.blocks import BLOCK_TOKENS, NO_PARENT, BlockKey, child_key
+from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class Arrived:
 
     Attributes:
         fingerprint: of the model that it was asked for.
-        tokens: empty until a page came.
+        tokens, parent, owner: as the first page said that came; none before.
         checksums: by layer.
     """
 
     fingerprint: str
     tokens: list[int] = field(default_factory=list)
+    parent: BlockKey = NO_PARENT
+    owner: OwnerKey = NOBODY
     checksums: dict[int, int] = field(default_factory=dict)
 
     def hear(self, key: BlockKey, layer: int, told: Told) -> bool:
@@ -47,6 +49,6 @@ class Arrived:
                 return False
             if child_key(told.parent, told.tokens) != key:
                 return False
-            self.tokens = told.tokens
+            self.tokens, self.parent, self.owner = told.tokens, told.parent, told.owner
         self.checksums[layer] = told.checksum
         return True

@@ -57,10 +57,10 @@ class Loads:
     def peer(self, host_id: HostId) -> Source:
         """Another host as a source."""
         if (source := self._peers.get(host_id)) is None:
+            if len(self._peers) >= SOURCES_MAX:
+                self._forget_one()
             source = self._peers[host_id] = Source(host_id)
             self._add(source)
-            if len(self._peers) > SOURCES_MAX:
-                self._forget_one()
         return source
 
     @property

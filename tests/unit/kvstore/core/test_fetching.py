@@ -7,6 +7,7 @@ import pytest
 
 from services.kvstore.core import LoadOutcome, PageReads, SetWords, Told, WriteOutcome, most_offered
 from services.kvstore.core.events import Offer
+from services.kvstore.core.loads import SOURCES_MAX
 from services.kvstore.core.peers import (
     ASKED_MAX,
     DELETED_NS,
@@ -19,7 +20,7 @@ from services.kvstore.core.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Sourc
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId
-from shared.owners import OwnerKey, owner_key
+from shared.owners import NOBODY, OwnerKey, owner_key
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
     LAYERS,
@@ -147,6 +148,31 @@ def test_a_peer_that_lies_is_not_believed(host: Host, lie: Callable[[Told], Told
     assert not host.writes and key_of(0, 0) not in host.arena.blocks
     assert host.core.counts.num_pages_corrupt
     assert host.stage(0, 1).num_blocks == 0
+
+
+def test_what_the_first_page_said_stays_said(host: Host) -> None:
+    """It alone was held against the key."""
+    host.stage(0, 2, offer=FROM_PEER)
+    first: list[Told] = []
+
+    def change_its_mind(told: Told) -> Told:
+        if not first or (told.tokens == first[0].tokens and told.parent == first[0].parent):
+            is_first = not first
+            first.append(told)
+            return told if is_first else replace(told, parent=key_of(5, 5), owner=OWNER)
+        return told
+
+    while host.fetches[PEERS[0]]:
+        host.finish_fetch(told=change_its_mind)
+    assert [write.parent for write in host.writes] == [key_of(0, -1), key_of(0, 0)]
+    assert {write.owner for write in host.writes} == {NOBODY}
+
+
+def test_hosts_without_number_are_not_remembered(host: Host) -> None:
+    for number in range(SOURCES_MAX + 3):
+        host.core._loads.peer(HostId(f"h{number}"))
+    assert len(host.core._loads._peers) == SOURCES_MAX
+    assert host.core._loads.peer(PEERS[0]) is host.core._loads.peer(PEERS[0])
 
 
 def test_once_a_peer_breaks_off_nobody_waits_for_the_rest(host: Host) -> None:
