@@ -179,7 +179,7 @@ class PeerClient:
     def _fetch(self, stream: Stream) -> None:
         """Until nothing was wanted for a while."""
         until_s = time.monotonic() + self._handshake_s
-        greet(stream, self._secret, self._host_id, self._peer_id, until_s)
+        greet(stream, self._secret, self._host_id, self._peer_id, until_s, self._look_up)
         self.counts.num_connections += 1
         fetching = Fetching(stream, self._fetches, self.counts, self._look_up, self._stall_s)
         fetching.run()

@@ -1,5 +1,7 @@
 """Both ends of the beginning of a connection; see `wire.py` and `proof.py`."""
 
+from collections.abc import Callable
+
 from services.kvstore.peers.proof import Side, is_proven, new_nonce, prove
 from services.kvstore.peers.stream import Stream, receive_exactly, send_all
 from services.kvstore.peers.wire import (
@@ -12,13 +14,21 @@ from services.kvstore.peers.wire import (
 )
 
 
-def greet(stream: Stream, secret: bytes, host_id: str, peer_id: str | None, until_s: float) -> None:
+def greet(
+    stream: Stream,
+    secret: bytes,
+    host_id: str,
+    peer_id: str | None,
+    until_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """The client's.
 
     Args:
         host_id: of this host.
         peer_id: of the one that is expected to answer; None: any of the house.
         until_s: by when it has to be over, `time.monotonic`.
+        meanwhile: called while the other side is waited for.
 
     Raises:
         WireError: it is not the one that it should be.
@@ -26,11 +36,11 @@ def greet(stream: Stream, secret: bytes, host_id: str, peer_id: str | None, unti
     """
     client = Hello(host_id, new_nonce())
     send_all(stream, [pack_hello(client)], until_s)
-    server = unpack_hello(receive_exactly(stream, HELLO_BYTES, until_s))
+    server = unpack_hello(receive_exactly(stream, HELLO_BYTES, until_s, meanwhile))
     if peer_id is not None and server.host_id != peer_id:
         raise WireError(f"it is host {server.host_id!r}, not {peer_id!r}")
     send_all(stream, [prove(secret, Side.CLIENT, client, server)], until_s)
-    proof = receive_exactly(stream, PROOF_BYTES, until_s)
+    proof = receive_exactly(stream, PROOF_BYTES, until_s, meanwhile)
     if not is_proven(proof, secret, Side.SERVER, client, server):
         raise WireError("it does not know the secret")
 

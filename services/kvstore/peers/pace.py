@@ -3,6 +3,7 @@
 import threading
 import time
 
+AT_ONCE_S = 0.1
 SAVED_S = 0.05  # of so many seconds' bytes may be saved up
 
 
@@ -18,6 +19,12 @@ class Pace:
         self._bytes_per_s = bytes_per_s
         self._paid_at_s = 0.0
         self._lock = threading.Lock()
+
+    def most_at_once(self, bytes_max: int) -> int:
+        """How much to send before the next `spend`: so little that nobody's pause is long."""
+        if self._bytes_per_s is None:
+            return bytes_max
+        return max(min(bytes_max, int(self._bytes_per_s * AT_ONCE_S)), 1)
 
     def spend(self, num_bytes: int, now_s: float | None = None) -> float:
         """So many were sent; for how many seconds to send nothing."""

@@ -115,6 +115,7 @@ class Serving:
         self._stopping = stopping
         self._idle_s = idle_s
         self._stall_s = stall_s
+        self._num_bytes_max = pace.most_at_once(SNAPSHOT_BYTES)
         self._input = bytearray()
         self._open: list[tuple[Order, int, _Open]] = []  # a heap
         self._numbers: set[int] = set()
@@ -161,7 +162,7 @@ class Serving:
         left: Views = []
         try:
             with self._source.open() as pages:
-                while not left and self._open and num_bytes < SNAPSHOT_BYTES:
+                while not left and self._open and num_bytes < self._num_bytes_max:
                     run = self._next_run(pages)
                     left = self._begin(run)
                     num_bytes += run.num_bytes
@@ -199,7 +200,7 @@ class Serving:
             num_bytes += value_bytes(request.page_bytes)
             if found.is_valid is not None:
                 return self._run(status, 1, views, num_bytes, found.is_valid)
-            if num_bytes >= RUN_BYTES:
+            if num_bytes >= min(RUN_BYTES, self._num_bytes_max):
                 break
         return self._run(status, count, views, num_bytes)
 

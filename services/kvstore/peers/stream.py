@@ -10,7 +10,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeAlias
 
@@ -219,8 +219,10 @@ def open_stream(
     return TlsStream(wrapped, tick_s)
 
 
-def receive_exactly(stream: Stream, num_bytes: int, until_s: float) -> bytes:
-    """So many bytes, by then (`time.monotonic`).
+def receive_exactly(
+    stream: Stream, num_bytes: int, until_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> bytes:
+    """So many bytes, by then (`time.monotonic`). `meanwhile` is called after each tick.
 
     Raises:
         Broken: they did not come.
@@ -229,8 +231,10 @@ def receive_exactly(stream: Stream, num_bytes: int, until_s: float) -> bytes:
     left = [memoryview(raw)]
     while left:
         left = after(left, stream.receive(left))
-        if left and time.monotonic() > until_s:
-            raise Broken("the other side says nothing")
+        if left:
+            meanwhile()
+            if time.monotonic() > until_s:
+                raise Broken("the other side says nothing")
     return bytes(raw)
 
 

@@ -5,11 +5,15 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from services.kvstore.peers.fetches import Fetch, Fetches
+from services.kvstore.peers.fetching import ClientCounts, Fetching
+from services.kvstore.peers.stream import Broken, Parts, Views
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
     HELLO_BYTES,
@@ -26,6 +30,7 @@ from tests.unit.kvstore.peers.hosts import (
     LOST,
     PENDING,
     THERE,
+    Listener,
     Receiver,
     Sender,
     fetching,
@@ -162,6 +167,21 @@ def test_what_does_not_come_in_time_has_failed(tmp_path: Path) -> None:
     assert [receiver.arena.word(page) for page in range(3)] == [LOST] * 3
 
 
+def _listen(sock: socket.socket, _: int) -> None:
+    is_closed(sock)
+
+
+def test_hands_that_are_shaken_slowly_hold_up_no_deadline(tmp_path: Path) -> None:
+    receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
+    with (
+        Listener(_listen) as silent,
+        fetching(silent.address, receiver, handshake_s=LONG_S) as client,
+    ):
+        client.submit([receiver.reads(0, [1], 0)], 0, 0.05)
+        assert receiver.outcomes() == [[FAILED]]
+        assert client.counts.num_broken == 0
+
+
 def test_an_order_without_room_fails_at_once(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path / "arena", 3, PAGE_BYTES)
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -212,3 +232,42 @@ def test_stopping_ends_a_client_that_cannot_connect(tmp_path: Path, is_listening
             client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
         assert time.monotonic() - began_s < LONG_S / 2
     assert receiver.outcomes() == [[FAILED]]
+
+
+class _Deaf:
+    """Takes one request, has answered it, and takes nothing more."""
+
+    def __init__(self, value: bytes) -> None:
+        self._left, self._value = b"", value
+
+    def send(self, parts: Parts) -> int:
+        raw = b"".join(parts)
+        if self._left or (found := read_request(raw)) is None:
+            raise Broken("closed by the other side")
+        self._left = pack_answer(Answer(found[0].number, 0, 1, Status.PAGE)) + self._value
+        return len(raw)
+
+    def receive(self, views: Views) -> int:
+        if not self._left:
+            raise Broken("closed by the other side")
+        num_bytes = 0
+        for view in views:
+            view[:] = self._left[: len(view)]
+            self._left = self._left[len(view) :]
+            num_bytes += len(view)
+        return num_bytes
+
+
+def test_what_came_before_the_end_is_heard_though_nothing_more_can_be_asked(
+    tmp_path: Path,
+) -> None:
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
+    receiver = Receiver(tmp_path / "arena", 2, PAGE_BYTES)
+    fetches = Fetches(receiver.arenas, receiver.report, 1 << 30)
+    fetches.add(Fetch([receiver.reads(0, [1], 0), receiver.reads(1, [1], 1)], 0, LONG_S, 1))
+    stream: Any = _Deaf(sender.value(1, 0))
+    with pytest.raises(Broken):
+        Fetching(stream, fetches, ClientCounts(), lambda: None, LONG_S).run()
+    assert fetches.ask_again() == 1
+    assert [receiver.arena.word(page) for page in range(2)] == [THERE, PENDING]
+    sender.disk.close()

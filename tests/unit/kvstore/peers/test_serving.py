@@ -204,7 +204,29 @@ def test_a_budget_holds_back_what_comes_next() -> None:
     assert pace.spend(500, now_s=10.0) == pytest.approx(0.5 - SAVED_S)
     assert pace.spend(100, now_s=10.2) == pytest.approx(0.4 - SAVED_S)
     assert pace.spend(100, now_s=99.0) == pytest.approx(0.1 - SAVED_S)
+    assert pace.most_at_once(1 << 20) == 100
     assert Pace(None).spend(1 << 60) == 0
+    assert Pace(None).most_at_once(1 << 20) == 1 << 20
+
+
+def test_under_a_budget_little_is_sent_at_a_time(
+    sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[int] = []
+
+    def spend(self: Pace, num_bytes: int) -> float:
+        spent.append(num_bytes)
+        return 0.0
+
+    monkeypatch.setattr(Pace, "spend", spend)
+    receiver = Receiver(tmp_path / "arena", 2, PAGE_BYTES)
+    with (
+        serving(sender.disk, bytes_per_s=1e6) as server,
+        fetching(server.address, receiver) as client,
+    ):
+        client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY, READY]]
+    assert spent == [512 + PAGE_BYTES] * 2
 
 
 def test_readers_share_and_who_replaces_is_alone() -> None:

@@ -32,13 +32,16 @@ from shared.blocks import BlockKey
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
+CASES = settings(max_examples=50, deadline=None)
 NONCES = st.binary(min_size=32, max_size=32)
 HELLOS = st.builds(
     Hello,
     st.text("aZ9-é✓", min_size=1, max_size=HOST_ID_BYTES_MAX // 3),
     NONCES,
 )
-KEYS = st.lists(st.binary(min_size=16, max_size=16).map(BlockKey), min_size=1, max_size=KEYS_MAX)
+KEYS = st.integers(1, KEYS_MAX).map(
+    lambda count: [BlockKey(bytes([at] * 16)) for at in range(count)]
+)
 REQUESTS = st.builds(
     Request, U32, U16, st.integers(1, PAGE_BYTES_MAX), st.integers(-(2**31), 2**31 - 1), U32, KEYS
 )
@@ -53,6 +56,7 @@ def answers(draw: st.DrawFn) -> Answer:
 
 
 @given(HELLOS)
+@CASES
 def test_a_hello_comes_back(hello: Hello) -> None:
     raw = pack_hello(hello)
     assert len(raw) == HELLO_BYTES
@@ -60,6 +64,7 @@ def test_a_hello_comes_back(hello: Hello) -> None:
 
 
 @given(REQUESTS, st.binary(max_size=40))
+@CASES
 def test_a_request_comes_back_when_all_of_it_is_there(request: Request, more: bytes) -> None:
     raw = pack_request(request)
     assert len(raw) <= REQUEST_BYTES_MAX
@@ -69,6 +74,7 @@ def test_a_request_comes_back_when_all_of_it_is_there(request: Request, more: by
 
 
 @given(answers())
+@CASES
 def test_an_answer_comes_back(answer: Answer) -> None:
     raw = pack_answer(answer)
     assert len(raw) == ANSWER_BYTES
@@ -76,7 +82,7 @@ def test_an_answer_comes_back(answer: Answer) -> None:
 
 
 @given(st.binary(max_size=2 * REQUEST_BYTES_MAX), st.sampled_from([b"", b"R", b"A", b"SYMPEERS"]))
-@settings(max_examples=100)
+@CASES
 def test_any_bytes_are_read_or_refused(garbage: bytes, begin: bytes) -> None:
     raw = begin + garbage
     for read, size in (
@@ -143,6 +149,7 @@ def test_an_answer_that_cannot_be_is_refused(answer: Answer) -> None:
 
 
 @given(HELLOS, HELLOS, NONCES, st.binary(min_size=1), st.sampled_from(Side))
+@CASES
 def test_a_proof_holds_for_one_side_of_one_connection(
     client: Hello, server: Hello, nonce: bytes, secret: bytes, side: Side
 ) -> None:
