@@ -2,13 +2,15 @@
 
 import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from shared.access import serving as serving_context
+from shared.access import trusting
+from tests.certificates import make_certificate
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     SECRET,
@@ -27,29 +29,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that nobody signed, and its key."""
-    folder.mkdir()
-    certificate, private = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-days", "2", "-subj", "/CN=host", "-addext", "subjectAltName=IP:127.0.0.1",
-            "-out", certificate, "-keyout", private,
-        ],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return certificate, private
-
-
 @pytest.fixture
 def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's, and that of a client that trusts it alone."""
-    certificate, private = _certificate(tmp_path / "tls")
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, private)
-    return server, ssl.create_default_context(cafile=str(certificate))
+    made = make_certificate(tmp_path / "tls", "IP:127.0.0.1")
+    return serving_context(made.cert, made.key, "test"), trusting(made.cert, "test")
 
 
 def test_pages_come_over_tls_and_after_a_cut(
@@ -99,8 +83,8 @@ def test_who_is_not_trusted_gets_nothing(
     """A server with another certificate, and one without TLS."""
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
-    other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    other.load_cert_chain(*_certificate(tmp_path / "other"))
+    made = make_certificate(tmp_path / "other", "IP:127.0.0.1")
+    other = serving_context(made.cert, made.key, "test")
     with (
         serving(sender.disk, tls=other if with_tls else None) as server,
         fetching(server.address, receiver, tls=contexts[1]) as client,
