@@ -103,7 +103,7 @@ class Kvstore(PeerHost):
                 expiry_ns=3600 * SECOND,
                 noted_ns=60 * SECOND,
                 ticket_ns=TICKET_NS,
-                load_bytes_max=8 * PAGE_BYTES,
+                load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
                 eviction=self.house.eviction,
             ),
             first_ticket=self.house.timeline.now_ns // US + 1,

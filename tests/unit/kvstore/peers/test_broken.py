@@ -146,13 +146,13 @@ def test_a_peer_that_stands_still_is_left_and_asked_again(tmp_path: Path) -> Non
     def stuck(sock: socket.socket, number: int) -> None:
         request = hear(sock)
         value = pack_answer(Answer(request.number, 0, 1, Status.PAGE)) + sender.value(1, 0)
-        sock.sendall(value if number == 2 else value[: 5 + 1000 * number])
+        sock.sendall(value if number >= 2 else value[: 5 + 1000 * number])
         is_closed(sock)
 
     with liar(stuck) as peer, fetching(peer.address, receiver, stall_s=0.05) as client:
         client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
         assert receiver.outcomes() == [[READY]]
-        assert (client.counts.num_broken, client.counts.num_resumed) == (2, 2)
+        assert client.counts.num_broken == client.counts.num_resumed >= 2
     sender.disk.close()
 
 

@@ -79,7 +79,7 @@ def test_a_slow_peer_holds_up_nobody_and_is_cut_off(sender: Sender, tmp_path: Pa
         poll = select.poll()
         poll.register(slow, 0)  # tells only of its end: nothing of what waits is read
         assert poll.poll(LONG_S * 1e3)
-        assert server.counts.num_cut_off == 1
+        assert server.counts.num_cut_off >= 1
 
 
 def test_a_slow_peer_does_not_keep_the_database(sender: Sender) -> None:
