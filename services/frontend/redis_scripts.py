@@ -44,8 +44,9 @@ return {{found, keys}}
 
 # Arguments: the generation read when the turn began; the record; its time to live, seconds; the
 # session's name; what the keys of the tenant's records begin with; how many there may be, and their
-# bytes, 0: any number. Nothing is stored if the session was deleted since. A generation that is
-# gone was of a deletion before.
+# bytes, 0: any number; the record's number of turns. Nothing is stored if the session was deleted
+# since, or another turn that began with the same record stored its own. A generation that is gone
+# was of a deletion before. The number is looked for in the text: the rest of a record is large.
 #
 # Above the limits the tenant's least recently used records leave. What does not fit then is not
 # kept. The record is set first: a full Redis refuses a script's first write, and none after it.
@@ -53,6 +54,9 @@ return {{found, keys}}
 PUT = f"""{_LEAVE}
 local generation = redis.call('GET', KEYS[2])
 if generation and generation ~= ARGV[1] then return 0 end
+local stored = redis.call('GET', KEYS[1])
+local num_turns = stored and string.match(stored, '"num_turns":(%d+)')
+if num_turns and tonumber(num_turns) >= tonumber(ARGV[8]) then return 0 end
 local index, sizes, session, prefix = KEYS[4], KEYS[5], ARGV[4], ARGV[5]
 local num_max, bytes_max = tonumber(ARGV[6]), tonumber(ARGV[7])
 local size = #ARGV[2]

@@ -140,16 +140,17 @@ class SessionStore:
         return _decode(await self.do("get", session_redis_key(tenant, session_id)))
 
     async def put(self, record: SessionRecord, generation: str, limits: TenantLimits) -> None:
-        """Store the record, if that can be done in time, and the session was not deleted since its
-        `generation` was read. Above the `limits` of its tenant, that one's least recently used
-        records leave.
+        """Store the record, if that can be done in time, the session was not deleted since its
+        `generation` was read, and no other turn stored one that is as late as this.
+        Above the `limits` of its tenant, that one's least recently used records leave.
         """
         tenant, name = record.tenant, record.session_id
         keys = _redis_keys(tenant, name)
         prefix = session_redis_key(tenant, SessionId(""))
         arguments = (generation, encode_record(record), self.expiry_s, name, prefix)
         try:
-            await self._eval(PUT, keys, *arguments, limits.sessions, limits.session_bytes)
+            of_tenant = (limits.sessions, limits.session_bytes)
+            await self._eval(PUT, keys, *arguments, *of_tenant, record.num_turns)
         except StoreAway:
             return  # the next turn tokenizes anew
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -33,12 +34,14 @@ class Store(SessionStore):
     def __init__(self, url: str, expiry_s: int = 60) -> None:
         super().__init__(url, SystemClock(), expiry_s)
         self.redis: Any = Redis.from_url(url)
+        self._num_turns = count(1000)  # as many digits in each
 
     async def keep(
         self, name: str, limits: TenantLimits, tenant: TenantId = A, num_tokens: int = 0
     ) -> int:
         """Put a record; answers its size."""
-        kept = replace(record(name), tenant=tenant, tokens="t" * num_tokens)
+        num_turns = next(self._num_turns)
+        kept = replace(record(name), tenant=tenant, tokens="t" * num_tokens, num_turns=num_turns)
         await self.put(kept, "", limits)
         return len(encode_record(kept))
 

@@ -58,6 +58,37 @@ def test_refused_writes_do_not_keep_anybody_from_reading(
     assert caplog.text.count("session store refuses") == 1
 
 
+@pytest.mark.parametrize("text", ["", '"num_turns":7', '\\"num_turns\\":7'])
+def test_of_two_turns_that_began_with_one_record_the_first_one_stores_its_own(
+    redis_server: Server, text: str
+) -> None:
+    """Whatever clients have Redis keep."""
+    fox = SessionId("fox")
+
+    async def scenario() -> None:
+        store = SessionStore(redis_server.url, SystemClock(), 60)
+        redis: Any = Redis.from_url(redis_server.url)
+        first = replace(record("fox"), cache_salt=text, model_id=ModelId(text or "m"))
+
+        async def after(number: int, block_keys: str) -> str:
+            await store.put(replace(first, num_turns=number, block_keys=block_keys), "", NO_LIMITS)
+            stored = await store.read(DEFAULT_TENANT, fox)
+            assert stored is not None
+            return stored.block_keys
+
+        assert await after(1, "aa") == "aa"
+        assert await after(2, "bb") == "bb"
+        assert await after(2, "cc") == "bb"
+        assert await after(1, "dd") == "bb"
+        assert await after(10, "ee") == "ee"
+        await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
+        assert await after(1, "ff") == "ff"
+        await redis.aclose()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Server) -> None:
     fox = SessionId("fox")
 
