@@ -36,7 +36,8 @@ def root_key(fingerprint: str, tenant: str, adapter_hash: str = "", salt: str = 
 
 
 def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Key of the block that holds `tokens` (exactly one block of them) after `parent`."""
+    """Key of the block that holds `tokens` after `parent`: one block of them, or the last ones of a
+    sequence, if they are fewer."""
     return BlockKey(
         blake2b(array("i", tokens).tobytes(), key=parent, digest_size=KEY_BYTES).digest()
     )

@@ -42,7 +42,8 @@ class TextMark:
 class SessionRecord:
     """Attributes:
     tokens: packed int32: the prompt and the reply of the last turn.
-    block_keys: packed hex keys of every full block of `tokens`.
+    num_computed: how many of `tokens`, from the first, the last turn left the KV of.
+    block_keys: packed hex keys of the blocks of those, the last of which may have fewer tokens.
     prompt: the prompt as rendered by the chat template (or given to completions).
     reply: text of the reply's tokens that are in `tokens`.
     stripped_reply: the same as chat templates may show it.
@@ -63,6 +64,7 @@ class SessionRecord:
     expires: float  # wall-clock seconds
     cache_salt: str = ""
     adapter_hash: str = ""  # of the adapter of the last turn
+    num_computed: int = 0
 
 
 def session_redis_key(tenant: TenantId, session_id: SessionId) -> str:

@@ -69,6 +69,7 @@ class Trace:
     started_at: float
     tokens: list[int]
     max_tokens: int
+    num_history: int = 0
     token_at: list[float] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     cached_tokens: int = 0
@@ -135,26 +136,41 @@ class Lab:
         return self._report.models[0]
 
     async def turn(
-        self, tokens: list[int], max_tokens: int = 1, adapter: AdapterRef | None = None
+        self,
+        tokens: list[int],
+        max_tokens: int = 1,
+        adapter: AdapterRef | None = None,
+        session: SessionId | None = None,
+        num_history: int = 0,
     ) -> Trace:
-        """Run one turn (greedy, to its length) and return what was seen of it."""
-        trace = self.begin(tokens, max_tokens, adapter)
+        """Run one turn (greedy, to its length) and return what was seen of it.
+
+        Args:
+            num_history: tokens, from the first, that the session's last turn left the KV of.
+        """
+        trace = self.begin(tokens, max_tokens, adapter, session, num_history)
         await trace[1]
         return trace[0]
 
     def begin(
-        self, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None
+        self,
+        tokens: list[int],
+        max_tokens: int,
+        adapter: AdapterRef | None = None,
+        session: SessionId | None = None,
+        num_history: int = 0,
     ) -> tuple[Trace, "asyncio.Task[None]"]:
         """Start one turn; await the second value for its end."""
         assert self._report is not None, "no worker"
         turn_id = TurnId(new_id("turn"))
-        trace = Trace(time.monotonic(), tokens, max_tokens)
+        trace = Trace(time.monotonic(), tokens, max_tokens, num_history)
         self._traces[turn_id] = trace
         start = TurnStart(
             turn_id=turn_id,
             frontend_id=self._frontend,
             model_id=ModelId(self.card.model_id),
             num_prompt_tokens=len(tokens),
+            session_id=session,
             adapter=adapter,
         )
 
@@ -196,6 +212,14 @@ class Lab:
         if not stats:
             raise PeerUnavailable("no kvstore answers")
         return stats[0]
+
+    async def wait_written(self) -> None:
+        """Wait until the kvstore has all that the worker has."""
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await self._next_report()  # one may have been on its way
+            await self._next_report()
+            while self._report is None or self._report.num_pages_dirty:
+                await self._next_report()
 
     async def wait_durable(self, num_blocks: int) -> None:
         """Wait until the kvstore has so many blocks on disk."""
@@ -279,6 +303,7 @@ class Lab:
                     turn_id=ref.turn_id,
                     attempt=ref.attempt,
                     tokens=pack_ints(trace.tokens),
+                    num_history=trace.num_history,
                     sampling=sampling,
                 )
             )

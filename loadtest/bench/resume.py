@@ -1,10 +1,11 @@
 """``symphony bench resume``: time to first token of a returning turn, by where its history is.
 
 Several sessions with a history each are made; then each comes back with a few new tokens while its
-history is (a) nowhere, (b) on disk, (c) in the host's arena, (d) in the worker's own pages. The
-pool holds little more than one session, so that a session's pages are gone when it comes back,
-unless it comes back at once. For (b) the kvstore is restarted, so that its arena is empty; for
-`disk_cold_ms` the kernel's page cache of its file is dropped as well, and that is checked.
+history is (a) nowhere, (b) on disk, (c) in the host's arena, (d) in the worker's own pages. What it
+says is its history from then on; of one, at most `tail_tokens` are computed again. The pool holds
+little more than one session, so that a session's pages are gone when it comes back, unless it comes
+back at once. For (b) the kvstore is restarted, so that its arena is empty; for `disk_cold_ms` the
+kernel's page cache of its file is dropped as well, and that is checked.
 
 With `--serial` the sessions come back once more from disk to a worker that does not load layer by
 layer: `load_ms` is what all of the history takes then, `compute_ms` what the pass behind it takes,
@@ -22,8 +23,10 @@ from typing import Any
 from loadtest.bench.lab import Lab, Trace, open_lab
 from loadtest.bench.page_cache import drop_cached
 from loadtest.models import Shape, add_model_options, model_source, shape_of
+from shared.ids import SessionId
 
 BLOCK_TOKENS = 64
+TURNS_MAX = 6  # of a session
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 async def _measure(args: argparse.Namespace, model: str, shape: Shape) -> dict[str, Any]:
-    blocks = (args.history_tokens + args.new_tokens) // BLOCK_TOKENS + 4
+    blocks = (args.history_tokens + TURNS_MAX * args.new_tokens) // BLOCK_TOKENS + 4
     session_bytes = blocks * BLOCK_TOKENS * shape.token_bytes
     settings = {
         "models": f'["{model}"]',
@@ -85,24 +88,25 @@ class _Resume:
         self._args = args
         self._histories = histories
         self._rng = rng
-        self._num_cached = 0
+        self._tail_tokens = 0
 
     async def measure(self) -> dict[str, Any]:
-        recompute, resident = [], []
-        num_blocks = self._args.history_tokens // BLOCK_TOKENS
-        for number, history in enumerate(self._histories, start=1):
-            recompute.append((await self._lab.turn(history + self._new())).ttft_ms)
+        recompute, resident, num_blocks = [], [], 0
+        for number, history in enumerate(self._histories):
+            history.extend(self._new())
+            recompute.append((await self._lab.turn(history, session=_name(number))).ttft_ms)
+            num_blocks += len(history) // BLOCK_TOKENS
             # Until it is on disk, writing it down would slow the return.
-            await self._lab.wait_durable(num_blocks * number)
-            resident.append(await self._return(history))
+            await self._lab.wait_durable(num_blocks)
+            resident.append(await self._return(number))
         _say("arena")
         before = self._lab.stall_ms_by_layer()
-        arena = [await self._return(history) for history in self._histories]
+        arena = await self._return_all()
         stall_arena = self._stall(before)
         _say("disk")
         await self._restart_kvstore()
         before = self._lab.stall_ms_by_layer()
-        disk = [await self._return(history) for history in self._histories]
+        disk = await self._return_all()
         stall_disk = self._stall(before)
         return {
             "recompute_ms": _median(recompute),
@@ -110,7 +114,7 @@ class _Resume:
             **await self._cold(),
             "arena_ms": _median(arena),
             "resident_ms": _median(resident),
-            "tail_tokens": self._args.history_tokens - self._num_cached,
+            "tail_tokens": self._tail_tokens,
             **(await self._serial(_median(disk)) if self._args.serial else {}),
             "stall_ms_by_layer": stall_disk,
             "stall_ms_by_layer_arena": stall_arena,
@@ -120,23 +124,25 @@ class _Resume:
 
     async def _cold(self) -> dict[str, Any]:
         """From a disk whose file the kernel does not hold; without that there is no such figure."""
+        await self._lab.wait_written()
         self._lab.stop("kvstore")
         os.sync()
         paths = list(self._lab.directory.rglob("data.mdb"))
         dropped = [drop_cached(path) for path in paths]
         await self._restart_kvstore()
-        cold = [await self._return(history) for history in self._histories]
+        cold = await self._return_all()
         figures: dict[str, Any] = {"page_cache_dropped": all(dropped)}
         return {**figures, "disk_cold_ms": _median(cold)} if all(dropped) else figures
 
     async def _serial(self, streamed_ms: float) -> dict[str, float]:
         """From disk, loaded first and computed then."""
         _say("serial")
+        await self._lab.wait_written()
         await self._lab.start("worker", layerwise="false")
         await self._lab.wait_connected()
         await self._lab.turn(self._histories[0][:BLOCK_TOKENS])
         await self._restart_kvstore()
-        traces = [await self._back(history) for history in self._histories]
+        traces = [await self._back(number) for number in range(len(self._histories))]
         load_ms = _median([trace.queue_ms for trace in traces])
         compute_ms = _median([trace.prefill_ms for trace in traces])
         limit_ms = max(load_ms, compute_ms) + load_ms / self._num_layers
@@ -148,18 +154,26 @@ class _Resume:
             "streamed_over_limit": round(streamed_ms / limit_ms, 2),
         }
 
-    async def _return(self, history: list[int]) -> float:
-        return (await self._back(history)).ttft_ms
+    async def _return_all(self) -> list[float]:
+        return [await self._return(number) for number in range(len(self._histories))]
 
-    async def _back(self, history: list[int]) -> Trace:
-        """A turn that continues `history`; checks that the history was not computed again."""
-        trace = await self._lab.turn(history + self._new())
-        expected = len(history) // BLOCK_TOKENS * BLOCK_TOKENS
+    async def _return(self, number: int) -> float:
+        return (await self._back(number)).ttft_ms
+
+    async def _back(self, number: int) -> Trace:
+        """A session's next turn; checks that its history was not computed again."""
+        history = self._histories[number]
+        num_history = len(history)
+        history += self._new()
+        trace = await self._lab.turn(history, session=_name(number), num_history=num_history)
+        expected = num_history // BLOCK_TOKENS * BLOCK_TOKENS
         assert trace.cached_tokens >= expected, f"{trace.cached_tokens} of {expected} were cached"
-        self._num_cached = trace.cached_tokens
+        _say(f"  {num_history - trace.cached_tokens} of {num_history} tokens were computed again")
+        self._tail_tokens = max(self._tail_tokens, num_history - trace.cached_tokens)
         return trace
 
     async def _restart_kvstore(self) -> None:
+        await self._lab.wait_written()
         self._lab.mark_log("worker")
         await self._lab.start("kvstore")
         # The worker learns of the new kvstore at its next call; a turn of its own is one.
@@ -176,6 +190,10 @@ class _Resume:
 
     def _new(self) -> list[int]:
         return [self._rng.randrange(self._vocab_size) for _ in range(self._args.new_tokens)]
+
+
+def _name(number: int) -> SessionId:
+    return SessionId(f"s{number}")
 
 
 def _median(values: list[float]) -> float:

@@ -43,6 +43,13 @@ def check_worker(core: EngineCore) -> None:
         assert len(present) == block.num_present
         assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
         num_clean += _check_block(core, block, pages)
+    tails = [turn.tail for turn in core.running if turn.tail is not None]
+    assert all(tail.is_forgotten and tail.refs == 1 for tail in tails), "others may find a tail"
+    for block in pool.forgotten.values():
+        assert block.refs == refs.get(id(block), 0), "a block's users are miscounted"
+        assert block.refs or block.loading, "a forgotten block without use is kept"
+        rows.append(block.row)
+        places += [page for page in table[block.row] if page != NO_PAGE]
     places.sort()
     assert places == list(range(pool.num_pages)), "a page is lost or in two places"
     assert len(rows) == len(set(rows)) == len(table), "a row is lost or of two blocks"

@@ -34,6 +34,7 @@ NONSENSE = 21  # what a row gives whose turn's row before it failed
 # Of pages: the thread that copies has no core for a while.
 SLOW_LOAD_SHARE, SLOW_LOAD_NS = 0.02, 3 * SECOND
 SLOW_STORE_SHARE, SLOW_STORE_NS = 0.05, 3 * SECOND
+HOLE = -1  # in a page, where a token's KV was never computed
 BAD_COPY_SHARE = 0.01  # of pages: the device does not take them
 NO_HELPERS_SHARE = 0.2  # of steps
 BAD_BUILD_SHARE = 0.1  # of images that are made: their files cannot be read
@@ -261,11 +262,22 @@ class Device:
             self._owner.on_stored({write.number: sums})
             return
         layer = len(sums)
-        content = self._memory.get(write.pool_pages[layer], GARBAGE)
+        kind, origin, tokens = self._memory.get(write.pool_pages[layer], GARBAGE)
+        content = kind, origin, tokens[: len(write.tokens)] if write.is_partial else tokens
         arena.contents[write.arena_pages[layer]] = content
         later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
         is_slow = self._random.random() < SLOW_STORE_SHARE
         self._owner.later(self._random.randrange(SLOW_STORE_NS if is_slow else STORE_NS) + 1, later)
+
+    def check_stored(self, writes: list[BlockWrite]) -> None:
+        """What is to be told to the kvstore is, in every layer, the KV of what its key names."""
+        assert self._arena is not None
+        for write in writes:
+            for layer, page in enumerate(write.arena_pages):
+                kind, _, tokens = self._arena.contents[page]
+                assert (kind, tokens) == (layer, tuple(write.tokens)), (
+                    f"a block of {write.tokens} has {tokens} in layer {layer}"
+                )
 
     # Steps.
 
@@ -299,7 +311,7 @@ class Device:
                 step.void.add(index)
             else:
                 if index in plan.awaited:
-                    num_blocks = row.start // model.block_tokens
+                    num_blocks = -(-row.start // model.block_tokens)
                     history = self._tables.pages[:, slots[index], :num_blocks]
                     self._await(history.ravel().tolist(), index, step)
                 if (line := int(plan.adapters[index])) in plan.streams:
@@ -389,6 +401,8 @@ class Device:
                 result.sampled.append(Sampled(NONSENSE) if is_told else None)
                 continue
             tokens = step.tokens[index]
+            if index in plan.awaited:  # behind the tokens that have come meanwhile
+                self._write_new(turn, row, slots[index], tokens)
             self._verify(turn, slots[index], tokens)
             adapter_hash = self._verify_adapter(turn, int(plan.adapters[index]), step.read)
             sampled = None
@@ -404,7 +418,8 @@ class Device:
         self._owner.on_step(result)
 
     def _write_new(self, turn: Turn, row: PlannedRow, slot: int, known: list[int]) -> None:
-        """The KV of the row's new tokens, layer by layer."""
+        """The KV of the row's new tokens, layer by layer. A page that is on its way is waited for
+        first; where it holds less than it should, a hole stays."""
         size = self._model.block_tokens
         chain = origins(self._root(turn), known, size)
         for number in range(row.start // size, -(-row.end // size)):
@@ -416,15 +431,20 @@ class Device:
                     self._memory[page] = (layer, chain[number], tokens)
                 elif page in self._memory:  # behind what it should hold already
                     old_layer, origin, old = self._memory[page]
-                    kept = old[: row.start - first]
-                    self._memory[page] = (old_layer, origin, kept + tokens[len(kept) :])
+                    holes = (HOLE,) * (row.start - first - len(old))
+                    new = (*old[: row.start - first], *holes, *tokens[row.start - first :])
+                    self._memory[page] = (old_layer, origin, new)
 
     def _spoil(self, slot: int, row: PlannedRow) -> None:
-        """What was computed from history that is not there is no KV of anything."""
+        """What was computed from history that is not there is no KV of anything. What a page held
+        before stays."""
         size = self._model.block_tokens
         blocks = self._tables.pages[:, slot, row.start // size : -(-row.end // size)]
-        for page in blocks.ravel().tolist():
-            self._memory[page] = GARBAGE
+        for number, pages in enumerate(blocks.T.tolist(), row.start // size):
+            num_kept = max(row.start - number * size, 0)
+            for page in pages:
+                layer, origin, old = self._memory.get(page, GARBAGE)
+                self._memory[page] = (layer, origin, old[:num_kept]) if num_kept else GARBAGE
 
     def _verify(self, turn: Turn, slot: int, known: list[int]) -> None:
         """The pages of a row hold, in every layer, the KV of its own tokens."""

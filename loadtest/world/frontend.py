@@ -24,7 +24,7 @@ from services.frontend.core.turns import (
     TurnLimits,
     Turns,
 )
-from shared.blocks import chain_keys, pack_keys, root_key
+from shared.blocks import chain_keys, child_key, pack_keys, root_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     Empty,
@@ -95,7 +95,12 @@ class Frontend(Process):
 
     def open(self, new: NewTurn, reader: News) -> None:
         """A client asks for a turn."""
-        new = replace(new, kv_at=self.located(new.tenant, new.session_id))
+        record = self._redis.record(new.tenant, new.session_id)
+        new = replace(
+            new,
+            kv_at=self.located(new.tenant, new.session_id),
+            num_history=record.num_computed if record is not None else 0,
+        )
         self._readers[new.turn_id] = reader
         self._new[new.turn_id] = new
         self._said[new.turn_id] = []
@@ -182,7 +187,11 @@ class Frontend(Process):
         model = self.house.model
         adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
         root = root_key(model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
-        record = Record(pack_keys(chain_keys(root, tokens, model.block_tokens)))
+        tokens = tokens[:-1]  # nobody ran on the last one
+        keys = chain_keys(root, tokens, model.block_tokens)
+        if rest := tokens[len(keys) * model.block_tokens :]:
+            keys.append(child_key(keys[-1] if keys else root, rest))
+        record = Record(pack_keys(keys), len(tokens))
         self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
 
     def _forget(self, turn_id: TurnId) -> None:

@@ -243,6 +243,7 @@ class Kvstore(PeerHost):
                 pages=unpack_ints(block.pages),
                 checksums=unpack_ints(block.checksums, "Q"),
                 owner=OwnerKey(bytes.fromhex(block.owner)),
+                replaces=BlockKey(bytes.fromhex(block.replaces)) or None,
             )
             for block in message.blocks
         ]

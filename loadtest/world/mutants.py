@@ -28,6 +28,7 @@ JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
+TAILS = "services/worker/core/tails.py"
 ROWS = "services/worker/core/rows.py"
 PAGES = "services/worker/core/pages.py"
 RESIDENCY = "services/worker/core/residency.py"
@@ -404,6 +405,29 @@ MUTANTS = (
         "history that is overdue is waited for", "services/worker/core/history.py",
         "if not 0 < prefix.give_up_at_ns <= now_ns:",
         "if True:",
+    ),
+    # The last, partial block of a session.
+    Mutant(
+        "a tail that changes is found", TAILS,
+        "            self.residency.forget([turn.tail])\n", "",
+    ),
+    Mutant(
+        "a copy of a tail is told though its turn goes on in it", TAILS,
+        "            self.writeback.forget([turn.tail])\n", "",
+    ),
+    Mutant(
+        "a tail's key names a token that has no KV", HISTORY,
+        "tokens = turn.tokens[num_tokens - num_more : num_tokens]",
+        "tokens = turn.tokens[num_tokens - num_more : num_tokens + 1]",
+    ),
+    Mutant(
+        "a turn goes on behind a token that its tail has not", "services/worker/core/turn.py",
+        "            return min(self.num_history, self.num_reusable)\n",
+        "            return min(self.num_history + 1, self.num_reusable)\n",
+    ),
+    Mutant(
+        "a tail on its way becomes a turn's own", TAILS,
+        "if tail.loading or tail.lost:", "if False:",
     ),
 )  # fmt: skip
 

@@ -15,9 +15,10 @@ PATIENCE_NS = 250 * MS
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the kvstore needs of a session's record."""
+    """What others need of a session's record, as `shared.sessions` has it."""
 
     block_keys: str
+    num_computed: int
 
 
 class Redis:
@@ -56,6 +57,10 @@ class Redis:
             return {}
         fields = self.raw(location_redis_key(owner_key(tenant, session_id)))
         return decode_locations(fields, decode_lives(self.raw(KV_HOSTS_KEY)))
+
+    def record(self, tenant: TenantId, session_id: SessionId | None) -> Record | None:
+        """A session's record, as a frontend finds it when a turn comes."""
+        return self._records.get((tenant, session_id)) if self.is_up and session_id else None
 
     def raw(self, key: str) -> dict[bytes, bytes]:
         """The fields of a hash as they come from it."""

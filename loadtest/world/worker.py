@@ -461,6 +461,7 @@ class Worker(Process):
 
     def _commit(self, effect: CommitBlocks) -> None:
         keys = [write.key for write in effect.writes]
+        self.device.check_stored(effect.writes)
 
         def then(reply: Any) -> None:
             if reply is not None:

@@ -473,6 +473,11 @@ def _new_block(block: m.KvBlock) -> NewBlock:
     keys = _unpack_keys(block.key + block.parent, "key")
     if len(keys) != 2:
         raise InvalidRequest("a block has one key and one parent", "key")
+    replaces = _unpack_keys(block.replaces, "replaces")
+    if len(replaces) > 1:
+        raise InvalidRequest(
+            f"replaces: a block takes the place of one, not {len(replaces)}", "replaces"
+        )
     return NewBlock(
         key=keys[0],
         parent=keys[1],
@@ -480,6 +485,7 @@ def _new_block(block: m.KvBlock) -> NewBlock:
         pages=unpack_ints(block.pages),
         checksums=unpack_ints(block.checksums, "Q"),
         owner=_unpack_owner(block.owner),
+        replaces=replaces[0] if replaces else None,
     )
 
 

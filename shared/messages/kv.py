@@ -172,14 +172,17 @@ class KvRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvBlock:
-    """One new block, every layer written to its leased arena page."""
+    """One new block, every layer written to its leased arena page. The last block of a session may
+    have fewer tokens than others, and is replaced when it grows.
+    """
 
     key: str
     parent: str
-    tokens: str  # packed int32, one block of them
+    tokens: str  # packed int32, at most one block of them
     pages: str  # packed int32 [layer]
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
     owner: str = NOBODY.hex()  # hex of `shared.owners.owner_key`: the session that made it
+    replaces: str = ""  # key of a block that begins as this one: it may go; empty: of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,7 @@ class Prompt:
         ""  # packed int32: the prompt, then the tokens generated so far by earlier attempts
     )
     num_generated: int = 0  # how many of `tokens`, at the end, were generated
+    num_history: int = 0  # how many, at the beginning, its session's last turn left the KV of
     cache_salt: str = ""
     sampling: SamplingParams = SamplingParams(max_tokens=1)
     is_private: bool = False  # its session was deleted since: nothing of it may stay

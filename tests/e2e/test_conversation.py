@@ -54,10 +54,12 @@ class Conversation:
 
     @property
     def num_blocks(self) -> int:
+        """Full ones; a tail is stored behind them."""
         return self.covered // BLOCK_TOKENS
 
     def say(self, text: str) -> int:
-        """One turn; returns its `cached_tokens`."""
+        """One turn; returns its `cached_tokens`, as far as they are in full blocks: a tail that
+        ends within a character is not found."""
         self._messages.append({"role": "user", "content": text})
         reply = self._client.chat.completions.create(
             model=DEMO_MODEL_ID,
@@ -75,7 +77,7 @@ class Conversation:
         self.covered = (usage.total_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         cached = usage.prompt_tokens_details.cached_tokens
         assert cached is not None
-        return cached
+        return cached // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def wait_stored(house: House, num_blocks: int) -> None:
@@ -157,7 +159,7 @@ def test_advised_session_is_up_before_its_turn(house: House, client: OpenAI) -> 
     assert advisory(house, "crow")["worker_id"] == worker["worker_id"]
     num_pages = crow.num_blocks * NUM_LAYERS
     wait_until(
-        lambda: house.look()["tiers"]["gpu"]["pages_clean"] == num_pages, "its KV is in the pool"
+        lambda: house.look()["tiers"]["gpu"]["pages_clean"] >= num_pages, "its KV is in the pool"
     )
     covered = crow.covered
     assert crow.say("Go on.") == covered

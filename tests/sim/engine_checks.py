@@ -45,9 +45,13 @@ def check_plan(core: EngineCore, plan: StepPlan, tables: BlockTables) -> None:
     assert slots == [turn.slot for turn in turns] and len(set(slots)) == len(slots)
     assert rows, "an empty step"
     assert plan.num_prefill_tokens <= core.limits.prefill_tokens_max
+    tails = [turn.tail for turn in turns if turn.tail is not None]
+    assert all(tail.is_forgotten and tail.refs == 1 for tail in tails), "others may find it"
+    others = [*core.pool.blocks.values(), *core.pool.forgotten.values()]
     shared = Counter(
         page
-        for block in (*core.pool.blocks.values(), *core.pool.forgotten.values())
+        for block in others
+        if block not in tails
         for page in core.pool.pages_of(block)
         if page != NO_PAGE
     )

@@ -90,7 +90,6 @@ class ClientTurn:
     def _check_first(self, delta: TurnDelta, block_tokens: int) -> None:
         cached = delta.cached_tokens
         assert cached is not None and 0 <= cached < len(self.prompt)
-        assert cached % block_tokens == 0
         if self.sampling.prompt_logprobs is not None:
             assert cached == 0
             assert [entry.token for entry in delta.prompt_logprobs or []] == self.prompt

@@ -26,6 +26,7 @@ BLOCK_TOKENS = 4
 US = 1_000
 ROOT = root_key("model", "tenant")
 NONSENSE = 5  # what a row gives whose turn's row before it failed
+HOLE = -1  # in a page, where a token's KV was never computed
 
 
 @dataclass(slots=True)
@@ -141,7 +142,7 @@ class EngineDevice(World):
 
     def _history(self, step: Step, index: int, num_tokens: int) -> list[int]:
         """Pages, of all layers, that hold these tokens' KV."""
-        blocks = self.tables.pages[:, step.plan.slots[index], : num_tokens // BLOCK_TOKENS]
+        blocks = self.tables.pages[:, step.plan.slots[index], : -(-num_tokens // BLOCK_TOKENS)]
         pages: list[int] = blocks.ravel().tolist()
         return pages
 
@@ -188,7 +189,8 @@ class EngineDevice(World):
         self.after(end_ns - self.now_ns, self._end_step)
 
     def _write_new(self, step: Step, index: int, row: PlannedRow) -> None:
-        """The KV of the row's new tokens, layer by layer."""
+        """The KV of the row's new tokens, layer by layer. A page that is on its way is waited for
+        first; where it holds less than it should, a hole stays."""
         known, slot = step.tokens[index], int(step.plan.slots[index])
         keys = [ROOT, *chain_keys(ROOT, known, BLOCK_TOKENS)]
         for number in range(row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)):
@@ -201,15 +203,22 @@ class EngineDevice(World):
                     self.pool_memory[page] = content
                 elif page in self.pool_memory:  # behind what it should hold already
                     old_layer, parent, old = self.pool_memory[page]
-                    new = tuple(tokens[row.start - first :])
-                    self.pool_memory[page] = (old_layer, parent, old[: row.start - first] + new)
+                    holes = (HOLE,) * (row.start - first - len(old))
+                    new = (*old[: row.start - first], *holes, *tokens[row.start - first :])
+                    self.pool_memory[page] = (old_layer, parent, new)
 
     def _spoil(self, step: Step, index: int, row: PlannedRow) -> None:
-        """What was computed from history that is not there is no KV of anything."""
+        """What was computed from history that is not there is no KV of anything. What a page held
+        before stays."""
         first, last = row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)
         blocks = self.tables.pages[:, step.plan.slots[index], first:last]
-        for page in blocks.ravel().tolist():
-            self.pool_memory.pop(page, None)
+        for number, pages in enumerate(blocks.T.tolist(), first):
+            num_kept = max(row.start - number * BLOCK_TOKENS, 0)
+            for page in pages:
+                if page in self.pool_memory:
+                    layer, parent, old = self.pool_memory.pop(page)
+                    if num_kept:
+                        self.pool_memory[page] = (layer, parent, old[:num_kept])
 
     def _verify(self, step: Step, index: int, end: int) -> None:
         """The pages of a row hold, in every layer, the KV of its tokens up to `end`."""
@@ -241,6 +250,8 @@ class EngineDevice(World):
                 is_told = row.is_sampled and index not in step.failed
                 result.sampled.append(Sampled(NONSENSE) if is_told else None)
                 continue
+            if index in plan.awaited:
+                self._write_new(step, index, row)  # behind the tokens that have come meanwhile
             self._verify(step, index, row.end)
             known = step.tokens[index]
             if index in plan.scoring:

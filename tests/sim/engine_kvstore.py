@@ -144,6 +144,14 @@ class FakeKvstore:
         else:
             assert known.contents == expected, "one key for two contents"
             self.free += pages
+        self._replace(write)
+
+    def _replace(self, write: BlockWrite) -> None:
+        old = self.blocks.get(write.replaces)
+        if old is not None:
+            assert old.write.parent == write.parent
+            assert old.write.tokens == write.tokens[: len(old.write.tokens)] != write.tokens
+            self.lose(write.replaces)
 
     def persist(self, key: BlockKey) -> None:
         """The disk has it too: its pages may go."""

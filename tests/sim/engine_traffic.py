@@ -52,6 +52,7 @@ class Traffic:
         history = world.sessions[session_id]
         if len(history) > world.core.tokens_max * 2 // 3 and rng.random() < 0.8:
             history = world.sessions[session_id] = []
+            world.num_kept[session_id] = 0
         prompt = history + self._tokens(rng.randrange(1, 12))
         sampling = SamplingParams(
             max_tokens=rng.randrange(1, 16),
@@ -79,6 +80,7 @@ class Traffic:
         if session_id in self.forgotten:
             return
         world.sessions[session_id] = client.prompt + client.got
+        world.num_kept[session_id] = max(len(world.sessions[session_id]) - 1, 0)
         if rng.random() < 0.6:
             delay_ns = rng.randrange(10 * MS)
             world.after(delay_ns, lambda: world.advise(session_id, rng.choice([1, 2])))

@@ -26,7 +26,7 @@ from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
-from shared.blocks import BlockKey, chain_keys
+from shared.blocks import BlockKey, chain_keys, child_key
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.owners import OwnerKey, owner_key
 from tests.sim.engine_checks import (
@@ -76,6 +76,8 @@ class EngineWorld(EngineDevice):
         self.life = 0
         self.clients: dict[str, ClientTurn] = {}
         self.sessions: dict[SessionId, list[int]] = {}
+        self.num_kept: dict[SessionId, int] = {}  # of those tokens, which the last turn left KV of
+        self.num_tails = 0
         self.forgotten: set[OwnerKey] = set()
         self.num_private = 0
         self.on_client_done: Callable[[ClientTurn], None] = lambda client: None
@@ -117,11 +119,26 @@ class EngineWorld(EngineDevice):
             arrived_at_ns=self.now_ns,
             block_tokens=BLOCK_TOKENS,
             priority=client.priority,
+            num_history=self._num_history(client),
         )
         turn.is_private = turn.owner in self.forgotten  # as its frontend says
         self.clients[client.turn_id] = client
         self.note(f"turn {client.turn_id}/{client.attempt}: {len(turn.tokens)} tokens")
         self.feed(self.core.on_turn(turn, self.now_ns))
+
+    def _num_history(self, client: ClientTurn) -> int:
+        """As its frontend says; seldom one that lies, or has another record."""
+        if self.random.random() < 0.1:
+            return self.random.randrange(len(client.prompt) + 1)
+        return self.num_kept.get(client.session_id, 0)
+
+    def _record_of(self, session_id: SessionId) -> list[BlockKey]:
+        """Keys of what the session's last turn left."""
+        tokens = self.sessions[session_id][: self.num_kept.get(session_id, 0)]
+        keys = chain_keys(ROOT, tokens, BLOCK_TOKENS)
+        if rest := tokens[len(keys) * BLOCK_TOKENS :]:
+            keys.append(child_key(keys[-1] if keys else ROOT, rest))
+        return keys
 
     def cancel(self, client: ClientTurn) -> None:
         """The client hangs up."""
@@ -132,9 +149,10 @@ class EngineWorld(EngineDevice):
     def forget(self, session_id: SessionId) -> None:
         """A session is deleted, perhaps while its turn runs: here, then below."""
         owner = owner_key(DEFAULT_TENANT, session_id)
-        keys = chain_keys(ROOT, self.sessions[session_id], BLOCK_TOKENS)
+        keys = self._record_of(session_id)
         self.note(f"forget {session_id}")
         self.sessions[session_id] = []
+        self.num_kept[session_id] = 0
         self.forgotten.add(owner)
         self.num_private += any(turn.owner == owner for turn in self.core.running)
         _, effects = self.core.on_forget(owner, keys)
@@ -271,7 +289,7 @@ class EngineWorld(EngineDevice):
 
     def _stage_session(self, effect: StageSession) -> None:
         def answer() -> None:
-            keys = chain_keys(ROOT, self.sessions[effect.session_id], BLOCK_TOKENS)
+            keys = self._record_of(effect.session_id)
             staged = self.kvstore.stage(keys, self.now_ns)
             self.tickets_open.add(staged.ticket)
             self.note(f"expect {effect.session_id}: {staged.num_blocks} blocks")
@@ -309,7 +327,9 @@ class EngineWorld(EngineDevice):
         if life == self.life:  # or else others may have the pages by now
             for page, target in zip(write.pool_pages, write.arena_pages, strict=True):
                 if (content := self.pool_memory.get(page)) is not None:
-                    self.kvstore.arena[target] = content
+                    layer, parent, tokens = content
+                    end = len(write.tokens) if write.is_partial else BLOCK_TOKENS
+                    self.kvstore.arena[target] = (layer, parent, tokens[:end])
                 sums.append(0)
         self.feed(self.core.on_stored({write.number: sums}))
 
@@ -317,6 +337,7 @@ class EngineWorld(EngineDevice):
         delta = effect.delta
         client = self.clients[delta.turn_id]
         self.note(f"delta {delta.turn_id}/{delta.attempt} {delta.index} {delta.tokens}")
+        self.num_tails += (delta.cached_tokens or 0) % BLOCK_TOKENS > 0
         was_over = client.is_over
         client.on_delta(delta, BLOCK_TOKENS)
         if client.is_over and not was_over:

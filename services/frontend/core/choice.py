@@ -49,6 +49,7 @@ class TextRules:
 class Choice:
     """Attributes:
     num_completion_tokens: generated tokens up to the end of the reply, an end token included.
+    num_generated: all tokens that came, those behind a stop string with them.
     cached_tokens: prompt tokens that were not computed, once known.
     prompt_logprobs: of the prompt's tokens, once known.
     finish: how the reply ended.
@@ -68,6 +69,7 @@ class Choice:
         self._num_logprobs_out = 0
         self._shown: list[int] = []
         self.num_completion_tokens = 0
+        self.num_generated = 0
         self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.finish: PublicFinish | None = None
@@ -75,6 +77,7 @@ class Choice:
     def on_deliver(self, event: Deliver) -> Piece:
         """Take a delta of the turn, before the reply's end."""
         assert self.finish is None, "tokens after the end"
+        self.num_generated += len(event.tokens)
         if event.cached_tokens is not None:
             self.cached_tokens = self.cached_tokens or event.cached_tokens
         if event.prompt_logprobs is not None:

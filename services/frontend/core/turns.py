@@ -86,6 +86,7 @@ class NewTurn:
     adapter: AdapterRef | None = None
     claim: Claim | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    num_history: int = 0
 
     @property
     def is_private(self) -> bool:
@@ -189,6 +190,7 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
         attempt=ref.attempt,
         tokens=pack_ints([*turn.new.prompt, *turn.generated]),
         num_generated=len(turn.generated),
+        num_history=turn.new.num_history,
         cache_salt=turn.new.cache_salt,
         sampling=turn.new.sampling,
         is_private=turn.new.is_private,

@@ -20,7 +20,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A block whose every layer is in a leased page. Lists hold one entry a layer."""
+    """A block whose every layer is in a leased page. Lists hold one entry a layer.
+
+    Attributes:
+        replaces: a block that begins as this one does, and may go; None: there is none.
+    """
 
     key: BlockKey
     parent: BlockKey
@@ -28,6 +32,7 @@ class NewBlock:
     pages: list[int]
     checksums: list[int]
     owner: OwnerKey = NOBODY
+    replaces: BlockKey | None = None
 
 
 @dataclass(frozen=True, slots=True)

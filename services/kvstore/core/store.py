@@ -212,6 +212,8 @@ class KvCore:
         arena.publish_ready(blocks, effects)
         if writes:
             effects.append(WriteBlocks(writes))
+        for new in event.blocks:
+            self._tiers.replace(new, effects)
         self.counts.num_blocks_committed += len(event.blocks)
         return len(event.blocks), effects
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DeleteBlocks, Effect
+from services.kvstore.core.events import NewBlock
 from services.kvstore.core.workers import Ticket
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
@@ -78,6 +79,20 @@ class Tiers:
                 effects.append(DeleteBlocks([(key, block.num_layers)]))
             self._arenas[block.page_bytes].forget(block, effects)
         return stored is not None or bool(blocks)
+
+    def replace(self, new: NewBlock, effects: list[Effect]) -> None:
+        """A block was taken over: the one that it replaces is of no use any more. One that somebody
+        has pinned, or that does not stand in its place, is left alone."""
+        old = new.replaces
+        if old is None or old == new.key:
+            return
+        found = [arena.blocks[old] for arena in self._arenas.values() if old in arena.blocks]
+        stored = self._disk.get(old)
+        places = [(block.parent, block.owner) for block in found]
+        places += [(stored.parent, stored.owner)] if stored is not None else []
+        is_pinned = any(block.num_pins for block in found)
+        if not is_pinned and all(place == (new.parent, new.owner) for place in places):
+            self.forget(old, effects)
 
     def lose_disk(self, effects: list[Effect]) -> None:
         """Nothing is on disk any more: blocks that the arena has whole stay there."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, TurnDelta, TurnEnd
@@ -130,12 +131,15 @@ class LeasePages:
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    """A full block to copy below.
+    """A block to copy below.
 
     Attributes:
         number: names this write; no two have the same.
         pool_pages, arena_pages: one page a layer.
         owner: the session that made it.
+        replaces: key of a block that begins as this one does, and is of no use beside it.
+        is_partial: its pages are not full: what is behind its tokens is no KV of it, and must not
+            stay in a copy.
     """
 
     number: int
@@ -145,6 +149,8 @@ class BlockWrite:
     pool_pages: list[int]
     arena_pages: list[int]
     owner: OwnerKey = NOBODY
+    replaces: BlockKey = NO_KEY
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

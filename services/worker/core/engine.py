@@ -425,9 +425,9 @@ class EngineCore:
         return decision
 
     def _prompt_view(self, turn: Turn) -> PromptView:
-        staged, num_blocks = turn.prefix.staged, turn.prefix.num_in_sight
+        staged = turn.prefix.staged
         return PromptView(
-            num_tokens=len(turn.tokens) - max(turn.num_planned, num_blocks * self.block_tokens),
+            num_tokens=len(turn.tokens) - turn.num_in_sight,
             num_pages=self.history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn),
             num_staged_blocks=staged.num_blocks if staged is not None else 0,
             arrived_at_ns=turn.arrived_at_ns,
@@ -458,9 +458,8 @@ class EngineCore:
         if why_broken is not None or index in result.failed:
             turn.is_void = True
             if index in result.failed:  # told at once: others may be waiting for the same
-                self.residency.put_off(turn.prefix)
-                if not self.residency.is_late(turn.prefix):
-                    self.adapters.on_failed(turn)
+                self.residency.put_off(turn.prefix)  # nobody tells whether it was this,
+                self.adapters.on_failed(turn)  # or its adapter, or both
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
             self._retire(self.history.register(turn))
@@ -521,9 +520,12 @@ class EngineCore:
         return []
 
     def _let_go(self, turn: Turn, reason: FinishReason) -> list[Effect]:
-        """Its blocks stay as clean copies for whoever needs them or their room."""
+        """Its blocks stay as clean copies for whoever needs them or their room, the last one of its
+        session with them."""
         effects = self.adapters.drop(turn)
         self.queue.remove(turn)
+        if reason in {"stop", "length"}:
+            self.history.keep_tail(turn)
         return [*effects, *self.history.release(turn), ended(turn, reason)]
 
     def _measure(self, planned: PlannedStep, result: StepResult) -> None:

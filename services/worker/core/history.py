@@ -8,16 +8,17 @@ below, and whose use is told there.
 from dataclasses import dataclass, field, replace
 
 from services.worker.core.costs import StepCosts
-from services.worker.core.effects import Effect, StageTurn
+from services.worker.core.effects import Effect, ReleaseTicket, StageTurn
 from services.worker.core.fetching import Supply, blocks_to_fetch
 from services.worker.core.joining import PATIENCE_MIN_NS
 from services.worker.core.limits import EngineLimits, Estimates
-from services.worker.core.pages import Block
+from services.worker.core.pages import NO_KEY, Block
 from services.worker.core.residency import Residency
 from services.worker.core.staged import Staged
+from services.worker.core.tails import Tails
 from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
-from shared.blocks import BlockKey
+from shared.blocks import BlockKey, child_key
 
 PROMISE_UNKNOWN_NS = 2_000_000_000  # so late it is rather computed, whatever that takes
 COMPUTE_UNKNOWN_NS = 1_000_000_000  # before any prompt was computed
@@ -40,22 +41,27 @@ class History:
     limits: EngineLimits
     page_bytes: int
     block_tokens: int
+    tails: Tails = field(init=False)
     _used: dict[BlockKey, None] = field(default_factory=dict, init=False)
     num_prefix_queries: int = field(default=0, init=False)
     num_prefix_hits: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.tails = Tails(self.residency, self.writeback)
 
     def look_up(self, turn: Turn, now_ns: int) -> list[Effect]:
         """Acquire what is resident of the turn's prefix, and ask the kvstore for what follows."""
         turn.state = TurnState.WAITING
         prefix = turn.prefix
-        prefix.keys = turn.reusable_keys()
-        self.num_prefix_queries += len(prefix.keys)
         self.acquire_resident(turn)
+        self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
         if turn.is_private or not self.writeback.is_connected:
             return []
-        due_at_ns = now_ns + self._patience_ns(len(prefix.missing))
-        keys = self.residency.ask(prefix, due_at_ns)
-        if not keys:
+        return self._ask(turn, now_ns + self._patience_ns(len(prefix.missing)))
+
+    def _ask(self, turn: Turn, due_at_ns: int) -> list[Effect]:
+        prefix = turn.prefix
+        if not (keys := self.residency.ask(prefix, due_at_ns)):
             return []
         num_before = len(prefix.keys) - len(keys)
         return [
@@ -69,11 +75,16 @@ class History:
             num_decodes: turns beside which it would be computed.
         """
         prefix = turn.prefix
+        if staged is not None and prefix.is_asked and self.tails.is_all_but(turn, staged.keys):
+            prefix.keys = turn.reusable_keys()
+            return [ReleaseTicket(staged.ticket), *self._ask(turn, prefix.answer_due_at_ns)]
         if staged is None or not staged.num_blocks:
             return self.residency.stage(prefix, staged)
+        all_keys = staged.keys
 
         def compute_ns(num_blocks: int) -> float:
-            num_known = (prefix.staged_from + num_blocks) * self.block_tokens
+            last = all_keys[num_blocks - 1] if num_blocks else NO_KEY
+            num_known = turn.tokens_up_to(prefix.staged_from + num_blocks, last)
             return self._compute_ns(len(turn.tokens) - num_known, num_decodes)
 
         num_wanted, supply = staged.num_blocks, self._supply(staged)
@@ -108,7 +119,7 @@ class History:
 
     def acquire_resident(self, turn: Turn) -> None:
         """Extend the turn's blocks by those whose every layer is here or on its way."""
-        self.residency.want(turn.prefix)
+        self.tails.want(turn)
         turn.on_prefix()
 
     def num_pages_wanted(self, turn: Turn) -> int:
@@ -164,19 +175,14 @@ class History:
             them any more.
         """
         retired: list[Block] = []
-        if turn.is_private:
+        if turn.is_private or not self.tails.own(turn):
             return retired
         pool = self.residency.pool
         for index in range(len(turn.prefix.blocks), turn.num_computed // turn.block_tokens):
             key, block = turn.key(index), turn.own[0]
-            twin = pool.blocks.get(key)
-            if twin is not None and not (pool.is_whole(twin) or twin.refs or twin.loading):
-                pool.drop(twin)  # a remnant: the whole block takes its place
-                twin = None
+            twin = self._twin(key)
             if twin is None:
-                pool.publish(block, key, turn.owner)
-                turn.share(block)
-                self._write(turn, index)
+                self._publish(turn, index, key, turn.block(index))
             elif twin.lost or twin.loading or not pool.is_whole(twin):
                 break  # a block that cannot stand in has the key: this one stays the turn's
             else:
@@ -184,6 +190,41 @@ class History:
                 turn.share(twin)
                 retired.append(block)
         return retired
+
+    def keep_tail(self, turn: Turn) -> None:
+        """A turn is over, and its session may go on: what it has of its last, partial block can be
+        found from now on, and goes below. The token that it ended with has no KV, or need not have:
+        the session's record reckons with that.
+        """
+        num_tokens = len(turn.tokens) - 1
+        index, num_more = divmod(num_tokens, self.block_tokens)
+        if turn.is_private or turn.is_void or turn.session_id is None:
+            return
+        if not num_more or num_tokens > turn.num_computed or not self.tails.own(turn):
+            return
+        before = turn.prefix.blocks[-1:]
+        if index == len(turn.prefix.blocks) and not any(block.is_forgotten for block in before):
+            tokens = turn.tokens[num_tokens - num_more : num_tokens]
+            key = child_key(turn.parent_key(index), tokens)
+            if self._twin(key) is None:
+                self._publish(turn, index, key, tokens)
+
+    def _twin(self, key: BlockKey) -> Block | None:
+        """The block that can be found under a key, but for a remnant: a whole one is to take its
+        place."""
+        pool = self.residency.pool
+        twin = pool.blocks.get(key)
+        if twin is not None and not (pool.is_whole(twin) or twin.refs or twin.loading):
+            pool.drop(twin)
+            return None
+        return twin
+
+    def _publish(self, turn: Turn, index: int, key: BlockKey, tokens: list[int]) -> None:
+        """The turn's first own block, with the KV of these tokens, can be found under `key`."""
+        block = turn.own[0]
+        self.residency.pool.publish(block, key, turn.owner)
+        turn.share(block)
+        self._write(turn, index, tokens)
 
     def lose(self, turn: Turn) -> None:
         """A turn cannot be computed: what it alone ran on may be the reason, so nobody is to run on
@@ -219,16 +260,22 @@ class History:
         if len(self._used) > USED_MAX:
             del self._used[next(iter(self._used))]
 
-    def _write(self, turn: Turn, index: int) -> None:
+    def _write(self, turn: Turn, index: int, tokens: list[int]) -> None:
         """A new block is to be copied below, and so are those right before it whose copies were
-        given up: it would be of no use without."""
+        given up: it would be of no use without. One that begins with the tail of the turn's history
+        takes the place of that."""
         writeback, blocks, first = self.writeback, turn.prefix.blocks, index
         while first and writeback.can_try_again(blocks[first - 1]):
             first -= 1
         for number in range(first, index + 1):
-            write = writeback.on_computed if number == index else writeback.try_again
-            before = blocks[number - 1] if number else None
-            write(blocks[number], before, turn.parent_key(number), turn.block(number))
+            block, before = blocks[number], blocks[number - 1] if number else None
+            parent = turn.parent_key(number)
+            replaces = turn.tail_key() if turn.has_tail and number == turn.tail_index else NO_KEY
+            if number < index:
+                writeback.try_again(block, before, parent, turn.block(number), replaces)
+                continue
+            is_partial = len(tokens) < self.block_tokens
+            writeback.on_computed(block, before, parent, tokens, replaces, is_partial=is_partial)
 
     def _patience_ns(self, num_blocks: int) -> int:
         """How long the kvstore's answer is worth waiting for: half of what computing would take."""

@@ -70,6 +70,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         block_tokens=shape.block_tokens,
         priority=start.priority,
         is_private=prompt.is_private,
+        num_history=prompt.num_history if 0 < prompt.num_history <= len(tokens) else 0,
         request_id=start.request_id,
         slo_ttft_ns=_target_ns("slo_ttft_ms", start.slo_ttft_ms),
         slo_tpot_ns=_target_ns("slo_tpot_ms", start.slo_tpot_ms),

@@ -206,6 +206,7 @@ class KvLink:
                 pages=pack_ints(write.arena_pages),
                 checksums=pack_ints(sums, "Q"),
                 owner=write.owner.hex(),
+                replaces=write.replaces.hex(),
             )
             for write, sums in zip(writes, checksums, strict=True)
         ]

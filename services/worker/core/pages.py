@@ -94,6 +94,15 @@ class PagePool(PageTable):
         block.refs = 1
         self._add(block)
 
+    def take_back(self, block: Block) -> None:
+        """A forgotten block that one turn alone runs on is its own again, as if it had never been
+        published."""
+        assert block.is_forgotten and block.refs == 1 and not block.loading, "others know of it"
+        del self.forgotten[id(block)]
+        block.key, block.refs = NO_KEY, 0
+        block.backed = block.is_forgotten = False
+        block.times_given_up = 0
+
     def enter(self, key: BlockKey, owner: OwnerKey) -> Block:
         """A block without pages yet, of which there is a copy below."""
         block = Block(self.take_row(), 0, key, backed=True, owner=owner)

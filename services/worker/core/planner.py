@@ -199,8 +199,7 @@ class Planner:
 
     def _first_pass(self, turn: Turn, draft: Draft) -> FirstPass:
         """What a waiting turn would begin with in this step."""
-        num_known = max(turn.num_planned, turn.prefix.num_in_sight * turn.block_tokens)
-        num_tokens = max(min(draft.budget, len(turn.tokens) - num_known), 1)
+        num_tokens = max(min(draft.budget, len(turn.tokens) - turn.num_in_sight), 1)
         num_assisted = sum(
             row.end - row.start
             for row in draft.rows
@@ -304,6 +303,7 @@ class Planner:
         if not residency.settle(turn.prefix):
             draft.effects += history.release(turn)
         history.acquire_resident(turn)
+        history.tails.leave_shared(turn)
         num_wanted = history.num_pages_wanted(turn) + self.reserve
         is_short = residency.num_available < num_wanted
         if is_short and not self._make_room(turn, draft):
@@ -311,6 +311,7 @@ class Planner:
             residency.stager.call_back(num_short, draft.now_ns, draft.effects)
             return False
         draft.effects += history.load_staged(turn)
+        history.tails.claim(turn)
         history.trust(turn, draft.now_ns, len(self.queue.running))
         if turn.first_step_at_ns is None:
             turn.num_cached = turn.num_computed

@@ -32,6 +32,8 @@ class Turn:
         tokens: the prompt, earlier attempts' output, then what is generated here.
         num_known: length of `tokens` when it came; what lies behind was generated here.
         num_generated_before: tokens that earlier attempts generated, part of `num_known`.
+        num_history: of its tokens, how many of the first its session's last turn left the KV of, as
+            its frontend tells; where that is wrong, its tail is looked for in vain.
         root: parent key of the first block.
         owner: its session, as blocks name it.
         is_private: its session was deleted: what it computes nobody finds, and it goes nowhere.
@@ -46,6 +48,8 @@ class Turn:
         num_sampling: tokens that those choose; the turn's next ones, not known yet.
         is_void: one of those rows failed, so that what the others give is no good.
         prefix: its leading blocks, which others can find and run on as well.
+        tail: the last of those, if it has only the end of the history and the turn goes on in it;
+            nobody finds it any more once the turn runs.
         own: the blocks behind those, with all their pages.
         untold: numbers of blocks that no plan has told of yet.
         slot: its line in the executor's block tables while it runs.
@@ -78,6 +82,7 @@ class Turn:
     request_id: str = ""
     was_lost: bool = False
     is_private: bool = False
+    num_history: int = 0
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
@@ -99,6 +104,7 @@ class Turn:
     adapter_start: Start = "waited"
     tokens_max: int = 0
     prefix: Chain = field(init=False)
+    tail: Block | None = None
     own: list[Block] = field(default_factory=list)
     untold: list[int] = field(default_factory=list)
     slot: int = NO_SLOT
@@ -144,12 +150,36 @@ class Turn:
         return self.length >= self.tokens_max or num_generated >= self.sampling.max_tokens
 
     @property
-    def num_reusable_blocks(self) -> int:
-        """Leading full blocks whose KV may come from a cache: one token is always computed, and
-        all of them are when the prompt's log-probabilities are wanted."""
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from a cache: one is always computed, and all of them
+        are when the prompt's log-probabilities are wanted."""
         if self.sampling.prompt_logprobs is not None and not self.num_generated:
             return 0
-        return (len(self.tokens) - 1) // self.block_tokens
+        return len(self.tokens) - 1
+
+    @property
+    def num_reusable_blocks(self) -> int:
+        """Full blocks of those."""
+        return self.num_reusable // self.block_tokens
+
+    @property
+    def tail_index(self) -> int:
+        """Number of the block in which its history ends."""
+        return self.num_history // self.block_tokens
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether its history ends within a block, and some of that is of use."""
+        start = self.tail_index * self.block_tokens
+        return start < min(self.num_history, self.num_reusable)
+
+    @property
+    def num_in_sight(self) -> int:
+        """Leading tokens whose KV is here, on its way, or staged."""
+        staged = self.prefix.staged
+        if staged is None:
+            return self.num_planned
+        return max(self.num_planned, self.tokens_up_to(self.prefix.num_in_sight, staged.keys[-1]))
 
     @property
     def num_blocks(self) -> int:
@@ -173,6 +203,17 @@ class Turn:
         if num_blocks := self.num_reusable_blocks:
             self.key(num_blocks - 1)
         return self.keys[:num_blocks]
+
+    def tail_key(self) -> BlockKey:
+        """Key of what its history has of the block in which it ends."""
+        start = self.tail_index * self.block_tokens
+        return child_key(self.parent_key(self.tail_index), self.tokens[start : self.num_history])
+
+    def tokens_up_to(self, num_blocks: int, last: BlockKey) -> int:
+        """Its leading tokens whose KV is in so many blocks, of which the last has this key."""
+        if self.has_tail and num_blocks == self.tail_index + 1 and last == self.tail_key():
+            return min(self.num_history, self.num_reusable)
+        return num_blocks * self.block_tokens
 
     def parent_key(self, index: int) -> BlockKey:
         return self.key(index - 1) if index else self.root
@@ -212,11 +253,15 @@ class Turn:
     def on_prefix(self) -> None:
         """Its prefix may have grown by blocks whose KV is here or coming."""
         assert not self.own, "its own blocks stand behind shared ones"
-        num_blocks = len(self.prefix.blocks)
-        self.untold += range(self.num_planned // self.block_tokens, num_blocks)
-        self.num_computed = self.num_planned = num_blocks * self.block_tokens
+        blocks = self.prefix.blocks
+        num_blocks, self.tail = len(blocks), None
+        num_tokens = self.tokens_up_to(num_blocks, blocks[-1].key) if blocks else 0
+        if num_tokens < num_blocks * self.block_tokens:
+            self.tail = blocks[-1]
+        self.untold = list(range(num_blocks))
+        self.num_computed = self.num_planned = num_tokens
 
     def on_released(self) -> None:
         """All its blocks were taken from it."""
-        self.own, self.untold = [], []
+        self.own, self.untold, self.tail = [], [], None
         self.num_computed = self.num_planned = 0

@@ -1,4 +1,4 @@
-"""Write-behind: which full blocks still have to go below, and arena pages to put them in."""
+"""Write-behind: which blocks still have to go below, and arena pages to put them in."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from services.worker.core.effects import (
     ReturnPages,
     StoreBlocks,
 )
-from services.worker.core.pages import Block, PagePool
+from services.worker.core.pages import NO_KEY, Block, PagePool
 from shared.blocks import BlockKey
 
 STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest steps lately
@@ -31,12 +31,15 @@ class Unwritten:
 
     Attributes:
         before: the block before it; without a copy of that, one of it is of no use.
+        replaces, is_partial: see `BlockWrite`.
     """
 
     block: Block
     before: Block | None
     parent: BlockKey
     tokens: list[int]
+    replaces: BlockKey = NO_KEY
+    is_partial: bool = False
 
 
 @dataclass(slots=True)
@@ -173,12 +176,21 @@ class WriteBehind:
             self.pool.pages_of(block),
             arena_pages,
             block.owner,
+            late.replaces,
+            late.is_partial,
         )
         self._storing[write.number] = _Storing(write, late)
         return write
 
     def on_computed(
-        self, block: Block, before: Block | None, parent: BlockKey, tokens: list[int]
+        self,
+        block: Block,
+        before: Block | None,
+        parent: BlockKey,
+        tokens: list[int],
+        replaces: BlockKey = NO_KEY,
+        *,
+        is_partial: bool = False,
     ) -> None:
         """A block was computed: it is to be written, if a kvstore is there and room to wait.
 
@@ -186,7 +198,7 @@ class WriteBehind:
         up for good: without those `before` it, a block is of no use below.
         """
         self._num_computed += 1
-        unwritten = Unwritten(block, before, parent, tokens)
+        unwritten = Unwritten(block, before, parent, tokens, replaces, is_partial)
         if before is not None and self._tries(before) >= TRIES_MAX:
             self._give_up([unwritten])
             block.times_given_up = TRIES_MAX
@@ -228,11 +240,16 @@ class WriteBehind:
         return block.times_given_up if is_of_now else min(block.times_given_up, 1)
 
     def try_again(
-        self, block: Block, before: Block | None, parent: BlockKey, tokens: list[int]
+        self,
+        block: Block,
+        before: Block | None,
+        parent: BlockKey,
+        tokens: list[int],
+        replaces: BlockKey = NO_KEY,
     ) -> None:
-        """Write a block after all, since there are blocks behind it now."""
+        """Write a full block after all, since there are blocks behind it now."""
         self.pool.set_unbacked(block)
-        self.on_computed(block, before, parent, tokens)
+        self.on_computed(block, before, parent, tokens, replaces)
 
     def on_stored(self, checksums: dict[int, list[int]]) -> list[Effect]:
         """These writes are over; see `EngineCore.on_stored`. Those of a connection that was lost

@@ -48,8 +48,8 @@ def _attend(
             raise UnsupportedModelError("keys and values of different sizes are not supported")
         return query.transpose(1, 2).contiguous(), None
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    step.await_history(layer)  # first: the last page on its way may be one that is gone on in
     store_kv(new_keys, new_values, step.pool, step.slot_pages[layer], step.slot_offsets)
-    step.await_history(layer)
     shape = AttentionShape(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
         window=sliding_window or 0,

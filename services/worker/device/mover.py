@@ -20,6 +20,7 @@ from services.worker.device.copies import Copy, CopyFailed, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import OVERDUE_NS, LoadQueue, LoadRun
 from shared.arena import Arena, checksum
+from shared.blocks import BLOCK_TOKENS
 from shared.urgency import load_order
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class KvMover:
         loads_max: loads that may wait; of more, the least urgent fail.
         stores_max: orders to store that may wait; one more is not carried out.
         reader: reads the arena as well, while there is one.
+        token_rows: runs of tokens, of equal bytes each, that a page consists of.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class KvMover:
         loads_max: int = LOADS_MAX,
         stores_max: int = STORES_MAX,
         reader: ArenaReader | None = None,
+        token_rows: int = 1,
     ) -> None:
         self.gate = gate
+        self._token_rows = token_rows
         self._reader = reader
         self._copier = copier
         self._on_moved = on_moved
@@ -297,4 +301,8 @@ class KvMover:
             except CopyFailed:
                 log.exception("a block could not be copied from the device")
                 return []
+            if write.is_partial:  # else KV of others, deleted ones among them, stays on disk
+                for page in pages:
+                    rows = arena.pages[page].reshape(self._token_rows, BLOCK_TOKENS, -1)
+                    rows[:, len(write.tokens) :] = 0
         return [checksum(arena.pages[page]) for page in pages]

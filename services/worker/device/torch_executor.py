@@ -63,7 +63,7 @@ class TorchExecutor:
         if link_bytes_per_s:
             copier = SlowLink(copier, link_bytes_per_s)
         gate = PageGate(num_pages)
-        self.mover = KvMover(copier, gate, on_moved, reader=crew)
+        self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=2 * model.num_kv_heads)
         self.builder = ImageBuilder(model.read_image, copier, gate, on_moved)
 
     def launch(self, plan: StepPlan) -> Finished:

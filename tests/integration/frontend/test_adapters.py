@@ -16,7 +16,7 @@ from services.frontend import uploads
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main as kvstore_main
 from shared import messages as m
-from shared.blocks import chain_keys, root_key, unpack_keys
+from shared.blocks import BLOCK_TOKENS, chain_keys, child_key, root_key, unpack_keys
 from shared.errors import SymphonyError
 from shared.ids import HostId, ModelId, SessionId, TenantId, tenant_token
 from shared.sessions import decode_record, session_redis_key
@@ -188,7 +188,7 @@ def test_sessions_keep_tokens_and_not_blocks_when_the_weights_change(
 ) -> None:
     async def scenario() -> None:
         async with place(
-            nats_server, redis_server, tmp_path, reply=lambda _: Reply("y" * 200)
+            nats_server, redis_server, tmp_path, reply=lambda _: Reply("y" * 110)
         ) as it:
             await it.load("fox", 1)
             redis: Any = Redis.from_url(redis_server.url)
@@ -204,15 +204,25 @@ def test_sessions_keep_tokens_and_not_blocks_when_the_weights_change(
                 assert record.adapter_hash == adapter_hash
                 root = root_key("f1", TenantId("default"), adapter_hash)
                 tokens = m.unpack_ints(record.tokens)
-                assert unpack_keys(record.block_keys) == chain_keys(root, tokens)
+                computed = tokens[: record.num_computed]
+                *full, tail = unpack_keys(record.block_keys)
+                assert full == chain_keys(root, computed)
+                assert tail == child_key(full[-1], computed[len(full) * BLOCK_TOKENS :])
                 return record, tokens
+
+            def num_history() -> int:
+                return it.it.fake.prompts[-1].num_history
 
             messages = [{"role": "user", "content": "hello"}]
             _, first = await keys_after("fox", messages)
-            _, second = await keys_after(MODEL, messages)
-            assert second[: len(first)] == first
+            assert num_history() == 0
+            record, second = await keys_after(MODEL, messages)
+            assert second[: len(first)] == first and num_history() == 0, "others' KV is of no use"
+            await keys_after(MODEL, messages)
+            assert num_history() == record.num_computed == len(second)
             await it.load("fox", 2, load_inplace=True)
             await keys_after("fox", messages)
+            assert num_history() == 0
             await redis.aclose()
 
     asyncio.run(scenario())

@@ -112,13 +112,16 @@ def new_turn(
     priority: int = 0,
     sampling: SamplingParams | None = None,
     num_generated_before: int = 0,
+    session_id: SessionId | None = None,
+    num_history: int = 0,
 ) -> Turn:
+    """A turn; one that is of a session leaves its last, partial block to be found as well."""
     return Turn(
         turn_id=TurnId(name),
         attempt=attempt,
         frontend_id=FrontendId("f"),
         tenant=DEFAULT_TENANT,
-        session_id=SessionId("s"),
+        session_id=session_id,
         root=ROOT,
         tokens=list(tokens),
         num_generated_before=num_generated_before,
@@ -126,6 +129,7 @@ def new_turn(
         arrived_at_ns=0,
         block_tokens=BLOCK_TOKENS,
         priority=priority,
+        num_history=num_history,
     )
 
 

@@ -50,9 +50,15 @@ def adapter(name: str) -> AdapterRef:
 
 
 def turn_on(
-    name: str, of: str, tokens: list[int] | None = None, *, blocks: int = BLOCKS, **more: int
+    name: str,
+    of: str,
+    tokens: list[int] | None = None,
+    *,
+    blocks: int = BLOCKS,
+    priority: int = 0,
 ) -> Turn:
-    turn = new_turn(name, tokens or [5, 6, 7], sampling=limited(2, ignore_eos=True), **more)
+    sampling = limited(2, ignore_eos=True)
+    turn = new_turn(name, tokens or [5, 6, 7], sampling=sampling, priority=priority)
     return replace_adapter(turn, of, blocks) if of else turn
 
 

@@ -97,7 +97,7 @@ def test_the_latest_word_counts(engine: Engine) -> None:
 
 def test_nothing_is_asked_for_a_turn_that_is_here_or_is_not_coming(engine: Engine) -> None:
     far(engine, num_tokens=8)
-    engine.submit(new_turn("t", [1, 2, 3]))
+    engine.submit(new_turn("t", [1, 2, 3], session_id=S))
     far(engine, U, num_tokens=8)
     assert engine.core.on_unexpected(owner_key(DEFAULT_TENANT, U)) == []
     assert asked_at(engine, engine.now_ns + HOUR) == []
@@ -167,7 +167,7 @@ def test_hints_of_one_tenant_leave_room_for_others_and_all_of_them_for_turns() -
 def test_a_turn_that_is_here_makes_room_for_others_hints() -> None:
     engine = connected(4)
     come(engine, 1, announce(engine, S))
-    engine.submit(new_turn("t", [1, 2, 3]))
+    engine.submit(new_turn("t", [1, 2, 3], session_id=S))
     come(engine, 2, announce(engine, U), first_token=2)
     assert engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, U))
 
@@ -186,7 +186,7 @@ def test_nothing_is_held_long_after_a_turn_was_expected() -> None:
 def test_what_was_kept_for_a_turn_and_is_not_needed_is_anybody_s() -> None:
     engine = connected(8)
     come(engine, 1, announce(engine, S), first_token=50)
-    turn = new_turn("t", list(range(1, 9)))
+    turn = new_turn("t", list(range(1, 9)), session_id=S)
     engine.submit(turn)  # another prompt than was expected
     assert (
         len(engine.core.pool.take_idle(engine.now_ns, 8 * NUM_LAYERS, NUM_LAYERS - 1))

@@ -2,6 +2,8 @@
 whoever uses it now goes on.
 """
 
+from functools import partial
+
 import pytest
 
 from services.worker.core.effects import (
@@ -15,7 +17,7 @@ from services.worker.core.effects import (
 from services.worker.core.integrity import check_integrity
 from services.worker.core.step import StepPlan
 from services.worker.core.turn import Turn
-from shared.blocks import BlockKey
+from shared.blocks import BlockKey, child_key
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import SamplingParams
 from shared.owners import owner_key
@@ -27,16 +29,18 @@ from tests.unit.worker.driver import (
     ends,
     keys_of,
     new_core,
-    new_turn,
     of_kind,
     pages_of,
     staged_blocks,
 )
+from tests.unit.worker.driver import new_turn as turn_of
 
 PROMPT = list(range(100, 109))  # two blocks and a token
 KEYS = keys_of(PROMPT)
+TAIL = child_key(KEYS[-1], PROMPT[8:])
 ONCE = SamplingParams(max_tokens=1)
 S = owner_key(DEFAULT_TENANT, SessionId("s"))
+new_turn = partial(turn_of, session_id=SessionId("s"))
 OTHER = SessionId("other")
 
 
@@ -85,14 +89,14 @@ class TestIdle:
     def test_blocks_of_earlier_prompts_go_too(self, engine: Engine) -> None:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         engine.run(new_turn("u", list(range(200, 209)), sampling=ONCE))
-        assert forget(engine) == 4
+        assert forget(engine) == 6
         assert_nothing_left(engine)
         assert engine.run(new_turn("v", PROMPT, sampling=ONCE))[0].cached_tokens == 0
 
     def test_a_record_names_blocks_that_others_made(self, engine: Engine) -> None:
         engine.run(of_other(new_turn("t", PROMPT, sampling=ONCE)))
-        assert forget(engine) == 0 and len(engine.core.pool.blocks) == 2
-        assert forget(engine, KEYS) == 2
+        assert forget(engine) == 0 and len(engine.core.pool.blocks) == 3
+        assert forget(engine, [*KEYS, TAIL]) == 3
         assert_nothing_left(engine)
 
     def test_a_block_on_its_way_below_is_given_up(self, engine: Engine) -> None:
@@ -100,9 +104,9 @@ class TestIdle:
         engine.run(new_turn("t", PROMPT, sampling=ONCE))
         engine.write()
         assert of_kind(engine.store_all(), CommitBlocks)
-        assert forget(engine) == 2
+        assert forget(engine) == 3
         assert_nothing_left(engine)
-        engine.core.on_committed(KEYS)
+        engine.core.on_committed([*KEYS, TAIL])
         check_integrity(engine.core)
 
     def test_a_write_under_way_is_not_committed(self, engine: Engine) -> None:
@@ -163,7 +167,7 @@ class TestRunning:
         engine.step()
         assert other.num_cached == 8
         pages = pages_of(other, engine.core.pool, 2)
-        assert forget(engine) == 2
+        assert forget(engine) == 3
         assert not engine.core.pool.blocks
         engine.step()
         assert pages_of(other, engine.core.pool, 2) == pages and other.num_cached == 8

@@ -261,7 +261,7 @@ class TestPrefetch:
         assert engine.core.on_session_staged(ask.number, staged, engine.now_ns) == []
         assert engine.core.stager.holds(1)
         if why == "arrived":
-            effects = engine.submit(new_turn("t", PROMPT))
+            effects = engine.submit(new_turn("t", PROMPT, session_id=SessionId("s")))
             assert [stage.keys for stage in of_kind(effects, StageTurn)] == [KEYS]
         elif why == "called back":
             effects = engine.core.on_unexpected(owner_key(DEFAULT_TENANT, SessionId("s")))

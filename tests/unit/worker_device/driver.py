@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import Any
 
-from services.worker.core.effects import BuildImage, Effect, Emit
+from services.worker.core.effects import BuildImage, Effect, Emit, LoadPages, PageLoads
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
@@ -18,7 +18,7 @@ from services.worker.device.isolate import launch_isolated
 from services.worker.device.mover import Loaded, Moved
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
-from shared.ids import DEFAULT_TENANT, FrontendId, TurnId
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
 from shared.messages import AdapterRef, SamplingParams, TurnDelta
 
 
@@ -40,6 +40,7 @@ class Driver:
     """Attributes:
     adapters: folder with every adapter's files under its hash.
     moved: what the executor's threads report.
+    loads: from an arena, which a test makes itself.
     """
 
     core: EngineCore
@@ -48,6 +49,7 @@ class Driver:
     moved: "Queue[Moved]" = field(default_factory=Queue)
     deltas: dict[str, list[TurnDelta]] = field(default_factory=dict)
     num_carried: int = 0
+    loads: list[PageLoads] = field(default_factory=list)
     _skipped_ns: int = 0
 
     def now_ns(self) -> int:
@@ -55,7 +57,13 @@ class Driver:
         return time.monotonic_ns() + self._skipped_ns
 
     def submit(
-        self, name: str, tokens: list[int], adapter: AdapterRef | None = None, **sampling: object
+        self,
+        name: str,
+        tokens: list[int],
+        adapter: AdapterRef | None = None,
+        session: str | None = None,
+        num_history: int = 0,
+        **sampling: object,
     ) -> Turn:
         info = self.executor.info
         num_image_blocks, adapter_hash = 0, ""
@@ -69,7 +77,7 @@ class Driver:
             1,
             FrontendId("fe"),
             DEFAULT_TENANT,
-            None,
+            None if session is None else SessionId(session),
             root_key(info.fingerprint, "default", adapter_hash),
             list(tokens),
             0,
@@ -78,6 +86,7 @@ class Driver:
             info.block_tokens,
             adapter=adapter,
             num_image_blocks=num_image_blocks,
+            num_history=num_history,
         )
         self.perform(self.core.on_turn(turn, self.now_ns()))
         return turn
@@ -88,6 +97,8 @@ class Driver:
                 self.deltas.setdefault(effect.delta.turn_id, []).append(effect.delta)
             elif isinstance(effect, BuildImage):
                 self.executor.builder.submit(effect, self.adapters)
+            elif isinstance(effect, LoadPages):
+                self.loads += effect.loads
 
     def hear(self, *, waits: bool) -> None:
         """What has moved meanwhile; with `waits`, something has when it returns."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.frontend import telemetry
 from services.frontend.access import note
-from services.frontend.api.text.prompts import Owner, TokenizedPrompt, remember
+from services.frontend.api.text.prompts import Owner, Reply, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.capacity import HeldCapacity
 from services.frontend.core.choice import Choice, Piece, TextRules
@@ -195,6 +195,7 @@ class Generation:
             adapter=plan.model.adapter,
             claim=prompt.claim,
             kv_at=prompt.kv_at,
+            num_history=prompt.num_history,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:
@@ -209,7 +210,8 @@ class Generation:
             telemetry.DECODE.observe((times.last_at_ns - times.first_at_ns) / 1e9)
         plan = self.plan
         if index == 0 and plan.owner.session_id is not None:
-            await remember(app, plan.model, plan.owner, plan.prompts[0], choice.kept())
+            reply = Reply(*choice.kept(), choice.num_generated)
+            await remember(app, plan.model, plan.owner, plan.prompts[0], reply)
 
     def _note(self) -> None:
         """Tell the access log."""

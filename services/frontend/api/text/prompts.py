@@ -11,7 +11,7 @@ from services.frontend.core.reuse import unseen_text
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import keys_of
 from services.frontend.sessions import KnownSession
-from shared.blocks import BlockKey, pack_keys, root_key, unpack_keys
+from shared.blocks import BlockKey, child_key, pack_keys, root_key, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
 from shared.messages import pack_ints, unpack_ints
@@ -35,6 +35,7 @@ class TokenizedPrompt:
     text: by which the session's next turn is known to extend it; empty if none is to.
     keys: of every full block of `tokens`; empty without a session.
     num_turns: of the session, before this one.
+    num_history: how many of `tokens`, from the first, the session's last turn left the KV of.
     claim: what may be left of it; None without a session.
     """
 
@@ -44,6 +45,22 @@ class TokenizedPrompt:
     num_turns: int = 0
     claim: Claim | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    num_history: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a turn said.
+
+    Attributes:
+        tokens: that its session's next turn goes on from.
+        text: of those.
+        num_generated: tokens that its worker made at least.
+    """
+
+    tokens: list[int]
+    text: str
+    num_generated: int
 
 
 async def tokenize_text(
@@ -70,10 +87,12 @@ async def tokenize_text(
     stored = _stored(record, model, owner, text) if record is not None else None
     telemetry.SESSIONS_REUSED.labels("false" if stored is None else "true").inc()
     known: list[BlockKey] = []
+    num_history = 0
     if stored is None:
         tokens = await encode(text, special=special)
     else:
         tokens, known, rest = stored
+        num_history = _num_history(session, model, owner, len(tokens))
         tokens += await encode(rest, special=False) if rest else []
     keys = await keys_of(_root(model, owner), known, tokens, model.card.block_tokens)
     return TokenizedPrompt(
@@ -82,7 +101,8 @@ async def tokenize_text(
         keys=keys,
         num_turns=num_turns,
         claim=claim,
-        kv_at=_within(session.kv_at, len(keys)),
+        kv_at=_within(session.kv_at, model, len(tokens)),
+        num_history=num_history,
     )
 
 
@@ -121,13 +141,27 @@ async def take_tokens(
     claim, session = await _claimed(app, owner.tenant, owner.session_id)
     num_turns = session.record.num_turns if session.record is not None else 0
     prompt = await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
-    return replace(prompt, kv_at=_within(session.kv_at, len(prompt.keys)))
+    return replace(
+        prompt,
+        kv_at=_within(session.kv_at, model, len(tokens)),
+        num_history=_num_history(session, model, owner, len(tokens)),
+    )
 
 
-def _within(kv_at: Mapping[HostId, int], num_blocks: int) -> dict[HostId, int]:
-    """Of a session's blocks by host, no more than a prompt has: a longer history that it had once
-    makes no host a better place."""
-    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items() if num_blocks}
+def _within(kv_at: Mapping[HostId, int], model: ServedModel, num_tokens: int) -> dict[HostId, int]:
+    """Of a session's blocks by host, no more than a prompt has, the partial last one counted: a
+    longer history that it had once makes no host a better place."""
+    num_blocks = -(-num_tokens // model.card.block_tokens)
+    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items()}
+
+
+def _num_history(session: KnownSession, model: ServedModel, owner: Owner, num_tokens: int) -> int:
+    """How many of a prompt's first tokens the session's last turn left the KV of, if the prompt
+    begins as that ended: where it does not, workers find nothing."""
+    record = session.record
+    if record is None or not _is_made_by(record, model, owner):
+        return 0
+    return record.num_computed if 0 < record.num_computed <= num_tokens else 0
 
 
 async def given_tokens(
@@ -156,7 +190,7 @@ async def remember(
     model: ServedModel,
     owner: Owner,
     prompt: TokenizedPrompt,
-    reply: tuple[list[int], str],
+    reply: Reply,
 ) -> None:
     """Store what the session's next turn can build on, unless the session was deleted since this
     turn began.
@@ -164,8 +198,10 @@ async def remember(
     assert owner.session_id is not None and prompt.claim is not None
     if prompt.claim.is_forgotten:
         return
-    tokens = prompt.tokens + reply[0]
-    keys = await keys_of(_root(model, owner), prompt.keys, tokens, model.card.block_tokens)
+    tokens = prompt.tokens + reply.tokens
+    # A turn's last token is never run on, unless it is an end that the next prompt has otherwise.
+    num_computed = min(len(tokens), len(prompt.tokens) + max(reply.num_generated - 1, 0))
+    keys = await _keys_to_end(model, owner, prompt.keys, tokens[:num_computed])
     now_s = app.clock.wall_ns() / 1e9
     await app.sessions.put(
         SessionRecord(
@@ -176,18 +212,29 @@ async def remember(
             tokens=pack_ints(tokens),
             block_keys=pack_keys(keys),
             prompt=TextMark.of(prompt.text),
-            reply=TextMark.of(reply[1]),
-            stripped_reply=TextMark.of(reply[1].strip()),
+            reply=TextMark.of(reply.text),
+            stripped_reply=TextMark.of(reply.text.strip()),
             num_tokens=len(tokens),
             num_turns=prompt.num_turns + 1,
             last_used=now_s,
             expires=now_s + app.sessions.expiry_s,
             cache_salt=owner.cache_salt,
             adapter_hash=model.adapter_hash,
+            num_computed=num_computed,
         ),
         prompt.claim.generation,
         app.quotas.of(owner.tenant),
     )
+
+
+async def _keys_to_end(
+    model: ServedModel, owner: Owner, known: list[BlockKey], tokens: list[int]
+) -> list[BlockKey]:
+    """Keys of every block of these tokens, the partial last one's too."""
+    root, block_tokens = _root(model, owner), model.card.block_tokens
+    keys = await keys_of(root, known[: len(tokens) // block_tokens], tokens, block_tokens)
+    rest = tokens[len(keys) * block_tokens :]
+    return [*keys, child_key(keys[-1] if keys else root, rest)] if rest else keys
 
 
 async def _claimed(app: App, tenant: TenantId, session_id: SessionId) -> tuple[Claim, KnownSession]:
@@ -212,9 +259,16 @@ def _stored(
         tokens, keys = unpack_ints(record.tokens), unpack_keys(record.block_keys)
     except (MalformedMessage, ValueError):
         return None
-    # Other weights, or another salt: the tokens are the same, what was computed of them is not.
-    made_by = record.cache_salt, record.adapter_hash
-    return tokens, keys if made_by == (owner.cache_salt, model.adapter_hash) else [], rest
+    known = keys[: record.num_computed // card.block_tokens] if record.num_computed > 0 else []
+    return tokens, known if _is_made_by(record, model, owner) else [], rest
+
+
+def _is_made_by(record: SessionRecord, model: ServedModel, owner: Owner) -> bool:
+    """Whether KV of the record's tokens is of these weights and this salt. With others the tokens
+    are the same, what was computed of them is not."""
+    made_by = record.model_id, record.fingerprint, record.cache_salt, record.adapter_hash
+    card = model.card
+    return made_by == (card.model_id, card.fingerprint, owner.cache_salt, model.adapter_hash)
 
 
 def _root(model: ServedModel, owner: Owner) -> BlockKey:
