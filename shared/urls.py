@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 NATS_SCHEMES = ("nats", "tls")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 PORT_MAX = 65_535
+LABEL_MAX = 63  # of a name, between two dots
 HIDDEN = "***"
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
@@ -58,7 +59,9 @@ def split_address(text: str) -> tuple[str, int]:
     ('::1', 4500)
     """
     found = _ADDRESS.fullmatch(text)
-    if found is None or (port := int(found[3])) > PORT_MAX:
+    labels = (found[2] or "x").split(".") if found is not None else []
+    is_name = all(0 < len(label) <= LABEL_MAX for label in labels)
+    if found is None or not is_name or (port := int(found[3])) > PORT_MAX:
         raise ValueError(f"no address: write it as HOST:PORT, the port from 0 to {PORT_MAX}")
     return found[1] or found[2], port
 

@@ -219,6 +219,7 @@ class Kvstore(PeerHost):
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
             message.priority, offer=offer, fingerprint=message.fingerprint,
+            num_before=message.num_before,
         )  # fmt: skip
         staged, effects = self.core.on_stage(event, self.now_ns)
         self._perform(effects)

@@ -26,7 +26,7 @@ from shared.ids import HostId
 from shared.owners import OwnerKey
 from shared.subjects import KV_LOCATE
 
-LOCATE_NS = 100 * MS
+LOCATE_NS = 30 * MS
 FETCH_NS = 2 * MS  # a page, at most
 TIMEOUT_NS = 20 * MS  # of a fetch over a link that is cut
 

@@ -43,13 +43,15 @@ from shared.urls import split_address
 
 log = logging.getLogger(__name__)
 
-LOCATE_S = 0.1  # for an answer: a turn waits
+LOCATE_MIN_S, LOCATE_MAX_S = 0.03, 0.3  # for an answer to where history is
+LOCATE_SHARE = 0.3  # of how long a turn waits for the answer to its stage
+OTHERS_S = 0.005  # for those who might have more than the first who has some
 FETCH_S = 3.0  # for a batch; who waits for it computes much sooner if that is faster
 CLIENTS_MAX = 64  # hosts that are fetched from at a time, each with a thread
 KEYS_SHARE = 2  # of a message's bytes that keys may take
 _PRIORITIES = (DEMAND_PRIORITY, ADVISORY_PRIORITY + 1, ADVISORY_PRIORITY)  # by kind of urgency
 
-OnFetched = Callable[[HostId, list[FetchedPages], int], None]
+OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
 
 
 class Peering:
@@ -57,7 +59,8 @@ class Peering:
 
     Args:
         core: that decides.
-        on_fetched: called in the event loop: from where, what came, and how long it took, ns.
+        on_fetched: called in the event loop: from where, what came, how long it took, ns, and
+            whether it was asked for where that host is reached now.
         on_damaged: called in any thread when the database cannot be used.
         fail: called in any thread with what ended it.
 
@@ -118,8 +121,7 @@ class Peering:
         question = m.KvLocate(
             keys=pack_keys(keys), num_layers=stage.num_layers, page_bytes=stage.page_bytes
         )
-        answers = await asyncio.gather(*(self._ask(host_id, question) for host_id in hosts))
-        best = most_offered([answer for answer in answers if answer is not None], 0)
+        best = most_offered(await self._ask_all(hosts, question, _patience_s(stage)), 0)
         return None if best is None else Offer(*best)
 
     def answer(self, question: m.KvLocate, keys: list[BlockKey]) -> m.KvLocated:
@@ -177,10 +179,32 @@ class Peering:
                 f"SYMPHONY_PEER_LISTEN={config.peer_listen!r}: {error.strerror}"
             ) from None
 
-    async def _ask(self, host_id: HostId, question: m.KvLocate) -> tuple[HostId, int] | None:
+    async def _ask_all(
+        self, hosts: list[HostId], question: m.KvLocate, patience_s: float
+    ) -> list[tuple[HostId, int]]:
+        """What they have. Once one has something, the others are waited for only a little."""
+        asked = {
+            asyncio.ensure_future(self._ask(host_id, question, patience_s)) for host_id in hosts
+        }
+        answers: list[tuple[HostId, int]] = []
+        left_s: float | None = None
+        while asked:
+            done, asked = await asyncio.wait(
+                asked, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break  # the others answer, or fail, for themselves
+            answers += [answer for task in done if (answer := task.result()) is not None]
+            if any(num_blocks for _, num_blocks in answers):
+                left_s = OTHERS_S
+        return answers
+
+    async def _ask(
+        self, host_id: HostId, question: m.KvLocate, patience_s: float
+    ) -> tuple[HostId, int] | None:
         try:
             answer = await self._bus.request(
-                KV_LOCATE, question, host_id, timeout_s=LOCATE_S, grace_s=0.0
+                KV_LOCATE, question, host_id, timeout_s=patience_s, grace_s=0.0
             )
             if not answer.address:
                 return None
@@ -204,9 +228,11 @@ class Peering:
             self._end(self._clients.popitem(last=False)[1])
 
         def report(results: list[PeerRead], seconds: float) -> None:
-            self._loop.call_soon_threadsafe(lambda: self._on_report(host_id, results, seconds))
+            self._loop.call_soon_threadsafe(
+                lambda: self._on_report(host_id, made, results, seconds)
+            )
 
-        self._clients[host_id] = PeerClient(
+        made = self._clients[host_id] = PeerClient(
             address, self._secret, self._arenas.by_page_bytes, report, self._fail,
             host_id=self._config.host_id, peer_id=host_id, tls=self._tls,
         )  # fmt: skip
@@ -218,12 +244,15 @@ class Peering:
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
-    def _on_report(self, host_id: HostId, results: list[PeerRead], seconds: float) -> None:
+    def _on_report(
+        self, host_id: HostId, client: PeerClient, results: list[PeerRead], seconds: float
+    ) -> None:
         pages = [
             FetchedPages(each.reads, each.outcomes, [_told(header) for header in each.headers])
             for each in results
         ]
-        self._on_fetched(host_id, pages, int(seconds * 1e9))
+        is_current = self._clients.get(host_id) is client
+        self._on_fetched(host_id, pages, int(seconds * 1e9), is_current)
 
     def _give_up(self, host_id: HostId, reads: list[PageReads]) -> None:
         for each in reads:
@@ -234,7 +263,7 @@ class Peering:
             FetchedPages(each, [LoadOutcome.FAILED] * num, [None] * num)
             for each, num in zip(reads, num_pages, strict=True)
         ]
-        self._on_fetched(host_id, failed, 0)
+        self._on_fetched(host_id, failed, 0, False)
 
     def _find_written(self, key: BlockKey, layer: int) -> ArenaPage | None:
         """A page that is on its way to the disk; in the threads that serve."""
@@ -252,6 +281,13 @@ class Peering:
             write.owner,
         )  # fmt: skip
         return ArenaPage(arena.pages[page], header, lambda: int(arena.words[page]) == word)
+
+
+def _patience_s(stage: m.KvStage) -> float:
+    """How long others may take to answer: who asked has to be answered in time himself."""
+    if not stage.patience_ms:
+        return LOCATE_MAX_S
+    return min(max(LOCATE_SHARE * stage.patience_ms / 1e3, LOCATE_MIN_S), LOCATE_MAX_S)
 
 
 def _counts_of(client: PeerClient) -> Counter[str]:

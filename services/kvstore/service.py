@@ -56,6 +56,7 @@ P = ParamSpec("P")
 
 NS_PER_S = 1_000_000_000
 TICK_S = 1.0
+NUM_BEFORE_MAX = 1 << 31  # blocks: no sequence has as many
 CHECK_EVERY_S = 60.0
 CHECK_PAGES_MAX = 65_536  # of all arenas: a check of so many holds up the event loop for some 5 ms
 SETTLE_TIMEOUT_S = 5.0
@@ -230,6 +231,7 @@ class KvService:
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
             message.priority, staged_blocks_max(self._runtime.bus.payload_bytes_max, message),
             message.tenant if message.is_hint else None, offer, message.fingerprint,
+            min(max(message.num_before, 0), NUM_BEFORE_MAX),
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)
@@ -346,9 +348,13 @@ class KvService:
     def _on_written(self, results: WriteResults) -> None:
         self._perform(self._core.on_written(results, self._runtime.clock.now_ns()))
 
-    def _on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+    def _on_fetched(
+        self, host_id: HostId, pages: list[FetchedPages], duration_ns: int, is_current: bool
+    ) -> None:
         now_ns = self._runtime.clock.now_ns()
-        self._perform(self._core.on_fetched(host_id, pages, duration_ns, now_ns))
+        self._perform(
+            self._core.on_fetched(host_id, pages, duration_ns, now_ns, is_current=is_current)
+        )
 
     def _on_damaged(self, error: DiskDamaged) -> None:
         effects = self._core.on_disk_damaged(error.life, self._runtime.clock.now_ns())

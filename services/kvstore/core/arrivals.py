@@ -6,10 +6,18 @@ from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.arrived import Told
 from services.kvstore.core.disk_tier import DiskTier
-from services.kvstore.core.effects import DiskWrite, Effect, LoadOutcome, PageReads, WriteBlocks
+from services.kvstore.core.effects import (
+    DiskWrite,
+    Effect,
+    LoadOutcome,
+    PageReads,
+    SetWords,
+    WriteBlocks,
+)
 from services.kvstore.core.peers import Deleted
 from services.kvstore.core.source import Source
 from services.kvstore.core.writes import Writes
+from shared.arena import PageState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,12 @@ class Arrivals:
         self._writes = writes
         self._deleted = deleted
 
-    def judge(self, arena: ArenaTier, fetched: FetchedPages) -> tuple[PageReads, list[LoadOutcome]]:
-        """How each page ends, once what the peer says is held against what was asked."""
+    def judge(
+        self, arena: ArenaTier, fetched: FetchedPages, effects: list[Effect]
+    ) -> tuple[PageReads, list[LoadOutcome]]:
+        """How each page ends, once what the peer says is held against what was asked. Who waits
+        for one that is refused sees it by its word.
+        """
         reads = fetched.reads
         outcomes = [
             self._judge(arena, arena.holding[block_id], reads.layer, told)
@@ -43,6 +55,15 @@ class Arrivals:
                 reads.block_ids, fetched.outcomes, fetched.told, strict=True
             )
         ]
+        refused = [
+            at
+            for at, (said, outcome) in enumerate(zip(fetched.outcomes, outcomes, strict=True))
+            if said is not outcome
+        ]
+        if refused:
+            pages = [reads.pages[at] for at in refused]
+            generations = [reads.generations[at] for at in refused]
+            effects.append(SetWords(reads.page_bytes, pages, generations, PageState.BAD))
         return reads, outcomes
 
     def keep(self, arena: ArenaTier, blocks: list[ArenaBlock], effects: list[Effect]) -> None:

@@ -68,6 +68,7 @@ class Stage:
     Attributes:
         blocks_max: as many as can be told in an answer.
         hinted_by: tenant whose turn is only announced; None: a turn waits.
+        num_before: blocks of the sequence that precede the first of `keys`.
         offer: where blocks are that this host lacks; None: nowhere, or nobody asked.
         fingerprint: of the model; needed with an offer.
     """
@@ -82,6 +83,7 @@ class Stage:
     hinted_by: TenantId | None = None
     offer: Offer | None = None
     fingerprint: str = ""
+    num_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Pinned:
 
     Attributes:
         num_from_disk: pages that have yet to come, from the disk or another host.
-        source_bytes_per_s: how fast the slowest was lately of what they come from; 0: none does.
+        source_bytes_per_s: how fast they come, by how fast their sources were lately.
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
         num_here: its first blocks of which nothing is to come.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
+from services.kvstore.core.backlog import NS_PER_S
 from services.kvstore.core.effects import Effect, LoadOutcome, PageReads, ReadPages
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.read_queue import ReadQueue
@@ -24,7 +25,7 @@ class Coming:
         num_pages: of all layers, from all sources.
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
-        bytes_per_s: of the slowest source that has to give some; 0: none has.
+        bytes_per_s: at which they come, each source giving its own at once; 0: none has to.
     """
 
     num_pages: int
@@ -86,8 +87,13 @@ class Loads:
             for layer, in_ns in enumerate(promise(source, coming, priority)):
                 ready_in_ns[layer] = max(ready_in_ns[layer], in_ns)
         num_pages = sum(map(sum, by_source.values()))
-        slowest = min((source.speed.bytes_per_s for source in by_source), default=0.0)
-        return Coming(num_pages, ready_in_ns if num_pages else [], slowest)
+        page_bytes = blocks[0].page_bytes
+        longest_ns = max(
+            (source.speed.ns(sum(coming) * page_bytes) for source, coming in by_source.items()),
+            default=0,
+        )
+        bytes_per_s = num_pages * page_bytes * NS_PER_S / longest_ns if longest_ns else 0.0
+        return Coming(num_pages, ready_in_ns if num_pages else [], bytes_per_s)
 
     def send(self, effects: list[Effect]) -> None:
         """Keep every source busy."""
@@ -113,7 +119,9 @@ class Loads:
         """
         source.num_batches -= 1
         num_bytes_good = 0
+        every: set[LoadOutcome] = set()
         for reads, outcomes in results:
+            every.update(outcomes)
             arena = self._arenas[reads.page_bytes]
             blocks = [arena.holding[block_id] for block_id in reads.block_ids]
             for block, outcome in zip(blocks, outcomes, strict=True):
@@ -126,8 +134,9 @@ class Loads:
             num_bytes_good += num_good * reads.page_bytes
             source.backlog.num_bytes_read -= len(outcomes) * reads.page_bytes
             arena.settle(blocks, effects)
-        source.speed.on_read(num_bytes_good, duration_ns)
-        return {outcome for _, outcomes in results for outcome in outcomes}
+        if source.host_id is None or LoadOutcome.FAILED not in every:  # a wait is no speed
+            source.speed.on_read(num_bytes_good, duration_ns)
+        return every
 
     def _miss(
         self,

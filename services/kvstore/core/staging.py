@@ -11,11 +11,11 @@ from services.kvstore.core.events import Stage
 from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
 
-FindSource = Callable[[int, BlockKey], Source | None]
+FindSource = Callable[[int, BlockKey], Source | None]  # by the key's place in the question
 
 
 def sources_of(disk: DiskTier, of_disk: Source, of_peer: Source | None, event: Stage) -> FindSource:
-    """Where the block of this depth and key can be read from, this host's disk first; None:
+    """Where the block of this place and key can be read from, this host's disk first; None:
     nowhere, as far as we know.
 
     Args:
@@ -24,10 +24,10 @@ def sources_of(disk: DiskTier, of_disk: Source, of_peer: Source | None, event: S
     num_offered = 0 if event.offer is None or of_peer is None else event.offer.num_blocks
     shape = (event.num_layers, event.page_bytes)
 
-    def find(depth: int, key: BlockKey) -> Source | None:
+    def find(at: int, key: BlockKey) -> Source | None:
         if (stored := disk.get(key)) is not None:
             return of_disk if (stored.num_layers, stored.page_bytes) == shape else None
-        return of_peer if depth < num_offered else None
+        return of_peer if at < num_offered else None
 
     return find
 
@@ -39,10 +39,11 @@ def pin_prefix(
     from a source; what cannot be told is not pinned either.
     """
     blocks: list[ArenaBlock] = []
-    for depth, key in enumerate(event.keys[: event.blocks_max]):
+    for at, key in enumerate(event.keys[: event.blocks_max]):
+        depth = event.num_before + at
         block = arena.blocks.get(key)
-        if block is None or (block.num_missing and not block.is_coming):
-            if (source := find(depth, key)) is None:
+        if block is None or (block.num_missing and not block.queued):
+            if (source := find(at, key)) is None:
                 break
             if block is None:
                 block = _new_block(next(block_ids), key, depth, source, disk, event)

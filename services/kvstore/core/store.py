@@ -212,6 +212,8 @@ class KvCore:
         arena.publish_ready(blocks, effects)
         if writes:
             effects.append(WriteBlocks(writes))
+        here = [b for new in event.blocks if (b := arena.blocks.get(new.key)) is not None]
+        self._arrivals.keep(arena, here, effects)  # what they continue may have come only now
         for new in event.blocks:
             self._tiers.replace(new, effects)
         self.counts.num_blocks_committed += len(event.blocks)
@@ -281,24 +283,35 @@ class KvCore:
         pages: list[FetchedPages],
         duration_ns: int,
         now_ns: int,
+        *,
+        is_current: bool = True,
     ) -> list[Effect]:
         """A peer answered a batch, page by page, or did not; the words are published. Blocks that
         are whole now are written to this host's disk. Once it let us down, what it was not asked
         for yet is given up: who waits for that computes.
+
+        Args:
+            is_current: they were asked for where the host is reached now; else they say nothing of
+                who is asked there.
         """
         effects: list[Effect] = []
         source = self._loads.peer(host_id)
-        results = [self._arrivals.judge(self.arenas[each.reads.page_bytes], each) for each in pages]
+        results = [
+            self._arrivals.judge(self.arenas[each.reads.page_bytes], each, effects)
+            for each in pages
+        ]
         outcomes = self._loads.end_batch(source, results, duration_ns, effects)
         for reads, _ in results:
             arena = self.arenas[reads.page_bytes]
             blocks = [b for at in reads.block_ids if (b := arena.holding.get(at)) is not None]
             self._arrivals.keep(arena, blocks, effects)
-        if LoadOutcome.FAILED in outcomes:
+        if is_current and LoadOutcome.FAILED in outcomes:
             self.peers.on_failed(host_id, now_ns)
             for block in self._loads.take_waiting(source):
                 self.arenas[block.page_bytes].abandon(block, effects)
-        elif LoadOutcome.READY in outcomes:
+        elif is_current and outcomes == {LoadOutcome.CORRUPT}:
+            self.peers.on_failed(host_id, now_ns)
+        elif is_current and LoadOutcome.CORRUPT not in outcomes:
             self.peers.on_good(host_id)
         self._loads.send(effects)
         return effects
@@ -323,8 +336,7 @@ class KvCore:
         """
         if (arena := self.arenas.get(page_bytes)) is None:
             return []
-        known = arena.blocks
-        num_here = sum(1 for _ in takewhile(lambda key: key in known or key in self.disk, keys))
+        num_here = sum(1 for _ in takewhile(partial(self._is_here, arena), keys))
         if num_here == len(keys):
             return []
         return self.peers.worth_asking(worth_keeping(kv_at), num_before + num_here, now_ns)
@@ -436,6 +448,11 @@ class KvCore:
             return (stored.num_layers, stored.page_bytes) == shape
         write = self._writes.get(key)
         return write is not None and (len(write.pages), write.page_bytes) == shape
+
+    def _is_here(self, arena: ArenaTier, key: BlockKey) -> bool:
+        """Whether nobody else has to be asked for the block."""
+        block = arena.blocks.get(key)
+        return (block is not None and not block.num_missing) or key in self.disk
 
     def _is_kept(self, arena: ArenaTier, key: BlockKey) -> bool:
         """Whether the arena has the block, all of it: no peer has to bring any."""

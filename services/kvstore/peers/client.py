@@ -166,7 +166,7 @@ class PeerClient:
             sock = socket.create_connection(
                 self.address, timeout=max(min(self._connect_s, left_s), self._tick_s)
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             raise Broken(str(error)) from None
         sock.settimeout(self._handshake_s)
         stream = open_stream(sock, self._tls, self._tick_s, self.address[0])

@@ -18,6 +18,7 @@ class StageTurn:
     Attributes:
         kv_at: how many leading blocks of the sequence are on which hosts, as far as known.
         num_before: blocks of it that precede these.
+        patience_ns: for so long the turn waits for the answer.
     """
 
     turn_id: TurnId
@@ -26,6 +27,7 @@ class StageTurn:
     request_id: str = ""
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_before: int = 0
+    patience_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

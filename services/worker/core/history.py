@@ -57,15 +57,24 @@ class History:
         self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
         if turn.is_private or not self.writeback.is_connected:
             return []
-        return self._ask(turn, now_ns + self._patience_ns(len(prefix.missing)))
+        patience_ns = self._patience_ns(len(prefix.missing))
+        return self._ask(turn, now_ns + patience_ns, patience_ns)
 
-    def _ask(self, turn: Turn, due_at_ns: int) -> list[Effect]:
+    def _ask(self, turn: Turn, due_at_ns: int, patience_ns: int) -> list[Effect]:
         prefix = turn.prefix
         if not (keys := self.residency.ask(prefix, due_at_ns)):
             return []
         num_before = len(prefix.keys) - len(keys)
         return [
-            StageTurn(turn.turn_id, turn.attempt, keys, turn.request_id, turn.kv_at, num_before)
+            StageTurn(
+                turn.turn_id,
+                turn.attempt,
+                keys,
+                turn.request_id,
+                turn.kv_at,
+                num_before,
+                patience_ns,
+            )
         ]
 
     def on_staged(self, turn: Turn, staged: Staged | None, num_decodes: int) -> list[Effect]:
@@ -77,7 +86,8 @@ class History:
         prefix = turn.prefix
         if staged is not None and prefix.is_asked and self.tails.is_all_but(turn, staged.keys):
             prefix.keys = turn.reusable_keys()
-            return [ReleaseTicket(staged.ticket), *self._ask(turn, prefix.answer_due_at_ns)]
+            again = self._ask(turn, prefix.answer_due_at_ns, self.limits.stage_timeout_min_ns)
+            return [ReleaseTicket(staged.ticket), *again]
         if staged is None or not staged.num_blocks:
             return self.residency.stage(prefix, staged)
         all_keys = staged.keys

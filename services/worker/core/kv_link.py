@@ -141,6 +141,7 @@ class KvLink:
             request_id=effect.request_id,
             kv_at=dict(effect.kv_at),
             num_before=effect.num_before,
+            patience_ms=effect.patience_ns // 1_000_000,
         )
 
     def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> KvStage:

@@ -67,7 +67,7 @@ def test_a_promise_is_that_of_the_slowest_source(host: Host) -> None:
     host.evict_all()
     staged = host.stage(0, 2, DEMAND_PRIORITY, offer=FROM_PEER)
     assert staged.ready_in_ns == [100_000_000, 200_000_000]
-    assert staged.source_bytes_per_s == pytest.approx(LAYERS * PAGE_BYTES / 0.2)
+    assert staged.source_bytes_per_s == pytest.approx(2 * LAYERS * PAGE_BYTES / 0.2)
     assert host.core.disk_speed.bytes_per_s > 1e8
 
 
