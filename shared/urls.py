@@ -57,6 +57,10 @@ def split_address(text: str) -> tuple[str, int]:
 
     >>> split_address("[::1]:4500")
     ('::1', 4500)
+    >>> split_address("a..b:1")
+    Traceback (most recent call last):
+    ...
+    ValueError: no address: write it as HOST:PORT, the port from 0 to 65535
     """
     found = _ADDRESS.fullmatch(text)
     labels = (found[2] or "x").split(".") if found is not None else []
@@ -64,6 +68,15 @@ def split_address(text: str) -> tuple[str, int]:
     if found is None or not is_name or (port := int(found[3])) > PORT_MAX:
         raise ValueError(f"no address: write it as HOST:PORT, the port from 0 to {PORT_MAX}")
     return found[1] or found[2], port
+
+
+def join_address(host: str, port: int) -> str:
+    """Inverse of `split_address`.
+
+    >>> join_address("::1", 4500), join_address("h", 0)
+    ('[::1]:4500', 'h:0')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check(url: str, schemes: Sequence[str], example: str) -> str:

@@ -16,6 +16,8 @@ from shared.config import load_config
 from shared.errors import ConfigError
 from shared.ids import HostId
 from shared.private import remove_private
+from shared.settings import read_variables
+from shared.urls import split_address
 
 SHARED_MEMORY = Path("/dev/shm")
 ARENAS_SHARE = 0.9  # of the free shared memory; the rest is left to others
@@ -112,6 +114,27 @@ def arena_share(num_hosts: int, environment: Mapping[str, str]) -> dict[str, str
             f"host takes at least {ARENA_BYTES_MIN // MIB} MiB there"
         )
     return {"SYMPHONY_ARENA_BYTES": str(num_bytes)}
+
+
+def peering(num_hosts: int, secret_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings of each of several kvstores: by which they are each other's peers.
+
+    Raises:
+        ConfigError: what one of them can be told would be told to all.
+    """
+    if num_hosts == 1:
+        return {}
+    given = read_variables(environment)
+    if "SYMPHONY_PEER_ADDRESS" in given:
+        raise ConfigError(f"--hosts {num_hosts}: SYMPHONY_PEER_ADDRESS is that of one host")
+    listen = load_config(KvstoreConfig, environment).peer_listen
+    if split_address(listen)[1]:
+        raise ConfigError(
+            f"--hosts {num_hosts}: SYMPHONY_PEER_LISTEN={listen!r}: one port cannot serve them all:"
+            " give port 0"
+        )
+    name = "SYMPHONY_PEER_SECRET_FILE"
+    return {} if name in given else {name: str(secret_file)}
 
 
 def free_memory_bytes() -> int:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
-from cli.start.hosts import arena_share, host_environment
+from cli.start.hosts import arena_share, host_environment, peering
 from cli.start.options import HouseOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
 from shared.access import NatsAccess, RedisAccess
@@ -193,9 +193,11 @@ def _kvstores(
     options: HouseOptions, common: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(name, settings) of every kvstore, one a host."""
-    shared = {**_adapter_dirs(options, common), **arena_share(options.num_hosts, common)}
-    if options.num_hosts > 1 and "SYMPHONY_PEER_SECRET_FILE" not in common:
-        shared["SYMPHONY_PEER_SECRET_FILE"] = str(peers_secret_file(options.credentials_dir))
+    shared = {
+        **_adapter_dirs(options, common),
+        **arena_share(options.num_hosts, common),
+        **peering(options.num_hosts, peers_secret_file(options.credentials_dir), common),
+    }
     for host in options.hosts:
         yield host.name_of("kvstore"), {**shared, **host_environment(host, "kvstore")}
 

@@ -104,9 +104,9 @@ def run_house(
     check_data_dir(options.data_dir)
     lock = take_lock(options.data_dir)
     try:
+        remove_arenas(options.host_id)  # of a killed house: they take room, and it had more, maybe
         plan, config = _checked_plan(options)
         on_accepted()
-        remove_arenas(options.host_id)  # of hosts that a killed house had, and this one has not
         prepare_servers(options, plan.nats_port, tenants_of(plan), config.redis_bytes_max)
         logs = LogKeeper(options.data_dir / "logs", config.log_bytes_max, reporter.event)
         with StopSignals() as signals:

@@ -73,8 +73,12 @@ class KvstoreConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> "KvstoreConfig":
-        if (self.peer_cert_file is None) != (self.peer_key_file is None):
-            raise ValueError("SYMPHONY_PEER_CERT_FILE and SYMPHONY_PEER_KEY_FILE go together")
+        files = (self.peer_cert_file, self.peer_key_file, self.peer_ca_file)
+        if None in files and any(files):
+            raise ValueError(
+                "SYMPHONY_PEER_CERT_FILE, SYMPHONY_PEER_KEY_FILE and SYMPHONY_PEER_CA_FILE go"
+                " together"
+            )
         is_anywhere = split_address(self.peer_listen)[0] in ANY_ADDRESS
         if self.peer_secret_file is not None and is_anywhere and self.peer_address is None:
             raise ValueError(

@@ -10,6 +10,7 @@ import logging
 import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from ipaddress import ip_address
 
 from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
@@ -39,7 +40,7 @@ from shared.ids import HostId
 from shared.messages import ADVISORY_PRIORITY
 from shared.subjects import KV_LOCATE
 from shared.urgency import DEMAND_PRIORITY
-from shared.urls import split_address
+from shared.urls import join_address, split_address
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ LOCATE_MIN_S, LOCATE_MAX_S = 0.03, 0.3  # for an answer to where history is
 LOCATE_SHARE = 0.3  # of how long a turn waits for the answer to its stage
 OTHERS_S = 0.005  # for those who might have more than the first who has some
 FETCH_S = 3.0  # for a batch; who waits for it computes much sooner if that is faster
+STOP_S = 5.0  # for what is being connected to
 CLIENTS_MAX = 64  # hosts that are fetched from at a time, each with a thread
 KEYS_SHARE = 2  # of a message's bytes that keys may take
 _PRIORITIES = (DEMAND_PRIORITY, ADVISORY_PRIORITY + 1, ADVISORY_PRIORITY)  # by kind of urgency
@@ -106,7 +108,9 @@ class Peering:
             self._tls = trusting(config.peer_ca_file, "SYMPHONY_PEER_CA_FILE")
         self._server = self._listen(DiskSource(disk, on_damaged, self._find_written))
         host, port = self._server.address
-        self.address = config.peer_address or f"{host}:{port}"
+        self.address = config.peer_address or join_address(host, port)
+        if ip_address(host).is_loopback and config.peer_address is None:
+            log.info("only kvstores on this machine can fetch here", extra={"at": self.address})
 
     async def offer(self, stage: m.KvStage, keys: list[BlockKey]) -> Offer | None:
         """Which host is to give what this one lacks of `keys`; None: none, as far as is known."""
@@ -162,7 +166,8 @@ class Peering:
             await asyncio.to_thread(self._server.stop)
         while self._clients:
             self._end(self._clients.popitem()[1])
-        await asyncio.gather(*self._stopping)
+        if self._stopping:
+            await asyncio.wait(self._stopping, timeout=STOP_S)
 
     def _listen(self, source: DiskSource) -> PeerServer:
         config = self._config
@@ -174,9 +179,10 @@ class Peering:
                 split_address(config.peer_listen), self._secret, source, self._fail,
                 host_id=config.host_id, tls=tls, bytes_per_s=config.peer_bytes_per_s or None,
             )  # fmt: skip
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
             raise ConfigError(
-                f"SYMPHONY_PEER_LISTEN={config.peer_listen!r}: {error.strerror}"
+                f"SYMPHONY_PEER_LISTEN={config.peer_listen!r}: {why or error}"
             ) from None
 
     async def _ask_all(
@@ -273,8 +279,8 @@ class Peering:
         arena = self._arenas.by_page_bytes[write.page_bytes]
         page = write.pages[layer]
         word = int(arena.words[page])
-        if word & 0xFF != PageState.READY:
-            return None
+        if word & 0xFF != PageState.READY or self._core.find_written(key) is not write:
+            return None  # it has been written, and the page may be another's
         header = ValueHeader(
             write.key, write.parent, fingerprint_digest(write.fingerprint), layer,
             len(write.pages), write.page_bytes, 0, write.tokens, write.checksums[layer],

@@ -174,9 +174,8 @@ class KvService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._peering.close()
-        await asyncio.to_thread(self._loader.stop)
-        await asyncio.to_thread(self._writer.stop)
+        threads = (asyncio.to_thread(thread.stop) for thread in (self._loader, self._writer))
+        await asyncio.gather(*threads, self._peering.close())  # no write waits for a peer
         await asyncio.sleep(0)  # the threads' last reports are heard
         self._telemetry.export()
         self._leases.close()

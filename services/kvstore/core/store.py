@@ -168,6 +168,8 @@ class KvCore:
         if worker.is_repeated(event.seq):
             return effects
         if (ticket := worker.tickets.get(event.ticket)) is not None:
+            # Pages come in any order, and so do blocks; here they stand in theirs.
+            self._arrivals.keep(self.arenas[ticket.page_bytes], ticket.blocks, effects)
             if 0 < event.num_kept < len(ticket.blocks):
                 self._tiers.unpin(ticket.split(event.num_kept), now_ns, effects)
             elif not event.num_kept:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.kvstore import peering
 from services.kvstore.core import DiskWrite
+from services.kvstore.core import peers as core_peers
 from services.kvstore.disk import Reader, Writer
 from shared import messages as m
 from shared import subjects
@@ -34,6 +36,16 @@ from tests.integration.kvstore.house import (
 )
 
 H1, H2 = HostId("h1"), HostId("h2")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stalls for a while is no less a peer; who failed does not come back soon."""
+    monkeypatch.setattr(peering, "LOCATE_MIN_S", 30.0)
+    monkeypatch.setattr(peering, "LOCATE_MAX_S", 30.0)
+    monkeypatch.setattr(peering, "FETCH_S", 30.0)
+    monkeypatch.setattr(core_peers, "RETRY_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(core_peers, "RETRY_MAX_NS", 3600 * 1_000_000_000)
 
 
 @pytest.fixture
@@ -240,7 +252,10 @@ def test_a_deleted_session_comes_back_from_nowhere(
     asyncio.run(scenario())
 
 
-def test_a_host_that_knows_another_secret_is_no_peer(places: list[Place]) -> None:
+def test_a_host_that_knows_another_secret_is_no_peer(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "FETCH_S", 0.5)
     other = places[1].directory.parent / "other-secret"
     other.write_text("of another house")
     places[1].settings["peer_secret_file"] = other
@@ -288,15 +303,45 @@ def test_pages_come_through_tls_where_there_are_certificates(
     asyncio.run(scenario())
 
 
+def test_hosts_reach_each_other_by_version_6_of_the_protocol(places: list[Place]) -> None:
+    for place in places:
+        place.settings["peer_listen"] = "[::1]:0"
+
+    async def scenario() -> None:
+        async with two_hosts(places) as (one, two):
+            keys = await one.store(2)
+            staged = await two.stage(keys, kv_at={H1: 2})
+            assert staged.num_blocks == 2
+            await two.assert_holds(staged, keys)
+
+    asyncio.run(scenario())
+
+
+def test_an_address_that_can_be_none_costs_nobody_but_its_host(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever another host says."""
+    monkeypatch.setattr(peering, "FETCH_S", 0.5)
+    places[0].settings["peer_address"] = "nowhere.invalid:1"
+
+    async def scenario() -> None:
+        async with two_hosts(places) as (one, two):
+            keys = await one.store(2)
+            staged = await two.stage(keys, kv_at={H1: 2})
+            await are_lost(two, staged)
+            assert await two.store(2, seed=1)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
         ({"peer_secret_file": Path("/nowhere/secret")}, "SYMPHONY_PEER_SECRET_FILE='/nowhere"),
         ({"peer_listen": "192.0.2.1:1"}, "SYMPHONY_PEER_LISTEN='192.0.2.1:1'"),
-        ({"peer_ca_file": Path("/nowhere/ca")}, "SYMPHONY_PEER_CA_FILE='/nowhere/ca'"),
         (
-            {"peer_cert_file": Path("/nowhere/c"), "peer_key_file": Path("/nowhere/k")},
-            "SYMPHONY_PEER_CERT_FILE='/nowhere/c'",
+            {f"peer_{name}_file": Path(f"/nowhere/{name}") for name in ("cert", "key", "ca")},
+            "SYMPHONY_PEER_CA_FILE='/nowhere/ca'",
         ),
     ],
 )

@@ -120,6 +120,25 @@ def test_several_hosts_share_a_secret_unless_they_are_given_one(tmp_path: Path) 
     assert len(made.read_text()) > 32
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("PEER_ADDRESS", "here:4500"), ("PEER_LISTEN", "127.0.0.1:4500")]
+)
+def test_what_one_host_alone_can_have_is_refused_for_several(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    given = {f"SYMPHONY_{name}": value}
+    plan(tmp_path, given)
+    with pytest.raises(ConfigError, match=f"--hosts 2: SYMPHONY_{name}"):
+        plan(tmp_path, given, num_hosts=2)
+
+
+def test_a_secret_in_the_file_of_settings_is_taken(tmp_path: Path) -> None:
+    env_file = tmp_path / "settings"
+    env_file.write_text("SYMPHONY_PEER_SECRET_FILE=/given\n")
+    house = plan(tmp_path, {"SYMPHONY_ENV_FILE": str(env_file)}, num_hosts=2)
+    assert {store.peer_secret_file for store in kvstores(house)} == {Path("/given")}
+
+
 def test_ids_of_the_most_hosts_fit_a_subject(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,8 +236,9 @@ class Host:
         blocks_max: int = NUM_PAGES,
         hinted_by: str | None = None,
         offer: Offer | None = None,
+        first: int = 0,
     ) -> Pinned:
-        keys = [key_of(sequence, index) for index in range(num_blocks)]
+        keys = [key_of(sequence, index) for index in range(first, first + num_blocks)]
         event = Stage(
             worker,
             self.incarnations[worker],
@@ -249,6 +250,7 @@ class Host:
             None if hinted_by is None else TenantId(hinted_by),
             offer,
             "f",
+            first,
         )
         staged, effects = self.core.on_stage(event, self.now_ns)
         self.perform(effects)
@@ -316,6 +318,7 @@ class Host:
         owner: OwnerKey = NOBODY,
         told: Callable[[Told], Told | None] = lambda told: told,
         duration_ns: int = 0,
+        is_current: bool = True,
     ) -> list[PageRead]:
         """The oldest batch that a peer was asked for ends, its first page so, the others well.
 
@@ -341,7 +344,9 @@ class Host:
             FetchedPages(reads, each, [told(self._truth(key, owner)) for key in reads.keys])
             for reads, each in zip(batch, outcomes, strict=True)
         ]
-        self.perform(self.core.on_fetched(peer, pages, duration_ns, self.now_ns))
+        self.perform(
+            self.core.on_fetched(peer, pages, duration_ns, self.now_ns, is_current=is_current)
+        )
         return each_page(batch)
 
     def finish_fetches(self, owner: OwnerKey = NOBODY) -> None:

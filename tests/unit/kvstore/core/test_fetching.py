@@ -261,14 +261,6 @@ def test_what_is_deleted_while_it_comes_goes(host: Host) -> None:
     assert not host.arena.blocks and not len(host.core.disk)
 
 
-def test_words_are_published_before_a_page_is_given_up(host: Host) -> None:
-    """A lie: the client said READY, and whoever waits must not read on."""
-    staged = host.stage(0, 1, offer=FROM_PEER)
-    host.finish_fetch(told=LIES[1])
-    host.release(staged.ticket)
-    assert set(states(host, staged.pages)) == {PageState.FREE}
-
-
 def test_a_host_tells_what_it_has_of_this_shape(host: Host) -> None:
     host.store([(0, 0), (0, 1)])
     host.commit([(0, 2)], host.lease(LAYERS))  # on its way to the disk
@@ -317,6 +309,78 @@ def test_hosts_that_fail_are_left_alone_for_ever_longer() -> None:
     assert not peers.is_avoided(host_id, now_ns + RETRY_NS)
     many = {HostId(f"h{number}"): number for number in range(1, 9)}
     assert peers.worth_asking(many, 0, now_ns) == [HostId("h8"), HostId("h7")][:ASKED_MAX]
+
+
+def test_what_follows_the_pool_s_part_is_kept_only_where_that_part_is(host: Host) -> None:
+    """A turn asks for what its pool lacks: the first of that is not the session's first block."""
+    host.stage(0, 2, offer=FROM_PEER, first=2)
+    host.finish_fetches(OWNER)
+    assert [block.depth for block in host.arena.blocks.values()] == [2, 3]
+    assert not host.writes
+    host.commit([(0, 0), (0, 1)], host.lease(2 * LAYERS))
+    assert [write.key for write in host.writes] == [key_of(0, 0), key_of(0, 1)]
+    host.stage(0, 2, first=2)
+    assert [write.key for write in host.writes][2:] == [key_of(0, 2), key_of(0, 3)]
+
+
+def test_what_came_before_what_it_continues_is_kept_when_that_is_computed(host: Host) -> None:
+    host.stage(0, 2, offer=FROM_PEER)
+    while host.fetches[PEERS[0]]:
+        host.finish_fetch(told=lambda told: None if told.parent == key_of(0, -1) else told)
+    assert not host.writes and key_of(0, 1) in host.arena.blocks
+    host.commit([(0, 0), (0, 1)], host.lease(2 * LAYERS))
+    assert [write.key for write in host.writes] == [key_of(0, 0), key_of(0, 1)]
+
+
+def test_a_host_that_gives_nothing_right_is_left_alone(host: Host) -> None:
+    host.stage(0, 1, offer=FROM_PEER)
+    host.finish_fetch(told=LIES[0])
+    assert host.core.peers.is_avoided(PEERS[0], host.now_ns)
+
+
+def test_a_host_that_came_back_elsewhere_is_not_blamed_for_what_it_left(host: Host) -> None:
+    staged = host.stage(0, 4, offer=FROM_PEER)
+    waiting = [block for block in host.arena.blocks.values() if block.queued]
+    assert waiting
+    host.finish_fetch(outcome=LoadOutcome.FAILED, is_current=False)
+    assert not host.core.peers.is_avoided(PEERS[0], host.now_ns)
+    host.finish_fetches()
+    host.release(staged.ticket)
+    host.check_pages_conserved()
+
+
+def test_who_waits_for_what_is_refused_sees_it(host: Host) -> None:
+    staged = host.stage(0, 1, offer=FROM_PEER)
+    host.finish_fetch(told=LIES[1])
+    assert set(states(host, staged.pages)) == {PageState.BAD}
+
+
+def test_another_host_gives_what_one_did_not(host: Host) -> None:
+    """Though some is still on its way from that one."""
+    staged = host.stage(0, 4, offer=FROM_PEER)
+    keys = [key_of(0, index) for index in range(4)]
+    host.finish_fetch(outcome=LoadOutcome.FAILED)
+    assert host.fetches[PEERS[0]], "a second batch is under way"
+    asked = host.core.whom_to_ask(keys, 0, PAGE_BYTES, {PEERS[1]: 4}, host.now_ns)
+    assert asked == [PEERS[1]]
+    again = host.stage(0, 4, offer=Offer(PEERS[1], 4))
+    assert again.num_blocks == 4 and host.fetches[PEERS[1]]
+    host.finish_fetches(OWNER)
+    for ticket in (staged.ticket, again.ticket):
+        host.release(ticket)
+    assert sorted(write.key for write in host.writes) == sorted(keys), "whatever came first"
+    while host.writes:
+        host.finish_write()
+    host.check_pages_conserved()
+
+
+def test_a_broken_transfer_says_nothing_of_the_link(host: Host) -> None:
+    host.stage(0, 2, offer=FROM_PEER)
+    host.finish_fetch(duration_ns=1000)
+    speed = host.core._loads.peer(PEERS[0]).speed
+    before = speed.bytes_per_s
+    host.finish_fetch(outcome=LoadOutcome.FAILED, duration_ns=10**10)
+    assert speed.bytes_per_s == before
 
 
 def test_deletions_are_remembered_for_a_while() -> None:
