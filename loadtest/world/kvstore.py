@@ -274,7 +274,10 @@ class Kvstore(PeerHost):
             unpack_keys(message.used),
         )  # fmt: skip
         self._perform(self.core.on_renew(event, self.now_ns))
-        return m.KvRenewed(source_bytes_per_s=self.core.disk_speed.bytes_per_s)
+        return m.KvRenewed(
+            source_bytes_per_s=self.core.disk_speed.bytes_per_s,
+            peer_bytes_per_s=self.core.peer_speeds,
+        )
 
     def _release(self, message: m.KvRelease) -> None:
         event = Release(

@@ -421,7 +421,7 @@ class Worker(Process):
 
     def _on_renewed(self, reply: Any) -> None:
         if reply is not None:
-            self.core.estimates.on_source(self.link.on_renewed(reply))
+            self.core.estimates.on_source(*self.link.on_renewed(reply))
         self.feed([])
 
     def _stage_turn(self, effect: StageTurn) -> None:

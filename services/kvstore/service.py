@@ -284,7 +284,10 @@ class KvService:
             unpack_ints(message.leased), message.heard, _unpack_keys(message.used, "used"),
         )  # fmt: skip
         self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
-        return m.KvRenewed(source_bytes_per_s=self._core.disk_speed.bytes_per_s)
+        return m.KvRenewed(
+            source_bytes_per_s=self._core.disk_speed.bytes_per_s,
+            peer_bytes_per_s=self._core.peer_speeds,
+        )
 
     def _release(self, message: m.KvRelease) -> None:
         if self._is_closed:

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ class KvClient:
         before_open: called, in a thread, before a kvstore is asked to know us (anew), which ends
             every lease of ours: nothing may be written to their pages any more when it returns.
         take_used: gives what was used of blocks below since it was called last.
-        on_source: told how fast pages come up there lately, bytes/s; 0: not told.
+        on_source: told how fast pages come up there lately, bytes/s, 0: not told; and from others.
         before_use: called, in a thread, with an arena that is to be used next.
 
     Attributes:
@@ -58,7 +58,7 @@ class KvClient:
         before_open: Callable[[], None] = lambda: None,
         before_use: Callable[[Arena], None] = lambda arena: None,
         take_used: Callable[[], list[BlockKey]] = list,
-        on_source: Callable[[float], None] = lambda bytes_per_s: None,
+        on_source: Callable[[float, Mapping[HostId, float]], None] = lambda own, others: None,
     ) -> None:
         self._bus = bus
         self._host_id = host_id
@@ -115,7 +115,7 @@ class KvClient:
         if reply is None:
             return
         try:
-            self._on_source(self._link.on_renewed(reply))
+            self._on_source(*self._link.on_renewed(reply))
         except MalformedMessage as error:
             _reject("renew", error)
 

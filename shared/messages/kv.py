@@ -146,9 +146,12 @@ class KvRenew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvRenewed:
-    """How fast pages come up lately from where they are when they are not in the arena."""
+    """How fast pages come up lately from where they are when they are not in the arena: on disk, or
+    on another host.
+    """
 
     source_bytes_per_s: float = 0.0  # 0: not told
+    peer_bytes_per_s: dict[HostId, float] = field(default_factory=dict)  # as far as measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

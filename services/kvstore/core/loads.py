@@ -74,6 +74,15 @@ class Loads:
         """That have not come yet."""
         return sum(source.backlog.num_bytes for source in self._queues)
 
+    @property
+    def peer_speeds(self) -> dict[HostId, float]:
+        """Bytes a second from other hosts, as far as they were measured."""
+        return {
+            host_id: source.speed.bytes_per_s
+            for host_id, source in self._peers.items()
+            if source.speed.is_measured
+        }
+
     def queue(
         self,
         blocks: list[ArenaBlock],

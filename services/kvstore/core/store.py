@@ -436,6 +436,11 @@ class KvCore:
         return self._loads.disk.speed
 
     @property
+    def peer_speeds(self) -> dict[HostId, float]:
+        """How fast other hosts were lately, bytes/s, as far as they were measured."""
+        return self._loads.peer_speeds
+
+    @property
     def num_writing(self) -> int:
         """Blocks that are with the writer."""
         return len(self._writes)

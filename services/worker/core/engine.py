@@ -263,7 +263,7 @@ class EngineCore:
         num_tokens = expected.num_tokens or self.limits.max_model_len
         num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks
         num_bytes = num_blocks * self.pool.num_layers * self.page_bytes
-        lead_ns = LEAD_FACTOR * self.estimates.slowest_ns(num_bytes) + ASK_AHEAD_NS
+        lead_ns = LEAD_FACTOR * self.estimates.slowest_ns(num_bytes, expected.kv_at) + ASK_AHEAD_NS
         return expected.arrives_at_ns - lead_ns
 
     def _bring_up(self, expected: Expected, now_ns: int) -> list[Effect]:

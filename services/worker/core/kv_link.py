@@ -6,13 +6,14 @@ on, and is told apart by the epoch.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from services.worker.core.answers import leased_pages, source_speed, staged_blocks
 from services.worker.core.effects import BlockWrite, StageSession, StageTurn
 from services.worker.core.staged import Staged
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import NoCapacity, SymphonyError
-from shared.ids import DEFAULT_TENANT, SessionId, TenantId, WorkerId
+from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
 from shared.messages import (
     KvBlock,
     KvCommit,
@@ -27,6 +28,8 @@ from shared.messages import (
     pack_ints,
 )
 from shared.urgency import DEMAND_PRIORITY
+
+PEERS_MAX = 1024  # hosts of which it is remembered how fast they were
 
 
 @dataclass(slots=True)
@@ -98,13 +101,17 @@ class KvLink:
             used=pack_keys(used),
         )
 
-    def on_renewed(self, reply: KvRenewed) -> float:
-        """How fast pages come up lately, bytes/s; 0: not told.
+    def on_renewed(self, reply: KvRenewed) -> tuple[float, dict[HostId, float]]:
+        """How fast pages come up lately, bytes/s, 0: not told; and from other hosts.
 
         Raises:
             MalformedMessage: it is no speed.
         """
-        return source_speed(reply.source_bytes_per_s)
+        peers = {
+            host_id: source_speed(bytes_per_s)
+            for host_id, bytes_per_s in islice(reply.peer_bytes_per_s.items(), PEERS_MAX)
+        }
+        return source_speed(reply.source_bytes_per_s), peers
 
     def lease(self, num_pages: int) -> KvLease:
         """Ask for arena pages to write into; one question at a time."""

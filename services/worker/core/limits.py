@@ -1,7 +1,10 @@
 """Numbers that bound and steer one engine."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from shared.ids import HostId
 
 AdmissionName: TypeAlias = Literal["eager", "deferred"]
 LoraStart: TypeAlias = Literal["auto", "wait", "stream", "assist"]
@@ -50,11 +53,13 @@ class Estimates:
         prefill_tokens_per_s: 0 until the first prefill.
         load_bytes_per_s: from the arena into the pool.
         source_bytes_per_s: from where the kvstore has it into the arena, as that measures it.
+        peer_bytes_per_s: from other hosts into the arena, as far as that was measured.
     """
 
     prefill_tokens_per_s: float = 0.0
     load_bytes_per_s: float = 4e9
     source_bytes_per_s: float = 1e9
+    peer_bytes_per_s: Mapping[HostId, float] = field(default_factory=dict)
 
     def on_prefill(self, num_tokens: int, duration_ns: int) -> None:
         """A step that computed `num_tokens` prompt tokens."""
@@ -68,10 +73,13 @@ class Estimates:
         if duration_ns > 0:
             self.load_bytes_per_s = _mean(self.load_bytes_per_s, num_bytes * 1e9 / duration_ns)
 
-    def on_source(self, bytes_per_s: float) -> None:
-        """The kvstore tells how fast pages come up there lately; 0: it does not."""
+    def on_source(self, bytes_per_s: float, of_peers: Mapping[HostId, float] | None = None) -> None:
+        """The kvstore tells how fast pages come up there lately; 0: it does not. And perhaps how
+        fast they come from other hosts."""
         if bytes_per_s > 0.0:
             self.source_bytes_per_s = bytes_per_s
+        if of_peers is not None:
+            self.peer_bytes_per_s = of_peers
 
     def load_ns(self, num_bytes: int) -> float:
         """What so many bytes take from the arena to the pool."""
@@ -81,9 +89,16 @@ class Estimates:
         """What so many bytes take into the arena."""
         return num_bytes * 1e9 / self.source_bytes_per_s
 
-    def slowest_ns(self, num_bytes: int) -> int:
-        """What so many bytes take from where they are slowest to get, to the pool."""
-        return int(max(self.load_ns(num_bytes), self.source_ns(num_bytes)))
+    def slowest_ns(self, num_bytes: int, kv_at: Mapping[HostId, int]) -> int:
+        """What so many bytes take from where they are slowest to get, to the pool.
+
+        Args:
+            kv_at: how many leading blocks are on which hosts: they come from the one with the most.
+        """
+        most = max(kv_at, key=lambda host_id: kv_at[host_id], default=None)
+        peer_bytes_per_s = 0.0 if most is None else self.peer_bytes_per_s.get(most, 0.0)
+        peer_ns = num_bytes * 1e9 / peer_bytes_per_s if peer_bytes_per_s else 0.0
+        return int(max(self.load_ns(num_bytes), self.source_ns(num_bytes), peer_ns))
 
 
 def _mean(old: float, new: float, weight: float = 0.2) -> float:

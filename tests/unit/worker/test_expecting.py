@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession
-from services.worker.core.expecting import ASK_AHEAD_NS, STALE_MIN, WAITING_MAX
+from services.worker.core.expecting import ASK_AHEAD_NS, LEAD_FACTOR, STALE_MIN, WAITING_MAX
 from shared.hints import HINT_HOLD_NS, TENANT_SHARE
-from shared.ids import DEFAULT_TENANT, SessionId, TenantId
+from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId
 from shared.owners import owner_key
 from tests.unit.worker.driver import (
     MS,
@@ -24,6 +24,7 @@ from tests.unit.worker.driver import (
 
 S, U = SessionId("s"), SessionId("u")
 OWNER = owner_key(DEFAULT_TENANT, S)
+SLOW = HostId("slow")
 HOUR = 3_600_000 * MS
 KEYS = keys_of(list(range(1, 9)))
 
@@ -68,6 +69,21 @@ def test_a_far_hint_asks_for_nothing_before_its_time(engine: Engine) -> None:
     (ask,) = asked_at(engine, start_at_ns)
     assert ask.session_id == S
     assert asked_at(engine, start_at_ns + 1) == [], "once"
+
+
+def test_what_is_on_a_slow_hosts_disk_is_asked_for_earlier_and_by_its_place() -> None:
+    starts = []
+    for kv_at in ({}, {SLOW: 2}):
+        engine = connected(16)
+        num_bytes = 2 * NUM_LAYERS * engine.core.page_bytes
+        engine.core.estimates.on_source(1e9, {SLOW: num_bytes / 10})
+        far(engine, num_tokens=8, kv_at=kv_at)
+        start_at_ns = engine.core.next_deadline_ns()
+        assert start_at_ns is not None
+        starts.append(start_at_ns)
+        (ask,) = asked_at(engine, start_at_ns)
+        assert ask.kv_at == kv_at
+    assert starts[0] - starts[1] == pytest.approx(LEAD_FACTOR * 10_000 * MS, rel=0.01)
 
 
 def test_more_takes_longer_to_come_and_what_is_not_known_is_long() -> None:
