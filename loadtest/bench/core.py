@@ -96,10 +96,13 @@ class _Bench:
 
         core.on_turn(turn, self._now_ns)
         core.on_staged(turn.turn_id, 1, self._staged(keys, 1), self._now_ns)
-        took_s, (_, effects) = _timed(lambda: core.plan_step(self._now_ns))
+        took_s, (plan, effects) = _timed(lambda: core.plan_step(self._now_ns))
         figures["stage"] = _figures(took_s, num_pages)
         took_s, _ = self._load(effects)
         figures["loaded"] = _figures(took_s, num_pages)
+        if plan is None:  # it did not join before its history was here
+            plan, _ = core.plan_step(self._now_ns)
+            assert plan is not None
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
         took_s, _ = _timed(lambda: core.on_cancel(turn.turn_id))
         figures["leave"] = _figures(took_s, num_pages)
