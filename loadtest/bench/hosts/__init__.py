@@ -8,11 +8,15 @@ What is read was written before, so the kernel has it in memory.
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from loadtest.bench.hosts.link import LOOPBACK, Link, shaped_link
@@ -39,7 +43,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     link: AbstractContextManager[Link] = (
         nullcontext(LOOPBACK) if args.link_gbit is None else shaped_link(args.link_gbit)
     )
-    with link as each:
+    with _leaving_nothing(), link as each:
         speeds = _measure(each, shape, args.rounds)
     result: dict[str, Any] = {
         "page_kb": args.page_kb,
@@ -54,6 +58,26 @@ def run(argv: list[str]) -> dict[str, Any]:
         f" {result['memcpy_gb_s']:g}"
     )
     return result
+
+
+@contextmanager
+def _leaving_nothing() -> Iterator[None]:
+    """SIGTERM ends the body as an error would, so that namespaces and folders go with it. In
+    another thread than the main one, which hears no signals, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # another one does not end the tidying up
+    raise SystemExit(128 + signum)
 
 
 def _measure(link: Link, shape: Shape, rounds: int) -> dict[str, float]:

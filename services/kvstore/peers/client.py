@@ -27,7 +27,7 @@ ORDERS_MAX = 16
 WINDOW_BYTES = 16 * 1024 * 1024
 CONNECT_S = 2.0
 HANDSHAKE_S = 3.0
-STALL_S = 3.0
+STALL_S = 1.0  # leaves who waits (`peering.FETCH_S`) time to ask again; twice `pace.PAUSE_S`
 IDLE_S = 60.0
 PAUSES_S = (0.0, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # before connecting, by failures one after another
 
@@ -168,7 +168,6 @@ class PeerClient:
             )
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             raise Broken(str(error)) from None
-        sock.settimeout(self._handshake_s)
         stream = open_stream(sock, self._tls, self._tick_s, self.address[0])
         with self._changed:
             self._stream = stream

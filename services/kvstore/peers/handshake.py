@@ -1,9 +1,10 @@
 """Both ends of the beginning of a connection; see `wire.py` and `proof.py`."""
 
+import time
 from collections.abc import Callable
 
 from services.kvstore.peers.proof import Side, is_proven, new_nonce, prove
-from services.kvstore.peers.stream import Stream, receive_exactly, send_all
+from services.kvstore.peers.stream import Broken, Stream, receive_exactly, send_all
 from services.kvstore.peers.wire import (
     HELLO_BYTES,
     PROOF_BYTES,
@@ -34,6 +35,7 @@ def greet(
         WireError: it is not the one that it should be.
         Broken: it does not answer.
     """
+    _shake_hands(stream, until_s, meanwhile)
     client = Hello(host_id, new_nonce())
     send_all(stream, [pack_hello(client)], until_s)
     server = unpack_hello(receive_exactly(stream, HELLO_BYTES, until_s, meanwhile))
@@ -52,6 +54,7 @@ def welcome(stream: Stream, secret: bytes, host_id: str, until_s: float) -> str:
         WireError: it is none of the house.
         Broken: it says nothing.
     """
+    _shake_hands(stream, until_s)
     client = unpack_hello(receive_exactly(stream, HELLO_BYTES, until_s))
     server = Hello(host_id, new_nonce())
     send_all(stream, [pack_hello(server)], until_s)
@@ -60,3 +63,12 @@ def welcome(stream: Stream, secret: bytes, host_id: str, until_s: float) -> str:
         raise WireError("it does not know the secret")
     send_all(stream, [prove(secret, Side.SERVER, client, server)], until_s)
     return client.host_id
+
+
+def _shake_hands(
+    stream: Stream, until_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    while not stream.shake_hands():
+        meanwhile()
+        if time.monotonic() > until_s:
+            raise Broken("the other side does not shake hands")

@@ -38,7 +38,9 @@ class PeerServer:
         tls: of the server's side; None: plain TCP.
         bytes_per_s: what all peers together may take; None: no limit.
         connections_max: at a time.
-        unproven_max: of those, that have not shown yet that they know the secret.
+        unproven_max: of those, that have not shown yet that they know the secret. One more costs
+            the oldest of them its place: who knows it needs no time to show it, so that those who
+            do not keep nobody out by saying nothing.
 
     Attributes:
         address: host and port where it listens.
@@ -80,8 +82,8 @@ class PeerServer:
         self.counts = ServerCounts()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._connections: dict[threading.Thread, socket.socket | Stream] = {}
-        self._unproven: set[threading.Thread] = set()
+        self._connections: dict[threading.Thread, Stream] = {}
+        self._unproven: dict[threading.Thread, Stream] = {}  # the oldest first
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._listener = socket.create_server(listen, family=family, backlog=unproven_max)
         host, port = self._listener.getsockname()[:2]
@@ -98,8 +100,8 @@ class PeerServer:
         self._listener.close()
         with self._lock:
             threads = list(self._connections)
-            for connection in self._connections.values():
-                _cut(connection)
+            for stream in self._connections.values():
+                stream.abort()
         for thread in threads:
             thread.join()
 
@@ -123,34 +125,37 @@ class PeerServer:
             self._fail(error)
 
     def _take_in(self, sock: socket.socket, address: str) -> None:
+        try:
+            stream = open_stream(sock, self._tls, self._tick_s)
+        except Broken as error:
+            log.info("a peer has gone", extra={"address": address, "error": str(error)})
+            return
         thread = threading.Thread(
-            target=self._serve, args=(sock, address), name="kv-peer", daemon=True
+            target=self._serve, args=(stream, address), name="kv-peer", daemon=True
         )
         with self._lock:
-            has_room = (
-                len(self._connections) < self._connections_max
-                and len(self._unproven) < self._unproven_max
-                and not self._stopping.is_set()
-            )
-            if has_room:
-                self._connections[thread] = sock
-                self._unproven.add(thread)
+            is_full = len(self._connections) >= self._connections_max
+            if has_room := not is_full and not self._stopping.is_set():
+                if len(self._unproven) >= self._unproven_max:
+                    self._turn_away_oldest()
+                self._connections[thread] = self._unproven[thread] = stream
         if not has_room:
             self.counts.add("num_turned_away")
-            sock.close()
+            stream.close()
             return
         thread.start()
 
-    def _serve(self, sock: socket.socket, address: str) -> None:
+    def _turn_away_oldest(self) -> None:
+        """Of those that have shown nothing; its thread ends soon."""
+        self.counts.add("num_turned_away")
+        self._unproven.pop(next(iter(self._unproven))).abort()
+
+    def _serve(self, stream: Stream, address: str) -> None:
         me = threading.current_thread()
-        stream: Stream | None = None
         try:
-            sock.settimeout(self._handshake_s)
-            stream = open_stream(sock, self._tls, self._tick_s)
-            self._become(me, stream)
             welcome(stream, self._secret, self._host_id, time.monotonic() + self._handshake_s)
             with self._lock:
-                self._unproven.discard(me)
+                self._unproven.pop(me, None)
             Serving(
                 stream, self._source, self._pace, self.counts, self._stopping, self._idle_s,
                 self._stall_s,
@@ -165,20 +170,5 @@ class PeerServer:
         finally:
             with self._lock:
                 self._connections.pop(me, None)
-                self._unproven.discard(me)
-            (sock if stream is None else stream).close()
-
-    def _become(self, me: threading.Thread, stream: Stream) -> None:
-        """With TLS the stream has the socket now."""
-        with self._lock:
-            self._connections[me] = stream
-            if self._stopping.is_set():
-                stream.abort()
-
-
-def _cut(connection: socket.socket | Stream) -> None:
-    if not isinstance(connection, socket.socket):
-        connection.abort()
-        return
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+                self._unproven.pop(me, None)
+            stream.close()

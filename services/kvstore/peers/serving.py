@@ -115,7 +115,7 @@ class Serving:
         self._stopping = stopping
         self._idle_s = idle_s
         self._stall_s = stall_s
-        self._num_bytes_max = pace.most_at_once(SNAPSHOT_BYTES)
+        self._num_bytes_max = SNAPSHOT_BYTES
         self._input = bytearray()
         self._open: list[tuple[Order, int, _Open]] = []  # a heap
         self._numbers: set[int] = set()
@@ -158,6 +158,7 @@ class Serving:
         copied, a run at the most, so that the snapshot can end.
         """
         num_bytes = 0
+        self._num_bytes_max = self._pace.most_at_once(SNAPSHOT_BYTES)
         until_s = time.monotonic() + SNAPSHOT_S
         left: Views = []
         try:

@@ -31,6 +31,14 @@ class Broken(Exception):
 class Stream(Protocol):
     """Bytes both ways; one thread uses it, others may only `abort` it."""
 
+    def shake_hands(self) -> bool:
+        """Whether what has to come before all bytes has, by the end of a tick: TLS' handshake.
+
+        Raises:
+            Broken: the other side's TLS is not to be trusted, or it has gone.
+        """
+        ...
+
     def receive(self, views: Views) -> int:
         """Fill these in order; how many bytes came within a tick.
 
@@ -74,6 +82,9 @@ class Stream(Protocol):
 
 class PlainStream:
     """TCP. A whole page is one call, however it arrives."""
+
+    def shake_hands(self) -> bool:
+        return True
 
     def __init__(self, sock: socket.socket, tick_s: float = TICK_S) -> None:
         self._socket = sock
@@ -130,14 +141,27 @@ class PlainStream:
 
 
 class TlsStream:
-    """TLS over TCP. Bytes are still decrypted straight into where they belong."""
+    """TLS over TCP. Bytes are still decrypted straight into where they belong. Each record may wait
+    for a tick, but none is waited for once the call has taken one: two ticks at the most.
+    """
 
     def __init__(self, sock: ssl.SSLSocket, tick_s: float = TICK_S) -> None:
         self._socket = sock
+        self._tick_s = tick_s
         _prepare(sock)
         sock.settimeout(tick_s)
 
+    def shake_hands(self) -> bool:
+        try:
+            self._socket.do_handshake()  # goes on where the last call has stopped
+        except TimeoutError:
+            return False
+        except (OSError, ValueError) as error:
+            raise Broken(f"TLS: {error}") from None
+        return True
+
     def receive(self, views: Views) -> int:
+        until_s = time.monotonic() + self._tick_s
         num_bytes = 0
         for view in views:
             at = 0
@@ -152,6 +176,8 @@ class TlsStream:
                     return _unless_none(num_bytes, "closed by the other side")
                 at += count
                 num_bytes += count
+                if time.monotonic() >= until_s:
+                    return num_bytes
         return num_bytes
 
     def receive_some(self) -> bytes:
@@ -168,6 +194,7 @@ class TlsStream:
         return found
 
     def send(self, parts: Parts) -> int:
+        until_s = time.monotonic() + self._tick_s
         num_bytes = 0
         for part in parts:
             view = memoryview(part)
@@ -180,7 +207,7 @@ class TlsStream:
                 except OSError as error:
                     raise Broken(str(error)) from None
                 num_bytes += count
-                if count < len(piece):
+                if count < len(piece) or time.monotonic() >= until_s:
                     return num_bytes
         return num_bytes
 
@@ -200,23 +227,28 @@ class TlsStream:
 def open_stream(
     sock: socket.socket, tls: ssl.SSLContext | None, tick_s: float, server_name: str | None = None
 ) -> Stream:
-    """A stream on a connected socket that has a timeout, which the handshake of TLS takes at most
-    for each of its steps.
+    """A stream on a connected socket, which belongs to it then. Waits for nothing: whoever may have
+    to `abort` it has it before hands are shaken.
 
     Args:
         server_name: of the other side, if that is the server.
 
     Raises:
-        Broken: the other side's TLS is not to be trusted, or it did not come.
+        Broken: the other side has gone, or has no name that could be one.
     """
-    if tls is None:
-        return PlainStream(sock, tick_s)
     try:
-        is_server = server_name is None
-        wrapped = tls.wrap_socket(sock, server_side=is_server, server_hostname=server_name)
+        if tls is None:
+            return PlainStream(sock, tick_s)
+        wrapped = tls.wrap_socket(
+            sock,
+            server_side=server_name is None,
+            server_hostname=server_name,
+            do_handshake_on_connect=False,
+        )
+        return TlsStream(wrapped, tick_s)
     except (OSError, ValueError) as error:
-        raise Broken(f"TLS: {error}") from None
-    return TlsStream(wrapped, tick_s)
+        sock.close()
+        raise Broken(str(error)) from None
 
 
 def receive_exactly(

@@ -2,6 +2,7 @@
 
 import queue
 import socket
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from services.kvstore.peers import client as client_module
 from services.kvstore.peers.fetches import Fetch, Fetches
 from services.kvstore.peers.fetching import ClientCounts, Fetching
 from services.kvstore.peers.stream import Broken, Parts, Views
@@ -30,6 +32,7 @@ from tests.unit.kvstore.peers.hosts import (
     LOST,
     PENDING,
     THERE,
+    Clock,
     Listener,
     Receiver,
     Sender,
@@ -110,7 +113,9 @@ def test_half_a_page_is_not_published_and_stopping_does_not_wait_for_the_rest(
     sender.disk.close()
 
 
-def test_nothing_is_written_into_a_page_whose_order_is_over(tmp_path: Path) -> None:
+def test_nothing_is_written_into_a_page_whose_order_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender = Sender(tmp_path / "kv", blocks=2, layers=1, page_bytes=PAGE_BYTES)
     receiver = Receiver(tmp_path / "arena", 2, PAGE_BYTES)
     is_over = threading.Event()
@@ -123,16 +128,18 @@ def test_nothing_is_written_into_a_page_whose_order_is_over(tmp_path: Path) -> N
         second = hear(sock)
         sock.sendall(pack_answer(Answer(second.number, 0, 1, Status.PAGE)) + sender.value(2, 0))
 
+    clock = Clock(lambda: bool(receiver.arena.pages[0].any()))  # in the middle of the page
+    monkeypatch.setattr(client_module, "time", clock)
     with liar(late) as peer, fetching(peer.address, receiver, window_bytes=1) as client:
-        client.submit([receiver.reads(0, [1], 0)], 0, 0.1)
+        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
         assert receiver.outcomes() == [[FAILED]]
         receiver.arena.pages[0] = 0  # another purpose
         receiver.arena.set_word(0, 8, PageState.READY)
         client.submit([receiver.reads(0, [2], 1)], 0, LONG_S)
         is_over.set()
         assert receiver.outcomes() == [[READY]]
-        assert client.counts.num_late == 1
-        assert client.counts.num_connections == 1
+    assert client.counts.num_late == 1
+    assert client.counts.num_connections == 1
     assert not receiver.arena.pages[0].any()
     assert receiver.arena.word(0) == (8, PageState.READY)
     assert np.array_equal(receiver.arena.pages[1], sender.pages[1, 0])
@@ -163,7 +170,7 @@ def test_what_does_not_come_in_time_has_failed(tmp_path: Path) -> None:
     with fetching(address, receiver) as client:
         client.submit([receiver.reads(0, [1, 2], 0), receiver.reads(1, [1], 2)], 0, 0.1)
         assert receiver.outcomes() == [[FAILED, FAILED], [FAILED]]
-        assert client.counts.num_late == 1
+    assert client.counts.num_late == 1
     assert [receiver.arena.word(page) for page in range(3)] == [LOST] * 3
 
 
@@ -171,11 +178,17 @@ def _listen(sock: socket.socket, _: int) -> None:
     is_closed(sock)
 
 
-def test_hands_that_are_shaken_slowly_hold_up_no_deadline(tmp_path: Path) -> None:
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@pytest.mark.parametrize("tls", [None, TLS])
+def test_hands_that_are_shaken_slowly_hold_up_no_deadline(
+    tmp_path: Path, tls: ssl.SSLContext | None
+) -> None:
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with (
         Listener(_listen) as silent,
-        fetching(silent.address, receiver, handshake_s=LONG_S) as client,
+        fetching(silent.address, receiver, handshake_s=2 * LONG_S, tls=tls) as client,
     ):
         client.submit([receiver.reads(0, [1], 0)], 0, 0.05)
         assert receiver.outcomes() == [[FAILED]]
@@ -218,8 +231,10 @@ def test_an_idle_connection_is_let_go_and_made_again(tmp_path: Path) -> None:
     sender.disk.close()
 
 
-@pytest.mark.parametrize("is_listening", [True, False])
-def test_stopping_ends_a_client_that_cannot_connect(tmp_path: Path, is_listening: bool) -> None:
+@pytest.mark.parametrize(("is_listening", "tls"), [(True, None), (True, TLS), (False, None)])
+def test_stopping_ends_a_client_that_cannot_connect(
+    tmp_path: Path, is_listening: bool, tls: ssl.SSLContext | None
+) -> None:
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with socket.create_server(("127.0.0.1", 0), backlog=1) as silent:
         if not is_listening:
@@ -228,7 +243,7 @@ def test_stopping_ends_a_client_that_cannot_connect(tmp_path: Path, is_listening
         else:
             address = silent.getsockname()
         began_s = time.monotonic()
-        with fetching(address, receiver, handshake_s=LONG_S) as client:
+        with fetching(address, receiver, tls=tls) as client:
             client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
         assert time.monotonic() - began_s < LONG_S / 2
     assert receiver.outcomes() == [[FAILED]]

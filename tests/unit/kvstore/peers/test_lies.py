@@ -3,6 +3,7 @@ any the worse.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from services.kvstore.peers import client as client_module
 from services.kvstore.peers.proof import Side, new_nonce, prove
 from services.kvstore.peers.wire import (
     HELLO_BYTES,
@@ -32,6 +34,7 @@ from tests.unit.kvstore.peers.hosts import (
     PENDING,
     SECRET,
     THERE,
+    Clock,
     Listener,
     Receiver,
     Sender,
@@ -150,15 +153,18 @@ def test_a_flipped_bit_costs_its_page_and_no_other(
     sender.disk.close()
 
 
-def test_a_client_without_the_secret_gets_nothing(tmp_path: Path) -> None:
+def test_a_client_without_the_secret_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
     with serving(sender.disk) as server:
+        clock = Clock(lambda: server.counts.num_refused > 0)
+        monkeypatch.setattr(client_module, "time", clock)
         with fetching(server.address, receiver, secret=b"another") as client:
-            client.submit([receiver.reads(0, [1], 0)], 0, 0.05)
+            client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
             assert receiver.outcomes() == [[FAILED]]
             assert client.counts.num_connections == 0
-        assert server.counts.num_refused >= 1
         assert server.counts.num_pages_sent == 0
     sender.disk.close()
 
@@ -276,22 +282,37 @@ def _still_serves(address: tuple[str, int], tmp_path: Path) -> None:
 
 def test_who_says_nothing_holds_few_connections_and_not_for_long(tmp_path: Path) -> None:
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
-    with serving(sender.disk, unproven_max=2, handshake_s=LONG_S) as server:
-        with (
-            socket.create_connection(server.address),
-            socket.create_connection(server.address),
-            socket.create_connection(server.address) as third,
-        ):
-            assert is_closed(third)
-            assert server.counts.num_turned_away == 1
-            assert server.num_connections == 2
+    with (
+        serving(sender.disk, unproven_max=2) as server,
+        socket.create_connection(server.address) as first,
+        socket.create_connection(server.address) as second,
+        socket.create_connection(server.address) as third,
+    ):
+        assert is_closed(first)
+        assert server.counts.num_turned_away == 1
         _still_serves(server.address, tmp_path)
+        assert is_closed(second)
+        assert server.counts.num_turned_away == 2
+        third.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            third.recv(1)
     with (
         serving(sender.disk, handshake_s=0.05) as server,
         socket.create_connection(server.address) as silent,
     ):
         silent.sendall(b"S")
         assert is_closed(silent)
+    sender.disk.close()
+
+
+def test_there_are_only_so_many_connections(tmp_path: Path) -> None:
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
+    with serving(sender.disk, connections_max=1) as server, greeted(server) as only:
+        with socket.create_connection(server.address) as second:
+            assert is_closed(second)
+        only.sendall(pack_request(ASKS))
+        assert take(only, 1)
+        assert server.counts.num_turned_away == 1
     sender.disk.close()
 
 
@@ -305,6 +326,13 @@ def test_a_server_stops_whatever_its_peers_do(tmp_path: Path) -> None:
             assert is_closed(idle)
             assert is_closed(silent)
     silent.close()
+    with (
+        serving(sender.disk, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as server,
+        socket.create_connection(server.address) as silent,
+    ):
+        silent.sendall(b"\x16")  # as a handshake begins
+        server.stop()
+        assert is_closed(silent)
     assert time.monotonic() - began_s < LONG_S / 2
     assert server.num_connections == 0
     sender.disk.close()

@@ -1,5 +1,6 @@
 """What a server does for peers that are slow, urgent, or late, and for a store that changes."""
 
+import heapq
 import select
 import socket
 import threading
@@ -13,7 +14,9 @@ import pytest
 from services.kvstore.core import LoadOutcome
 from services.kvstore.disk import DiskDamaged, Reader
 from services.kvstore.peers import serving as serving_module
+from services.kvstore.peers.client import STALL_S
 from services.kvstore.peers.pace import SAVED_S, Pace
+from services.kvstore.peers.server import CONNECTIONS_MAX
 from services.kvstore.peers.sources import ArenaPage, DiskSource
 from services.kvstore.peers.wire import (
     ANSWER_BYTES,
@@ -204,9 +207,23 @@ def test_a_budget_holds_back_what_comes_next() -> None:
     assert pace.spend(500, now_s=10.0) == pytest.approx(0.5 - SAVED_S)
     assert pace.spend(100, now_s=10.2) == pytest.approx(0.4 - SAVED_S)
     assert pace.spend(100, now_s=99.0) == pytest.approx(0.1 - SAVED_S)
-    assert pace.most_at_once(1 << 20) == 100
+    assert pace.most_at_once(1 << 20, now_s=99.2) == 100
     assert Pace(None).spend(1 << 60) == 0
     assert Pace(None).most_at_once(1 << 20) == 1 << 20
+
+
+def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
+    """In a time of its own: each sends what it may, then pauses as it is told."""
+    pace, now_s, num_bytes = Pace(1e9), 100.0, 0
+    wakes = [(now_s, number) for number in range(CONNECTIONS_MAX)]
+    while now_s < 110.0:
+        now_s, number = heapq.heappop(wakes)
+        sent = max(pace.most_at_once(1 << 30, now_s), PAGE_BYTES)
+        pause_s = pace.spend(sent, now_s)
+        assert pause_s < STALL_S * 0.6
+        heapq.heappush(wakes, (now_s + pause_s, number))
+        num_bytes += sent
+    assert num_bytes == pytest.approx(10e9, rel=0.1)
 
 
 def test_under_a_budget_little_is_sent_at_a_time(

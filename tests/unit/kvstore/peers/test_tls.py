@@ -3,17 +3,21 @@
 import shutil
 import ssl
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
+from services.kvstore.peers import stream as stream_module
+from services.kvstore.peers.stream import TlsStream
 from shared.access import serving as serving_context
 from shared.access import trusting
 from tests.certificates import make_certificate
 from tests.unit.kvstore.peers.hosts import (
     LONG_S,
     SECRET,
+    TICK_S,
     Receiver,
     Sender,
     fetching,
@@ -74,6 +78,38 @@ def test_a_slow_peer_gets_what_it_is_sent_piece_by_piece(
         assert receiver.outcomes() == [[READY]]
     assert np.array_equal(receiver.arena.pages[0], sender.pages[0, 0])
     sender.disk.close()
+
+
+class _Trickling:
+    """A socket of TLS that takes and gives a byte at a time, three of them a tick."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def setsockopt(self, *_: int) -> None: ...
+
+    def settimeout(self, timeout_s: float) -> None: ...
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def recv_into(self, view: memoryview) -> int:
+        self.now_s += TICK_S / 3
+        return 1
+
+    def send(self, view: memoryview) -> int:
+        self.now_s += TICK_S / 3
+        return len(view)
+
+
+def test_no_call_goes_on_for_as_long_as_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: Any = _Trickling()
+    monkeypatch.setattr(stream_module, "time", slow)
+    stream = TlsStream(slow, TICK_S)
+    assert 3 <= stream.receive([memoryview(bytearray(100))] * 2) <= 4
+    assert 3 <= stream.send([b"x"] * 100) <= 4
+    record = 16 * 1024
+    assert 3 <= stream.send([bytes(100 * record)]) / record <= 4
 
 
 @pytest.mark.parametrize("with_tls", [True, False])
