@@ -38,6 +38,7 @@ BENCHES = {
     "adapters": "loadtest.bench.adapters",
     "chaos": "loadtest.bench.chaos",
     "hosts": "loadtest.bench.hosts",
+    "hints": "loadtest.bench.hints",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -1,4 +1,5 @@
-"""A worker and its kvstore as real processes, with this process as their scheduler and frontend.
+"""A worker and its kvstore as real processes, with this process as their scheduler and frontend;
+or several hosts with one of each.
 
 For measurements of the worker alone: what is timed goes over the real wires, from the message that
 starts a turn to the message with its first token.
@@ -11,10 +12,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cli.supervisor.children import (
     free_port,
@@ -26,7 +28,7 @@ from cli.supervisor.children import (
 )
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
-from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId, new_id
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId, new_id
 from shared.messages import (
     AdapterRef,
     Empty,
@@ -51,10 +53,14 @@ from shared.subjects import (
     WORKER_PREFETCH,
     WORKER_REPORT,
     WORKER_START,
+    Subject,
 )
 
+M = TypeVar("M")
+
 START_TIMEOUT_S = 120.0
-HOST_ID = "lab"
+HOST_ID = HostId("lab")
+STATS_S = 2.0  # for the answer of a kvstore
 
 
 @dataclass(slots=True)
@@ -86,10 +92,11 @@ class Trace:
 
 
 class Lab:
-    """The processes and the wires to them. Make with `open_lab`."""
+    """The processes of a host and the wires to them. Make with `open_lab`."""
 
-    def __init__(self, directory: Path, bus: Bus, env: dict[str, str]) -> None:
+    def __init__(self, directory: Path, bus: Bus, env: dict[str, str], host_id: HostId) -> None:
         self.directory = directory
+        self.host_id = host_id
         self._bus = bus
         self._env = env
         self._frontend = FrontendId(new_id("fe"))
@@ -105,6 +112,11 @@ class Lab:
         await self._bus.serve(PROMPT_PULL, self._on_pull, self._frontend)
         await self._bus.subscribe(STEP_OUTPUT, self._on_output, self._frontend)
         await self._bus.subscribe(WORKER_REPORT, self._on_report)
+        await self._bus.flush()
+
+    async def hear(self, subject: Subject[M, Any], handler: Callable[[M], None]) -> None:
+        """Hand over what the host's kvstore is sent on `subject` from now on."""
+        await self._bus.subscribe(subject, handler, self.host_id)
         await self._bus.flush()
 
     async def start(self, service: str, **settings: str) -> None:
@@ -130,6 +142,11 @@ class Lab:
             self.stop(service)
 
     @property
+    def redis_url(self) -> str:
+        """Where Redis is."""
+        return self._env["SYMPHONY_REDIS_URL"]
+
+    @property
     def card(self) -> ModelCard:
         """The model that is served."""
         assert self._report is not None, "no worker"
@@ -140,15 +157,24 @@ class Lab:
         tokens: list[int],
         max_tokens: int = 1,
         adapter: AdapterRef | None = None,
-        session: SessionId | None = None,
+        *,
+        session_id: SessionId | None = None,
         num_history: int = 0,
+        kv_at: Mapping[HostId, int] | None = None,
     ) -> Trace:
         """Run one turn (greedy, to its length) and return what was seen of it.
 
         Args:
-            num_history: tokens, from the first, that the session's last turn left the KV of.
+            num_history: first tokens of the prompt that the session's last turn left the KV of.
         """
-        trace = self.begin(tokens, max_tokens, adapter, session, num_history)
+        trace = self.begin(
+            tokens,
+            max_tokens,
+            adapter,
+            session_id=session_id,
+            num_history=num_history,
+            kv_at=kv_at,
+        )
         await trace[1]
         return trace[0]
 
@@ -157,8 +183,10 @@ class Lab:
         tokens: list[int],
         max_tokens: int,
         adapter: AdapterRef | None = None,
-        session: SessionId | None = None,
+        *,
+        session_id: SessionId | None = None,
         num_history: int = 0,
+        kv_at: Mapping[HostId, int] | None = None,
     ) -> tuple[Trace, "asyncio.Task[None]"]:
         """Start one turn; await the second value for its end."""
         assert self._report is not None, "no worker"
@@ -170,8 +198,9 @@ class Lab:
             frontend_id=self._frontend,
             model_id=ModelId(self.card.model_id),
             num_prompt_tokens=len(tokens),
-            session_id=session,
+            session_id=session_id,
             adapter=adapter,
+            kv_at=dict(kv_at or {}),
         )
 
         async def run() -> None:
@@ -186,14 +215,18 @@ class Lab:
 
     async def advise(self, adapter: AdapterRef) -> None:
         """Announce a turn on an adapter, and wait until that is in the worker's pool."""
-        assert self._report is not None, "no worker"
         prefetch = Prefetch(
             session_id=SessionId("announced"),
             model_id=ModelId(self.card.model_id),
             adapter=adapter,
         )
-        await self._bus.publish(WORKER_PREFETCH, prefetch, WorkerId(self._report.worker_id))
+        await self.prefetch(prefetch)
         await self.wait_resident(adapter)
+
+    async def prefetch(self, prefetch: Prefetch) -> None:
+        """Announce a turn to the worker."""
+        assert self._report is not None, "no worker"
+        await self._bus.publish(WORKER_PREFETCH, prefetch, WorkerId(self._report.worker_id))
 
     async def wait_resident(self, adapter: AdapterRef) -> None:
         """Wait until an adapter is in the worker's pool as a whole."""
@@ -207,11 +240,20 @@ class Lab:
         await self._reported.wait()
 
     async def kv_stats(self) -> KvStats:
-        """What the kvstore holds."""
-        stats = await self._bus.gather(KV_STATS, Empty(), num_max=1)
-        if not stats:
+        """What the host's kvstore holds."""
+        if (stats := await self._ask_kvstore()) is None:
             raise PeerUnavailable("no kvstore answers")
-        return stats[0]
+        return stats
+
+    async def _ask_kvstore(self) -> KvStats | None:
+        found: list[KvStats] = []
+
+        def is_ours(replies: list[KvStats]) -> bool:
+            found[:] = [each for each in replies if each.host_id == self.host_id]
+            return bool(found)
+
+        await self._bus.gather(KV_STATS, Empty(), timeout_s=STATS_S, until=is_ours)
+        return found[0] if found else None
 
     async def wait_written(self) -> None:
         """Wait until the kvstore has all that the worker has."""
@@ -278,7 +320,7 @@ class Lab:
             if service == "worker":
                 if self._report is not None and self._report.state == "ready":
                     return
-            elif service == "kvstore" and await self._bus.gather(KV_STATS, Empty(), num_max=1):
+            elif service == "kvstore" and await self._ask_kvstore() is not None:
                 return
             await asyncio.sleep(0.05)
         raise PeerUnavailable(f"{service} was not ready within {START_TIMEOUT_S:g} s")
@@ -325,6 +367,8 @@ class Lab:
                 trace.ended.set()
 
     def _on_report(self, report: WorkerReport) -> None:
+        if report.host_id != self.host_id:
+            return
         self._report = report
         self._reported.set()
 
@@ -332,6 +376,13 @@ class Lab:
 @asynccontextmanager
 async def open_lab(**settings: str) -> AsyncIterator[Lab]:
     """NATS and Redis of its own, a directory of its own; services are started by the caller."""
+    async with open_labs(HOST_ID, **settings) as (lab,):
+        yield lab
+
+
+@asynccontextmanager
+async def open_labs(*host_ids: HostId, **settings: str) -> AsyncIterator[list[Lab]]:
+    """Several hosts, each with a directory of its own, that share NATS and Redis."""
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="symphony-lab-")
         directory = Path(stack.enter_context(temporary))
@@ -342,19 +393,26 @@ async def open_lab(**settings: str) -> AsyncIterator[Lab]:
         stack.callback(stop_child, redis)
         wait_for_port(nats, nats_port, "nats")
         wait_for_port(redis, redis_port, "redis")
-        env = {
+        shared = {
             **os.environ,
             "SYMPHONY_NATS_URL": f"nats://127.0.0.1:{nats_port}",
             "SYMPHONY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
-            "SYMPHONY_DATA_DIR": str(directory),
-            "SYMPHONY_ARENA_DIR": f"/dev/shm/{directory.name}",
-            "SYMPHONY_HOST_ID": HOST_ID,
             "SYMPHONY_LOG_LEVEL": "info",
             **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()},
         }
-        bus = await Bus.connect(env["SYMPHONY_NATS_URL"], "lab")
-        lab = Lab(directory, bus, env)
-        stack.callback(lab.close)
-        await lab.listen()
-        yield lab
+        bus = await Bus.connect(shared["SYMPHONY_NATS_URL"], "lab")
+        labs = []
+        for host_id in host_ids:
+            own = directory / host_id
+            own.mkdir()
+            env = {
+                **shared,
+                "SYMPHONY_DATA_DIR": str(own),
+                "SYMPHONY_ARENA_DIR": f"/dev/shm/{directory.name}-{host_id}",
+                "SYMPHONY_HOST_ID": host_id,
+            }
+            labs.append(Lab(own, bus, env, host_id))
+            stack.callback(labs[-1].close)
+            await labs[-1].listen()
+        yield labs
         await bus.drain()

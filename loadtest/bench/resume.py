@@ -94,7 +94,7 @@ class _Resume:
         recompute, resident, num_blocks = [], [], 0
         for number, history in enumerate(self._histories):
             history.extend(self._new())
-            recompute.append((await self._lab.turn(history, session=_name(number))).ttft_ms)
+            recompute.append((await self._lab.turn(history, session_id=_name(number))).ttft_ms)
             num_blocks += len(history) // BLOCK_TOKENS
             # Until it is on disk, writing it down would slow the return.
             await self._lab.wait_durable(num_blocks)
@@ -165,7 +165,7 @@ class _Resume:
         history = self._histories[number]
         num_history = len(history)
         history += self._new()
-        trace = await self._lab.turn(history, session=_name(number), num_history=num_history)
+        trace = await self._lab.turn(history, session_id=_name(number), num_history=num_history)
         expected = num_history // BLOCK_TOKENS * BLOCK_TOKENS
         assert trace.cached_tokens >= expected, f"{trace.cached_tokens} of {expected} were cached"
         _say(f"  {num_history - trace.cached_tokens} of {num_history} tokens were computed again")
