@@ -38,7 +38,7 @@ from services.kvstore.core import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
 from services.kvstore.core.disk_tier import StoredBlock
 from shared import messages as m
 from shared.arena import PageState
@@ -167,7 +167,7 @@ class Kvstore(PeerHost):
             self.core.on_arena(message.page_bytes, self._num_pages)
         life, number = map(int, message.incarnation.split(".")[1:])
         latest = self._opened.get(message.worker_id, (0, 0))
-        is_overtaken = life == latest[0] and OVERTAKING & self.house.fault_kinds  # it opens again
+        is_overtaken = OVERTAKING & self.house.fault_kinds  # who lives opens again
         assert (life, number) >= latest or is_overtaken, "an old life opens"
         event = Open(
             message.worker_id, message.incarnation, message.fingerprint, message.num_layers,
@@ -336,7 +336,16 @@ class Kvstore(PeerHost):
                 assert not is_kept, "a block that cannot be read is still offered"
 
     def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+        waited = [
+            (block, layer)
+            for block in self._holding()
+            if block.source.host_id == host_id
+            for layer in block.queued
+        ]
         self._perform(self.core.on_fetched(host_id, pages, duration_ns, self.now_ns))
+        self.unread |= {  # given up, though a ticket is for them
+            (block.block_id, layer) for block, layer in waited if block.pages[layer] == NO_PAGE
+        }
         for each in pages:
             for block_id, outcome in zip(each.reads.block_ids, each.outcomes, strict=True):
                 if outcome is not LoadOutcome.READY:

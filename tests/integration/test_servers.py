@@ -165,7 +165,7 @@ def test_containers_get_the_same_servers(
     monkeypatch.setattr("sys.argv", ["setup_servers", *map(str, folders)])
     assert setup_servers.main() == 0
     assert {path.name for path in secrets.iterdir()} == {
-        "redis.password", "services.nk", "tenant-acme.nk", "tenant-default.nk",
+        "peers.secret", "redis.password", "services.nk", "tenant-acme.nk", "tenant-default.nk",
     }  # fmt: skip
     command = [find_nats_server(), "-t", "-c", str(nats / "nats.conf")]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0

@@ -281,6 +281,8 @@ class History:
             block, before = blocks[number], blocks[number - 1] if number else None
             parent = turn.parent_key(number)
             replaces = turn.tail_key() if turn.has_tail and number == turn.tail_index else NO_KEY
+            if replaces == block.key:  # it made no more of it
+                replaces = NO_KEY
             if number < index:
                 writeback.try_again(block, before, parent, turn.block(number), replaces)
                 continue

@@ -9,7 +9,8 @@ begin. What it had under way when it stopped is told apart by the fence.
 
 The ttl is long, so that no busy or paused machine loses its leader by it. A leader that dies is
 found out sooner, because the bus knows that its connection is gone (see `holder_watch`); so a
-holder that loses its connection stops at once, and looks into the store before it goes on.
+holder that loses its connection stops at once, and looks into the store before it goes on. Nor does
+the bus know of a holder that has not heard yet that it is one: who hears of it late looks as well.
 
 Word of a write may be lost, late or doubled: it only moves a spare's patience. The write decides.
 
@@ -130,10 +131,12 @@ class LeaseCore:
         self._fence_floor = max(self._fence_floor, write.lease.fence)
         self._believed_until_ns = self._asked_at_ns + self._times.patience_ns
         self._act_at_ns = self._asked_at_ns + self._times.beat_ns
-        if now_ns >= self._believed_until_ns or self._asked_at_ns <= self._cut_at_ns:
+        is_new = write.lease.fence != self._fence  # no spare that asks finds this holder yet
+        is_late = is_new and now_ns - self._asked_at_ns >= self._times.lead_by_ns
+        if is_late or now_ns >= self._believed_until_ns or self._asked_at_ns <= self._cut_at_ns:
             self._doubt(now_ns)  # so late that it says nothing about now
         elif not self._is_releasing:
-            if write.lease.fence != self._fence:
+            if is_new:
                 self._fence = write.lease.fence
                 effects.append(Lead(self._fence))
             elif self._is_suspended:

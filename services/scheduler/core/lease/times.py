@@ -47,6 +47,13 @@ class LeaseTimes:
         return self.ttl_ns // 2
 
     @property
+    def lead_by_ns(self) -> int:
+        """How long after asking for the lease a new holder may begin to lead, so that spares find
+        it before `return_ns` is over.
+        """
+        return self.return_ns * 4 // 5
+
+    @property
     def retry_ns(self) -> int:
         """Between two attempts at a store that does not answer."""
         return self.beat_ns // 2

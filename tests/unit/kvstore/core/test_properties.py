@@ -105,8 +105,8 @@ class KvMachine(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from([p for p in PEERS if self.host.fetches[p]]))
         fetched = self.host.finish_fetch(peer, outcome, owner)
         if owner in self.deleted:
-            found = self.host.arena.blocks
-            assert not [page for page in fetched if page.key in found]
+            found = {block.block_id for block in self.host.arena.blocks.values()}
+            assert not [page for page in fetched if page.block_id in found]
 
     @rule(owner=owners)
     def finish_fetches(self, owner: OwnerKey) -> None:

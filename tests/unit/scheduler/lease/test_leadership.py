@@ -121,6 +121,27 @@ def test_a_takeover_without_an_answer_is_found_in_the_store() -> None:
     assert Lead(8) in core.on_written(14, 84)
 
 
+def test_who_hears_late_that_it_holds_the_lease_looks_first() -> None:
+    """Until it leads no spare finds it, and one may have taken over."""
+    assert TIMES.lead_by_ns < TIMES.return_ns < PATIENCE
+    core = spare(Stored(lease("", 7), 12))
+    effects = core.on_written(13, TIMES.lead_by_ns)
+    assert of_kind(effects, Lead, ReadLease) == [ReadLease()]
+    assert not core.is_leading(TIMES.lead_by_ns)
+    now_ns = TIMES.lead_by_ns + 1
+    [write] = core.on_read(Stored(lease("me", 8), 13), now_ns)
+    assert isinstance(write, WriteLease)
+    effects = core.on_written(14, now_ns + TIMES.lead_by_ns - 1)
+    assert Lead(8) in effects, "it was in time now"
+
+
+def test_a_leader_may_hear_late_of_its_renewals() -> None:
+    core = leader()
+    core.on_wake(BEAT)
+    core.on_written(21, BEAT + TIMES.lead_by_ns)
+    assert core.is_leading(BEAT + TIMES.lead_by_ns)
+
+
 def test_a_takeover_that_was_confirmed_too_late_is_no_lead() -> None:
     core = spare(Stored(lease("", 7), 12))
     effects = core.on_written(13, PATIENCE)
