@@ -42,7 +42,6 @@ TIERS = "services/kvstore/core/tiers.py"
 ARENA = "services/kvstore/core/arena_tier.py"
 ARENA_BLOCK = "services/kvstore/core/arena_block.py"
 LOADS = "services/kvstore/core/loads.py"
-READ_QUEUE = "services/kvstore/core/read_queue.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 LOCATIONS = "services/kvstore/core/locations.py"
@@ -326,11 +325,6 @@ MUTANTS = (
         "what a peer will not bring is waited for", STORE,
         "                self.arenas[block.page_bytes].abandon(block, effects)\n",
         "                pass\n",
-    ),
-    Mutant(
-        "a page is asked of a source that its block has left", READ_QUEUE,
-        "if layer not in block.queued or block.source is not self._source:",
-        "if layer not in block.queued:",
     ),
     Mutant(
         "what came from a peer is evicted while it is written", ARENA,
