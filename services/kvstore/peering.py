@@ -278,15 +278,19 @@ class Peering:
             return None
         arena = self._arenas.by_page_bytes[write.page_bytes]
         page = write.pages[layer]
-        word = int(arena.words[page])
-        if word & 0xFF != PageState.READY or self._core.find_written(key) is not write:
+        generation, state = arena.word(page)
+        if state is not PageState.READY or self._core.find_written(key) is not write:
             return None  # it has been written, and the page may be another's
         header = ValueHeader(
             write.key, write.parent, fingerprint_digest(write.fingerprint), layer,
             len(write.pages), write.page_bytes, 0, write.tokens, write.checksums[layer],
             write.owner,
         )  # fmt: skip
-        return ArenaPage(arena.pages[page], header, lambda: int(arena.words[page]) == word)
+
+        def is_valid() -> bool:
+            return arena.promise(page, generation) is PageState.READY
+
+        return ArenaPage(arena.pages[page], header, is_valid)
 
 
 def _patience_s(stage: m.KvStage) -> float:

@@ -12,6 +12,7 @@ from nats.aio.subscription import Subscription
 
 from services.kvstore.adapters.service import Adapters
 from services.kvstore.arenas import Arenas
+from services.kvstore.calls import keys_in, new_block, path_token
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.core import (
     BeginDiskAnew,
@@ -21,7 +22,6 @@ from services.kvstore.core import (
     FetchedPages,
     KvCore,
     Limits,
-    NewBlock,
     Open,
     ReadPages,
     Release,
@@ -43,11 +43,11 @@ from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, Wr
 from services.kvstore.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
-from shared.blocks import KEY_BYTES, BlockKey, pack_keys, unpack_keys
+from shared.blocks import KEY_BYTES, pack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
-from shared.ids import HostId, subject_token
+from shared.ids import HostId
 from shared.messages.codec import pack_ints, unpack_ints
-from shared.owners import OWNER_BYTES, OwnerKey, owner_key
+from shared.owners import owner_key
 from shared.service import Runtime
 
 log = logging.getLogger(__name__)
@@ -182,8 +182,8 @@ class KvService:
         self._arenas.close()
 
     async def _open(self, message: m.KvOpen) -> m.KvOpened:
-        incarnation = _path_token(message.incarnation, "incarnation")
-        _path_token(message.worker_id, "worker_id")
+        incarnation = path_token(message.incarnation, "incarnation")
+        path_token(message.worker_id, "worker_id")
         if not 0 < message.num_layers <= LAYERS_MAX:
             raise InvalidRequest(f"num_layers must be 1 to {LAYERS_MAX}", "num_layers")
         if not 0 < message.page_bytes <= PAGE_BYTES_MAX:
@@ -219,11 +219,11 @@ class KvService:
 
     async def _stage(self, message: m.KvStage) -> m.KvStaged:
         self._refuse_if_closed()
-        keys = _unpack_keys(message.keys, "keys")
+        keys = keys_in(message.keys, "keys")
         if not keys and message.session_id is not None:
             record = await self._index.record(message.tenant, message.session_id)
             if record is not None and record.fingerprint == message.fingerprint:
-                keys = _unpack_keys(record.block_keys, "session_id")
+                keys = keys_in(record.block_keys, "session_id")
         offer = await self._peering.offer(message, keys)
         self._refuse_if_closed()
         event = Stage(
@@ -259,7 +259,7 @@ class KvService:
 
     async def _locate(self, message: m.KvLocate) -> m.KvLocated:
         self._refuse_if_closed()
-        return self._peering.answer(message, _unpack_keys(message.keys, "keys"))
+        return self._peering.answer(message, keys_in(message.keys, "keys"))
 
     async def _commit(self, message: m.KvCommit) -> m.KvCommitted:
         self._refuse_if_closed()
@@ -268,7 +268,7 @@ class KvService:
             message.incarnation,
             message.fingerprint,
             message.page_bytes,
-            [_new_block(block) for block in message.blocks],
+            [new_block(block) for block in message.blocks],
             message.seq,
             message.heard,
         )
@@ -281,7 +281,7 @@ class KvService:
         tickets = unpack_ints(message.tickets, "Q")
         event = Renew(
             message.worker_id, message.incarnation, tickets, message.page_bytes,
-            unpack_ints(message.leased), message.heard, _unpack_keys(message.used, "used"),
+            unpack_ints(message.leased), message.heard, keys_in(message.used, "used"),
         )  # fmt: skip
         self._perform(self._core.on_renew(event, self._runtime.clock.now_ns()))
         return m.KvRenewed(
@@ -302,7 +302,7 @@ class KvService:
         """Answered when no restart can bring the blocks back."""
         self._refuse_if_closed()
         owner = owner_key(message.tenant, message.session_id)
-        keys = _unpack_keys(message.keys, "keys")
+        keys = keys_in(message.keys, "keys")
         num_blocks, effects = self._core.on_delete(owner, keys, self._runtime.clock.now_ns())
         self._perform(effects)
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -461,47 +461,3 @@ def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
 def _resolve(future: asyncio.Future[bool], result: bool) -> None:
     if not future.done():  # nobody waits any more
         future.set_result(result)
-
-
-def _path_token(text: str, param: str) -> str:
-    try:
-        return subject_token(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param) from None
-
-
-def _unpack_keys(packed: str, param: str) -> list[BlockKey]:
-    try:
-        return unpack_keys(packed)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param) from None
-
-
-def _new_block(block: m.KvBlock) -> NewBlock:
-    keys = _unpack_keys(block.key + block.parent, "key")
-    if len(keys) != 2:
-        raise InvalidRequest("a block has one key and one parent", "key")
-    replaces = _unpack_keys(block.replaces, "replaces")
-    if len(replaces) > 1:
-        raise InvalidRequest(
-            f"replaces: a block takes the place of one, not {len(replaces)}", "replaces"
-        )
-    return NewBlock(
-        key=keys[0],
-        parent=keys[1],
-        tokens=unpack_ints(block.tokens),
-        pages=unpack_ints(block.pages),
-        checksums=unpack_ints(block.checksums, "Q"),
-        owner=_unpack_owner(block.owner),
-        replaces=replaces[0] if replaces else None,
-    )
-
-
-def _unpack_owner(text: str) -> OwnerKey:
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "owner") from None
-    if len(raw) != OWNER_BYTES:
-        raise InvalidRequest(f"an owner has {OWNER_BYTES} bytes", "owner")
-    return OwnerKey(raw)

@@ -80,7 +80,7 @@ class Deleted:
             return
         self._at_ns[owner] = now_ns
         self._at_ns.move_to_end(owner)
-        while len(self._at_ns) > DELETED_MAX or self._is_over(now_ns):
+        if len(self._at_ns) > DELETED_MAX:
             self._at_ns.popitem(last=False)
 
     def __contains__(self, owner: OwnerKey) -> bool:
@@ -88,11 +88,8 @@ class Deleted:
 
     def expire(self, now_ns: int) -> None:
         """Forget those that are long ago."""
-        while self._is_over(now_ns):
+        while self._at_ns and next(iter(self._at_ns.values())) < now_ns - DELETED_NS:
             self._at_ns.popitem(last=False)
-
-    def _is_over(self, now_ns: int) -> bool:
-        return bool(self._at_ns) and next(iter(self._at_ns.values())) < now_ns - DELETED_NS
 
 
 def most_offered(offers: Iterable[tuple[HostId, int]], num_here: int) -> tuple[HostId, int] | None:

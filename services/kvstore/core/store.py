@@ -197,13 +197,18 @@ class KvCore:
         blocks: list[ArenaBlock] = []
         writes: list[DiskWrite] = []
         spare: list[int] = []
+        known: list[ArenaBlock] = []
         for new in event.blocks:
             worker.end_leases(event.page_bytes, new.pages)
-            if new.key in self.disk or self._is_kept(arena, new.key):
+            here = arena.blocks.get(new.key)
+            if new.key in self.disk:
                 spare += new.pages
+            elif here is not None and here.is_whole:
+                spare += new.pages
+                known.append(here)
             else:
-                if (coming := arena.blocks.get(new.key)) is not None:
-                    arena.forget(coming, effects)  # what was computed is surer than what may come
+                if here is not None:
+                    arena.forget(here, effects)  # what was computed is surer than what may come
                 block, write = self._writes.begin(
                     arena, next(self._block_ids), new, event.fingerprint, self._loads.disk, now_ns
                 )
@@ -214,8 +219,7 @@ class KvCore:
         arena.publish_ready(blocks, effects)
         if writes:
             effects.append(WriteBlocks(writes))
-        here = [b for new in event.blocks if (b := arena.blocks.get(new.key)) is not None]
-        self._arrivals.keep(arena, here, effects)  # what they continue may have come only now
+        self._arrivals.keep(arena, known, effects)  # what they continue may have come only now
         for new in event.blocks:
             self._tiers.replace(new, effects)
         self.counts.num_blocks_committed += len(event.blocks)
@@ -460,10 +464,6 @@ class KvCore:
         """Whether nobody else has to be asked for the block."""
         block = arena.blocks.get(key)
         return (block is not None and not block.num_missing) or key in self.disk
-
-    def _is_kept(self, arena: ArenaTier, key: BlockKey) -> bool:
-        """Whether the arena has the block, all of it: no peer has to bring any."""
-        return (block := arena.blocks.get(key)) is not None and block.is_whole
 
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
         self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.kvstore.calls import new_block
 from services.kvstore.core import Commit, DeleteBlocks, NewBlock
-from services.kvstore.service import _new_block
 from shared.blocks import BlockKey, child_key, root_key
 from shared.errors import InvalidRequest
 from shared.messages import KvBlock, pack_ints
@@ -113,5 +113,5 @@ def test_a_key_that_is_none_is_refused_by_its_name(replaces: str) -> None:
         replaces=replaces,
     )  # fmt: skip
     with pytest.raises(InvalidRequest) as refused:
-        _new_block(block)
+        new_block(block)
     assert refused.value.param == "replaces"

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import lmdb
 import numpy as np
@@ -229,10 +230,10 @@ def test_no_pause_looks_like_a_stall_however_many_share_a_budget() -> None:
 def test_under_a_budget_little_is_sent_at_a_time(
     sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spent: list[int] = []
+    spent: SimpleQueue[int] = SimpleQueue()
 
     def spend(self: Pace, num_bytes: int) -> float:
-        spent.append(num_bytes)
+        spent.put(num_bytes)
         return 0.0
 
     monkeypatch.setattr(Pace, "spend", spend)
@@ -243,7 +244,8 @@ def test_under_a_budget_little_is_sent_at_a_time(
     ):
         client.submit([receiver.reads(0, [1, 2], 0)], 0, LONG_S)
         assert receiver.outcomes() == [[READY, READY]]
-    assert spent == [512 + PAGE_BYTES] * 2
+        counted = [spent.get(timeout=LONG_S) for _ in range(2)]  # before the server stops
+    assert counted == [512 + PAGE_BYTES] * 2 and spent.empty()
 
 
 def test_readers_share_and_who_replaces_is_alone() -> None:
