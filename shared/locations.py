@@ -19,6 +19,8 @@ from shared.owners import OwnerKey
 KV_HOSTS_KEY = "symphony:kv_hosts"
 BLOCKS_MAX = 999_999_999  # of one session
 HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
+OBJECTS_MARK = "@"  # before a host's name: not that host, but what it wrote to the object store
+OBJECTS = HostId(OBJECTS_MARK)  # the object store as a whole
 _CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
 _LOCATION = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([1-9][0-9]{0,8})")
 
@@ -35,6 +37,16 @@ class HostClaim:
     life: str
     digest: int
     num_sessions: int
+
+
+def objects_of(host_id: HostId) -> HostId:
+    """What stands where a host's name does, for what that host wrote to the object store."""
+    return HostId(OBJECTS_MARK + host_id)
+
+
+def is_objects(place: HostId) -> bool:
+    """Whether this is `objects_of` some host, and not a host."""
+    return place.startswith(OBJECTS_MARK)
 
 
 def location_redis_key(owner: OwnerKey) -> str:
@@ -111,6 +123,8 @@ def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
 
 def _host_id(name: bytes) -> HostId | None:
     try:
-        return HostId(subject_token(name.decode()))
+        place = name.decode()
+        subject_token(place.removeprefix(OBJECTS_MARK))
+        return HostId(place)
     except ValueError:  # also what is no text
         return None

@@ -83,6 +83,7 @@ def _tiers(stores: Sequence[KvStats]) -> dict[str, dict[str, int]]:
             "bytes": sum(store.disk_bytes for store in stores),
             "pages_corrupt": sum(store.num_corrupt for store in stores),
         },
+        "objects": {"bytes": sum(store.objects_bytes for store in stores)},
     }
 
 

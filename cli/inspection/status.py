@@ -67,8 +67,10 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 def _tiers(status: dict[str, Any]) -> str:
     arena, disk = status["tiers"]["arena"], status["tiers"]["disk"]
+    in_objects = status["tiers"]["objects"]["bytes"]
+    objects = f" · object store {in_objects / MIB:,.0f} MiB" if in_objects else ""
     return (
         f"{status['sessions']} sessions · "
         f"arena {arena['bytes_used'] / MIB:,.0f} of {arena['bytes'] / MIB:,.0f} MiB · "
-        f"disk {disk['bytes'] / MIB:,.0f} MiB in {disk['blocks']:,} blocks"
+        f"disk {disk['bytes'] / MIB:,.0f} MiB in {disk['blocks']:,} blocks{objects}"
     )

@@ -28,6 +28,11 @@ class KvstoreConfig(ServiceConfig):
     peer_bytes_per_s: that they may take together; 0: any number.
     peer_cert_file, peer_key_file: PEM files: what is sent to them goes through TLS.
     peer_ca_file: certificates to trust: what is fetched from them comes through TLS.
+    objects_url: the object store that all hosts share, ``s3://bucket/prefix``; none: there is none.
+    objects_bytes_max: what this host writes there is at most about this.
+    objects_expiry_s: sessions unused for this long leave it.
+    objects_rest_s: sessions are written there when nothing new of them came for this long.
+    objects_bytes_per_s: that are written there, on average; 0: any number.
     adapter_dirs: folders that adapters may be loaded from, by whoever may load some.
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
@@ -49,6 +54,11 @@ class KvstoreConfig(ServiceConfig):
     peer_cert_file: Path | None = None
     peer_key_file: Path | None = None
     peer_ca_file: Path | None = None
+    objects_url: str | None = None
+    objects_bytes_max: int = Field(default=1024 * GIB, gt=0)
+    objects_expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
+    objects_rest_s: float = Field(default=30.0, ge=0)
+    objects_bytes_per_s: float = Field(default=0.0, ge=0)
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     adapter_header_bytes_max: int = Field(default=4 * 1024**2, gt=0)
@@ -63,6 +73,11 @@ class KvstoreConfig(ServiceConfig):
     @classmethod
     def _expand_peer_file(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
+
+    @field_validator("objects_url")
+    @classmethod
+    def _no_objects(cls, value: str | None) -> str | None:
+        return value or None  # compose passes a variable that is not set as an empty one
 
     @field_validator("peer_listen", "peer_address")
     @classmethod

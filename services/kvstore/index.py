@@ -105,7 +105,7 @@ class RedisIndex:
     async def run(self) -> None:
         """Keep Redis in step and count its sessions, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_in_step())
+            tasks.create_task(self.keep_in_step())
             tasks.create_task(self._sessions.run())
 
     async def record(self, tenant: TenantId, session_id: SessionId) -> SessionRecord | None:
@@ -121,7 +121,8 @@ class RedisIndex:
         """Session records in Redis when they were last counted. Asking makes no load."""
         return self._sessions.num_sessions
 
-    async def _keep_in_step(self) -> None:
+    async def keep_in_step(self) -> None:
+        """Tell Redis what is new, and see that it has lost nothing, for ever."""
         while True:
             try:
                 is_in_step = await self._step()

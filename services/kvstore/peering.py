@@ -125,7 +125,7 @@ class Peering:
         question = m.KvLocate(
             keys=pack_keys(keys), num_layers=stage.num_layers, page_bytes=stage.page_bytes
         )
-        best = most_offered(await self._ask_all(hosts, question, _patience_s(stage)), 0)
+        best = most_offered(await self._ask_all(hosts, question, patience_s(stage)), 0)
         return None if best is None else Offer(*best)
 
     def answer(self, question: m.KvLocate, keys: list[BlockKey]) -> m.KvLocated:
@@ -293,7 +293,7 @@ class Peering:
         return ArenaPage(arena.pages[page], header, is_valid)
 
 
-def _patience_s(stage: m.KvStage) -> float:
+def patience_s(stage: m.KvStage) -> float:
     """How long others may take to answer: who asked has to be answered in time himself."""
     if not stage.patience_ms:
         return LOCATE_MAX_S

@@ -18,14 +18,20 @@ from services.kvstore.core import (
     BeginDiskAnew,
     Commit,
     DeleteBlocks,
+    DropRuns,
+    DropSession,
     Effect,
     FetchedPages,
     KvCore,
     Limits,
+    Offer,
     Open,
     ReadPages,
     Release,
     Renew,
+    Run,
+    SaveOutcome,
+    SaveRun,
     SetWords,
     Stage,
     StoredBlock,
@@ -36,19 +42,24 @@ from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
-from services.kvstore.peering import Peering
+from services.kvstore.objects.link import ObjectLink
+from services.kvstore.objects.store import Bucket
+from services.kvstore.peering import Peering, patience_s
+from services.kvstore.peers.sources import DiskSource
 from services.kvstore.start import Started, start_disk
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
 from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
 from services.kvstore.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
-from shared.blocks import KEY_BYTES, pack_keys
+from shared.blocks import KEY_BYTES, BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
 from shared.ids import HostId
+from shared.locations import OBJECTS, objects_of
 from shared.messages.codec import pack_ints, unpack_ints
 from shared.owners import owner_key
 from shared.service import Runtime
+from shared.urls import hide_password
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +116,8 @@ class KvService:
             config, core, disk, self._arenas, runtime.bus, runtime.clock, self._on_fetched,
             self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
         )  # fmt: skip
+        self._objects_index: RedisIndex | None = None
+        self._objects = self._open_objects(disk)
         self._telemetry = Telemetry(core, self._peering)
 
     @classmethod
@@ -120,6 +133,11 @@ class KvService:
             expiry_ns=expiry_ns,
             noted_ns=expiry_ns // NOTED_SHARE,
             eviction=config.eviction,
+            has_objects=config.objects_url is not None,
+            objects_bytes_max=config.objects_bytes_max,
+            objects_expiry_ns=int(config.objects_expiry_s * NS_PER_S),
+            objects_rest_ns=int(config.objects_rest_s * NS_PER_S),
+            objects_bytes_per_s=config.objects_bytes_per_s,
         )
         for folder, variable in (
             (config.arena_path, "SYMPHONY_ARENA_DIR"),
@@ -130,9 +148,8 @@ class KvService:
         disk = started.disk
         runtime.stack.callback(disk.close)
         core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000, host_id=config.host_id)
-        ttl_s = config.expiry_s * (1 + 1 / NOTED_SHARE)
         index = RedisIndex(
-            config.redis_url, config.host_id, ttl_s, core.locations, config.redis_access
+            config.redis_url, config.host_id, told_s(config), core.locations, config.redis_access
         )
         runtime.stack.push_async_callback(index.close)
         service = cls(runtime, config, core, disk, index)
@@ -164,6 +181,8 @@ class KvService:
             self._runtime.spawn(self._tick(), "kv-tick"),
             self._runtime.spawn(check_for_ever(self._core), "kv-integrity"),
         ]
+        if self._objects is not None:
+            self._tasks.append(self._runtime.spawn(self._objects.list_all(), "kv-objects"))
 
     async def close(self) -> None:
         """Answer no more calls, write everything down, remove the arenas."""
@@ -175,8 +194,11 @@ class KvService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         threads = (asyncio.to_thread(thread.stop) for thread in (self._loader, self._writer))
-        await asyncio.gather(*threads, self._peering.close())  # no write waits for a peer
+        objects = [] if self._objects is None else [self._objects.close()]
+        await asyncio.gather(*threads, self._peering.close(), *objects)  # no write waits for a peer
         await asyncio.sleep(0)  # the threads' last reports are heard
+        if self._objects_index is not None:
+            await self._objects_index.close()
         self._telemetry.export()
         self._leases.close()
         self._arenas.close()
@@ -224,7 +246,7 @@ class KvService:
             record = await self._index.record(message.tenant, message.session_id)
             if record is not None and record.fingerprint == message.fingerprint:
                 keys = keys_in(record.block_keys, "session_id")
-        offer = await self._peering.offer(message, keys)
+        offer = await self._offer(message, keys)
         self._refuse_if_closed()
         event = Stage(
             message.worker_id, message.incarnation, message.num_layers, message.page_bytes, keys,
@@ -256,6 +278,14 @@ class KvService:
             source_bytes_per_s=staged.source_bytes_per_s,
             num_here=staged.num_here,
         )
+
+    async def _offer(self, message: m.KvStage, keys: list[BlockKey]) -> Offer | None:
+        """Who gives what this host lacks: another host, or the object store if that has more."""
+        offer = await self._peering.offer(message, keys)
+        if self._objects is None:
+            return offer
+        num_offered = 0 if offer is None else offer.num_blocks
+        return await self._objects.offer(message, keys, num_offered, patience_s(message)) or offer
 
     async def _locate(self, message: m.KvLocate) -> m.KvLocated:
         self._refuse_if_closed()
@@ -305,15 +335,21 @@ class KvService:
         keys = keys_in(message.keys, "keys")
         num_blocks, effects = self._core.on_delete(owner, keys, self._runtime.clock.now_ns())
         self._perform(effects)
-        settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._writer.settle(self._from_thread(partial(_resolve, settled)))
-        try:
-            is_gone = await asyncio.wait_for(settled, SETTLE_TIMEOUT_S)
-        except TimeoutError:
-            is_gone = False
-        if not is_gone:
-            raise PeerUnavailable("the disk did not delete everything in time")
+        settled = [self._settled(self._writer.settle)]
+        if self._objects is not None:
+            settled.append(self._settled(self._objects.settle))
+        if not all(await asyncio.gather(*settled)):
+            raise PeerUnavailable("not everything was deleted in time")
         return m.KvDeleted(host_id=self._config.host_id, num_blocks=num_blocks)
+
+    async def _settled(self, settle: Callable[[Callable[[bool], None]], None]) -> bool:
+        """Whether a tier has deleted all that it was told to."""
+        settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        settle(self._from_thread(partial(_resolve, settled)))
+        try:
+            return await asyncio.wait_for(settled, SETTLE_TIMEOUT_S)
+        except TimeoutError:
+            return False
 
     async def _stats(self, _: m.Empty) -> m.KvStats:
         arenas = self._core.arenas.values()
@@ -329,6 +365,7 @@ class KvService:
             arena_blocks_pinned=sum(arena.num_pinned for arena in arenas),
             disk_blocks=len(self._core.disk),
             disk_bytes=self._core.disk.num_bytes,
+            objects_bytes=self._core.objects.tier.num_bytes,
             num_corrupt=self._core.counts.num_pages_corrupt,
         )
 
@@ -358,6 +395,37 @@ class KvService:
             self._core.on_fetched(host_id, pages, duration_ns, now_ns, is_current=is_current)
         )
 
+    def _on_saved(self, run: Run, outcome: SaveOutcome) -> None:
+        now_ns = self._runtime.clock.now_ns()
+        self._perform(self._core.objects.on_saved(run, outcome, now_ns))
+
+    def _on_objects_listed(self) -> None:
+        """From now on Redis is told what this host has there."""
+        config, objects = self._config, self._core.objects
+        self._perform(objects.on_all_listed(self._runtime.clock.now_ns()))
+        self._objects_index = RedisIndex(
+            config.redis_url, objects_of(config.host_id), told_s(config), objects.locations,
+            config.redis_access,
+        )  # fmt: skip
+        task = self._runtime.spawn(self._objects_index.keep_in_step(), "kv-objects-index")
+        self._tasks.append(task)
+
+    def _open_objects(self, disk: Disk) -> ObjectLink | None:
+        config = self._config
+        if config.objects_url is None:
+            return None
+        try:
+            bucket = Bucket(config.objects_url)
+        except ValueError as error:
+            shown_url = hide_password(config.objects_url)
+            raise ConfigError(f"SYMPHONY_OBJECTS_URL={shown_url!r}: {error}") from None
+        source = DiskSource(disk, self._from_thread(self._on_damaged))
+        return ObjectLink(
+            bucket, config.host_id, config.objects_expiry_s, self._core, source,
+            self._arenas.by_page_bytes, self._runtime.clock, self._on_fetched, self._on_saved,
+            self._on_objects_listed, self._from_thread(self._on_failure),
+        )  # fmt: skip
+
     def _on_damaged(self, error: DiskDamaged) -> None:
         effects = self._core.on_disk_damaged(error.life, self._runtime.clock.now_ns())
         if effects:
@@ -375,11 +443,17 @@ class KvService:
                     arena.set_words(pages, generations, state)
                 case ReadPages(_, None):
                     self._loader.submit(effect)
+                case ReadPages(reads, host_id) if host_id == OBJECTS and self._objects is not None:
+                    self._objects.fetch(reads)
                 case ReadPages(reads, host_id) if host_id is not None:
                     self._peering.fetch(host_id, reads)
+                case SaveRun() | DropRuns() | DropSession() if self._objects is not None:
+                    self._objects.perform(effect)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)
         self._index.look()
+        if self._objects_index is not None:
+            self._objects_index.look()
 
     def _from_thread(self, handler: Callable[P, None]) -> Callable[P, None]:
         loop = asyncio.get_running_loop()
@@ -421,6 +495,14 @@ def staged_blocks_max(payload_bytes_max: int, stage: m.KvStage) -> int:
     block_bytes = num_layers * 2 * 4 * 4 / 3 + 2 * KEY_BYTES
     promised_bytes = num_layers * 8 * 4 / 3
     return max(int((payload_bytes_max - STAGED_FIELDS_BYTES - promised_bytes) / block_bytes), 0)
+
+
+def told_s(config: KvstoreConfig) -> float:
+    """How long what Redis is told of a session outlives its last use here."""
+    expiry_s = config.expiry_s
+    if config.objects_url is not None:
+        expiry_s = max(expiry_s, config.objects_expiry_s)
+    return expiry_s * (1 + 1 / NOTED_SHARE)
 
 
 def open_disk(config: KvstoreConfig) -> Started:

@@ -1,6 +1,7 @@
 """The kvstore's metrics, taken from the core's own counts."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
@@ -18,6 +19,13 @@ _PEER_EVENTS = counter(
     "kv_peer_events_total", "What happened between this host and others", ["event"]
 )
 _PEER_BYTES = counter("kv_peer_bytes_total", "KV between this host and others", ["direction"])
+_STAGED = counter(
+    "kv_staged_pages_total", "Pages that turns and hints asked for, by where they were", ["tier"]
+)
+_OBJECT_EVENTS = counter(
+    "kv_object_events_total", "What happened between this host and the object store", ["event"]
+)
+_UNSAVED = gauge("kv_unsaved_sessions", "Sessions that wait to be written to the object store")
 _EVICTED = counter("kv_evicted_pages_total", "Pages that left the arena to make room")
 _COUNTERS = {
     "num_pages_loaded": counter("kv_loaded_pages_total", "Pages that came into the arena"),
@@ -28,6 +36,10 @@ _COUNTERS = {
     "num_blocks_unwritten": counter("kv_unwritten_blocks_total", "Blocks the disk did not take"),
     "num_blocks_dropped": counter("kv_dropped_blocks_total", "Blocks deleted for age or size"),
     "num_tickets_expired": counter("kv_expired_tickets_total", "Stages that nobody released"),
+    "num_runs_saved": _OBJECT_EVENTS.labels("saved"),
+    "num_runs_unsaved": _OBJECT_EVENTS.labels("unsaved"),
+    "num_runs_dropped": _OBJECT_EVENTS.labels("dropped"),
+    "num_pages_from_objects": _OBJECT_EVENTS.labels("pages"),
     "num_disks_anew": counter("kv_disks_anew_total", "KV databases given up as damaged"),
 }
 
@@ -40,6 +52,7 @@ class Telemetry:
         self._peering = peering
         self._seen_of_peers: Counter[str] = Counter()
         self._seen = asdict(core.counts)
+        self._of_tiers: dict[str, int] = {}
         self._num_evicted = 0
 
     def export(self) -> None:
@@ -47,6 +60,9 @@ class Telemetry:
         counts = asdict(self._core.counts)
         for name, metric in _COUNTERS.items():
             metric.inc(counts[name] - self._seen[name])
+        for name, count in (of_tiers := pages_by_tier(counts)).items():
+            _STAGED.labels(name).inc(count - self._of_tiers.get(name, 0))
+        self._of_tiers = of_tiers
         self._seen = counts
         of_peers = self._peering.counts()
         for name, count in (of_peers - self._seen_of_peers).items():
@@ -58,9 +74,21 @@ class Telemetry:
         _EVICTED.inc(num_evicted - self._num_evicted)
         self._num_evicted = num_evicted
         BYTES.labels("disk").set(self._core.disk.num_bytes)
+        BYTES.labels("objects").set(self._core.objects.tier.num_bytes)
+        _UNSAVED.set(self._core.objects.num_sessions_unsaved)
         BYTES.labels("arena").set(
             sum(
                 (arena.num_pages - arena.num_free) * arena.page_bytes
                 for arena in self._core.arenas.values()
             )
         )
+
+
+def pages_by_tier(counts: Mapping[str, int]) -> dict[str, int]:
+    """Where the pages were that stages asked for, since the start."""
+    return {
+        "arena": counts["num_pages_resident"],
+        "disk": counts["num_pages_loaded"] - counts["num_pages_fetched"],
+        "peer": counts["num_pages_fetched"] - counts["num_pages_from_objects"],
+        "objects": counts["num_pages_from_objects"],
+    }

@@ -241,4 +241,5 @@ class KvStats:
     arena_blocks_pinned: int = 0  # that tickets of workers hold
     disk_blocks: int = 0
     disk_bytes: int = 0
+    objects_bytes: int = 0  # that this host wrote to the object store
     num_corrupt: int = 0

@@ -8,10 +8,15 @@ from services.kvstore.core.effects import (
     BeginDiskAnew,
     DeleteBlocks,
     DiskWrite,
+    DropRuns,
+    DropSession,
     Effect,
     LoadOutcome,
+    ObjectEffect,
     PageReads,
     ReadPages,
+    SaveOutcome,
+    SaveRun,
     SetWords,
     TouchBlocks,
     WriteBlocks,
@@ -30,6 +35,14 @@ from services.kvstore.core.events import (
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations, LocationUpdate
 from services.kvstore.core.peers import most_offered
+from services.kvstore.core.runs import (
+    Place,
+    Run,
+    earlier_owners,
+    find_places,
+    folder_of,
+    run_of,
+)
 from services.kvstore.core.store import KvCore
 
 __all__ = [
@@ -39,6 +52,8 @@ __all__ = [
     "Counts",
     "DeleteBlocks",
     "DiskWrite",
+    "DropRuns",
+    "DropSession",
     "Effect",
     "FetchedPages",
     "KvCore",
@@ -47,13 +62,18 @@ __all__ = [
     "LocationUpdate",
     "Locations",
     "NewBlock",
+    "ObjectEffect",
     "Offer",
     "Open",
     "PageReads",
     "Pinned",
+    "Place",
     "ReadPages",
     "Release",
     "Renew",
+    "Run",
+    "SaveOutcome",
+    "SaveRun",
     "SetWords",
     "Stage",
     "StoredBlock",
@@ -61,5 +81,9 @@ __all__ = [
     "TouchBlocks",
     "WriteBlocks",
     "WriteOutcome",
+    "earlier_owners",
+    "find_places",
+    "folder_of",
     "most_offered",
+    "run_of",
 ]

@@ -22,6 +22,7 @@ class StoredBlock:
         parent: key of the block before it.
         depth: blocks before it, as far as they are here; set by the tier.
         num_children: blocks here that continue it; set by the tier.
+        is_saved: the object store has it, too.
         older, newer: those used before and after it, in a ring; set by the tier. An ordered dict
             would take 80 bytes a block more.
     """
@@ -36,6 +37,7 @@ class StoredBlock:
     parent: BlockKey = NO_PARENT
     depth: int = _UNKNOWN
     num_children: int = 0
+    is_saved: bool = False
     older: "StoredBlock" = field(init=False, repr=False)
     newer: "StoredBlock" = field(init=False, repr=False)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from services.kvstore.core.runs import Run
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId
@@ -26,6 +27,14 @@ class WriteOutcome(Enum):
     FULL = "full"  # the disk has no room
     FAILED = "failed"  # the disk did not take it for another reason
     CORRUPT = "corrupt"  # the arena's bytes are not those the worker announced
+
+
+class SaveOutcome(Enum):
+    """How the write of one run to the object store ended."""
+
+    SAVED = "saved"
+    MISSING = "missing"  # the disk no longer has all of it
+    FAILED = "failed"  # the object store did not take it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +114,30 @@ class TouchBlocks:
     keys: list[BlockKey]
 
 
-Effect: TypeAlias = SetWords | ReadPages | WriteBlocks | DeleteBlocks | BeginDiskAnew | TouchBlocks
+@dataclass(frozen=True, slots=True)
+class SaveRun:
+    """Write these blocks from the disk to the object store; answer with `on_saved`."""
+
+    run: Run
+    keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class DropRuns:
+    """Remove these from the object store, after everything asked of it before."""
+
+    runs: list[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSession:
+    """Remove all that this session has in the object store, whoever wrote it, after everything
+    asked of it before.
+    """
+
+    owner: OwnerKey
+
+
+DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | BeginDiskAnew | TouchBlocks
+ObjectEffect: TypeAlias = SaveRun | DropRuns | DropSession
+Effect: TypeAlias = SetWords | ReadPages | DiskEffect | ObjectEffect

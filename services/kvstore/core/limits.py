@@ -16,6 +16,11 @@ class Limits:
         does not name by then are taken back.
     load_batches_max: batches with the loader at once; two keep it busy.
     eviction: policy by which idle blocks give their pages.
+    has_objects: whether there is an object store.
+    objects_bytes_max: what this host has there is at most about this.
+    objects_expiry_ns: sessions unused for this long leave it.
+    objects_rest_ns: sessions are written to it when they have rested for this long.
+    objects_bytes_per_s: that are written to it, on average; 0: any number.
     """
 
     disk_bytes_max: int
@@ -25,14 +30,20 @@ class Limits:
     load_bytes_max: int = 8 * 1024 * 1024
     load_batches_max: int = 2
     eviction: EvictionName = "layer"
+    has_objects: bool = False
+    objects_bytes_max: int = 1 << 62
+    objects_expiry_ns: int = 1 << 62
+    objects_rest_ns: int = 30_000_000_000
+    objects_bytes_per_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Counts:
     """What has happened since the start."""
 
+    num_pages_resident: int = 0  # that stages asked for and that were in the arena
     num_pages_loaded: int = 0
-    num_pages_fetched: int = 0  # of those, from other hosts
+    num_pages_fetched: int = 0  # of those, from other hosts or the object store
     num_pages_corrupt: int = 0
     num_pages_unread: int = 0  # loads that failed for another reason
     num_blocks_committed: int = 0
@@ -40,3 +51,7 @@ class Counts:
     num_blocks_dropped: int = 0  # left the disk for age or size
     num_tickets_expired: int = 0
     num_disks_anew: int = 0  # databases given up as damaged
+    num_pages_from_objects: int = 0  # of those fetched
+    num_runs_saved: int = 0  # written to the object store
+    num_runs_unsaved: int = 0  # that it did not take
+    num_runs_dropped: int = 0  # left it for age or size

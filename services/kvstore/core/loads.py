@@ -12,6 +12,7 @@ from services.kvstore.core.read_queue import ReadQueue
 from services.kvstore.core.source import Source
 from services.kvstore.core.tiers import Tiers
 from shared.ids import HostId
+from shared.locations import OBJECTS
 from shared.urgency import kind_of
 
 SOURCES_MAX = 256  # hosts whose links are remembered
@@ -140,6 +141,7 @@ class Loads:
             num_good = outcomes.count(LoadOutcome.READY)
             self._counts.num_pages_loaded += num_good
             self._counts.num_pages_fetched += num_good * (source.host_id is not None)
+            self._counts.num_pages_from_objects += num_good * (source.host_id == OBJECTS)
             num_bytes_good += num_good * reads.page_bytes
             source.backlog.num_bytes_read -= len(outcomes) * reads.page_bytes
             arena.settle(blocks, effects)

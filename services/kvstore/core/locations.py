@@ -9,10 +9,11 @@ last life ended.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
-from services.kvstore.core.disk_tier import DiskTier
 from shared.locations import HostClaim
 from shared.owners import OwnerKey
 
@@ -39,16 +40,36 @@ class LocationUpdate:
     before: HostClaim | None
 
 
+class Counted(Protocol):
+    """A tier of which it can be told how much of each session it has.
+
+    Attributes:
+        on_change: told of every session of which something came, went or was used, and how many
+            blocks lead its sequence now: at least so many; 0: they are to be counted.
+    """
+
+    on_change: Callable[[OwnerKey, int], None]
+
+    @property
+    def owners(self) -> list[OwnerKey]: ...
+
+    def num_owned(self, owner: OwnerKey) -> int: ...
+
+    def count_leading(self, owner: OwnerKey) -> int: ...
+
+    def count_all_leading(self) -> dict[OwnerKey, int]: ...
+
+
 class Locations:
-    """How many leading blocks of each session are on this host's disk, and who was told.
+    """How many leading blocks of each session are in a tier of this host, and who was told.
 
     The shell has Redis checked while `is_in_doubt`, and now and then; then it sends what `take`
     gives while it `has_news`, and says what became of each.
     """
 
-    def __init__(self, disk: DiskTier) -> None:
-        self._disk = disk
-        disk.on_change = self._on_change
+    def __init__(self, tier: Counted) -> None:
+        self._tier = tier
+        tier.on_change = self._on_change
         self._life: str | None = None  # none yet, or none that is valid
         self._said: dict[OwnerKey, int] = {}
         self._digest = 0
@@ -71,8 +92,8 @@ class Locations:
         return None if self._life is None else self._claim(self._life)
 
     def on_found(self) -> None:
-        """The disk was read: an earlier life may have said all that."""
-        self._said = self._disk.count_all_leading()
+        """The tier was read: an earlier life may have said all that."""
+        self._said = self._tier.count_all_leading()
         self._digest = sum(_hash(owner, num) for owner, num in self._said.items()) & _MASK
         self._changed.clear()
 
@@ -101,7 +122,7 @@ class Locations:
                 return
         self._life = life
         self._forget_said()
-        self._anew = self._disk.owners
+        self._anew = self._tier.owners
 
     def take(self) -> LocationUpdate | None:
         """What to tell next; None: nothing, or nothing of those that were looked at so far."""
@@ -122,8 +143,8 @@ class Locations:
                 break
             said = self._said.get(owner, 0)
             if least == _COUNT or not said:
-                num_counted += self._disk.num_owned(owner)
-                num_blocks = self._disk.count_leading(owner)
+                num_counted += self._tier.num_owned(owner)
+                num_blocks = self._tier.count_leading(owner)
             else:
                 num_blocks = max(said, least)
             if num_blocks or said:
@@ -151,7 +172,7 @@ class Locations:
             self._sending, self._unsettled = None, self._sending
 
     def _on_change(self, owner: OwnerKey, least: int) -> None:
-        num_owned = self._disk.num_owned(owner)
+        num_owned = self._tier.num_owned(owner)
         if least == _COUNT and num_owned > EXACT_MAX:
             self._num_removed[owner] += 1
             if self._num_removed[owner] * INEXACT < num_owned:

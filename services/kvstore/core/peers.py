@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from shared.ids import HostId
+from shared.locations import is_objects
 from shared.owners import NOBODY, OwnerKey
 
 ASKED_MAX = 2  # hosts, for one stage
@@ -40,6 +41,7 @@ class Peers:
             for host_id, num_blocks in kv_at.items()
             if num_blocks > num_here
             and host_id != self._host_id
+            and not is_objects(host_id)
             and not self.is_avoided(host_id, now_ns)
         }
         return nlargest(ASKED_MAX, more, key=lambda host_id: more[host_id])

@@ -1,18 +1,20 @@
-"""Where the arena's pages come from: this host's disk, or another host."""
+"""Where the arena's pages come from: this host's disk, another host, or the object store."""
 
 from dataclasses import dataclass, field
 
 from services.kvstore.core.backlog import Backlog, TierSpeed
 from shared.ids import HostId
+from shared.locations import OBJECTS
 
 PEER_BATCH_NS = 10_000_000  # of a link's time: what a more urgent page may have to wait for
 FIRST_BATCH_BYTES = 1024 * 1024  # of a peer whose link was not measured yet
+OBJECT_BATCH_BYTES = 32 * 1024 * 1024  # of many requests at once: each takes long to begin
 
 
 @dataclass(slots=True, eq=False)
 class Source:
     """Attributes:
-    host_id: of the peer; None: this host's disk.
+    host_id: of the peer, or `OBJECTS`; None: this host's disk.
     backlog: what waits for it.
     speed: how fast it was lately.
     num_batches: that it was asked for and has not brought.
@@ -29,6 +31,8 @@ class Source:
         """
         if self.host_id is None:
             return bytes_max
+        if self.host_id == OBJECTS:
+            return OBJECT_BATCH_BYTES
         if not self.speed.is_measured:
             return min(bytes_max, FIRST_BATCH_BYTES)
         return min(bytes_max, self.speed.num_bytes(PEER_BATCH_NS))

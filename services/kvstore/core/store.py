@@ -28,11 +28,13 @@ from services.kvstore.core.effects import (
     WriteBlocks,
     WriteOutcome,
 )
-from services.kvstore.core.events import Commit, Open, Pinned, Release, Renew, Stage
+from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
+from services.kvstore.core.objects import Objects, count_reachable
 from services.kvstore.core.peers import Deleted, Peers
+from services.kvstore.core.runs import Place
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
@@ -40,7 +42,7 @@ from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import HostId, WorkerId
-from shared.locations import worth_keeping
+from shared.locations import OBJECTS, worth_keeping
 from shared.owners import OwnerKey
 
 OWN_HOST = HostId("")  # of a core that has no peers
@@ -58,6 +60,7 @@ class KvCore:
     Attributes:
         arenas: by page size in bytes.
         locations: what Redis is told of sessions.
+        objects: the object store.
         peers: what is known of other hosts.
     """
 
@@ -69,6 +72,7 @@ class KvCore:
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
+        self.objects = Objects(limits, self.disk, host_id, self.counts)
         self._loads = Loads(limits, self._tiers, self.arenas, self.counts)
         self.peers = Peers(host_id)
         self._deleted = Deleted()
@@ -156,6 +160,8 @@ class KvCore:
             used = event.used[:USED_MAX]
             stored = self._tiers.use(used, event.page_bytes, now_ns, effects)
             effects += self._use(stored, now_ns)
+            if stored and (last := self.disk.get(stored[0])) is not None:
+                self.objects.on_used(last.owner, now_ns)
         return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
@@ -253,7 +259,10 @@ class KvCore:
         self._arrivals.keep(arena, blocks, effects)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
+        self.objects.on_used(blocks[-1].owner, now_ns)
         self._loads.send(effects)
+        num_asked = sum(block.num_layers for block in blocks)
+        self.counts.num_pages_resident += num_asked - coming.num_pages
         staged = Pinned(
             ticket=ticket,
             num_blocks=len(blocks),
@@ -322,6 +331,34 @@ class KvCore:
         self._loads.send(effects)
         return effects
 
+    def what_objects_may_give(
+        self,
+        owner: OwnerKey,
+        keys: list[BlockKey],
+        num_before: int,
+        page_bytes: int,
+        kv_at: Mapping[HostId, int],
+        num_offered: int,
+        now_ns: int,
+    ) -> int:
+        """How many leading blocks of `keys` the object store is said to have, if it is worth asking
+        which; 0: it is not, because as many are here, or another host gives as many.
+        """
+        arena = self.arenas.get(page_bytes)
+        if arena is None or not keys or self.peers.is_avoided(OBJECTS, now_ns):
+            return 0
+        num_there = self.objects.may_have(owner, worth_keeping(kv_at)) - num_before
+        num_there = min(num_there, len(keys))
+        return num_there if num_there > max(num_offered, self._num_here(arena, keys)) else 0
+
+    def offer_of_objects(
+        self, keys: list[BlockKey], page_bytes: int, places: Mapping[BlockKey, Place]
+    ) -> Offer | None:
+        """What the object store gives with what is here, if these blocks are in it."""
+        arena = self.arenas[page_bytes]
+        num_blocks = count_reachable(keys, places, partial(self._is_here, arena))
+        return Offer(OBJECTS, num_blocks) if num_blocks > self._num_here(arena, keys) else None
+
     def on_locate(self, keys: list[BlockKey], num_layers: int, page_bytes: int) -> int:
         """How many of these blocks, from the first on, another host can fetch here."""
         return sum(1 for _ in takewhile(partial(self._serves, (num_layers, page_bytes)), keys))
@@ -342,7 +379,7 @@ class KvCore:
         """
         if (arena := self.arenas.get(page_bytes)) is None:
             return []
-        num_here = sum(1 for _ in takewhile(partial(self._is_here, arena), keys))
+        num_here = self._num_here(arena, keys)
         if num_here == len(keys):
             return []
         return self.peers.worth_asking(worth_keeping(kv_at), num_before + num_here, now_ns)
@@ -370,9 +407,11 @@ class KvCore:
             if outcome is WriteOutcome.STORED and block.is_alive:
                 size = (block.num_layers, block.page_bytes, num_bytes)
                 stored = StoredBlock(
-                    block.key, *size, now_ns, now_ns, block.owner, parent=write.parent
-                )
+                    block.key, *size, now_ns, now_ns, block.owner, parent=write.parent,
+                    is_saved=block.is_saved,
+                )  # fmt: skip
                 self.disk.add(stored)
+                self.objects.on_stored(stored, now_ns)
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
@@ -412,6 +451,7 @@ class KvCore:
         self._deleted.add(owner, now_ns)
         gone = dict.fromkeys([*keys, *self._tiers.owned(owner)])
         num_blocks = sum(self._tiers.forget(key, effects) for key in gone)
+        self.objects.on_deleted(owner, effects)
         return num_blocks, effects
 
     def on_tick(self, now_ns: int) -> list[Effect]:
@@ -422,7 +462,7 @@ class KvCore:
             self.counts.num_tickets_expired += 1
         self._deleted.expire(now_ns)
         self._shrink_disk(now_ns, effects)
-        return effects
+        return effects + self.objects.on_tick(now_ns)
 
     @property
     def is_loading(self) -> bool:
@@ -459,6 +499,9 @@ class KvCore:
             return (stored.num_layers, stored.page_bytes) == shape
         write = self._writes.get(key)
         return write is not None and (len(write.pages), write.page_bytes) == shape
+
+    def _num_here(self, arena: ArenaTier, keys: list[BlockKey]) -> int:
+        return sum(1 for _ in takewhile(partial(self._is_here, arena), keys))
 
     def _is_here(self, arena: ArenaTier, key: BlockKey) -> bool:
         """Whether nobody else has to be asked for the block."""

@@ -9,6 +9,7 @@ from services.kvstore.core.effects import DiskWrite
 from services.kvstore.core.events import NewBlock
 from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
+from shared.locations import OBJECTS
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class Writes:
         """A block that came from a peer is whole: what the writer is to store, so that the next
         turn finds it on this host.
         """
+        block.is_saved = block.source.host_id == OBJECTS
         block.source, block.arrived = disk, None
         write = DiskWrite(
             block_id=block.block_id,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
-from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
+from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
 
@@ -19,6 +19,7 @@ class StageTurn:
         kv_at: how many leading blocks of the sequence are on which hosts, as far as known.
         num_before: blocks of it that precede these.
         patience_ns: for so long the turn waits for the answer.
+        tenant, session_id: whose sequence it is.
     """
 
     turn_id: TurnId
@@ -28,6 +29,8 @@ class StageTurn:
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_before: int = 0
     patience_ns: int = 0
+    tenant: TenantId = DEFAULT_TENANT
+    session_id: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class History:
                 turn.kv_at,
                 num_before,
                 patience_ns,
+                turn.tenant,
+                turn.session_id,
             )
         ]
 

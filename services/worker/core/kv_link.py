@@ -146,6 +146,8 @@ class KvLink:
         return replace(
             self.stage(effect.keys),
             request_id=effect.request_id,
+            tenant=effect.tenant,
+            session_id=effect.session_id,
             kv_at=dict(effect.kv_at),
             num_before=effect.num_before,
             patience_ms=effect.patience_ns // 1_000_000,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from shared.ids import HostId
+from shared.locations import OBJECTS, is_objects
 
 AdmissionName: TypeAlias = Literal["eager", "deferred"]
 LoraStart: TypeAlias = Literal["auto", "wait", "stream", "assist"]
@@ -93,9 +94,12 @@ class Estimates:
         """What so many bytes take from where they are slowest to get, to the pool.
 
         Args:
-            kv_at: how many leading blocks are on which hosts: they come from the one with the most.
+            kv_at: how many leading blocks are where: they come from the host with the most, or from
+                the object store if that has more.
         """
-        most = max(kv_at, key=lambda host_id: kv_at[host_id], default=None)
+        most = max(kv_at, key=lambda place: (kv_at[place], not is_objects(place)), default=None)
+        if most is not None and is_objects(most):
+            most = OBJECTS
         peer_bytes_per_s = 0.0 if most is None else self.peer_bytes_per_s.get(most, 0.0)
         peer_ns = num_bytes * 1e9 / peer_bytes_per_s if peer_bytes_per_s else 0.0
         return int(max(self.load_ns(num_bytes), self.source_ns(num_bytes), peer_ns))

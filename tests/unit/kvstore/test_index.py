@@ -107,7 +107,7 @@ def test_a_first_publication_that_a_stop_cuts_off_is_made_at_the_close(
         index = index_of(disk, redis)
         sent = hear(index, monkeypatch)
         store(disk, 1, FOX)
-        keeping = asyncio.create_task(index._keep_in_step())
+        keeping = asyncio.create_task(index.keep_in_step())
         await redis.is_asked.wait()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -1,0 +1,127 @@
+"""What this host has written to the object store: by session, in order of last use."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from services.kvstore.core.runs import Run
+from shared.owners import NOBODY, OwnerKey
+
+LINKS_MAX = 4  # sessions that begin one another, gone through
+
+
+class _Saved:
+    __slots__ = ("num_bytes", "runs", "used_at_ns")
+
+    def __init__(self) -> None:
+        self.runs: dict[Run, int] = {}  # and their bytes
+        self.num_bytes = 0
+        self.used_at_ns = 0
+
+
+class ObjectTier:
+    """Attributes:
+    num_bytes: of all objects together.
+    on_change: see `locations.Counted`.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._saved: OrderedDict[OwnerKey, _Saved] = OrderedDict()  # least recently used first
+        self.num_bytes = 0
+        self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
+
+    def __len__(self) -> int:
+        return sum(len(saved.runs) for saved in self._saved.values())
+
+    @property
+    def owners(self) -> list[OwnerKey]:
+        """Sessions that have runs."""
+        return list(self._saved)
+
+    def runs_of(self, owner: OwnerKey) -> list[Run]:
+        """A session's, and of those that begin it."""
+        found: list[Run] = []
+        seen: set[OwnerKey] = set()
+        todo = [owner]
+        while todo and len(seen) < LINKS_MAX:
+            seen.add(each := todo.pop())
+            if (saved := self._saved.get(each)) is not None:
+                found += saved.runs
+                todo += {run.before for run in saved.runs} - seen - {NOBODY}
+        return found
+
+    def num_owned(self, owner: OwnerKey) -> int:
+        """A session's blocks, one in two runs twice."""
+        saved = self._saved.get(owner)
+        return 0 if saved is None else sum(run.num_blocks for run in saved.runs)
+
+    def count_leading(self, owner: OwnerKey) -> int:
+        """Blocks of the session's longest sequence, as far as its runs reach."""
+        saved = self._saved.get(owner)
+        return 0 if saved is None else max(run.depth + run.num_blocks for run in saved.runs)
+
+    def count_all_leading(self) -> dict[OwnerKey, int]:
+        """The same of every session."""
+        return {owner: self.count_leading(owner) for owner in self._saved}
+
+    def add(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
+        """A run is stored, of a session that was used then."""
+        saved = self._saved.setdefault(run.owner, _Saved())
+        more = num_bytes - saved.runs.get(run, 0)
+        saved.runs[run] = num_bytes
+        saved.num_bytes += more
+        self.num_bytes += more
+        saved.used_at_ns = max(saved.used_at_ns, used_at_ns)
+        self.on_change(run.owner, self.count_leading(run.owner))
+
+    def sort(self) -> None:
+        """What was there before the start came in any order."""
+        by_use = sorted(self._saved.items(), key=lambda item: item[1].used_at_ns)
+        self._saved = OrderedDict(by_use)
+
+    def remove(self, run: Run) -> bool:
+        """Forget a run; whether it was known."""
+        saved = self._saved.get(run.owner)
+        if saved is None or run not in saved.runs:
+            return False
+        num_bytes = saved.runs.pop(run)
+        saved.num_bytes -= num_bytes
+        self.num_bytes -= num_bytes
+        if not saved.runs:
+            del self._saved[run.owner]
+        self.on_change(run.owner, 0)
+        return True
+
+    def forget(self, owner: OwnerKey) -> None:
+        """Forget all of a session's runs."""
+        if (saved := self._saved.pop(owner, None)) is not None:
+            self.num_bytes -= saved.num_bytes
+            self.on_change(owner, 0)
+
+    def use(self, owner: OwnerKey, now_ns: int) -> None:
+        """A session's turn is here: it, and what begins it, was used."""
+        seen: set[OwnerKey] = set()
+        todo = [owner]
+        while todo and len(seen) < LINKS_MAX:
+            seen.add(each := todo.pop())
+            if (saved := self._saved.get(each)) is not None:
+                saved.used_at_ns = now_ns
+                self._saved.move_to_end(each)
+                todo += {run.before for run in saved.runs} - seen - {NOBODY}
+
+    def surplus(self, used_before_ns: int) -> list[Run]:
+        """Runs to give up, the first first: of the least recently used sessions the deepest, so
+        that none is kept without what it continues.
+        """
+        out: list[Run] = []
+        too_much = self.num_bytes - self._bytes_max
+        for saved in self._saved.values():
+            is_expired = saved.used_at_ns < used_before_ns
+            if not is_expired and too_much <= 0:
+                break
+            for run in sorted(saved.runs, key=lambda run: run.depth, reverse=True):
+                if not is_expired and too_much <= 0:
+                    break
+                out.append(run)
+                too_much -= saved.runs[run]
+        return out

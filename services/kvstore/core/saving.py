@@ -1,0 +1,202 @@
+"""Which blocks are written to the object store, behind everything else: those of sessions that
+rest, the longest resting first.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from services.kvstore.core.budget import Budget
+from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
+from services.kvstore.core.object_tier import ObjectTier
+from services.kvstore.core.runs import BLOCKS_MAX, NAMED_KEY_BYTES, Run
+from shared.blocks import BlockKey
+from shared.ids import HostId
+from shared.owners import NOBODY, OwnerKey
+
+RUN_BYTES_MAX = 64 * 1024 * 1024
+RUNS_MAX = 2  # with the shell at once: one is read while the other is sent
+FULL_SHARE = 0.8  # of the disk: from then on sessions need not rest
+RETRY_NS = 1_000_000_000  # after a first failure; twice as long after each further one
+RETRY_MAX_NS = 60_000_000_000
+LOOKED_AT_MAX = 64  # sessions, at once
+
+
+@dataclass(slots=True)
+class _Saving:
+    keys: list[BlockKey]
+    num_bytes: int
+
+
+class Saving:
+    """Args:
+    rest_ns: a session is written when nothing new of it came for so long.
+    budget: of what is written.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        disk_bytes_max: int,
+        objects: ObjectTier,
+        host_id: HostId,
+        rest_ns: int,
+        budget: Budget,
+    ) -> None:
+        self._disk = disk
+        self._full_bytes = int(disk_bytes_max * FULL_SHARE)
+        self._objects = objects
+        self._host_id = host_id
+        self._rest_ns = rest_ns
+        self._budget = budget
+        self._unsaved: OrderedDict[OwnerKey, int] = OrderedDict()  # since when, longest first
+        self._saving: dict[Run, _Saving] = {}
+        self._num_failures = 0
+        self._retry_at_ns = 0
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that have blocks which are to be written, as far as is known."""
+        return len(self._unsaved)
+
+    def on_stored(self, block: StoredBlock, now_ns: int) -> None:
+        """A block is on disk now."""
+        if block.owner != NOBODY and not block.is_saved:
+            self._unsaved[block.owner] = now_ns
+            self._unsaved.move_to_end(block.owner)
+
+    def on_found(self, now_ns: int) -> None:
+        """It is known what is on disk and what is saved of it."""
+        for owner in self._disk.owners:
+            self._unsaved.setdefault(owner, now_ns)
+
+    def send(self, now_ns: int, effects: list[Effect]) -> None:
+        """Begin what may begin."""
+        num_looked_at = 0
+        while (
+            len(self._saving) < RUNS_MAX
+            and now_ns >= self._retry_at_ns
+            and self._budget.is_free(now_ns)
+            and num_looked_at < LOOKED_AT_MAX
+        ):
+            num_looked_at += 1
+            if (owner := self._next(now_ns)) is None:
+                return
+            blocks = self._unsaved_run(owner)
+            if not blocks:
+                del self._unsaved[owner]
+                continue
+            run = _run(owner, blocks, self._disk.get(blocks[0].parent), self._host_id)
+            if run in self._saving:
+                return
+            keys = [block.key for block in blocks]
+            num_bytes = sum(block.num_bytes for block in blocks)
+            self._saving[run] = _Saving(keys, num_bytes)
+            self._budget.take(num_bytes, now_ns)
+            effects.append(SaveRun(run, keys))
+
+    def on_saved(self, run: Run, outcome: SaveOutcome, now_ns: int) -> None:
+        """A run was written, or was not. What was forgotten meanwhile stays so."""
+        if (saving := self._saving.pop(run, None)) is None:
+            return
+        if outcome is SaveOutcome.MISSING:  # what is left of it gets a run of its own
+            self._unsaved[run.owner] = now_ns
+            self._unsaved.move_to_end(run.owner)
+            return
+        if outcome is SaveOutcome.FAILED:
+            wait_ns = min(RETRY_NS << min(self._num_failures, 10), RETRY_MAX_NS)
+            self._num_failures += 1
+            self._retry_at_ns = now_ns + wait_ns
+            return
+        self._num_failures = 0
+        self._mark(saving.keys)
+        self._objects.add(run, saving.num_bytes, now_ns)
+
+    def on_gone(self, run: Run) -> None:
+        """A run is in the object store no more: what is on disk of it is written again, when
+        something new of its session comes.
+        """
+        if self._objects.remove(run):
+            for block in self._blocks_of(run):
+                block.is_saved = False
+
+    def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
+        """A run of ours was there before the start."""
+        self._objects.add(run, num_bytes, used_at_ns)
+        for block in self._blocks_of(run):
+            block.is_saved = True
+
+    def forget(self, owner: OwnerKey) -> None:
+        """The session is deleted: what is being written of it comes to nothing."""
+        self._unsaved.pop(owner, None)
+        for run in [run for run in self._saving if run.owner == owner]:
+            del self._saving[run]
+        self._objects.forget(owner)
+
+    def _next(self, now_ns: int) -> OwnerKey | None:
+        """The session that has rested for longest, if it has for long enough."""
+        busy = {run.owner for run in self._saving}
+        rest_ns = 0 if self._disk.num_bytes > self._full_bytes else self._rest_ns
+        for owner, since_ns in self._unsaved.items():
+            if now_ns - since_ns < rest_ns:
+                return None
+            if owner not in busy:  # one run after the other
+                return owner
+        return None
+
+    def _unsaved_run(self, owner: OwnerKey) -> list[StoredBlock]:
+        """The first run of the sequence that the session used last of which something is not
+        saved; empty: all is.
+        """
+        self._disk.count_leading(owner)  # so that depths are right
+        owned = [self._disk.get(key) for key in self._disk.owned(owner)]
+        unsaved = [block for block in owned if block is not None and not block.is_saved]
+        if not unsaved:
+            return []
+        last = max(unsaved, key=lambda block: (block.depth, block.used_at_ns))
+        path: list[StoredBlock] = []
+        at: StoredBlock | None = last
+        while at is not None and not at.is_saved and at.owner in {owner, NOBODY}:
+            if (at.num_layers, at.page_bytes) != (last.num_layers, last.page_bytes):
+                break
+            path.append(at)
+            at = self._disk.get(at.parent)
+        path.reverse()
+        num_max = max(RUN_BYTES_MAX // last.num_bytes, 1)
+        return path[: min(num_max, BLOCKS_MAX)]
+
+    def _blocks_of(self, run: Run) -> list[StoredBlock]:
+        """Those of a run that are on disk, by what its name tells."""
+        found: list[StoredBlock] = []
+        for key in self._disk.owned(run.owner):
+            if key[:NAMED_KEY_BYTES] not in {run.last, run.second}:
+                continue
+            at = self._disk.get(key)
+            num_left = run.num_blocks - (key[:NAMED_KEY_BYTES] != run.last)
+            while at is not None and num_left:
+                found.append(at)
+                at = self._disk.get(at.parent)
+                num_left -= 1
+        return found
+
+    def _mark(self, keys: list[BlockKey]) -> None:
+        for key in keys:
+            if (block := self._disk.get(key)) is not None:
+                block.is_saved = True
+
+
+def _run(
+    owner: OwnerKey, blocks: list[StoredBlock], before: StoredBlock | None, host_id: HostId
+) -> Run:
+    first, last = blocks[0], blocks[-1]
+    return Run(
+        owner=owner,
+        depth=first.depth,
+        num_blocks=len(blocks),
+        num_layers=first.num_layers,
+        page_bytes=first.page_bytes,
+        before=NOBODY if before is None else before.owner,
+        last=last.key[:NAMED_KEY_BYTES],
+        second=blocks[-2].key[:NAMED_KEY_BYTES] if len(blocks) > 1 else b"",
+        host_id=host_id,
+    )

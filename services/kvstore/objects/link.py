@@ -1,0 +1,237 @@
+"""This host and the object store: who has what there, what comes from it and what goes to it.
+
+While it is away, or slow, nobody else waits: what was asked of it fails or comes late, and who
+waits for that computes.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from services.kvstore.core import (
+    DropRuns,
+    FetchedPages,
+    KvCore,
+    ObjectEffect,
+    Offer,
+    PageReads,
+    Place,
+    Run,
+    SaveOutcome,
+    earlier_owners,
+    find_places,
+    folder_of,
+    run_of,
+)
+from services.kvstore.objects.reading import ObjectReader
+from services.kvstore.objects.store import Bucket, Listed, StoreFailed
+from services.kvstore.objects.writing import ObjectWriter
+from services.kvstore.peers.sources import PageSource
+from shared import messages as m
+from shared.arena import Arena
+from shared.blocks import BlockKey
+from shared.clock import Clock
+from shared.ids import HostId
+from shared.locations import OBJECTS
+from shared.owners import NOBODY, OwnerKey, owner_key
+
+log = logging.getLogger(__name__)
+
+ASKERS = 4  # listings at a time
+ASKED_MAX = 64  # that wait
+PLACES_MAX = 262_144  # blocks of which it is remembered where they are
+SESSION_OBJECTS_MAX = 4096  # of one session, looked at
+LINKS_MAX = 4  # sessions that begin one another, gone through
+RETRY_S, RETRY_MAX_S = 1.0, 60.0  # of the first listing
+ABANDONED = 2  # what nobody wrote to for so many times its expiry belongs to no living host
+NS_PER_S = 1_000_000_000
+
+OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
+
+
+class ObjectLink:
+    """Args:
+    core: that decides.
+    source: what is on disk.
+    on_fetched: called in the event loop: from where, what came, how long it took, ns.
+    on_saved: called in the event loop with what became of a run.
+    on_listed: called in the event loop when it is known what was there at the start.
+    fail: called in any thread with what must not have happened.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        host_id: HostId,
+        expiry_s: float,
+        core: KvCore,
+        source: PageSource,
+        arenas: Mapping[int, Arena],
+        clock: Clock,
+        on_fetched: OnFetched,
+        on_saved: Callable[[Run, SaveOutcome], None],
+        on_listed: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._bucket = bucket
+        self._host_id = host_id
+        self._expiry_s = expiry_s
+        self._core = core
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._on_fetched = on_fetched
+        self._on_listed = on_listed
+        self._places: OrderedDict[BlockKey, Place] = OrderedDict()
+        self._num_asked = 0
+        self._askers = ThreadPoolExecutor(ASKERS, "kv-objects-ask")
+        self._reader = ObjectReader(bucket, arenas, self._report_read, fail)
+        self._writer = ObjectWriter(
+            bucket, source,
+            lambda run, outcome: self._soon(partial(on_saved, run, outcome)), fail,
+        )  # fmt: skip
+
+    async def offer(
+        self, stage: m.KvStage, keys: list[BlockKey], num_offered: int, patience_s: float
+    ) -> Offer | None:
+        """What the object store gives of what this host lacks, if it is more than `num_offered`
+        blocks, which another host gives.
+        """
+        owner = owner_key(stage.tenant, stage.session_id)
+        if owner == NOBODY:
+            return None
+        num_said = self._core.what_objects_may_give(
+            owner, keys, stage.num_before, stage.page_bytes, stage.kv_at, num_offered,
+            self._clock.now_ns(),
+        )  # fmt: skip
+        if not num_said:
+            return None
+        shape = (stage.num_layers, stage.page_bytes)
+        find = partial(find_places, keys=keys, num_before=stage.num_before, shape=shape)
+        offer = self._offer_of(find(self._core.objects.tier.runs_of(owner)), stage, keys)
+        if offer is None or offer.num_blocks < num_said:
+            runs = await self._ask(owner, stage.num_before, patience_s)
+            offer = self._offer_of(find(runs), stage, keys) or offer
+        return offer if offer is not None and offer.num_blocks > num_offered else None
+
+    def fetch(self, reads: list[PageReads]) -> None:
+        """Bring these pages."""
+        self._reader.fetch(reads, self._places)
+
+    def perform(self, effect: ObjectEffect) -> None:
+        """Write, or delete."""
+        self._writer.submit(effect)
+
+    def settle(self, report: Callable[[bool], None]) -> None:
+        """See `ObjectWriter.settle`."""
+        self._writer.settle(report)
+
+    async def list_all(self) -> None:
+        """Tell the core what this host wrote in earlier lives, and delete what was left by hosts
+        that are no more; tried until it can be.
+        """
+        wait_s = RETRY_S
+        while True:
+            try:
+                await asyncio.to_thread(self._walk_all)
+            except StoreFailed as error:
+                log.warning("the object store is away", extra={"error": str(error)})
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+            else:
+                break
+        await asyncio.sleep(0)  # what the walk handed over comes before
+        self._on_listed()
+
+    async def close(self) -> None:
+        """What is on its way comes to nothing."""
+        self._askers.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(
+            asyncio.to_thread(self._reader.stop), asyncio.to_thread(self._writer.stop)
+        )
+
+    def _offer_of(
+        self, places: dict[BlockKey, Place], stage: m.KvStage, keys: list[BlockKey]
+    ) -> Offer | None:
+        offer = self._core.offer_of_objects(keys, stage.page_bytes, places)
+        if offer is not None:
+            for key, place in places.items():
+                self._places[key] = place
+                self._places.move_to_end(key)
+            while len(self._places) > PLACES_MAX:
+                self._places.popitem(last=False)
+        return offer
+
+    async def _ask(self, owner: OwnerKey, num_before: int, patience_s: float) -> list[Run]:
+        """What is there of a session, whoever wrote it; nothing, if that is not told in time."""
+        if self._num_asked >= ASKED_MAX:
+            return []
+        self._num_asked += 1
+        asked = self._loop.run_in_executor(self._askers, self._walk, owner, num_before)
+        asked.add_done_callback(self._on_answered)
+        try:
+            return await asyncio.wait_for(asyncio.shield(asked), patience_s)
+        except (StoreFailed, TimeoutError) as error:
+            log.info("the object store does not say what it has", extra={"why": str(error)})
+            self._core.peers.on_failed(OBJECTS, self._clock.now_ns())
+            return []
+
+    def _on_answered(self, asked: "asyncio.Future[list[Run]]") -> None:
+        self._num_asked -= 1
+        if not asked.cancelled():
+            asked.exception()  # looked at, if nobody waits any more
+
+    def _walk(self, owner: OwnerKey, num_before: int) -> list[Run]:
+        """In a thread: a session's runs, and of those that begin it."""
+        runs: list[Run] = []
+        todo = {owner}
+        for _ in range(LINKS_MAX):
+            for each in todo:
+                for page in self._bucket.walk(folder_of(each)):
+                    runs += [run for item in page if (run := run_of(item.name)) is not None]
+                    if len(runs) >= SESSION_OBJECTS_MAX:
+                        return runs
+            if not (todo := earlier_owners(runs, num_before)):
+                break
+        return runs
+
+    def _walk_all(self) -> None:
+        now_s = self._clock.wall_ns() // NS_PER_S
+        abandoned_s = now_s - ABANDONED * self._expiry_s
+        folder, of_folder = "", list[tuple[Run, int]]()
+        for page in self._bucket.walk():
+            self._soon(partial(self._on_page, page, now_s))
+            for item in page:
+                if (run := run_of(item.name)) is None or run.host_id == self._host_id:
+                    continue
+                if folder_of(run.owner) != folder:
+                    self._abandon(of_folder, abandoned_s)
+                    folder, of_folder = folder_of(run.owner), []
+                of_folder.append((run, item.written_s))
+        self._abandon(of_folder, abandoned_s)
+
+    def _on_page(self, page: list[Listed], now_s: int) -> None:
+        now_ns = self._clock.now_ns()
+        for item in page:
+            if (run := run_of(item.name)) is not None and run.host_id == self._host_id:
+                used_at_ns = now_ns - max(now_s - item.written_s, 0) * NS_PER_S
+                self._core.objects.on_listed(run, item.num_bytes, used_at_ns)
+
+    def _abandon(self, of_session: Sequence[tuple[Run, int]], abandoned_s: float) -> None:
+        if of_session and max(written_s for _, written_s in of_session) < abandoned_s:
+            self._writer.submit(DropRuns([run for run, _ in of_session]))
+
+    def _report_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
+        self._soon(partial(self._on_read, pages, seconds, gone))
+
+    def _on_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
+        for run in gone:
+            for key in [key for key, place in self._places.items() if place.run == run]:
+                del self._places[key]
+        self._core.objects.on_gone(list(gone))
+        self._on_fetched(OBJECTS, pages, int(seconds * NS_PER_S), True)
+
+    def _soon(self, handler: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(handler)

@@ -1,0 +1,180 @@
+"""Pages from the object store into the arena: ranges of objects, many at a time, each page checked
+before its word says that it is there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.kvstore.core import FetchedPages, LoadOutcome, PageReads, Place, Run, Told
+from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.values import HEADER_BYTES, BadValue, read_header
+from shared.arena import Arena, PageState, checksum
+from shared.blocks import BlockKey
+
+log = logging.getLogger(__name__)
+
+THREADS = 8  # requests at a time: each waits long for its first byte
+RANGE_BYTES_MAX = 8 * 1024 * 1024  # of one request
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is reported together."""
+
+    reads: list[PageReads]
+    outcomes: list[list[LoadOutcome]]
+    told: list[list[Told | None]]
+    begun_s: float
+    num_left: int = 0
+    gone: set[Run] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Pages that lie behind each other in an object: of `reads[of]` those at `first` to `end`."""
+
+    of: int
+    first: int
+    end: int
+    place: Place
+
+
+OnRead = Callable[[list[FetchedPages], float, set[Run]], None]
+
+
+class ObjectReader:
+    """Args:
+    arenas: by page size in bytes.
+    report: called in any thread with what came of a batch, how long it took beyond the ones before
+        it, seconds, and runs that turned out not to be there.
+    fail: called in any thread with what must not have happened.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        arenas: Mapping[int, Arena],
+        report: OnRead,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._bucket = bucket
+        self._arenas = arenas
+        self._report = report
+        self._fail = fail
+        self._pool = ThreadPoolExecutor(THREADS, "kv-objects-read")
+        self._lock = threading.Lock()
+        self._ended_s = 0.0
+
+    def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
+        """Bring these pages; those of blocks whose place is not known fail."""
+        batch = _Batch(
+            reads,
+            [[LoadOutcome.FAILED] * len(each.pages) for each in reads],
+            [[None] * len(each.pages) for each in reads],
+            time.perf_counter(),
+        )
+        ranges = [found for of in range(len(reads)) for found in self._cut(batch, of, places)]
+        batch.num_left = len(ranges)
+        if not ranges:
+            self._end(batch)
+        for each in ranges:
+            self._pool.submit(self._run, batch, each)
+
+    def stop(self) -> None:
+        """What has not begun comes to nothing."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _cut(self, batch: _Batch, of: int, places: Mapping[BlockKey, Place]) -> list[_Range]:
+        reads = batch.reads[of]
+        num_max = max(RANGE_BYTES_MAX // (HEADER_BYTES + reads.page_bytes), 1)
+        ranges: list[_Range] = []
+        for index, key in enumerate(reads.keys):
+            if (place := places.get(key)) is None:
+                self._publish(reads, index, LoadOutcome.FAILED)
+                continue
+            before = ranges[-1] if ranges else None
+            if (
+                before is not None
+                and before.end == index
+                and before.place.run == place.run
+                and before.place.at + index - before.first == place.at
+                and index - before.first < num_max
+            ):
+                ranges[-1] = _Range(of, before.first, index + 1, before.place)
+            else:
+                ranges.append(_Range(of, index, index + 1, place))
+        return ranges
+
+    def _run(self, batch: _Batch, each: _Range) -> None:
+        try:
+            self._read(batch, each)
+            with self._lock:
+                batch.num_left -= 1
+                is_last = not batch.num_left
+            if is_last:
+                self._end(batch)
+        except BaseException as error:
+            self._fail(error)
+
+    def _end(self, batch: _Batch) -> None:
+        now_s = time.perf_counter()
+        with self._lock:
+            took_s = now_s - max(batch.begun_s, self._ended_s)
+            self._ended_s = now_s
+        pages = [
+            FetchedPages(reads, outcomes, told)
+            for reads, outcomes, told in zip(batch.reads, batch.outcomes, batch.told, strict=True)
+        ]
+        self._report(pages, took_s, batch.gone)
+
+    def _read(self, batch: _Batch, each: _Range) -> None:
+        reads, run = batch.reads[each.of], each.place.run
+        value_bytes = HEADER_BYTES + reads.page_bytes
+        start = run.place(reads.layer, each.place.at) * value_bytes
+        data, missed = memoryview(b""), LoadOutcome.CORRUPT  # if it is shorter than its name says
+        try:
+            data = self._bucket.get(run.name, start, (each.end - each.first) * value_bytes)
+        except NoObject:
+            missed = LoadOutcome.MISSING
+            batch.gone.add(run)
+        except StoreFailed as error:
+            log.warning("reading the object store failed", extra={"error": str(error)})
+            missed = LoadOutcome.FAILED
+        for index in range(each.first, each.end):
+            at = (index - each.first) * value_bytes
+            value = data[at : at + value_bytes]
+            outcome, told = missed, None
+            if len(value) == value_bytes:
+                outcome, told = self._take(reads, index, value)
+            batch.outcomes[each.of][index] = outcome
+            batch.told[each.of][index] = told
+            self._publish(reads, index, outcome)
+
+    def _take(
+        self, reads: PageReads, index: int, value: memoryview
+    ) -> tuple[LoadOutcome, Told | None]:
+        """Copy a page to where it goes, if it is the right one."""
+        try:
+            header = read_header(value)
+        except BadValue:
+            return LoadOutcome.CORRUPT, None
+        page = value[HEADER_BYTES:]
+        if (header.key, header.layer) != (reads.keys[index], reads.layer):
+            return LoadOutcome.CORRUPT, None
+        if checksum(page) != header.checksum:
+            return LoadOutcome.CORRUPT, None
+        arena = self._arenas[reads.page_bytes]
+        np.copyto(arena.pages[reads.pages[index]], np.frombuffer(page, np.uint8))
+        told = Told(header.parent, header.tokens, header.num_layers, header.checksum, header.owner)
+        return LoadOutcome.READY, told
+
+    def _publish(self, reads: PageReads, index: int, outcome: LoadOutcome) -> None:
+        state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+        arena = self._arenas[reads.page_bytes]
+        arena.set_word(reads.pages[index], reads.generations[index], state)

@@ -1,0 +1,161 @@
+"""The thread that writes to the object store and deletes there, one order after the other: so what
+a deletion finds is all that was written before it.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.kvstore.core import (
+    DropRuns,
+    DropSession,
+    ObjectEffect,
+    Run,
+    SaveOutcome,
+    SaveRun,
+    folder_of,
+)
+from services.kvstore.disk import DiskFailed
+from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.peers.sources import PageSource
+from services.kvstore.values import HEADER_BYTES
+from shared.owners import OwnerKey
+
+log = logging.getLogger(__name__)
+
+ORDERS_MAX = 65_536  # of sessions to drop, and runs; nothing is written while so many wait
+STOP_S = 5.0
+UNDELETED_MAX = 65_536  # sessions that are tried again
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    report: Callable[[bool], None]
+
+
+_Order: TypeAlias = ObjectEffect | _Settle
+
+
+class ObjectWriter:
+    """Args:
+    source: what is on disk.
+    report: called in this thread, or by `submit`, with what became of a run.
+    fail: called in this thread with what ended it.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        source: PageSource,
+        report: Callable[[Run, SaveOutcome], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._bucket = bucket
+        self._source = source
+        self._report = report
+        self._fail = fail
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._undeleted: dict[OwnerKey, None] = {}
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="kv-objects-write", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: ObjectEffect) -> None:
+        """Do this after everything submitted before. A session is always dropped; runs that find no
+        room for their order stay where they are until the next start.
+        """
+        if isinstance(order, DropSession) or self._orders.qsize() < ORDERS_MAX:
+            self._orders.put(order)
+        elif isinstance(order, SaveRun):
+            self._report(order.run, SaveOutcome.FAILED)
+
+    def settle(self, report: Callable[[bool], None]) -> None:
+        """Call `report` in this thread when all that was submitted is done: whether every session
+        that was to be dropped is.
+        """
+        self._orders.put(_Settle(report))
+
+    def stop(self) -> None:
+        """End after what is being done, if that does not take long; what is not written is written
+        after the next start.
+        """
+        self._is_stopping = True
+        self._orders.put(None)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None and not self._is_stopping:
+                self._do(order)
+        except Exception as error:
+            self._fail(error)
+
+    def _do(self, order: _Order) -> None:
+        match order:
+            case SaveRun(run, _):
+                self._report(run, self._save(order))
+            case DropRuns(runs):
+                self._delete([run.name for run in runs])
+            case DropSession(owner):
+                if len(self._undeleted) < UNDELETED_MAX:
+                    self._undeleted[owner] = None
+                self._drop_sessions()
+            case _Settle(report):
+                report(self._drop_sessions())
+
+    def _drop_sessions(self) -> bool:
+        """Those that were not dropped before, too; whether none is left."""
+        for owner in list(self._undeleted):
+            try:
+                for page in self._bucket.walk(folder_of(owner)):
+                    self._bucket.delete([each.name for each in page])
+            except StoreFailed as error:
+                log.warning("the object store does not delete", extra={"error": str(error)})
+                return False
+            del self._undeleted[owner]
+        return True
+
+    def _delete(self, names: list[str]) -> None:
+        try:
+            self._bucket.delete(names)
+        except StoreFailed as error:
+            log.warning("the object store does not delete", extra={"error": str(error)})
+
+    def _save(self, order: SaveRun) -> SaveOutcome:
+        try:
+            data = self._read(order)
+            if data is None:
+                return SaveOutcome.MISSING
+            self._bucket.put(order.run.name, data)
+        except (StoreFailed, NoObject) as error:
+            log.warning("writing to the object store failed", extra={"error": str(error)})
+            with suppress(StoreFailed):
+                self._bucket.delete([order.run.name])
+            return SaveOutcome.FAILED
+        except DiskFailed as error:
+            log.warning("reading the KV database failed", extra={"error": str(error)})
+            return SaveOutcome.MISSING
+        return SaveOutcome.SAVED
+
+    def _read(self, order: SaveRun) -> bytearray | None:
+        """The object: values (`values.py`) layer by layer; None: some are not on disk any more."""
+        run = order.run
+        value_bytes = HEADER_BYTES + run.page_bytes
+        data = bytearray(run.num_pages * value_bytes)
+        with self._source.open() as pages:
+            for layer in range(run.num_layers):
+                for at, key in enumerate(order.keys):
+                    found = pages.find(key, layer, run.page_bytes)
+                    if found is None:
+                        return None
+                    start = run.place(layer, at) * value_bytes
+                    for part in found.parts:
+                        data[start : start + len(part)] = part
+                        start += len(part)
+                    if found.is_valid is not None and not found.is_valid():
+                        return None
+        return data

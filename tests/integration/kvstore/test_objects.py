@@ -1,0 +1,340 @@
+"""Kvstores over a real server of S3, and real NATS, Redis and LMDB: history outlives its host."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.s3_server import NoServer, S3Server, s3_server
+from services.kvstore import peering
+from services.kvstore.core import Run, run_of
+from services.kvstore.core import peers as core_peers
+from services.kvstore.objects.store import Bucket
+from shared import messages as m
+from shared import subjects
+from shared.arena import PageState
+from shared.blocks import BLOCK_TOKENS, BlockKey
+from shared.errors import ConfigError, SymphonyError
+from shared.ids import HostId, SessionId
+from shared.locations import (
+    KV_HOSTS_KEY,
+    decode_lives,
+    decode_locations,
+    location_redis_key,
+    objects_of,
+)
+from tests.conftest import Server
+from tests.integration.harness import connected
+from tests.integration.kvstore.house import (
+    NUM_LAYERS,
+    PAGE_BYTES,
+    TENANT,
+    FakeWorker,
+    Place,
+    kvstore,
+    owner_of,
+    redis_at,
+    sequence,
+    until,
+)
+
+H1, H2 = HostId("h1"), HostId("h2")
+S_OF_0 = SessionId("of-0")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3") / "s3.log") as started:
+            yield started
+    except NoServer as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def url(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A folder of its own for each test."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(peering, "LOCATE_MIN_S", 30.0)
+    monkeypatch.setattr(peering, "LOCATE_MAX_S", 30.0)
+    return f"{server.url}/{abs(hash(request.node.name))}"
+
+
+@pytest.fixture
+def bucket(url: str) -> Bucket:
+    return Bucket(url)
+
+
+@pytest.fixture
+def places(url: str, nats_server: Server, redis_server: Server, tmp_path: Path) -> list[Place]:
+    """Two hosts that know one bucket, and not each other."""
+    settings: dict[str, Any] = {"objects_url": url, "objects_rest_s": 0.0}
+    return [
+        Place(nats_server, redis_server, tmp_path / host_id, dict(settings), host_id)
+        for host_id in (H1, H2)
+    ]
+
+
+@asynccontextmanager
+async def host(place: Place) -> AsyncIterator[FakeWorker]:
+    """A kvstore and a worker, ready."""
+    async with connected(place.nats.url, "workers") as bus, kvstore(place):
+        worker = FakeWorker(bus, f"w-{place.host_id}", place.host_id)
+        await worker.open()
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+def runs_in(bucket: Bucket) -> list[Run]:
+    found = [run_of(item.name) for page in bucket.walk() for item in page]
+    assert None not in found
+    return sorted((run for run in found if run), key=lambda run: run.depth)
+
+
+async def saved(bucket: Bucket, num_blocks: int) -> list[Run]:
+    """Once so many are there."""
+
+    async def is_there() -> bool:
+        return sum(run.num_blocks for run in runs_in(bucket)) >= num_blocks
+
+    await until(is_there)
+    return runs_in(bucket)
+
+
+async def told(place: Place, num_blocks: int) -> None:
+    """Once Redis knows that the session's first blocks are in the object store."""
+    async with redis_at(place) as redis:
+
+        async def is_told() -> bool:
+            lives = decode_lives(await redis.hgetall(KV_HOSTS_KEY))
+            said = await redis.hgetall(location_redis_key(owner_of(0)))
+            return decode_locations(said, lives).get(objects_of(H1)) == num_blocks
+
+        await until(is_told)
+
+
+async def stage(
+    worker: FakeWorker, keys: list[BlockKey], num_said: int, num_before: int = 0
+) -> m.KvStaged:
+    """A turn of session 0, of which the first host is said to have written so many blocks."""
+    message = m.KvStage(
+        worker_id=worker.worker_id, incarnation=worker.incarnation, fingerprint="model-a",
+        num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES, keys="".join(key.hex() for key in keys),
+        session_id=S_OF_0, tenant=TENANT, kv_at={objects_of(H1): num_said}, num_before=num_before,
+    )  # fmt: skip
+    return await worker.bus.request(subjects.KV_STAGE, message, worker.host_id)
+
+
+async def delete(worker: FakeWorker) -> m.KvDeleted:
+    return await worker.bus.request(
+        subjects.SESSION_DELETE, m.KvDelete(session_id=S_OF_0, tenant=TENANT)
+    )
+
+
+def test_a_session_outlives_its_host(places: list[Place], bucket: Bucket) -> None:
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            keys = await one.store(5)
+            (run,) = await saved(bucket, 5)
+            assert (run.depth, run.num_blocks, run.owner) == (0, 5, owner_of(0))
+            await told(places[0], 5)
+        async with host(places[1]) as two:
+            staged = await stage(two, keys, 5)
+            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            await two.assert_holds(staged, keys)
+
+            async def has_moved() -> bool:
+                return (await two.stats()).disk_blocks == 5
+
+            await until(has_moved)
+
+    asyncio.run(scenario())
+
+
+def test_what_came_from_there_is_not_written_there_again(
+    places: list[Place], bucket: Bucket
+) -> None:
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            keys = await one.store(3)
+            await saved(bucket, 3)
+        tokens, all_keys = sequence(4)
+        async with host(places[1]) as two:
+            staged = await stage(two, keys, 3)
+            await two.assert_holds(staged, keys)
+            pages = await two.lease(NUM_LAYERS)
+            await two.commit(
+                tokens[3 * BLOCK_TOKENS :], all_keys[3:], pages, owner_of(0), all_keys[2]
+            )
+            first, second = await saved(bucket, 4)
+            assert (first.host_id, first.depth, first.num_blocks) == (H1, 0, 3)
+            assert (second.host_id, second.depth, second.num_blocks) == (H2, 3, 1)
+        async with host(places[0]) as one:
+            staged = await stage(one, all_keys, 4)
+            assert (staged.num_blocks, staged.num_from_disk) == (4, 4 * NUM_LAYERS)
+            await one.assert_holds(staged, all_keys)
+
+    asyncio.run(scenario())
+
+
+def test_an_own_earlier_life_is_known(places: list[Place], bucket: Bucket) -> None:
+    """The host's disk is gone, and so is Redis; nothing is written twice."""
+
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            keys = await one.store(2)
+            await saved(bucket, 2)
+        async with host(places[0]) as one:
+            await told(places[0], 2)
+            assert (await stage(one, keys, 0)).num_blocks == 2
+        for path in places[0].config.disk_path.iterdir():
+            path.unlink()
+        async with redis_at(places[0]) as redis:
+            await redis.flushall()
+        async with host(places[0]) as one:
+            await told(places[0], 2)
+            staged = await stage(one, keys, 0)
+            assert staged.num_from_disk == 2 * NUM_LAYERS
+            await one.assert_holds(staged, keys)
+        assert len(runs_in(bucket)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deletion_leaves_nothing_whoever_wrote_it(places: list[Place], bucket: Bucket) -> None:
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            await one.store(2)
+            await saved(bucket, 2)
+        async with host(places[1]) as two:
+            await two.store(2, seed=1)
+            await saved(bucket, 4)
+            await delete(two)
+            assert [run.owner for run in runs_in(bucket)] == [owner_of(1)]
+
+    asyncio.run(scenario())
+
+
+def test_a_deletion_fails_while_the_object_store_is_away(
+    server: S3Server, places: list[Place], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made good by the next one; serving goes on meanwhile."""
+
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            await one.store(2)
+            await saved(bucket, 2)
+            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 0.2)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(SymphonyError, match="not everything was deleted in time"):
+                    await delete(one)
+                await one.store(2, seed=3)
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 30.0)
+            await delete(one)
+            assert owner_of(0) not in {run.owner for run in runs_in(bucket)}
+
+    asyncio.run(scenario())
+
+
+def test_damaged_cut_and_missing_objects_are_computed(places: list[Place], bucket: Bucket) -> None:
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            keys = await one.store(3)
+            (run,) = await saved(bucket, 3)
+        whole = bytes(bucket.get(run.name, 0, 1 << 30))
+        value_bytes = len(whole) // run.num_pages
+        damaged = bytearray(whole)
+        damaged[run.place(1, 2) * value_bytes + 600] ^= 1
+        async with host(places[1]) as two:
+            for data, bad in (
+                (damaged, {run.place(1, 2)}),
+                (whole[:-value_bytes], {run.place(NUM_LAYERS - 1, 2)}),
+                (None, set(range(run.num_pages))),
+            ):
+                bucket.delete([run.name])
+                if data is not None:
+                    bucket.put(run.name, data)
+                staged = await stage(two, keys, 3)
+                if data is None:
+                    assert staged.num_blocks == 0
+                    continue
+                states = [two.arena.promise(*page) for page in await two.arrived(staged)]
+                assert {at for at, s in enumerate(states) if s is PageState.BAD} >= bad
+                assert states[0] is PageState.READY
+                await two.release(staged.ticket)
+                await delete_all_blocks(two, keys)
+
+    asyncio.run(scenario())
+
+
+async def delete_all_blocks(worker: FakeWorker, keys: list[BlockKey]) -> None:
+    """Without deleting the session's objects."""
+    message = m.KvDelete(
+        session_id=SessionId("another"), tenant=TENANT, keys="".join(key.hex() for key in keys)
+    )
+    await worker.bus.request(subjects.SESSION_DELETE, message)
+
+
+def test_who_begins_another_session_is_found_with_it(places: list[Place], bucket: Bucket) -> None:
+    """Session 1 goes on where a prompt that session 0 made ends."""
+
+    async def scenario() -> None:
+        tokens, keys = sequence(4)
+        async with host(places[0]) as one:
+            pages = await one.lease(4 * NUM_LAYERS)
+            half = 2 * NUM_LAYERS
+            await one.commit(tokens[: 2 * BLOCK_TOKENS], keys[:2], pages[:half], owner_of(1))
+            await one.commit(
+                tokens[2 * BLOCK_TOKENS :], keys[2:], pages[half:], owner_of(0), keys[1]
+            )
+            runs = await saved(bucket, 4)
+            assert {(run.owner, run.before) for run in runs if run.depth} == {
+                (owner_of(0), owner_of(1))
+            }
+        async with host(places[1]) as two:
+            staged = await stage(two, keys, 4)
+            assert staged.num_blocks == 4
+            await two.assert_holds(staged, keys)
+
+    asyncio.run(scenario())
+
+
+def test_a_host_serves_while_the_object_store_is_away(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "LOCATE_MIN_S", 1.0)
+    monkeypatch.setattr(core_peers, "RETRY_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(core_peers, "RETRY_MAX_NS", 3600 * 1_000_000_000)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+
+    async def scenario() -> None:
+        async with host(places[0]) as one:
+            keys = await one.store(2)
+            assert (await stage(one, keys, 2)).num_blocks == 2
+            _, more = sequence(3, seed=4)
+            assert (await stage(one, more, 3)).num_blocks == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", ["nowhere", "http://x/y", "s3://"])
+def test_an_address_that_is_none_is_refused(places: list[Place], said: str) -> None:
+    places[0].settings["objects_url"] = said
+
+    async def scenario() -> None:
+        async with kvstore(places[0]):
+            pass
+
+    with pytest.raises(ConfigError, match="SYMPHONY_OBJECTS_URL"):
+        asyncio.run(scenario())
