@@ -39,6 +39,7 @@ BENCHES = {
     "chaos": "loadtest.bench.chaos",
     "hosts": "loadtest.bench.hosts",
     "hints": "loadtest.bench.hints",
+    "tiers": "loadtest.bench.tiers",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

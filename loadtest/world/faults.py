@@ -7,6 +7,7 @@ KINDS = (
     "loss", "duplication", "delay", "freeze", "cut", "mute", "deaf", "nats", "worker", "scheduler",
     "tracker", "kvstore", "frontend", "clock", "queue", "arena", "slow disk", "full disk",
     "torn disk", "lost disk", "unread disk", "redis", "killer", "breaker", "link", "liar",
+    "bucket",
 )  # fmt: skip
 FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
 # What makes a scheduler believe that a worker is dead. That the bus is away must not.
@@ -50,6 +51,7 @@ HOW_OFTEN = {
     "freeze": 3, "cut": 2, "mute": 1, "deaf": 1, "nats": 1, "worker": 2, "scheduler": 1,
     "tracker": 1, "kvstore": 1, "frontend": 1, "clock": 2, "slow disk": 1, "full disk": 1,
     "torn disk": 1, "lost disk": 1, "redis": 1, "link": 3, "liar": 1,
+    "bucket": 3,
 }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ class House:
     eviction: policy of all pools and arenas.
     is_cooperative: of all pools.
     is_scattered: turns go to any worker, wherever their history is.
+    disk_bytes_max: of each kvstore.
+    has_peers: hosts give each other history.
     """
 
     timeline: Timeline
@@ -31,3 +33,5 @@ class House:
     eviction: EvictionName
     is_cooperative: bool
     is_scattered: bool
+    disk_bytes_max: int
+    has_peers: bool

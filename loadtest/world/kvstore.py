@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import check_kvstore
 from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
@@ -19,6 +20,8 @@ from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     DiskWrite,
+    DropRuns,
+    DropSession,
     Effect,
     FetchedPages,
     KvCore,
@@ -31,6 +34,9 @@ from services.kvstore.core import (
     ReadPages,
     Release,
     Renew,
+    Run,
+    SaveOutcome,
+    SaveRun,
     SetWords,
     Stage,
     Told,
@@ -45,6 +51,7 @@ from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import InvalidRequest, NotFound, SymphonyError
 from shared.ids import HostId, WorkerId
+from shared.locations import OBJECTS, objects_of
 from shared.messages import pack_ints, unpack_ints
 from shared.owners import OwnerKey
 from shared.subjects import (
@@ -63,6 +70,8 @@ PAGE_BYTES = 64
 READ_NS = 100 * US
 WRITE_NS = 500 * US
 STAGE_MAX_NS = 80 * MS
+OBJECTS_REST_NS = SECOND
+OBJECTS_BYTES_MAX = 64 * PAGE_BYTES  # old sessions have to leave
 
 OVERTAKING = {"delay", "freeze"}
 DiskOrder = DiskWrite | DeleteBlocks | BeginDiskAnew
@@ -80,12 +89,19 @@ class Kvstore(PeerHost):
     """
 
     def __init__(
-        self, house: House, redis: Redis, host_id: HostId, num_pages: int, disk_slowness: int = 1
+        self,
+        house: House,
+        redis: Redis,
+        host_id: HostId,
+        num_pages: int,
+        disk_slowness: int = 1,
+        bucket: Bucket | None = None,
     ) -> None:
         super().__init__(house, f"kvstore-{host_id}")
         self.host_id = host_id
         self._redis = redis
         self._num_pages = num_pages
+        self._bucket = bucket
         self.disk: dict[BlockKey, DiskBlock] = {}
         self.disk_slowness = disk_slowness
         self.is_disk_full = False
@@ -99,12 +115,15 @@ class Kvstore(PeerHost):
     def on_start(self) -> None:
         self.core = KvCore(
             Limits(
-                disk_bytes_max=1 << 40,
+                disk_bytes_max=self.house.disk_bytes_max,
                 expiry_ns=3600 * SECOND,
                 noted_ns=60 * SECOND,
                 ticket_ns=TICKET_NS,
                 load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
                 eviction=self.house.eviction,
+                has_objects=self._bucket is not None,
+                objects_bytes_max=OBJECTS_BYTES_MAX,
+                objects_rest_ns=OBJECTS_REST_NS,
             ),
             first_ticket=self.house.timeline.now_ns // US + 1,
             host_id=self.host_id,
@@ -123,6 +142,10 @@ class Kvstore(PeerHost):
             for key, b in self.disk.items()
         ]
         self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
+        self._objects_telling: Telling | None = None
+        self._objects = None
+        if self._bucket is not None:
+            self._objects = BucketSide(self, self._bucket, self._on_objects_listed)
         self._perform(self.core.on_disk_found(found, self.now_ns))
         wires = self.house.wires
         wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
@@ -200,7 +223,13 @@ class Kvstore(PeerHost):
             def on_offer(offer: Offer | None) -> None:
                 self._answering(lambda _: self._staged(message, keys, offer))(message, reply)
 
-            self._peering.locate(message, keys, on_offer)
+            def on_peers(offer: Offer | None) -> None:
+                if self._objects is None or message.page_bytes not in self.core.arenas:
+                    on_offer(offer)
+                else:
+                    self._objects.offer(message, keys, offer, on_offer)
+
+            self._peering.locate(message, keys, on_peers)
 
         def on_record(record: Any) -> None:
             on_keys([] if record is None else unpack_keys(record.block_keys))
@@ -301,6 +330,12 @@ class Kvstore(PeerHost):
                 case SetWords(_, pages, generations, state):
                     for page, generation in zip(pages, generations, strict=True):
                         self.arena.set_word(page, generation, state)
+                case ReadPages(reads, host_id) if host_id == OBJECTS:
+                    assert self._objects is not None
+                    self._objects.fetch(reads)
+                case SaveRun() | DropRuns() | DropSession():
+                    assert self._objects is not None
+                    self._objects.perform(effect)
                 case ReadPages(reads, host_id) if host_id is not None:
                     self._peering.fetch(host_id, reads)
                 case ReadPages(reads):
@@ -314,6 +349,17 @@ class Kvstore(PeerHost):
                 case TouchBlocks():
                     pass
         self._telling.look()
+        if self._objects_telling is not None:
+            self._objects_telling.look()
+
+    def _on_objects_listed(self) -> None:
+        objects = self.core.objects
+        self._perform(objects.on_all_listed(self.now_ns))
+        place = objects_of(self.host_id)
+        self._objects_telling = Telling(self, self._redis, place, objects.locations)
+
+    def on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
+        self._perform(self.core.on_saved(run, outcome, missing, self.now_ns))
 
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])

@@ -45,6 +45,8 @@ LOADS = "services/kvstore/core/loads.py"
 KV_STAGING = "services/kvstore/core/staging.py"
 KV_WRITES = "services/kvstore/core/writes.py"
 LOCATIONS = "services/kvstore/core/locations.py"
+OBJECTS = "services/kvstore/core/objects.py"
+OBJECT_TIER = "services/kvstore/core/object_tier.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
 INTAKE = "services/worker/core/intake.py"
@@ -319,6 +321,16 @@ MUTANTS = (
     ),
     Mutant(
         "locations on a lost disk stay", STORE, "        self.locations.on_lost()\n", "",
+    ),
+    # The object store.
+    Mutant(
+        "a run that left for room is written again", OBJECTS,
+        "                self._saving.on_dropped(run)\n",
+        "                self._saving.on_gone(run)\n",
+    ),
+    Mutant(
+        "what leaves the object store still counts", OBJECT_TIER,
+        "        self.num_bytes -= num_bytes\n", "",
     ),
     # Hosts.
     Mutant(

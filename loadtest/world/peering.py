@@ -16,6 +16,8 @@ from services.kvstore.core import (
     LoadOutcome,
     Offer,
     PageReads,
+    Run,
+    SaveOutcome,
     Told,
     most_offered,
 )
@@ -62,6 +64,10 @@ class PeerHost(Process):
         """What goes with a page."""
         raise NotImplementedError
 
+    def on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
+        """A run is in the object store, or is not."""
+        raise NotImplementedError
+
     def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
         """Another host's pages came, or did not."""
         raise NotImplementedError
@@ -83,6 +89,9 @@ class Peering:
         """Who else has more of this sequence; told once those who may have answered or did not."""
         kvstore = self._kvstore
         core = kvstore.core
+        if not kvstore.house.has_peers:
+            then(None)
+            return
         hosts = core.whom_to_ask(
             keys, message.num_before, message.page_bytes, message.kv_at, kvstore.now_ns
         )

@@ -1,10 +1,17 @@
 """What must hold of all processes at rest, once nobody asks for anything any more."""
 
-from loadtest.world.kvstore import Kvstore
+from loadtest.world.bucket import Bucket
+from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
 from loadtest.world.worker import Worker
 from loadtest.world.world import World
-from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.locations import (
+    KV_HOSTS_KEY,
+    decode_lives,
+    decode_locations,
+    location_redis_key,
+    objects_of,
+)
 from shared.owners import NOBODY
 
 
@@ -27,6 +34,8 @@ def check_rest(world: World) -> None:
     for kvstore in world.kvstores.values():
         _check_unheld(kvstore, world.workers)
         _check_told(kvstore, world.redis)
+        if world.bucket is not None:
+            _check_saved(kvstore, world.bucket)
 
 
 def _check_idle(worker: Worker) -> None:
@@ -64,15 +73,35 @@ def _check_unheld(kvstore: Kvstore, workers: list[Worker]) -> None:
 
 
 def _check_told(kvstore: Kvstore, redis: Redis) -> None:
-    """Redis says what is on this host's disk, and nothing else that anybody would believe."""
-    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
-    told: dict[str, int] = {}
-    for key in redis.hashes:
-        if key != KV_HOSTS_KEY and (found := decode_locations(redis.raw(key), lives)):
-            told[key] = found.get(kvstore.host_id, 0)
-    held = kvstore.core.disk.count_all_leading()
+    """Redis says what is on this host's disk, and what it wrote to the object store, and nothing
+    else that anybody would believe.
+    """
+    core, host_id = kvstore.core, kvstore.host_id
+    held = core.disk.count_all_leading()
     if "lost disk" not in kvstore.house.fault_kinds:  # what was written just before it is missed
         owners = {block.owner for block in kvstore.disk.values()} - {NOBODY}
         assert held.keys() == owners, f"{kvstore.name} does not know whose its blocks are"
-    expected = {location_redis_key(owner): num_blocks for owner, num_blocks in held.items()}
-    assert {key: num for key, num in told.items() if num} == expected, f"{kvstore.name} is mistaken"
+    saved = core.objects.tier.count_all_leading()
+    lives = decode_lives(redis.raw(KV_HOSTS_KEY))
+    for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
+        told: dict[str, int] = {}
+        for key in redis.hashes:
+            if key != KV_HOSTS_KEY and (found := decode_locations(redis.raw(key), lives)):
+                told[key] = found.get(place, 0)
+        expected = {location_redis_key(owner): num for owner, num in of_place.items()}
+        said = {key: num for key, num in told.items() if num}
+        assert said == expected, f"{kvstore.name} is mistaken about {place}"
+
+
+def _check_saved(kvstore: Kvstore, bucket: Bucket) -> None:
+    """What rests is in the object store, and what is there is known."""
+    objects = kvstore.core.objects
+    rested_by_ns = kvstore.now_ns - 3 * OBJECTS_REST_NS  # and it is written in less
+    resting = [at_ns for at_ns in objects._saving._unsaved.values() if at_ns < rested_by_ns]
+    assert not resting, f"{kvstore.name} has not written what rests"
+    known = {run for owner in objects.tier.owners for run in objects.tier._saved[owner].runs}
+    own = {run for run in bucket.runs() if run.host_id == kvstore.host_id}
+    if "bucket" not in kvstore.house.fault_kinds:
+        assert known == own, f"{kvstore.name} does not know what it wrote"
+    num_bytes = sum(run.num_pages * run.page_bytes for run in known)
+    assert objects.tier.num_bytes == num_bytes, "bytes are miscounted"

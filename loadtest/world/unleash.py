@@ -45,6 +45,8 @@ def heal(world: World) -> None:
     weather.loss = weather.duplication = weather.slow = 0.0
     weather.delay_max_ns = 2 * MS
     world.redis.is_up = world.redis.takes_writes = True
+    if world.bucket is not None:
+        world.bucket.is_away = False
     for kvstore in world.kvstores.values():
         kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
         kvstore.is_link_cut = kvstore.is_lying = False
@@ -137,6 +139,24 @@ def _lie(world: World, random: Random) -> None:
     random.choice(list(world.kvstores.values())).is_lying = True
 
 
+def _break_bucket(world: World, random: Random) -> None:
+    bucket, share = world.bucket, random.choice([0.3, 1.0])
+    if bucket is None:
+        return
+    what = random.randrange(3)
+    if what == 0:
+        bucket.lose(random, share)
+    elif what == 1:
+        bucket.damage(random, share)
+    else:
+        bucket.is_away = True
+
+        def come_back() -> None:
+            bucket.is_away = False
+
+        world.house.timeline.after(_duration_ns(random), come_back)
+
+
 def _break_redis(world: World, random: Random) -> None:
     what = random.randrange(4)
     if what == 0:
@@ -168,4 +188,5 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "redis": _break_redis,
     "link": _cut_link,
     "liar": _lie,
+    "bucket": _break_bucket,
 }

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import get_args
 
+from loadtest.world.bucket import Bucket
 from loadtest.world.candidate import Election
 from loadtest.world.clients import Clients
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
-from loadtest.world.kvstore import Kvstore
+from loadtest.world.kvstore import PAGE_BYTES, Kvstore
 from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
@@ -26,6 +27,9 @@ CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 SCATTERED_SHARE = 0.7  # of worlds with several hosts: turns go where their history is not
+BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
+PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
+DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 
 
@@ -73,6 +77,7 @@ class World:
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
         is_crowded = random.random() < CROWDED_SHARE
         slowness = random.choice(CROWDED_SLOWNESS) if is_crowded else 1
+        self.bucket = Bucket() if memory_random.random() < BUCKET_SHARE else None
         self.house = house = House(
             timeline=timeline,
             random=random,
@@ -84,12 +89,16 @@ class World:
             eviction=memory_random.choice(EVICTIONS),
             is_cooperative=memory_random.random() >= UNCOOPERATIVE_SHARE,
             is_scattered=len(hosts) > 1 and memory_random.random() < SCATTERED_SHARE,
+            disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
+            has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
         self.election = election = Election(timeline)
         num_pages = model.num_layers * num_blocks
-        self.kvstores = {host: Kvstore(house, redis, host, num_pages, slowness) for host in hosts}
+        self.kvstores = {
+            host: Kvstore(house, redis, host, num_pages, slowness, self.bucket) for host in hosts
+        }
         for kvstore in self.kvstores.values():
             kvstore.others |= self.kvstores
         workers_min = min(len(hosts), options.workers_max)

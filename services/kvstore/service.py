@@ -366,6 +366,8 @@ class KvService:
             disk_blocks=len(self._core.disk),
             disk_bytes=self._core.disk.num_bytes,
             objects_bytes=self._core.objects.tier.num_bytes,
+            sessions_unsaved=self._core.objects.num_sessions_unsaved,
+            staged_pages=self._core.counts.pages_by_tier(),
             num_corrupt=self._core.counts.num_pages_corrupt,
         )
 
@@ -395,9 +397,9 @@ class KvService:
             self._core.on_fetched(host_id, pages, duration_ns, now_ns, is_current=is_current)
         )
 
-    def _on_saved(self, run: Run, outcome: SaveOutcome) -> None:
+    def _on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
         now_ns = self._runtime.clock.now_ns()
-        self._perform(self._core.objects.on_saved(run, outcome, now_ns))
+        self._perform(self._core.on_saved(run, outcome, missing, now_ns))
 
     def _on_objects_listed(self) -> None:
         """From now on Redis is told what this host has there."""

@@ -1,7 +1,6 @@
 """The kvstore's metrics, taken from the core's own counts."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from services.kvstore.core import KvCore
@@ -60,7 +59,7 @@ class Telemetry:
         counts = asdict(self._core.counts)
         for name, metric in _COUNTERS.items():
             metric.inc(counts[name] - self._seen[name])
-        for name, count in (of_tiers := pages_by_tier(counts)).items():
+        for name, count in (of_tiers := self._core.counts.pages_by_tier()).items():
             _STAGED.labels(name).inc(count - self._of_tiers.get(name, 0))
         self._of_tiers = of_tiers
         self._seen = counts
@@ -82,13 +81,3 @@ class Telemetry:
                 for arena in self._core.arenas.values()
             )
         )
-
-
-def pages_by_tier(counts: Mapping[str, int]) -> dict[str, int]:
-    """Where the pages were that stages asked for, since the start."""
-    return {
-        "arena": counts["num_pages_resident"],
-        "disk": counts["num_pages_loaded"] - counts["num_pages_fetched"],
-        "peer": counts["num_pages_fetched"] - counts["num_pages_from_objects"],
-        "objects": counts["num_pages_from_objects"],
-    }

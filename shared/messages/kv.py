@@ -242,4 +242,6 @@ class KvStats:
     disk_blocks: int = 0
     disk_bytes: int = 0
     objects_bytes: int = 0  # that this host wrote to the object store
+    sessions_unsaved: int = 0  # that wait to be written there
+    staged_pages: dict[str, int] = field(default_factory=dict)  # asked for, by where they were
     num_corrupt: int = 0

@@ -33,7 +33,8 @@ class SaveOutcome(Enum):
     """How the write of one run to the object store ended."""
 
     SAVED = "saved"
-    MISSING = "missing"  # the disk no longer has all of it
+    MISSING = "missing"  # the disk no longer has all of it: it is told what
+    UNREAD = "unread"  # the disk could not be read
     FAILED = "failed"  # the object store did not take it
 
 

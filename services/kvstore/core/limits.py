@@ -55,3 +55,12 @@ class Counts:
     num_runs_saved: int = 0  # written to the object store
     num_runs_unsaved: int = 0  # that it did not take
     num_runs_dropped: int = 0  # left it for age or size
+
+    def pages_by_tier(self) -> dict[str, int]:
+        """Where the pages were that stages asked for: from the highest tier to the lowest."""
+        return {
+            "arena": self.num_pages_resident,
+            "disk": self.num_pages_loaded - self.num_pages_fetched,
+            "peer": self.num_pages_fetched - self.num_pages_from_objects,
+            "objects": self.num_pages_from_objects,
+        }

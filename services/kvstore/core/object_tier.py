@@ -58,7 +58,7 @@ class ObjectTier:
     def count_leading(self, owner: OwnerKey) -> int:
         """Blocks of the session's longest sequence, as far as its runs reach."""
         saved = self._saved.get(owner)
-        return 0 if saved is None else max(run.depth + run.num_blocks for run in saved.runs)
+        return 0 if saved is None else max(run.end for run in saved.runs)
 
     def count_all_leading(self) -> dict[OwnerKey, int]:
         """The same of every session."""
@@ -71,7 +71,9 @@ class ObjectTier:
         saved.runs[run] = num_bytes
         saved.num_bytes += more
         self.num_bytes += more
-        saved.used_at_ns = max(saved.used_at_ns, used_at_ns)
+        if used_at_ns >= saved.used_at_ns:
+            saved.used_at_ns = used_at_ns
+            self._saved.move_to_end(run.owner)
         self.on_change(run.owner, self.count_leading(run.owner))
 
     def sort(self) -> None:

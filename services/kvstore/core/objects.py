@@ -65,7 +65,7 @@ class Objects:
         self.tier.use(owner, now_ns)
 
     def on_saved(self, run: Run, outcome: SaveOutcome, now_ns: int) -> list[Effect]:
-        """A run was written, or was not."""
+        """See `KvCore.on_saved`."""
         self._counts.num_runs_saved += outcome is SaveOutcome.SAVED
         self._counts.num_runs_unsaved += outcome is SaveOutcome.FAILED
         self._saving.on_saved(run, outcome, now_ns)
@@ -100,7 +100,8 @@ class Objects:
         if not self._is_listed:
             return effects
         if runs := self.tier.surplus(now_ns - self._limits.objects_expiry_ns)[:DROPPED_MAX]:
-            self.on_gone(runs)
+            for run in runs:
+                self._saving.on_dropped(run)
             self._counts.num_runs_dropped += len(runs)
             effects.append(DropRuns(runs))
         self._saving.send(now_ns, effects)

@@ -1,22 +1,22 @@
 """What the object store holds: runs, each an object.
 
 A run is some blocks of one session that follow each other. Its name alone tells which they are, so
-that a listing of a session's objects says what can be had: a key names all that is before it, so
-whoever knows a sequence's keys knows from the last one of a run that he knows the others, too.
+that one listing of a session's objects, held against the keys of a sequence, says what can be had.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.blocks import BlockKey
 from shared.ids import HostId, subject_token
 from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
 
-NAMED_KEY_BYTES = 16  # of a key, in a run's name; its values are held against the whole one
+NAMED_BYTES = 6  # of each key: what is read is held against the whole one
+BLOCKS_MAX = 64  # of a run: an object's name has at most 1,024 bytes
 COUNT_MAX = 1 << 31  # blocks before a run, bytes of a page
-BLOCKS_MAX = 1 << 16  # of a run
 LAYERS_MAX = 1 << 16
-_NONE = "0"  # in the place of a key
+_KEYS_A_PART = 24  # of a path, for stores that are folders: a part has at most 255 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,54 +25,57 @@ class Run:
     owner: the session that made its blocks.
     depth: blocks of the sequence before its first.
     before: who made the block before its first; nobody: there is none, or nobody's was it.
-    last: the beginning of its last block's key.
-    second: of the last but one's; empty: there is none. A session's last block may be a tail, which
-        its next turn replaces: the blocks before that are still of use.
+    named: the beginnings of its blocks' keys.
     host_id: whose kvstore wrote it.
     """
 
     owner: OwnerKey
     depth: int
-    num_blocks: int
     num_layers: int
     page_bytes: int
     before: OwnerKey
-    last: bytes
-    second: bytes
+    named: bytes
     host_id: HostId
 
     @property
-    def name(self) -> str:
-        """Path of the object.
-
-        >>> run_of("00" * 16 + "/4-2-30-64-" + "00" * 16 + "-" + "aa" * 16 + "-0-h-1").depth
-        4
-        """
-        parts = (
-            self.depth, self.num_blocks, self.num_layers, self.page_bytes, self.before.hex(),
-            self.last.hex(), self.second.hex() or _NONE, self.host_id,
-        )  # fmt: skip
-        return f"{folder_of(self.owner)}/{'-'.join(map(str, parts))}"
+    def num_blocks(self) -> int:
+        return len(self.named) // NAMED_BYTES
 
     @property
     def num_pages(self) -> int:
         return self.num_blocks * self.num_layers
 
+    @property
+    def end(self) -> int:
+        """Blocks of the sequence up to its last."""
+        return self.depth + self.num_blocks
+
+    @property
+    def name(self) -> str:
+        """Path of the object.
+
+        >>> run = run_of("00" * 16 + "/4-30-64-" + "00" * 16 + "-h-1/AAAAAAAA" + "BBBBBBBB")
+        >>> run.depth, run.num_blocks, run.host_id
+        (4, 2, 'h-1')
+        """
+        numbers = (self.depth, self.num_layers, self.page_bytes, self.before.hex(), self.host_id)
+        part = _KEYS_A_PART * NAMED_BYTES
+        parts = [self.named[at : at + part] for at in range(0, len(self.named), part)]
+        keys = "/".join(urlsafe_b64encode(each).decode() for each in parts)
+        return f"{folder_of(self.owner)}/{'-'.join(map(str, numbers))}/{keys}"
+
     def place(self, layer: int, at: int) -> int:
         """Where the page of a block and layer stands among its pages: layer by layer."""
         return layer * self.num_blocks + at
 
-    def num_known(self, keys: Mapping[int, BlockKey]) -> int:
-        """How many of its blocks are of a sequence, from its first on.
+    def has(self, at: int, key: BlockKey) -> bool:
+        """Whether its `at`-th block is the one of this key, as far as its name tells."""
+        return self.named[at * NAMED_BYTES : (at + 1) * NAMED_BYTES] == named(key)
 
-        Args:
-            keys: of the sequence, by how many blocks precede each.
-        """
-        for named, num_blocks in ((self.last, self.num_blocks), (self.second, self.num_blocks - 1)):
-            key = keys.get(self.depth + num_blocks - 1)
-            if named and key is not None and key[:NAMED_KEY_BYTES] == named:
-                return num_blocks
-        return 0
+
+def named(key: BlockKey) -> bytes:
+    """What of a key is in a run's name."""
+    return key[:NAMED_BYTES]
 
 
 def folder_of(owner: OwnerKey) -> str:
@@ -83,21 +86,15 @@ def folder_of(owner: OwnerKey) -> str:
 def run_of(name: str) -> Run | None:
     """Inverse of `Run.name`; None: something else has this name."""
     try:
-        folder, _, rest = name.partition("/")
-        numbers, (before, last, second, host_id) = (
-            rest.split("-", 7)[:4],
-            rest.split("-", 7)[4:],
-        )
-        depth, num_blocks, num_layers, page_bytes = map(int, numbers)
+        folder, numbers, *parts = name.split("/")
+        depth, num_layers, page_bytes, before, host_id = numbers.split("-", 4)
         run = Run(
             owner=OwnerKey(bytes.fromhex(folder)),
-            depth=depth,
-            num_blocks=num_blocks,
-            num_layers=num_layers,
-            page_bytes=page_bytes,
+            depth=int(depth),
+            num_layers=int(num_layers),
+            page_bytes=int(page_bytes),
             before=OwnerKey(bytes.fromhex(before)),
-            last=bytes.fromhex(last),
-            second=b"" if second == _NONE else bytes.fromhex(second),
+            named=b"".join(map(urlsafe_b64decode, parts)),
             host_id=HostId(subject_token(host_id)),
         )
     except ValueError:
@@ -108,10 +105,9 @@ def run_of(name: str) -> Run | None:
 def _is_sound(run: Run) -> bool:
     return (
         len(run.owner) == len(run.before) == OWNER_BYTES
-        and len(run.last) == NAMED_KEY_BYTES
-        and len(run.second) in {0, NAMED_KEY_BYTES}
         and 0 <= run.depth < COUNT_MAX
-        and 0 < run.num_blocks <= BLOCKS_MAX
+        and 0 < len(run.named) <= BLOCKS_MAX * NAMED_BYTES
+        and not len(run.named) % NAMED_BYTES
         and 0 < run.num_layers <= LAYERS_MAX
         and 0 < run.page_bytes <= COUNT_MAX
     )
@@ -134,14 +130,16 @@ def find_places(
         keys: of the sequence, from `num_before` blocks on.
         shape: layers and bytes of a page.
     """
-    by_depth = {num_before + at: key for at, key in enumerate(keys)}
     places: dict[BlockKey, Place] = {}
     for run in runs:
         if (run.num_layers, run.page_bytes) != shape:
             continue
-        for at in range(run.num_known(by_depth)):
-            if (key := by_depth.get(run.depth + at)) is not None:
-                places[key] = Place(run, at)
+        first = max(run.depth, num_before)
+        for depth in range(first, min(run.end, num_before + len(keys))):
+            key = keys[depth - num_before]
+            if not run.has(depth - run.depth, key):
+                break  # a key names all that is before it: nor are those that follow
+            places[key] = Place(run, depth - run.depth)
     return places
 
 

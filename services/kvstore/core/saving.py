@@ -9,7 +9,7 @@ from services.kvstore.core.budget import Budget
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
 from services.kvstore.core.object_tier import ObjectTier
-from services.kvstore.core.runs import BLOCKS_MAX, NAMED_KEY_BYTES, Run
+from services.kvstore.core.runs import BLOCKS_MAX, Run, named
 from shared.blocks import BlockKey
 from shared.ids import HostId
 from shared.owners import NOBODY, OwnerKey
@@ -100,6 +100,8 @@ class Saving:
         if (saving := self._saving.pop(run, None)) is None:
             return
         if outcome is SaveOutcome.MISSING:  # what is left of it gets a run of its own
+            return
+        if outcome is SaveOutcome.UNREAD:  # as if it had come just now
             self._unsaved[run.owner] = now_ns
             self._unsaved.move_to_end(run.owner)
             return
@@ -119,6 +121,11 @@ class Saving:
         if self._objects.remove(run):
             for block in self._blocks_of(run):
                 block.is_saved = False
+
+    def on_dropped(self, run: Run) -> None:
+        """A run leaves for age or size: it is not written again for nothing."""
+        self.on_gone(run)
+        self._unsaved.pop(run.owner, None)
 
     def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
         """A run of ours was there before the start."""
@@ -167,17 +174,16 @@ class Saving:
 
     def _blocks_of(self, run: Run) -> list[StoredBlock]:
         """Those of a run that are on disk, by what its name tells."""
-        found: list[StoredBlock] = []
+        found: dict[BlockKey, StoredBlock] = {}
         for key in self._disk.owned(run.owner):
-            if key[:NAMED_KEY_BYTES] not in {run.last, run.second}:
-                continue
             at = self._disk.get(key)
-            num_left = run.num_blocks - (key[:NAMED_KEY_BYTES] != run.last)
-            while at is not None and num_left:
-                found.append(at)
-                at = self._disk.get(at.parent)
-                num_left -= 1
-        return found
+            while at is not None and at.key not in found and self._is_of(run, at):
+                found[at.key] = at
+                at = self._disk.get(at.parent)  # nobody's may begin it
+        return list(found.values())
+
+    def _is_of(self, run: Run, block: StoredBlock) -> bool:
+        return any(run.has(at, block.key) for at in range(run.num_blocks))
 
     def _mark(self, keys: list[BlockKey]) -> None:
         for key in keys:
@@ -188,15 +194,13 @@ class Saving:
 def _run(
     owner: OwnerKey, blocks: list[StoredBlock], before: StoredBlock | None, host_id: HostId
 ) -> Run:
-    first, last = blocks[0], blocks[-1]
+    first = blocks[0]
     return Run(
         owner=owner,
         depth=first.depth,
-        num_blocks=len(blocks),
         num_layers=first.num_layers,
         page_bytes=first.page_bytes,
         before=NOBODY if before is None else before.owner,
-        last=last.key[:NAMED_KEY_BYTES],
-        second=blocks[-2].key[:NAMED_KEY_BYTES] if len(blocks) > 1 else b"",
+        named=b"".join(named(block.key) for block in blocks),
         host_id=host_id,
     )

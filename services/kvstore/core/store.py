@@ -24,6 +24,7 @@ from services.kvstore.core.effects import (
     Effect,
     LoadOutcome,
     PageReads,
+    SaveOutcome,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -34,7 +35,7 @@ from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
 from services.kvstore.core.objects import Objects, count_reachable
 from services.kvstore.core.peers import Deleted, Peers
-from services.kvstore.core.runs import Place
+from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
@@ -58,6 +59,7 @@ class KvCore:
         host_id: our own.
 
     Attributes:
+        host_id: our own.
         arenas: by page size in bytes.
         locations: what Redis is told of sessions.
         objects: the object store.
@@ -66,6 +68,7 @@ class KvCore:
 
     def __init__(self, limits: Limits, first_ticket: int = 1, host_id: HostId = OWN_HOST) -> None:
         self._limits = limits
+        self.host_id = host_id
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max)
         self.locations = Locations(self.disk)
@@ -426,6 +429,19 @@ class KvCore:
             effects.append(WriteBlocks(retries))
         self._shrink_disk(now_ns, effects)
         return effects
+
+    def on_saved(
+        self, run: Run, outcome: SaveOutcome, missing: BlockKey | None, now_ns: int
+    ) -> list[Effect]:
+        """A run was written to the object store, or was not.
+
+        Args:
+            missing: a block of it that the disk does not have; None: nobody knows of one.
+        """
+        effects: list[Effect] = []
+        if missing is not None:
+            self._tiers.forget(missing, effects)
+        return effects + self.objects.on_saved(run, outcome, now_ns)
 
     def on_disk_damaged(self, life: int, now_ns: int) -> list[Effect]:
         """The database of this life (the first is 1) cannot be used any more: a new one is begun.

@@ -20,7 +20,6 @@ from services.kvstore.core import (
     PageReads,
     Place,
     Run,
-    SaveOutcome,
     earlier_owners,
     find_places,
     folder_of,
@@ -28,7 +27,7 @@ from services.kvstore.core import (
 )
 from services.kvstore.objects.reading import ObjectReader
 from services.kvstore.objects.store import Bucket, Listed, StoreFailed
-from services.kvstore.objects.writing import ObjectWriter
+from services.kvstore.objects.writing import ObjectWriter, OnSaved
 from services.kvstore.peers.sources import PageSource
 from shared import messages as m
 from shared.arena import Arena
@@ -57,7 +56,8 @@ class ObjectLink:
     core: that decides.
     source: what is on disk.
     on_fetched: called in the event loop: from where, what came, how long it took, ns.
-    on_saved: called in the event loop with what became of a run.
+    on_saved: called in the event loop with what became of a run, and a block of it that the disk
+        does not have.
     on_listed: called in the event loop when it is known what was there at the start.
     fail: called in any thread with what must not have happened.
     """
@@ -72,7 +72,7 @@ class ObjectLink:
         arenas: Mapping[int, Arena],
         clock: Clock,
         on_fetched: OnFetched,
-        on_saved: Callable[[Run, SaveOutcome], None],
+        on_saved: OnSaved,
         on_listed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -90,7 +90,7 @@ class ObjectLink:
         self._reader = ObjectReader(bucket, arenas, self._report_read, fail)
         self._writer = ObjectWriter(
             bucket, source,
-            lambda run, outcome: self._soon(partial(on_saved, run, outcome)), fail,
+            lambda *saved: self._soon(partial(on_saved, *saved)), fail,
         )  # fmt: skip
 
     async def offer(

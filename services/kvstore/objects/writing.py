@@ -23,6 +23,7 @@ from services.kvstore.disk import DiskFailed
 from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
 from services.kvstore.peers.sources import PageSource
 from services.kvstore.values import HEADER_BYTES
+from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 
 log = logging.getLogger(__name__)
@@ -32,18 +33,27 @@ STOP_S = 5.0
 UNDELETED_MAX = 65_536  # sessions that are tried again
 
 
+class _Missing(Exception):
+    """The disk does not have a block."""
+
+    def __init__(self, key: BlockKey) -> None:
+        self.key = key
+
+
 @dataclass(frozen=True, slots=True)
 class _Settle:
     report: Callable[[bool], None]
 
 
+OnSaved: TypeAlias = Callable[[Run, SaveOutcome, BlockKey | None], None]
 _Order: TypeAlias = ObjectEffect | _Settle
 
 
 class ObjectWriter:
     """Args:
     source: what is on disk.
-    report: called in this thread, or by `submit`, with what became of a run.
+    report: called in this thread, or by `submit`, with what became of a run, and a block of it that
+        the disk does not have, if there is one.
     fail: called in this thread with what ended it.
     """
 
@@ -51,7 +61,7 @@ class ObjectWriter:
         self,
         bucket: Bucket,
         source: PageSource,
-        report: Callable[[Run, SaveOutcome], None],
+        report: OnSaved,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._bucket = bucket
@@ -71,7 +81,7 @@ class ObjectWriter:
         if isinstance(order, DropSession) or self._orders.qsize() < ORDERS_MAX:
             self._orders.put(order)
         elif isinstance(order, SaveRun):
-            self._report(order.run, SaveOutcome.FAILED)
+            self._report(order.run, SaveOutcome.FAILED, None)
 
     def settle(self, report: Callable[[bool], None]) -> None:
         """Call `report` in this thread when all that was submitted is done: whether every session
@@ -97,7 +107,7 @@ class ObjectWriter:
     def _do(self, order: _Order) -> None:
         match order:
             case SaveRun(run, _):
-                self._report(run, self._save(order))
+                self._report(run, *self._save(order))
             case DropRuns(runs):
                 self._delete([run.name for run in runs])
             case DropSession(owner):
@@ -125,24 +135,28 @@ class ObjectWriter:
         except StoreFailed as error:
             log.warning("the object store does not delete", extra={"error": str(error)})
 
-    def _save(self, order: SaveRun) -> SaveOutcome:
+    def _save(self, order: SaveRun) -> tuple[SaveOutcome, BlockKey | None]:
         try:
-            data = self._read(order)
-            if data is None:
-                return SaveOutcome.MISSING
-            self._bucket.put(order.run.name, data)
+            self._bucket.put(order.run.name, self._read(order))
+        except _Missing as missing:
+            return SaveOutcome.MISSING, missing.key
+        except DiskFailed as error:
+            log.warning("reading the KV database failed", extra={"error": str(error)})
+            return SaveOutcome.UNREAD, None
         except (StoreFailed, NoObject) as error:
             log.warning("writing to the object store failed", extra={"error": str(error)})
             with suppress(StoreFailed):
                 self._bucket.delete([order.run.name])
-            return SaveOutcome.FAILED
-        except DiskFailed as error:
-            log.warning("reading the KV database failed", extra={"error": str(error)})
-            return SaveOutcome.MISSING
-        return SaveOutcome.SAVED
+            return SaveOutcome.FAILED, None
+        return SaveOutcome.SAVED, None
 
-    def _read(self, order: SaveRun) -> bytearray | None:
-        """The object: values (`values.py`) layer by layer; None: some are not on disk any more."""
+    def _read(self, order: SaveRun) -> bytearray:
+        """The object: values (`values.py`) layer by layer.
+
+        Raises:
+            _Missing: some are not on disk any more.
+            DiskFailed: they cannot be read.
+        """
         run = order.run
         value_bytes = HEADER_BYTES + run.page_bytes
         data = bytearray(run.num_pages * value_bytes)
@@ -151,11 +165,9 @@ class ObjectWriter:
                 for at, key in enumerate(order.keys):
                     found = pages.find(key, layer, run.page_bytes)
                     if found is None:
-                        return None
+                        raise _Missing(key)
                     start = run.place(layer, at) * value_bytes
                     for part in found.parts:
                         data[start : start + len(part)] = part
                         start += len(part)
-                    if found.is_valid is not None and not found.is_valid():
-                        return None
         return data
