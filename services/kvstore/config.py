@@ -20,6 +20,7 @@ class KvstoreConfig(ServiceConfig):
     arena_dir: where the arenas are; must be memory. ``/dev/shm/symphony-<host_id>`` by default.
     arena_bytes: of each arena (one a page size), capped to what fits.
     disk_bytes_max: blocks on disk occupy at most about this.
+    disk_bytes_per_s: that are written to the disk, on average; 0: any number.
     expiry_s: blocks unused for this long are deleted.
     eviction: which pages of an arena make room, see `shared.eviction`.
     peer_secret_file: holds a secret that all hosts share; without it no KV goes from host to host.
@@ -45,6 +46,7 @@ class KvstoreConfig(ServiceConfig):
     arena_dir: Path | None = None
     arena_bytes: int = Field(default=512 * 1024**2, ge=ARENA_BYTES_MIN)
     disk_bytes_max: int = Field(default=16 * GIB, gt=0)
+    disk_bytes_per_s: float = Field(default=0.0, ge=0)
     expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
     eviction: EvictionName = "layer"
     peer_secret_file: Path | None = None

@@ -133,6 +133,7 @@ class KvService:
             expiry_ns=expiry_ns,
             noted_ns=expiry_ns // NOTED_SHARE,
             eviction=config.eviction,
+            disk_bytes_per_s=config.disk_bytes_per_s,
             has_objects=config.objects_url is not None,
             objects_bytes_max=config.objects_bytes_max,
             objects_expiry_ns=int(config.objects_expiry_s * NS_PER_S),
@@ -193,6 +194,7 @@ class KvService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._perform(self._core.on_stop())
         threads = (asyncio.to_thread(thread.stop) for thread in (self._loader, self._writer))
         objects = [] if self._objects is None else [self._objects.close()]
         await asyncio.gather(*threads, self._peering.close(), *objects)  # no write waits for a peer

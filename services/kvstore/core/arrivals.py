@@ -12,10 +12,10 @@ from services.kvstore.core.effects import (
     LoadOutcome,
     PageReads,
     SetWords,
-    WriteBlocks,
 )
 from services.kvstore.core.peers import Deleted
 from services.kvstore.core.source import Source
+from services.kvstore.core.write_queue import WriteQueue
 from services.kvstore.core.writes import Writes
 from shared.arena import PageState
 
@@ -34,10 +34,18 @@ class Arrivals:
     of_disk: this host's disk, as a source.
     """
 
-    def __init__(self, disk: DiskTier, of_disk: Source, writes: Writes, deleted: Deleted) -> None:
+    def __init__(
+        self,
+        disk: DiskTier,
+        of_disk: Source,
+        writes: Writes,
+        queue: WriteQueue,
+        deleted: Deleted,
+    ) -> None:
         self._disk = disk
         self._of_disk = of_disk
         self._writes = writes
+        self._queue = queue
         self._deleted = deleted
 
     def judge(
@@ -66,9 +74,9 @@ class Arrivals:
             effects.append(SetWords(reads.page_bytes, pages, generations, PageState.BAD))
         return reads, outcomes
 
-    def keep(self, arena: ArenaTier, blocks: list[ArenaBlock], effects: list[Effect]) -> None:
-        """Write those of these to the disk that came from a peer and are whole, so that the session
-        has moved here. What does not continue anything here is not kept: nobody could use it.
+    def keep(self, arena: ArenaTier, blocks: list[ArenaBlock], now_ns: int) -> None:
+        """Have those of these written to the disk that came from a peer and are whole, so that the
+        session has moved here. What continues nothing here is not kept: nobody could use it.
         """
         writes: list[DiskWrite] = []
         for block in blocks:
@@ -78,8 +86,7 @@ class Arrivals:
             if len(arrived.checksums) == block.num_layers and self._continues(block):
                 arena.begin_writing(block)
                 writes.append(self._writes.begin_arrived(block, arrived, self._of_disk))
-        if writes:
-            effects.append(WriteBlocks(writes))
+        self._queue.add_copies(writes, now_ns)
 
     def _judge(
         self, arena: ArenaTier, block: ArenaBlock, layer: int, told: Told | None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.kvstore.core.write_queue import COPY_REST_NS, WAIT_NS
 from shared.eviction import EvictionName
 
 
@@ -16,6 +17,9 @@ class Limits:
         does not name by then are taken back.
     load_batches_max: batches with the loader at once; two keep it busy.
     eviction: policy by which idle blocks give their pages.
+    disk_bytes_per_s: that are written to the disk, on average; 0: any number.
+    write_wait_ns: that what is new waits at most, before it is written, while something is read.
+    copy_rest_ns: that what came from elsewhere waits at least, before it is written.
     has_objects: whether there is an object store.
     objects_bytes_max: what this host has there is at most about this.
     objects_expiry_ns: sessions unused for this long leave it.
@@ -30,6 +34,9 @@ class Limits:
     load_bytes_max: int = 8 * 1024 * 1024
     load_batches_max: int = 2
     eviction: EvictionName = "layer"
+    disk_bytes_per_s: float = 0.0
+    write_wait_ns: int = WAIT_NS
+    copy_rest_ns: int = COPY_REST_NS
     has_objects: bool = False
     objects_bytes_max: int = 1 << 62
     objects_expiry_ns: int = 1 << 62

@@ -30,9 +30,6 @@ class ObjectTier:
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
 
-    def __len__(self) -> int:
-        return sum(len(saved.runs) for saved in self._saved.values())
-
     @property
     def owners(self) -> list[OwnerKey]:
         """Sessions that have runs."""

@@ -68,6 +68,10 @@ class Run:
         """Where the page of a block and layer stands among its pages: layer by layer."""
         return layer * self.num_blocks + at
 
+    def names(self) -> set[bytes]:
+        """What it tells of its keys."""
+        return {self.named[at : at + NAMED_BYTES] for at in range(0, len(self.named), NAMED_BYTES)}
+
     def has(self, at: int, key: BlockKey) -> bool:
         """Whether its `at`-th block is the one of this key, as far as its name tells."""
         return self.named[at * NAMED_BYTES : (at + 1) * NAMED_BYTES] == named(key)

@@ -174,16 +174,14 @@ class Saving:
 
     def _blocks_of(self, run: Run) -> list[StoredBlock]:
         """Those of a run that are on disk, by what its name tells."""
+        names = run.names()
         found: dict[BlockKey, StoredBlock] = {}
         for key in self._disk.owned(run.owner):
             at = self._disk.get(key)
-            while at is not None and at.key not in found and self._is_of(run, at):
+            while at is not None and at.key not in found and named(at.key) in names:
                 found[at.key] = at
                 at = self._disk.get(at.parent)  # nobody's may begin it
         return list(found.values())
-
-    def _is_of(self, run: Run, block: StoredBlock) -> bool:
-        return any(run.has(at, block.key) for at in range(run.num_blocks))
 
     def _mark(self, keys: list[BlockKey]) -> None:
         for key in keys:

@@ -39,6 +39,7 @@ from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
+from services.kvstore.core.write_queue import WriteQueue
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
@@ -81,7 +82,12 @@ class KvCore:
         self._deleted = Deleted()
         self._block_ids = count(1)
         self._writes = Writes()
-        self._arrivals = Arrivals(self.disk, self._loads.disk, self._writes, self._deleted)
+        self._write_queue = WriteQueue(
+            limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns
+        )
+        self._arrivals = Arrivals(
+            self.disk, self._loads.disk, self._writes, self._write_queue, self._deleted
+        )
         self._disk_life = 1
 
     def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
@@ -178,7 +184,7 @@ class KvCore:
             return effects
         if (ticket := worker.tickets.get(event.ticket)) is not None:
             # Pages come in any order, and so do blocks; here they stand in theirs.
-            self._arrivals.keep(self.arenas[ticket.page_bytes], ticket.blocks, effects)
+            self._arrivals.keep(self.arenas[ticket.page_bytes], ticket.blocks, now_ns)
             if 0 < event.num_kept < len(ticket.blocks):
                 self._tiers.unpin(ticket.split(event.num_kept), now_ns, effects)
             elif not event.num_kept:
@@ -186,6 +192,7 @@ class KvCore:
         if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.heard):
             worker.end_leases(event.page_bytes, pages)
             self.arenas[event.page_bytes].give(pages, effects)
+        self._send_writes(now_ns, effects)
         return effects
 
     def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:
@@ -226,11 +233,11 @@ class KvCore:
                 writes.append(write)
         arena.give(spare, effects)
         arena.publish_ready(blocks, effects)
-        if writes:
-            effects.append(WriteBlocks(writes))
-        self._arrivals.keep(arena, known, effects)  # what they continue may have come only now
+        self._write_queue.add(writes, now_ns)
+        self._arrivals.keep(arena, known, now_ns)  # what they continue may have come only now
         for new in event.blocks:
             self._tiers.replace(new, effects)
+        self._send_writes(now_ns, effects)
         self.counts.num_blocks_committed += len(event.blocks)
         return len(event.blocks), effects
 
@@ -259,11 +266,12 @@ class KvCore:
             arena.hinted.take(held.hinted_by, held.num_pages)
         ticket = self.workers.add_ticket(worker, held)
         coming = self._loads.queue(blocks, filled, event.priority)
-        self._arrivals.keep(arena, blocks, effects)
+        self._arrivals.keep(arena, blocks, now_ns)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
         self.objects.on_used(blocks[-1].owner, now_ns)
         self._loads.send(effects)
+        self._send_writes(now_ns, effects)
         num_asked = sum(block.num_layers for block in blocks)
         self.counts.num_pages_resident += num_asked - coming.num_pages
         staged = Pinned(
@@ -293,6 +301,7 @@ class KvCore:
         effects: list[Effect] = []
         self._loads.end_batch(self._loads.disk, results, duration_ns, effects)
         self._loads.send(effects)
+        self._send_writes(now_ns, effects)
         return effects
 
     def on_fetched(
@@ -322,7 +331,7 @@ class KvCore:
         for reads, _ in results:
             arena = self.arenas[reads.page_bytes]
             blocks = [b for at in reads.block_ids if (b := arena.holding.get(at)) is not None]
-            self._arrivals.keep(arena, blocks, effects)
+            self._arrivals.keep(arena, blocks, now_ns)
         if is_current and LoadOutcome.FAILED in outcomes:
             self.peers.on_failed(host_id, now_ns)
             for block in self._loads.take_waiting(source):
@@ -332,6 +341,7 @@ class KvCore:
         elif is_current and LoadOutcome.CORRUPT not in outcomes:
             self.peers.on_good(host_id)
         self._loads.send(effects)
+        self._send_writes(now_ns, effects)
         return effects
 
     def what_objects_may_give(
@@ -406,6 +416,7 @@ class KvCore:
                 if outcome is WriteOutcome.FULL:
                     num_bytes_wanted += len(write.pages) * write.page_bytes
                 continue
+            self._write_queue.on_written(block_id)
             block, write = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
                 size = (block.num_layers, block.page_bytes, num_bytes)
@@ -428,6 +439,7 @@ class KvCore:
             self._drop(self._tiers.oldest(2 * num_bytes_wanted), effects)
             effects.append(WriteBlocks(retries))
         self._shrink_disk(now_ns, effects)
+        self._send_writes(now_ns, effects)
         return effects
 
     def on_saved(
@@ -478,7 +490,14 @@ class KvCore:
             self.counts.num_tickets_expired += 1
         self._deleted.expire(now_ns)
         self._shrink_disk(now_ns, effects)
+        self._send_writes(now_ns, effects)
         return effects + self.objects.on_tick(now_ns)
+
+    def on_stop(self) -> list[Effect]:
+        """What waits to be written is written now, or never."""
+        effects: list[Effect] = []
+        self._write_queue.flush(effects)
+        return effects
 
     @property
     def is_loading(self) -> bool:
@@ -523,6 +542,15 @@ class KvCore:
         """Whether nobody else has to be asked for the block."""
         block = arena.blocks.get(key)
         return (block is not None and not block.num_missing) or key in self.disk
+
+    def _send_writes(self, now_ns: int, effects: list[Effect]) -> None:
+        """Have written what may be; what was forgotten meanwhile gives its pages back."""
+        unwanted = self._write_queue.send(
+            now_ns, self._loads.is_loading, self._writes.is_wanted, effects
+        )
+        for write in unwanted:
+            block, _ = self._writes.end(write.block_id)
+            self.arenas[block.page_bytes].settle([block], effects)
 
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
         self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)

@@ -93,6 +93,10 @@ class Writes:
         writing = self._by_key.get(key)
         return writing.write if writing is not None and writing.block.is_alive else None
 
+    def is_wanted(self, write: DiskWrite) -> bool:
+        """Whether anybody could still find the block."""
+        return self._writing[write.block_id].block.is_alive
+
     def _add(self, block: ArenaBlock, write: DiskWrite) -> None:
         self._writing[block.block_id] = self._by_key[block.key] = _Writing(block, write)
 

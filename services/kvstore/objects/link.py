@@ -43,6 +43,7 @@ ASKERS = 4  # listings at a time
 ASKED_MAX = 64  # that wait
 PLACES_MAX = 262_144  # blocks of which it is remembered where they are
 SESSION_OBJECTS_MAX = 4096  # of one session, looked at
+LISTED_AT_ONCE = 50  # objects that the event loop looks at: more would hold it up
 LINKS_MAX = 4  # sessions that begin one another, gone through
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # of the first listing
 ABANDONED = 2  # what nobody wrote to for so many times its expiry belongs to no living host
@@ -202,7 +203,8 @@ class ObjectLink:
         abandoned_s = now_s - ABANDONED * self._expiry_s
         folder, of_folder = "", list[tuple[Run, int]]()
         for page in self._bucket.walk():
-            self._soon(partial(self._on_page, page, now_s))
+            for at in range(0, len(page), LISTED_AT_ONCE):
+                self._soon(partial(self._on_page, page[at : at + LISTED_AT_ONCE], now_s))
             for item in page:
                 if (run := run_of(item.name)) is None or run.host_id == self._host_id:
                     continue

@@ -127,6 +127,8 @@ class Host:
                 ticket_ns=TICKET_NS,
                 load_bytes_max=3 * PAGE_BYTES,
                 eviction=eviction,
+                write_wait_ns=0,
+                copy_rest_ns=0,
             )
         )
         self.core.on_arena(PAGE_BYTES, num_pages)

@@ -1,0 +1,110 @@
+"""When blocks are written to the disk: behind reads, but not for ever, and never for the dead."""
+
+import pytest
+
+from services.kvstore.core.effects import DiskWrite, Effect, WriteBlocks
+from services.kvstore.core.write_queue import (
+    COPY_REST_NS,
+    COPY_WAITING_BYTES,
+    COPY_WAITS,
+    NEW_WAITING_BYTES,
+    SENT_BYTES,
+    WAIT_NS,
+    WriteQueue,
+)
+from shared.blocks import NO_PARENT, BlockKey
+
+MIB = 1024**2
+SECOND = 1_000_000_000
+
+
+def write(number: int, parent: int | None = None, num_bytes: int = MIB) -> DiskWrite:
+    keys = [NO_PARENT if at is None else BlockKey(bytes([at]) * 32) for at in (number, parent)]
+    return DiskWrite(number, keys[0], keys[1], [0], "f", num_bytes // 2, [0, 1], [0, 0])
+
+
+def sent(
+    queue: WriteQueue, now_ns: int, *, is_loading: bool = False, dead: int | None = None
+) -> list[int]:
+    effects: list[Effect] = []
+    queue.send(now_ns, is_loading, lambda each: each.block_id != dead, effects)
+    return [
+        each.block_id
+        for effect in effects
+        if isinstance(effect, WriteBlocks)
+        for each in effect.writes
+    ]
+
+
+def test_what_is_new_is_written_at_once_unless_something_is_read() -> None:
+    queue = WriteQueue(0.0)
+    queue.add([write(1)], 0)
+    assert sent(queue, 0) == [1]
+    queue.add([write(2)], 0)
+    assert not sent(queue, WAIT_NS - 1, is_loading=True)
+    assert sent(queue, WAIT_NS, is_loading=True) == [2]
+    queue.add([write(3)], 0)
+    assert not sent(queue, 1, is_loading=True)
+    assert sent(queue, 1) == [3]
+
+
+def test_copies_rest_and_go_behind_what_is_new() -> None:
+    queue = WriteQueue(0.0)
+    queue.add_copies([write(1)], 0)
+    queue.add([write(2)], 0)
+    assert sent(queue, COPY_REST_NS - 1) == [2]
+    assert not sent(queue, COPY_REST_NS, is_loading=True)
+    assert sent(queue, COPY_REST_NS) == [1]
+    queue.add_copies([write(3)], 0)
+    assert not sent(queue, COPY_WAITS * WAIT_NS - 1, is_loading=True)
+    assert sent(queue, COPY_WAITS * WAIT_NS, is_loading=True) == [3]
+
+
+def test_a_copy_is_written_before_what_continues_it() -> None:
+    queue = WriteQueue(0.0)
+    queue.add_copies([write(1), write(2, 1)], 0)
+    queue.add([write(9, 8)], 0)
+    assert sent(queue, 1) == [9]
+    queue.add([write(3, 2)], 1)
+    assert sent(queue, 1) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_the_arena_does_not_fill_with_what_waits(is_copy: bool) -> None:
+    queue = WriteQueue(0.0)
+    room = COPY_WAITING_BYTES if is_copy else NEW_WAITING_BYTES
+    add = queue.add_copies if is_copy else queue.add
+    add([write(number) for number in range(room // MIB)], 0)
+    assert not sent(queue, 0, is_loading=True)
+    add([write(200)], 0)
+    assert sent(queue, 0, is_loading=True) == [0]
+
+
+def test_the_writer_has_only_so_much_at_a_time() -> None:
+    queue = WriteQueue(0.0)
+    num = SENT_BYTES // MIB
+    queue.add([write(number) for number in range(num + 5)], 0)
+    assert sent(queue, 0) == list(range(num))
+    assert not sent(queue, 10 * SECOND)
+    queue.on_written(0)
+    queue.on_written(0)
+    assert sent(queue, 0) == [num]
+
+
+def test_a_budget_is_kept_and_what_nobody_wants_costs_nothing() -> None:
+    queue = WriteQueue(float(MIB))
+    queue.add([write(number) for number in range(4)], 0)
+    assert sent(queue, 100 * SECOND, dead=0) == [1, 2], "a second was saved up"
+    assert not sent(queue, 101 * SECOND - 1)
+    assert sent(queue, 101 * SECOND) == [3]
+    assert not len(queue)
+
+
+def test_a_stop_hands_over_everything() -> None:
+    queue = WriteQueue(1.0)
+    queue.add_copies([write(1)], 0)
+    queue.add([write(number) for number in range(2, 200)], 0)
+    effects: list[Effect] = []
+    queue.flush(effects)
+    assert [len(effect.writes) for effect in effects if isinstance(effect, WriteBlocks)] == [199]
+    assert not len(queue)
