@@ -12,7 +12,12 @@ def kind_of(priority: int) -> int:
     """How urgent something is, 0 most: a turn waits for it; it is hinted with more than the usual
     priority; it is hinted.
     """
-    return 0 if priority >= DEMAND_PRIORITY else 1 if priority > ADVISORY_PRIORITY else 2
+    return 0 if priority >= DEMAND_PRIORITY else 1 if is_urgent(priority) else 2
+
+
+def is_urgent(priority: int) -> bool:
+    """Whether a turn, or a session's advisory, has more than the usual priority."""
+    return priority > ADVISORY_PRIORITY
 
 
 def load_order(priority: int, layer: int, number: int) -> Order:

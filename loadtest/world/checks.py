@@ -7,11 +7,14 @@ from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
 from services.scheduler.core.jobs import JobsCore
+from services.scheduler.core.turns.arrivals import Arrivals
+from services.scheduler.core.turns.records import Worker
 from services.worker.core.engine import EngineCore
 from services.worker.core.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
 from services.worker.core.turn import Turn
 from shared.arena import PageState
+from shared.urgency import is_urgent
 
 
 def check_worker(core: EngineCore) -> None:
@@ -34,6 +37,8 @@ def check_worker(core: EngineCore) -> None:
     for block in (block for planned in core.flights for block in planned.retired):
         rows.append(block.row)
         places += table[block.row]
+    for turn in turns:
+        assert turn.kv_from != "pool" or turn.prefix.staged is None, "it has what it must compute"
     num_clean = 0
     for block in pool.blocks.values():
         rows.append(block.row)
@@ -137,6 +142,20 @@ def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
         for held in worker.reservations.values():
             is_kept = held.worker is worker and held.model_id in worker.models
             assert is_kept, f"a place is kept at {worker.worker_id}, which cannot take the turn"
+        _check_load(worker)
+
+
+def _check_load(worker: Worker) -> None:
+    """What is kept by heart of a worker's turns and places is so."""
+    held = list(worker.reservations.values())
+    assert worker.num_far == sum(each.is_far for each in held), "far places are miscounted"
+    num_urgent = sum(turn.is_urgent for turn in worker.turns.values())
+    num_urgent += sum(is_urgent(each.priority) for each in held)
+    assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
+    expected = Arrivals()
+    for each in held:
+        expected.add(each.arrives_at_ns)
+    assert worker.arrivals == expected, "expected turns are miscounted"
 
 
 def check_batches(core: JobsCore) -> None:

@@ -187,7 +187,7 @@ class Clients:
             sampling=sampling,
             tenant=session.tenant,
             session_id=session.session_id,
-            priority=random.choice([0, 0, 1]),
+            priority=random.choice([0, 0, 1, 2]),
             adapter=session.adapter,
         )
         life = frontend.life

@@ -6,6 +6,7 @@ from random import Random
 from loadtest.world.model import Model
 from loadtest.world.timeline import Timeline
 from loadtest.world.wires import Wires
+from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 
 
@@ -21,6 +22,7 @@ class House:
     is_scattered: turns go to any worker, wherever their history is.
     disk_bytes_max: of each kvstore.
     has_peers: hosts give each other history.
+    placement: policy of all schedulers, where turns are not scattered.
     """
 
     timeline: Timeline
@@ -35,3 +37,9 @@ class House:
     is_scattered: bool
     disk_bytes_max: int
     has_peers: bool
+    placement: str
+
+    @property
+    def hears_hints(self) -> bool:
+        """Whether places are kept for announced turns."""
+        return self.is_scattered or POLICIES[self.placement](Limits()).hears_hints

@@ -431,6 +431,23 @@ MUTANTS = (
         "            return min(self.num_history, self.num_reusable)\n",
         "            return min(self.num_history + 1, self.num_reusable)\n",
     ),
+    # Placement.
+    Mutant(
+        "a turn may use tiers that its policy has not", HISTORY,
+        'turn.kv_from == "pool" or ', "",
+    ),
+    Mutant(
+        "a place that is told of again is expected twice", RESERVATIONS,
+        "            held.worker.arrivals.remove(held.arrives_at_ns)\n", "",
+    ),
+    Mutant(
+        "a paused turn keeps its row in the step", "services/worker/core/planner.py",
+        "        draft.rows = [row for row in draft.rows if row.turn not in victims]\n", "",
+    ),
+    Mutant(
+        "urgent turns are never over", SCHEDULER_BOARD,
+        "        worker.num_urgent -= turn.is_urgent\n", "",
+    ),
     Mutant(
         "a tail on its way becomes a turn's own", TAILS,
         "if tail.loading or tail.lost:", "if False:",

@@ -3,17 +3,18 @@
 from collections.abc import Collection
 from random import Random
 
-from services.scheduler.core import PlacementReason
+from services.scheduler.core import Limits, PlacementPolicy, PlacementReason
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.records import Worker
 
 
-class Scattering:
+class Scattering(PlacementPolicy):
     """Args:
     random: decides.
     """
 
     def __init__(self, random: Random) -> None:
+        super().__init__(Limits())
         self._random = random
 
     def choose(

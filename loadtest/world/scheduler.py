@@ -88,11 +88,11 @@ class Scheduler(Candidate):
             self.jobs.set_fence(self.fence)
 
     def _take_lead(self) -> None:
-        limits = Limits()
+        limits = Limits(relief_gap=2)  # few run at once
         self.core = core = SchedulerCore(
             Scattering(self.house.random)
             if self.house.is_scattered
-            else POLICIES["balance"](limits),
+            else POLICIES[self.house.placement](limits),
             limits,
             self.now_ns,
             attempt_floor=first_attempt(self.fence),

@@ -36,6 +36,7 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.outcome import refuse_start
 from services.worker.core.pages import PagePool
 from services.worker.core.pulling import Pull, Pulling
+from services.worker.core.speeds import Telling
 from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
 from shared.blocks import BlockKey
@@ -127,6 +128,7 @@ class Worker(Process):
         self._incarnation = f"{self.name}.{self.life}"
         self.is_touched = True
         self._num_reports = 0
+        self._telling = Telling()
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
         pool = PagePool(
@@ -272,6 +274,7 @@ class Worker(Process):
                 LeadershipFence(leadership=name, fence=fence)
                 for name, fence in self.jobs.core.fences.items()
             ],
+            speeds=self._telling.next([core.speeds(model.model_id)]),
         )
         self.house.wires.publish(self, WORKER_REPORT, report)
 

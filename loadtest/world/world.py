@@ -20,12 +20,14 @@ from loadtest.world.timeline import MS, SECOND, Timeline
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
+from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
 from shared.ids import HostId
 
 CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
+DEFAULT_PLACEMENT_SHARE = 0.5
 SCATTERED_SHARE = 0.7  # of worlds with several hosts: turns go where their history is not
 BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
 PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
@@ -91,6 +93,7 @@ class World:
             is_scattered=len(hosts) > 1 and memory_random.random() < SCATTERED_SHARE,
             disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
+            placement=_draw_placement(memory_random),
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
@@ -123,3 +126,9 @@ class World:
         sessions_max = options.sessions_max
         num_sessions = 2 * sessions_max if is_crowded else random.randint(2, sessions_max)
         self.clients = Clients(house, self.frontends, ledger, num_sessions, options.faults_for_ns)
+
+
+def _draw_placement(random: Random) -> str:
+    if random.random() < DEFAULT_PLACEMENT_SHARE:
+        return DEFAULT_POLICY
+    return random.choice(list(POLICIES))

@@ -4,11 +4,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from services.scheduler.core import POLICIES, Limits
+from services.scheduler.core import DEFAULT_POLICY as DEFAULT_PLACEMENT
+from services.scheduler.core import Limits
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.jobs import JobLimits
 from services.scheduler.core.lease.times import LeaseTimes
-from services.scheduler.policies import DEFAULT_POLICY, make_batcher
+from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_placement
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
 
@@ -16,7 +17,7 @@ from shared.errors import ConfigError
 class SchedulerConfig(ServiceConfig):
     """Times in seconds; what they mean is told in `services.scheduler.core.Limits`."""
 
-    scheduler_policy: str = "balance"
+    scheduler_policy: str = DEFAULT_PLACEMENT
     scheduler_learning_s: float = Field(default=0.75, ge=0)
     scheduler_dead_after_s: float = Field(default=2.5, gt=0)
     scheduler_placement_wait_s: float = Field(default=15.0, ge=0)
@@ -40,8 +41,10 @@ class SchedulerConfig(ServiceConfig):
     @field_validator("scheduler_policy")
     @classmethod
     def _known_policy(cls, value: str) -> str:
-        if value not in POLICIES:
-            raise ValueError(f"no such placement policy: use one of {', '.join(POLICIES)}")
+        try:
+            make_placement(value, Limits())
+        except ConfigError as error:
+            raise ValueError(error.message) from None
         return value
 
     @field_validator("batch_policy")

@@ -1,10 +1,12 @@
-"""Batch policies: the scheduler's own by name, any other by import path.
+"""Policies of batches and of placement: the scheduler's own by name, any other by import path.
 
-`deferred` is the paper's; `steady`, the default, is ours: see `core/batching/rules.py`.
+Of batch policies, `deferred` is the paper's; `steady`, the default, is ours: see
+`core/batching/rules.py`. Policies of placement stand in `core/turns/placement/`.
 """
 
 from importlib import import_module
 
+from services.scheduler.core import POLICIES, Limits, PlacementPolicy
 from services.scheduler.core.batching.batcher import Batcher, WindowBatcher
 from services.scheduler.core.batching.job import Delays
 from services.scheduler.core.batching.rules import make_rules
@@ -25,11 +27,36 @@ def make_batcher(policy: str, delays: Delays | None = None) -> Batcher:
     module, _, name = policy.partition(":")
     if not name or module == "timeout":
         return WindowBatcher(make_rules(policy), delays)
-    try:
-        batcher = getattr(import_module(module), name)(delays)
-    except Exception as error:  # a stranger's code
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"batch policy {policy!r}: {reason or type(error).__name__}") from None
+    batcher = _load(f"batch policy {policy!r}", module, name, delays)
     if not isinstance(batcher, Batcher):
         raise ConfigError(f"batch policy {policy!r} is none: it makes a {type(batcher).__name__}")
     return batcher
+
+
+def make_placement(policy: str, limits: Limits) -> PlacementPolicy:
+    """The placement policy of this name, or of the class at ``package.module:Class``, which is
+    called with the `Limits`.
+
+    Raises:
+        ConfigError: as `make_batcher`.
+    """
+    module, _, name = policy.partition(":")
+    if not name:
+        if policy not in POLICIES:
+            names = ", ".join(POLICIES)
+            raise ConfigError(
+                f"no such placement policy: use one of {names}, or package.module:Class"
+            )
+        return POLICIES[policy](limits)
+    made = _load(f"placement policy {policy!r}", module, name, limits)
+    if not isinstance(made, PlacementPolicy):
+        raise ConfigError(f"placement policy {policy!r} is none: it makes a {type(made).__name__}")
+    return made
+
+
+def _load(what: str, module: str, name: str, argument: object) -> object:
+    try:
+        return getattr(import_module(module), name)(argument)
+    except Exception as error:  # a stranger's code
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what}: {reason or type(error).__name__}") from None

@@ -9,7 +9,6 @@ from typing import TypeVar
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.consume import consume, probe
 from services.scheduler.core import (
-    POLICIES,
     CancelTurn,
     CountTurn,
     DropPrefetch,
@@ -27,6 +26,7 @@ from services.scheduler.core import (
 from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
+from services.scheduler.policies import make_placement
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
 from shared.events import EventQueue
@@ -89,7 +89,7 @@ class SchedulerService:
         self._clock = runtime.clock
         limits = config.limits()
         self._core = SchedulerCore(
-            POLICIES[config.scheduler_policy](limits),
+            make_placement(config.scheduler_policy, limits),
             limits,
             started_at_ns=self._clock.now_ns(),
             attempt_floor=first_attempt(leadership.fence),

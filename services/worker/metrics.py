@@ -15,6 +15,7 @@ KV_PAGES = gauge("kv_pages", "Pool pages by state", ["model", "state"])
 PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt blocks looked up", ["model"])
 PREFIX_HITS = counter("prefix_cache_hits", "Prompt blocks that were not computed", ["model"])
 PREEMPTIONS = counter("num_preemptions", "Turns that gave their pages up", ["model"])
+PAUSES = counter("turns_paused", "Turns that made way for an urgent one", ["model"])
 LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 POISONED = counter("turns_poisoned", "Turns that could not be computed", ["model"])
@@ -108,6 +109,7 @@ def report(model_id: str, core: EngineCore) -> None:
         PREFIX_QUERIES.labels(model_id): core.history.num_prefix_queries,
         PREFIX_HITS.labels(model_id): core.history.num_prefix_hits,
         PREEMPTIONS.labels(model_id): core.planner.num_preemptions,
+        PAUSES.labels(model_id): core.planner.pausing.num_pauses,
         LOAD_FAILURES.labels(model_id): core.num_load_failures,
         ADAPTER_LOAD_FAILURES.labels(model_id): core.adapters.stats.num_failures,
         DEVICE_SECONDS.labels(model_id, "busy"): device.busy_ns / 1e9,

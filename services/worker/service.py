@@ -14,6 +14,7 @@ from services.worker.config import WorkerConfig
 from services.worker.core.engine import EngineCore
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
+from services.worker.core.speeds import Telling
 from services.worker.core.splitting import turns_held_max
 from services.worker.device.executor import Executor
 from services.worker.device.mover import Moved
@@ -89,6 +90,7 @@ class Worker:
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
         self._num_reports = 0
+        self._telling = Telling()
         self._created = int(time.time())
         self._report_now = asyncio.Event()
 
@@ -328,6 +330,9 @@ class Worker:
                 for model_id, runner in self._runners.items()
                 for name, model in runner.core.costs.models.solve().items()
             ],
+            speeds=self._telling.next(
+                [runner.core.speeds(model) for model, runner in self._runners.items()]
+            ),
         )
 
     def _card(self, runner: EngineRunner) -> ModelCard:

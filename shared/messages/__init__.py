@@ -94,6 +94,7 @@ from shared.messages.services import Empty, SchedulerStatus, ServiceStatus, Work
 from shared.messages.sessions import SessionForget, SessionForgotten
 from shared.messages.turns import (
     FinishReason,
+    KvFrom,
     Prompt,
     PromptPull,
     PromptReply,
@@ -114,6 +115,7 @@ from shared.messages.turns import (
 )
 from shared.messages.workers import (
     ModelCard,
+    ModelSpeeds,
     Prefetch,
     PrefetchDrop,
     SamplingDefaults,
@@ -168,6 +170,7 @@ __all__ = [
     "KvCommitted",
     "KvDelete",
     "KvDeleted",
+    "KvFrom",
     "KvLease",
     "KvLeased",
     "KvLocate",
@@ -189,6 +192,7 @@ __all__ = [
     "LoraTarget",
     "Modality",
     "ModelCard",
+    "ModelSpeeds",
     "OneshotCard",
     "OneshotVariant",
     "Prefetch",

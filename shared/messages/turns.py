@@ -22,6 +22,7 @@ from shared.ids import (
 from shared.messages.adapters import AdapterRef
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+KvFrom = Literal["any", "arena", "pool"]  # tiers that a turn's history may come from, and above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +122,17 @@ class TurnStart:
     was_lost: bool = False  # an earlier attempt was: report this one's first token at once
     adapter: AdapterRef | None = None  # as in `TurnSubmit`
     kv_at: dict[HostId, int] = field(default_factory=dict)  # as in `TurnSubmit`
+    kv_from: KvFrom = "any"  # what lies below is computed again, as in systems without those tiers
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
 
 
 def start_of(
-    submit: TurnSubmit, attempt: int, prompt: str = "", *, was_lost: bool = False
+    submit: TurnSubmit,
+    attempt: int,
+    prompt: str = "",
+    *,
+    was_lost: bool = False,
+    kv_from: KvFrom = "any",
 ) -> TurnStart:
     """An attempt at what was submitted."""
     return TurnStart(
@@ -143,6 +150,7 @@ def start_of(
         was_lost=was_lost,
         adapter=submit.adapter,
         kv_at=submit.kv_at,
+        kv_from=kv_from,
         prompt=prompt,
     )
 

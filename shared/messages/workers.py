@@ -58,6 +58,20 @@ class StepModelFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpeeds:
+    """How fast a worker is with one model, as it measured lately; 0: not known. For placement."""
+
+    model_id: ModelId
+    token_ms: float = 0.0  # a prompt token more in a step
+    step_ms: float = 0.0  # a step without any rows
+    row_ms: float = 0.0  # a decoding turn more in a step
+    block_bytes: int = 0  # KV of a block in all layers
+    load_bytes_per_s: float = 0.0  # from the host's arena into the pool
+    source_bytes_per_s: float = 0.0  # from the host's disk into the arena
+    peer_bytes_per_s: dict[HostId, float] = field(default_factory=dict)  # from other hosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """Heartbeat: the whole state a scheduler needs, so that a new scheduler rebuilds its view from
     reports alone.
@@ -88,6 +102,7 @@ class WorkerReport:
     adapters: str = ""  # packed hashes of those in its pools, the ones used last first
     turns_running_max: int = 0  # in one step of a model; 0: not told
     step_models: list[StepModelFit] = field(default_factory=list)
+    speeds: list[ModelSpeeds] = field(default_factory=list)  # now and then; empty: as told last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

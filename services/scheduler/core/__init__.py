@@ -17,9 +17,10 @@ from services.scheduler.core.effects import (
 )
 from services.scheduler.core.turns.core import SchedulerCore
 from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement import POLICIES, PlacementPolicy
+from services.scheduler.core.turns.placement import DEFAULT_POLICY, POLICIES, PlacementPolicy
 
 __all__ = [
+    "DEFAULT_POLICY",
     "POLICIES",
     "CancelTurn",
     "CountTurn",

@@ -15,7 +15,9 @@ from shared.messages import (
     TurnStart,
 )
 
-PlacementReason = Literal["reserved", "affinity", "kv", "adapter", "balance", "replaced"]
+PlacementReason = Literal[
+    "reserved", "moved", "affinity", "kv", "adapter", "balance", "replaced", "relief"
+]
 Outcome = Literal["stop", "length", "cancelled", "error", "failed"]
 
 

@@ -78,6 +78,11 @@ class Line:
         return max(own_ns / own, 0.0)
 
     @property
+    def mean_rows(self) -> int:
+        """Of the points."""
+        return round(self.rows / self.weight) if self.weight else 0
+
+    @property
     def _spread(self) -> float:
         mean = self.rows / self.weight
         return self.rows_rows / self.weight - mean * mean
@@ -102,6 +107,15 @@ class StepCosts:
     def is_known(self) -> bool:
         """Whether enough steps ran to predict others."""
         return self._decode.weight >= DECODES_MIN and self._tokens >= PREFILL_TOKENS_MIN
+
+    @property
+    def figures_ns(self) -> tuple[float, float, float]:
+        """What a prompt token more takes, a step without rows, a decode more."""
+        num_rows = self._decode.mean_rows
+        at_ns = self._decode.at(num_rows)
+        row_ns = self._decode.at(num_rows + 1) - at_ns
+        token_ns = self._tokens_ns / self._tokens if self._tokens else 0.0
+        return token_ns, max(at_ns - num_rows * row_ns, 0.0), row_ns
 
     def on_step(
         self, num_tokens: int, num_decodes: int, duration_ns: int, lora: LoraLoad = NO_LORA

@@ -40,6 +40,7 @@ from services.worker.core.pages import Block, PagePool
 from services.worker.core.planner import PlannedStep, Planner
 from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
+from services.worker.core.speeds import speeds_of
 from services.worker.core.staged import Staged
 from services.worker.core.staging import Stager
 from services.worker.core.step import Sampled, StepPlan, StepResult
@@ -48,9 +49,10 @@ from services.worker.core.turn import Turn, TurnState
 from services.worker.core.writeback import WriteBehind
 from shared.blocks import BlockKey
 from shared.hints import HINT_HOLD_NS
-from shared.ids import TurnId
-from shared.messages import FinishReason, TurnRef
+from shared.ids import ModelId, TurnId
+from shared.messages import FinishReason, ModelSpeeds, TurnRef
 from shared.owners import OwnerKey
+from shared.urgency import is_urgent
 
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
@@ -152,7 +154,9 @@ class EngineCore:
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
-        return sum(len(turn.tokens) - turn.num_computed for turn in self.waiting)
+        return sum(
+            len(turn.tokens) - turn.num_computed for turn in self.waiting if not turn.is_paused
+        )
 
     def refs(self) -> list[TurnRef]:
         """Every attempt held here."""
@@ -166,6 +170,11 @@ class EngineCore:
             )
             for t in self.turns.values()
         ]
+
+    def speeds(self, model_id: str) -> ModelSpeeds:
+        """How fast it is, under the model's name."""
+        block_bytes = self.page_bytes * self.pool.num_layers
+        return speeds_of(ModelId(model_id), self.costs, self.estimates, block_bytes)
 
     # Turns come and go.
 
@@ -222,7 +231,7 @@ class EngineCore:
 
     def on_expected(self, expected: Expected, now_ns: int) -> list[Effect]:
         """A turn was announced, and is to come here."""
-        start_at_ns = self._start_at_ns(expected)
+        start_at_ns = self._start_at_ns(expected, now_ns)
         self.adapters.unexpect(expected.owner)
         if start_at_ns > now_ns:
             self.expecting.wait(expected, start_at_ns)
@@ -255,10 +264,12 @@ class EngineCore:
         self.estimates.on_source(staged.source_bytes_per_s)
         return replace(staged, heard_at_ns=now_ns) if staged.ready_in_ns else staged
 
-    def _start_at_ns(self, expected: Expected) -> int:
+    def _start_at_ns(self, expected: Expected, now_ns: int) -> int:
         """When to bring up what an announced turn needs: so early that it is there in time, by the
-        slowest way that it may come."""
-        if not expected.arrives_at_ns:
+        slowest way that it may come; what an urgent one needs at once, if it comes before that
+        would be let go."""
+        at_once_ns = expected.arrives_at_ns - HINT_HOLD_NS
+        if not expected.arrives_at_ns or (is_urgent(expected.priority) and at_once_ns <= now_ns):
             return 0
         num_tokens = expected.num_tokens or self.limits.max_model_len
         num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks

@@ -77,7 +77,8 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         was_lost=start.was_lost,
         adapter=start.adapter,
         num_image_blocks=num_blocks,
-        kv_at=worth_keeping(start.kv_at),
+        kv_at=worth_keeping(start.kv_at) if start.kv_from == "any" else {},
+        kv_from=start.kv_from,
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
 

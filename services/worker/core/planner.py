@@ -2,9 +2,9 @@
 
 Decodes first: each running turn that has its whole context gets one row. Then prompts, in chunks
 that share one token budget: those under way, then waiting turns in order of priority and arrival,
-if `admission` lets them in now. A decode that finds no page preempts the turn that came last; a
-waiting turn is admitted only when pages for its whole prompt are there, so that it is not preempted
-at once.
+if `admission` lets them in now. An urgent one may have others paused (`pausing`). A decode that
+finds no page preempts the turn that came last; a waiting turn is admitted only when pages for its
+whole prompt are there, so that it is not preempted at once.
 
 A step may be planned while another is in flight. Its rows begin where those in flight will end, and
 a token that is still to be chosen is carried over on the device. Nothing is taken from a turn that
@@ -23,6 +23,7 @@ from services.worker.core.effects import Effect
 from services.worker.core.history import History
 from services.worker.core.joining import gains, patience_ns, stall_ns
 from services.worker.core.pages import Block
+from services.worker.core.pausing import Pausing
 from services.worker.core.queue import TurnQueue
 from services.worker.core.residency import Residency
 from services.worker.core.rows import Row, by_adapter, step_plan
@@ -89,6 +90,10 @@ class Planner:
     prefill_tokens_max: int
     is_layerwise: bool = True
     num_preemptions: int = 0
+    pausing: Pausing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pausing = Pausing(self.queue, self.history, self.adapters)
 
     def begin(self, now_ns: int, starts_at_ns: int, *, is_ahead: bool) -> Draft:
         """A step with every turn that decodes."""
@@ -168,10 +173,19 @@ class Planner:
 
     def _add_waiting(self, draft: Draft) -> None:
         for turn in list(self.queue.waiting):
-            if draft.budget <= 0 or self.queue.is_full:
+            if draft.budget <= 0:
                 break
             if turn.prefix.is_asked:
                 continue
+            if self.queue.is_full and not self._make_way(turn, draft):
+                break
+            if turn.is_paused:
+                effects = self.pausing.resume(turn, self.reserve, draft.now_ns)
+                if effects is None:
+                    break
+                draft.effects += effects
+                if turn.prefix.is_asked:
+                    continue
             match self._bring_adapter(turn, draft):
                 case Readiness.COMING:
                     continue  # others may pass it meanwhile
@@ -306,7 +320,8 @@ class Planner:
         history.tails.leave_shared(turn)
         num_wanted = history.num_pages_wanted(turn) + self.reserve
         is_short = residency.num_available < num_wanted
-        if is_short and not self._make_room(turn, draft):
+        can_wait = is_short and not self._make_way(turn, draft)
+        if can_wait and not self._make_room(turn, draft):
             num_short = num_wanted - residency.num_available
             residency.stager.call_back(num_short, draft.now_ns, draft.effects)
             return False
@@ -325,6 +340,17 @@ class Planner:
     def reserve(self) -> int:
         """Pages that running turns may soon take."""
         return len(self.queue.running) * self.residency.pool.num_layers
+
+    def _make_way(self, turn: Turn, draft: Draft) -> bool:
+        """Pause others for an urgent turn that waits for a seat or for pages."""
+        victims = self.pausing.victims(turn, self.history.num_pages_wanted(turn) + self.reserve)
+        if draft.is_ahead:
+            draft.is_short |= bool(victims)
+            return False
+        for victim in victims:
+            draft.effects += self.pausing.pause(victim)
+        draft.rows = [row for row in draft.rows if row.turn not in victims]
+        return bool(victims)
 
     def _make_room(self, turn: Turn, draft: Draft) -> bool:
         """Where nothing runs, only what waiting turns hold, and blocks for which the kvstore has no

@@ -12,7 +12,8 @@ class TurnQueue:
     """Attributes:
     running_max: turns in one step; as many lines have the executor's block tables.
     turns: by id, the latest attempt of each that is not over.
-    waiting: by priority, then arrival; a preempted turn goes to the front.
+    waiting: by priority, then arrival; a preempted turn goes to the front, and one
+            that was paused to the front of its priority.
     running: in order of admission.
     """
 
@@ -48,6 +49,14 @@ class TurnQueue:
         """A running turn waits again, before all others."""
         self.remove(turn)
         self.waiting.appendleft(turn)
+
+    def pause(self, turn: Turn) -> None:
+        """A running turn waits again, before those of its priority."""
+        self.remove(turn)
+        position = 0
+        while position < len(self.waiting) and self.waiting[position].priority > turn.priority:
+            position += 1
+        self.waiting.insert(position, turn)
 
     def remove(self, turn: Turn) -> None:
         """A turn neither waits nor runs any more."""

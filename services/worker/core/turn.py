@@ -10,7 +10,7 @@ from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, SamplingParams, TokenLogprobs
+from shared.messages import AdapterRef, KvFrom, SamplingParams, TokenLogprobs
 from shared.owners import OwnerKey, owner_key
 
 NO_SLOT = -1
@@ -46,6 +46,7 @@ class Turn:
         num_planned: the same, once the steps in flight have landed.
         num_flights: steps in flight that have a row of it.
         num_sampling: tokens that those choose; the turn's next ones, not known yet.
+        is_paused: it ran, and made way for an urgent one; it holds nothing.
         is_void: one of those rows failed, so that what the others give is no good.
         prefix: its leading blocks, which others can find and run on as well.
         tail: the last of those, if it has only the end of the history and the turn goes on in it;
@@ -60,6 +61,7 @@ class Turn:
         num_image_blocks: of the adapter's image.
         image: the adapter's, here or on its way; shared with other turns.
         kv_at: how many leading blocks of its session are on which hosts, as far as known.
+        kv_from: the lowest tier that its history may come from.
         can_be_assisted: helpers can compute all that its adapter adds.
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
@@ -86,6 +88,7 @@ class Turn:
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    kv_from: KvFrom = "any"
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING
@@ -95,6 +98,7 @@ class Turn:
     num_planned: int = 0
     num_flights: int = 0
     num_sampling: int = 0
+    is_paused: bool = False
     is_void: bool = False
     look_again_at_ns: int = 0
     look_not_before_ns: int = 0

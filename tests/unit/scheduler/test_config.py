@@ -18,6 +18,17 @@ def test_an_unknown_policy_ends_the_start_with_its_name(monkeypatch: pytest.Monk
         load_config(SchedulerConfig)
 
 
+def test_a_placement_policy_is_a_name_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "services.scheduler.core.turns.placement.balance:Balance"
+    for policy in ("symphony", "sticky", own):
+        monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", policy)
+        assert load_config(SchedulerConfig).scheduler_policy == policy
+    for policy, reason in (("no.where:Policy", "no"), ("builtins:str", "makes a str")):
+        monkeypatch.setenv("SYMPHONY_SCHEDULER_POLICY", policy)
+        with pytest.raises(ConfigError, match=f"SYMPHONY_SCHEDULER_POLICY=.*{reason}"):
+            load_config(SchedulerConfig)
+
+
 NEXUS = "loadtest.policies.nexus:NexusBatcher"
 
 

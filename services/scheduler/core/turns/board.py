@@ -18,6 +18,7 @@ from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, TurnId
 from shared.messages import (
+    KvFrom,
     TurnArrived,
     TurnCancel,
     TurnFailed,
@@ -25,6 +26,7 @@ from shared.messages import (
     TurnSubmit,
     start_of,
 )
+from shared.urgency import is_urgent
 
 ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
 SENT_ATTEMPT = 1  # of what frontends send to workers themselves: below every scheduler's
@@ -94,10 +96,19 @@ class Board:
         self._turns[turn.turn_id] = turn
 
     def start(
-        self, turn: Turn, submit: TurnSubmit, worker: Worker, reason: PlacementReason, now_ns: int
+        self,
+        turn: Turn,
+        submit: TurnSubmit,
+        worker: Worker,
+        reason: PlacementReason,
+        now_ns: int,
+        kv_from: KvFrom | None = None,
     ) -> None:
         """Send a turn that is on no worker to this one, under its next attempt; if its frontend has
         sent the first one there, it is on its way.
+
+        Args:
+            kv_from: the lowest tier that its history may come from; None: the policy's.
         """
         is_sent = (
             submit.sent_to == worker.worker_id
@@ -110,8 +121,14 @@ class Board:
         if not is_sent:
             turn.attempt = max(turn.attempt + 1, self._attempt_floor)
         turn.seen_seq = worker.report.seq
-        worker.num_tokens_dispatched += submit.num_prompt_tokens
-        start = start_of(submit, turn.attempt, prompt, was_lost=turn.num_placements > 1)
+        worker.num_tokens_dispatched += self._num_to_compute(submit)
+        start = start_of(
+            submit,
+            turn.attempt,
+            prompt,
+            was_lost=turn.num_placements > 1,
+            kv_from=kv_from or self._placer.kv_from,
+        )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
         if submit.prompt:
             turn.submit = replace(submit, prompt="")
@@ -154,6 +171,8 @@ class Board:
         worker = turn.worker
         assert worker is not None
         del worker.turns[turn.turn_id]
+        worker.num_urgent -= turn.is_urgent
+        turn.is_urgent = False
         turn.worker = None
         if worker.trial is turn:
             self.end_trial(worker)
@@ -210,6 +229,13 @@ class Board:
         cancel = TurnCancel(turn_id=ref.turn_id, attempt=ref.attempt)
         self._out.append(CancelTurn(worker.worker_id, cancel))
 
+    def _num_to_compute(self, submit: TurnSubmit) -> int:
+        """Of its prompt, unless its history is not found."""
+        num_history = 0
+        if submit.session_id is not None and self._placer.kv_from != "pool":
+            num_history = self._placer.num_tokens_of((submit.tenant, submit.session_id))
+        return max(submit.num_prompt_tokens - num_history, 0)
+
     def _assign(self, turn: Turn, worker: Worker, now_ns: int) -> None:
         assert turn.worker is None
         self._stop_waiting(turn)
@@ -217,6 +243,8 @@ class Board:
         turn.placed_at_ns = now_ns
         turn.num_placements += 1
         worker.turns[turn.turn_id] = turn
+        turn.is_urgent = turn.submit is not None and is_urgent(turn.submit.priority)
+        worker.num_urgent += turn.is_urgent
 
     def _stop_waiting(self, turn: Turn) -> None:
         turn.awaited = None

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import NO_MODELS, Worker
-from shared.ids import ModelId, WorkerId
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
+from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import WorkerReport, unpack_hashes
 
 MISSED_REPORTS_BEFORE_PROBE = 2
@@ -38,6 +39,9 @@ class Fleet:
         self._workers: dict[WorkerId, Worker] = {}
         self._serving: dict[ModelId, dict[WorkerId, Worker]] = {}
         self._models_known: set[ModelId] = set()
+        self._in_order: dict[ModelId, list[Worker]] = {}  # those that serve it, twice
+        self._on_host: dict[tuple[ModelId, HostId], dict[WorkerId, Worker]] = {}
+        self._typical: dict[ModelId, Speeds] = {}  # as somebody told last
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -48,6 +52,18 @@ class Fleet:
     def serving(self, model_id: ModelId) -> Collection[Worker]:
         """Workers that a turn of this model can be placed on now."""
         return self._serving.get(model_id, {}).values()
+
+    def slice_of(self, model_id: ModelId, start: int, num: int) -> list[Worker]:
+        """So many of those workers, or all if they are fewer, from one on, around and around."""
+        twice = self._in_order.get(model_id)
+        if twice is None:
+            twice = self._in_order[model_id] = [*self.serving(model_id)] * 2
+        first = start % max(len(twice) // 2, 1)
+        return twice[first : first + min(num, len(twice) // 2)]
+
+    def on_host(self, model_id: ModelId, host_id: HostId) -> Collection[Worker]:
+        """Those of them on one host."""
+        return self._on_host.get((model_id, host_id), {}).values()
 
     def only_model(self) -> ModelId | None:
         """The model served, when there is just one."""
@@ -68,7 +84,10 @@ class Fleet:
             return None
         if restarted or report.adapters != worker.report.adapters or is_new:
             worker.adapters = unpack_hashes(report.adapters)
+        if report.host_id != worker.report.host_id:
+            self._set_models(worker, NO_MODELS)  # found under its host until now
         worker.report = report
+        self._learn_speeds(worker, report)
         worker.heard_at_ns = now_ns
         worker.alive = True
         worker.is_probed = False
@@ -110,8 +129,31 @@ class Fleet:
         return worker.heard_at_ns + max(self._limits.dead_after_ns, patience_ns)
 
     def _set_models(self, worker: Worker, models: frozenset[ModelId]) -> None:
+        host_id = worker.report.host_id
         for model_id in worker.models - models:
             del self._serving[model_id][worker.worker_id]
+            beside = self._on_host[model_id, host_id]
+            del beside[worker.worker_id]
+            if not beside:
+                del self._on_host[model_id, host_id]
+            self._in_order.pop(model_id, None)
         for model_id in models - worker.models:
             self._serving.setdefault(model_id, {})[worker.worker_id] = worker
+            self._on_host.setdefault((model_id, host_id), {})[worker.worker_id] = worker
+            self._in_order.pop(model_id, None)
         worker.models = models
+
+    def _learn_speeds(self, worker: Worker, report: WorkerReport) -> None:
+        """Of the models that it serves; of those that it tells nothing of, what others told."""
+        if not report.speeds and worker.speeds:
+            return
+        told = {speeds.model_id: speeds for speeds in report.speeds}
+        speeds: dict[ModelId, Speeds] = {}
+        for card in report.models:
+            model_id = card.model_id
+            likely = self._typical.get(model_id, DEFAULT_SPEEDS)
+            speeds[model_id] = worker.speeds.get(model_id, likely)
+            if model_id in told:
+                speeds[model_id] = likely.told(told[model_id], card.block_tokens)
+                self._typical[model_id] = speeds[model_id]
+        worker.speeds = speeds

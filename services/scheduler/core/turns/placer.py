@@ -2,7 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.fleet import Fleet
@@ -10,7 +11,9 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand, PlacementPolicy
 from services.scheduler.core.turns.records import SessionKey, Worker
 from shared.ids import ModelId, WorkerId
-from shared.messages import AdapterRef
+from shared.messages import AdapterRef, KvFrom
+
+WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,17 @@ class Placer:
         self._policy = policy
         self._limits = limits
         self._last_turns: OrderedDict[SessionKey, _LastTurn] = OrderedDict()
+        self._num_asked = 0
+
+    @property
+    def kv_from(self) -> KvFrom:
+        """The lowest tier that turns' history is brought up from."""
+        return self._policy.kv_from
+
+    @property
+    def hears_hints(self) -> bool:
+        """Whether places are kept for announced turns."""
+        return self._policy.hears_hints
 
     def choose(
         self,
@@ -40,12 +54,49 @@ class Placer:
         avoid: Worker | None = None,
     ) -> tuple[Worker, PlacementReason] | None:
         """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
-        untried = [worker for worker in self._fleet.serving(model_id) if worker.trial is None]
-        workers = _without(untried, avoid)
+        last = self._last_turns.get(key) if key is not None else None
+        demand = _with_history(demand, last, now_ns)
+        home = self._home(last, model_id, now_ns)
+        workers = _without(self._to_look_at(model_id, home, demand), avoid)
         if not workers:
             return None
-        home = self._home(key, model_id, now_ns)
         return self._policy.choose(workers, home if home in workers else None, demand)
+
+    def better_than(
+        self, kept: Worker, key: SessionKey, now_ns: int, demand: Demand, *, is_sent: bool
+    ) -> Worker | None:
+        """A worker that is so much better than the one that a turn's place was kept on that the
+        turn is to go there, now that it is here.
+        """
+        demand = _with_history(demand, self._last_turns.get(key), now_ns)
+        workers = self._to_look_at(demand.model_id, kept, demand)
+        return self._policy.better_than(kept, workers, demand, is_sent=is_sent) if workers else None
+
+    def relief_of(self, worker: Worker, model_id: ModelId) -> Worker | None:
+        """Where one of a worker's running turns is to go on, if it has too many."""
+        if not self._policy.relieves or worker.trial is not None:
+            return None
+        untried = [each for each in self._fleet.serving(model_id) if each.trial is None]
+        return self._policy.relief_of(worker, untried)
+
+    def _to_look_at(self, model_id: ModelId, home: Worker | None, demand: Demand) -> list[Worker]:
+        """Workers that nobody is tried on; of very many some, others each time, with those that are
+        near the session's history.
+        """
+        serving, num = self._fleet.serving(model_id), self._policy.num_looked_at
+        if num is not None and len(serving) > num:
+            self._num_asked += 1
+            some = self._fleet.slice_of(model_id, self._num_asked * num, num)
+            near = [
+                worker
+                for host_id in demand.kv_at
+                for worker in islice(self._fleet.on_host(model_id, host_id), WORKERS_OF_HOST_MAX)
+            ]
+            own = [home] if home is not None and model_id in home.models else []
+            found = {w.worker_id: w for w in (*some, *near, *own) if w.trial is None}
+            if found:
+                return list(found.values())
+        return [worker for worker in serving if worker.trial is None]
 
     def choose_empty(
         self, model_id: ModelId, demand: Demand, avoid: Worker | None = None
@@ -104,12 +155,24 @@ class Placer:
         last = self._last_turns.get(key)
         return 0 if last is None else last.num_tokens
 
-    def _home(self, key: SessionKey | None, model_id: ModelId, now_ns: int) -> Worker | None:
-        last = self._last_turns.get(key) if key is not None else None
-        if last is None or now_ns - last.at_ns > self._limits.affinity_ns:
+    def _home(self, last: _LastTurn | None, model_id: ModelId, now_ns: int) -> Worker | None:
+        if last is None:
+            return None
+        if self._policy.leaves_home and now_ns - last.at_ns > self._limits.affinity_ns:
             return None
         worker = self._fleet.get(last.worker_id)
         return worker if worker is not None and model_id in worker.models else None
+
+
+def _with_history(demand: Demand, last: _LastTurn | None, now_ns: int) -> Demand:
+    if last is None:
+        return replace(demand, now_ns=now_ns)
+    return replace(
+        demand,
+        now_ns=now_ns,
+        num_history_tokens=last.num_tokens,
+        idle_ns=max(now_ns - last.at_ns, 0),
+    )
 
 
 def _without(workers: Collection[Worker], avoid: Worker | None) -> Collection[Worker]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
+from services.scheduler.core.turns.arrivals import Arrivals
+from services.scheduler.core.turns.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
 
@@ -29,6 +31,9 @@ class Worker:
         losses: what it had when it fell silent; empty once it is heard of again.
         adapters: hashes of those that its last report says it has.
         num_far: reservations whose turns are not near yet.
+        num_urgent: turns and reservations of more than the usual priority.
+        speeds: by model, as it told last.
+        arrivals: when the turns of its reservations are expected.
     """
 
     report: WorkerReport
@@ -45,6 +50,9 @@ class Worker:
     losses: list["Loss"] = field(default_factory=list)
     adapters: frozenset[str] = NO_ADAPTERS
     num_far: int = 0
+    num_urgent: int = 0
+    speeds: dict[ModelId, Speeds] = field(default_factory=dict)
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     @property
     def worker_id(self) -> WorkerId:
@@ -82,6 +90,7 @@ class Turn:
         attempt: highest attempt known to exist; 0 before the first.
         worker: where that attempt is; None while waiting.
         seen_seq: the worker's report that last listed it, or the last one before it was sent.
+        is_urgent: it counts as one of its worker's urgent ones.
         num_generated: tokens that a worker told of, of all attempts.
         num_lost: attempts lost since it last made a token.
         num_proven: those of them that were lost with a worker which surely died.
@@ -102,6 +111,7 @@ class Turn:
     waits_from_ns: int = 0
     wait_until_ns: int = 0
     num_placements: int = 0
+    is_urgent: bool = False
     num_generated: int = 0
     num_lost: int = 0
     num_proven: int = 0

@@ -21,6 +21,7 @@ from shared.messages import (
     SessionPlaced,
     SessionPlacement,
 )
+from shared.urgency import is_urgent
 
 STALE_LOOKS_MIN = 1024
 
@@ -61,6 +62,8 @@ class Reservations:
 
     def expect(self, message: ExpectSession, now_ns: int) -> SessionPlacement:
         """Keep a place, or keep the one there is for longer; asks the worker to prefetch."""
+        if not self._placer.hears_hints:
+            return SessionPlacement()
         key = (message.tenant, message.session_id)
         model_id, adapter = message.model_id, message.adapter
         if model_id is None:
@@ -71,16 +74,27 @@ class Reservations:
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:
+            held.worker.num_urgent -= is_urgent(held.priority)
             held.priority = max(held.priority, message.priority)
+            held.worker.num_urgent += is_urgent(held.priority)
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter, held.kv_at = adapter, kv_at or held.kv_at
+            held.worker.arrivals.remove(held.arrives_at_ns)
             held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
+            held.worker.arrivals.add(held.arrives_at_ns)
             self._see_how_far(held, now_ns)
         else:
             if held is not None:
                 self._release(held)
                 self._drop_prefetch(held)
-            demand = Demand(adapter=adapter, kv_at=kv_at)
+            demand = Demand(
+                model_id=model_id,
+                adapter=adapter,
+                kv_at=kv_at,
+                name=message.session_id,
+                is_urgent=is_urgent(message.priority),
+                ahead_ns=message.arrives_in_ns or None,
+            )
             chosen = self._placer.choose(model_id, key, now_ns, demand)
             if chosen is None or len(self._held) >= self._limits.reservations_max:
                 return SessionPlacement()
@@ -127,6 +141,10 @@ class Reservations:
         self._drop_prefetch(held)
         return None
 
+    def gave_up(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
+        """The place was taken, but its turn goes elsewhere."""
+        self._tell_dropped(key, model_id, worker)
+
     def move_off(self, worker: Worker, now_ns: int) -> None:
         """The worker can take no turns of these any more: keep places elsewhere, if there are."""
         for held in list(worker.reservations.values()):
@@ -135,7 +153,7 @@ class Reservations:
             self._release(held)
             if worker.alive:
                 self._drop_prefetch(held)
-            demand = Demand(adapter=held.adapter, kv_at=held.kv_at)
+            demand = _demand_of(held, now_ns)
             chosen = self._placer.choose(held.model_id, held.key, now_ns, demand, avoid=worker)
             if chosen is not None:
                 held.worker = chosen[0]
@@ -150,11 +168,15 @@ class Reservations:
     def _hold(self, held: Reservation, now_ns: int) -> None:
         self._held[held.key] = held
         held.worker.reservations[held.key] = held
+        held.worker.arrivals.add(held.arrives_at_ns)
+        held.worker.num_urgent += is_urgent(held.priority)
         self._see_how_far(held, now_ns)
 
     def _release(self, held: Reservation) -> None:
         del self._held[held.key]
         del held.worker.reservations[held.key]
+        held.worker.arrivals.remove(held.arrives_at_ns)
+        held.worker.num_urgent -= is_urgent(held.priority)
         held.worker.num_far -= held.is_far
         held.is_far = False
 
@@ -211,9 +233,23 @@ class Reservations:
 
     def _drop_prefetch(self, held: Reservation) -> None:
         """What its worker brings up, or has brought up, is of no use there any more."""
-        tenant, session_id = held.key
-        drop = PrefetchDrop(session_id=session_id, tenant=tenant, model_id=held.model_id)
-        self._out.append(DropPrefetch(held.worker.worker_id, drop))
+        self._tell_dropped(held.key, held.model_id, held.worker)
+
+    def _tell_dropped(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
+        tenant, session_id = key
+        drop = PrefetchDrop(session_id=session_id, tenant=tenant, model_id=model_id)
+        self._out.append(DropPrefetch(worker.worker_id, drop))
+
+
+def _demand_of(held: Reservation, now_ns: int) -> Demand:
+    return Demand(
+        model_id=held.model_id,
+        adapter=held.adapter,
+        kv_at=held.kv_at,
+        name=held.key[1],
+        is_urgent=is_urgent(held.priority),
+        ahead_ns=max(held.arrives_at_ns - now_ns, 0) if held.arrives_at_ns else None,
+    )
 
 
 def _arrival(message: ExpectSession, now_ns: int) -> int:

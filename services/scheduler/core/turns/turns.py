@@ -18,7 +18,8 @@ from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
-from services.scheduler.core.turns.records import Ended, Turn, Worker
+from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worker
+from services.scheduler.core.turns.relief import relieve
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.trials import Trials
 from shared.ids import ModelId, WorkerId
@@ -141,6 +142,10 @@ class Turns:
             turn.missed_by = worker
         self._lose(missed, worker, now_ns)
 
+    def relieve(self, worker: Worker, now_ns: int) -> None:
+        """Let a running turn go on elsewhere, if this worker has too many."""
+        relieve(worker, self._placer, self._board, self._trials, now_ns)
+
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be out of reach: place its turns elsewhere."""
         self._trials.on_silence(worker)
@@ -212,10 +217,10 @@ class Turns:
         reserved = self._reservations.take(key, submit.model_id) if key and is_first else None
         sent_to = submit.sent_to if is_first else None
         chosen: tuple[Worker, PlacementReason] | None
-        if reserved is not None:
-            chosen = reserved, "reserved"
+        demand = Demand.of(submit)
+        if reserved is not None and key is not None:
+            chosen = self._at_place(reserved, key, submit, demand, now_ns)
         else:
-            demand = Demand.of(submit)
             chosen = self._placer.choose(submit.model_id, key, now_ns, demand, avoid)
         if chosen is None:
             self._wait(turn, submit, now_ns)
@@ -224,6 +229,17 @@ class Turns:
             if sent_to is not None and sent_to != worker.worker_id:
                 self._cancel_sent(turn, sent_to)
             self._board.start(turn, submit, worker, reason if is_first else "replaced", now_ns)
+
+    def _at_place(
+        self, kept: Worker, key: SessionKey, submit: TurnSubmit, demand: Demand, now_ns: int
+    ) -> tuple[Worker, PlacementReason]:
+        """The worker that kept the turn's place, or a better one, if that is overloaded by now."""
+        is_sent = submit.sent_to == kept.worker_id
+        better = self._placer.better_than(kept, key, now_ns, demand, is_sent=is_sent)
+        if better is None:
+            return kept, "reserved"
+        self._reservations.gave_up(key, submit.model_id, kept)
+        return better, "moved"
 
     def _note_sent(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
         """The worker's report was faster than the submit of what its frontend sent there."""

@@ -18,6 +18,7 @@ from shared.messages import (
     AdvisoryKey,
     ExpectSession,
     ModelCard,
+    ModelSpeeds,
     SessionPlacement,
     TurnCancel,
     TurnEnd,
@@ -54,11 +55,13 @@ def adapter_of(name: str, lora_rank: int = 8) -> AdapterRef:
 class Driver:
     """Moves time by hand; every call returns the effects of one kind or all of them."""
 
-    def __init__(self, limits: Limits | None = None, attempt_floor: int = 1) -> None:
+    def __init__(
+        self, limits: Limits | None = None, attempt_floor: int = 1, policy: str = "balance"
+    ) -> None:
         self.limits = limits or Limits(learning_ns=0)
         self.now_ns = SECOND
-        policy = POLICIES["balance"](self.limits)
-        self.core = SchedulerCore(policy, self.limits, self.now_ns, attempt_floor)
+        made = POLICIES[policy](self.limits)
+        self.core = SchedulerCore(made, self.limits, self.now_ns, attempt_floor)
         self.seqs: dict[str, int] = {}
         self.alarm_ns: int | None = None
         self.wake()
@@ -77,6 +80,8 @@ class Driver:
         adapters: str = "",
         running: AdapterRef | None = None,
         host: str = "h",
+        speeds: ModelSpeeds | None = None,
+        seats: int = 0,
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
         self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
@@ -101,6 +106,8 @@ class Driver:
             num_waiting_tokens=waiting_tokens,
             num_pages_free=pages_free,
             interval_ns=INTERVAL,
+            turns_running_max=seats,
+            speeds=[] if speeds is None else [speeds],
         )
         return self._note(self.core.on_report(report, self.now_ns))
 
@@ -117,12 +124,13 @@ class Driver:
         adapter: AdapterRef | None = None,
         slo_tpot_ms: float | None = None,
         kv_at: dict[str, int] | None = None,
+        num_tokens: int = 100,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
             frontend_id=FrontendId("f"),
             model_id=ModelId(model),
-            num_prompt_tokens=100,
+            num_prompt_tokens=num_tokens,
             attempt=attempt,
             session_id=SessionId(session) if session else None,
             priority=priority,

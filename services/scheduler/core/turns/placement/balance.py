@@ -1,15 +1,14 @@
-"""Even out the requests held and expected: the paper's default policy (SYMPHONY, section 3.3)."""
+"""Even out the requests held and expected: the paper's own policy (SYMPHONY, section 3.3)."""
 
 from collections.abc import Collection, Mapping
 
 from services.scheduler.core.effects import PlacementReason
-from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placement.policy import Demand
+from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy, burden
 from services.scheduler.core.turns.records import Worker
 from shared.ids import HostId
 
 
-class Balance:
+class Balance(PlacementPolicy):
     """Fewest expected requests first, but a session stays where its KV is while that costs little.
 
     Load is a worker's turns and live reservations; equal loads are told apart by reservations of
@@ -21,14 +20,11 @@ class Balance:
     same way, and of them one that holds the turn's adapter.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._affinity_margin = limits.affinity_margin
-
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand
     ) -> tuple[Worker, PlacementReason]:
-        best = min(workers, key=_burden)
-        num_max = best.num_expected + self._affinity_margin
+        best = min(workers, key=burden)
+        num_max = best.num_expected + self._limits.affinity_margin
         if home is not None and home.num_expected <= num_max:
             return home, "affinity"
         if not demand.kv_at and demand.adapter is None:
@@ -38,8 +34,8 @@ class Balance:
         if demand.adapter is not None:
             adapter_hash = demand.adapter.adapter_hash
             if holders := [worker for worker in beside if worker.holds(adapter_hash)]:
-                return min(holders, key=_burden), "adapter"
-        return min(beside, key=_burden), "kv" if len(beside) < len(near) else "balance"
+                return min(holders, key=burden), "adapter"
+        return min(beside, key=burden), "kv" if len(beside) < len(near) else "balance"
 
 
 def _beside_kv(workers: list[Worker], kv_at: Mapping[HostId, int]) -> list[Worker]:
@@ -47,15 +43,3 @@ def _beside_kv(workers: list[Worker], kv_at: Mapping[HostId, int]) -> list[Worke
     num_blocks = [kv_at.get(worker.report.host_id, 0) for worker in workers]
     most = max(num_blocks)
     return [worker for worker, num in zip(workers, num_blocks, strict=True) if num == most]
-
-
-def _burden(worker: Worker) -> tuple[int, int, int, int, str]:
-    report = worker.report
-    num_pages_takeable = report.num_pages_free + report.num_pages_clean
-    return (
-        worker.num_expected,
-        worker.num_far,
-        worker.num_waiting_tokens,
-        -num_pages_takeable,
-        report.worker_id,
-    )

@@ -1,0 +1,136 @@
+"""What it costs to have a turn on a worker."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.turns.arrivals import SLICE_NS, Arrivals
+from services.scheduler.core.turns.placement.cost import Stay, cost_of
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
+from shared.ids import HostId, ModelId
+from shared.messages import ModelSpeeds
+
+amounts = st.floats(0, 1e5, allow_subnormal=False)
+speeds_ms = st.floats(1e-3, 1e3)
+speeds = st.builds(Speeds, token_ms=speeds_ms, step_ms=speeds_ms, row_ms=speeds_ms)
+stays = st.builds(
+    Stay,
+    num_rows=st.floats(0, 500),
+    num_seats=st.integers(0, 64),
+    num_waiting_tokens=amounts,
+    num_new_tokens=amounts,
+    num_history_tokens=amounts,
+    fetch_ms=amounts,
+    ahead_ms=amounts,
+    adapter_ms=amounts,
+)
+few = settings(max_examples=40)
+GROWING = ("num_rows", "num_waiting_tokens", "num_new_tokens", "fetch_ms", "adapter_ms")
+
+
+@few
+@given(speeds, stays, st.sampled_from(GROWING), amounts)
+def test_more_of_anything_never_costs_less(
+    fast: Speeds, stay: Stay, name: str, more: float
+) -> None:
+    worse = replace(stay, **{name: getattr(stay, name) + more})
+    assert cost_of(fast, worse).total_ms >= cost_of(fast, stay).total_ms * (1 - 1e-12)
+
+
+@few
+@given(speeds, stays, st.floats(1, 10))
+def test_longer_history_never_costs_less(fast: Speeds, stay: Stay, factor: float) -> None:
+    num_tokens, fetch_ms = stay.num_history_tokens * factor, stay.fetch_ms * factor
+    longer = replace(stay, num_history_tokens=num_tokens, fetch_ms=fetch_ms, ahead_ms=0)
+    assert cost_of(fast, longer).total_ms >= cost_of(fast, replace(stay, ahead_ms=0)).total_ms
+
+
+@few
+@given(speeds, stays, amounts)
+def test_time_before_a_turn_comes_never_costs(fast: Speeds, stay: Stay, more: float) -> None:
+    later = replace(stay, ahead_ms=stay.ahead_ms + more)
+    assert cost_of(fast, later).total_ms <= cost_of(fast, stay).total_ms * (1 + 1e-12)
+
+
+@few
+@given(speeds, stays, st.sampled_from(("token_ms", "step_ms", "row_ms")), speeds_ms)
+def test_a_slower_worker_never_costs_less(fast: Speeds, stay: Stay, name: str, more: float) -> None:
+    slow = replace(fast, **{name: getattr(fast, name) + more})
+    assert cost_of(slow, stay).total_ms >= cost_of(fast, stay).total_ms * (1 - 1e-12)
+
+
+def test_history_is_fetched_or_computed_whichever_is_sooner() -> None:
+    fast = Speeds(token_ms=1.0)
+    far = Stay(num_history_tokens=500, fetch_ms=400)
+    assert cost_of(fast, far).kv_ms == 420, "it takes something of the link besides"
+    assert cost_of(fast, replace(far, fetch_ms=4000)).kv_ms == 500
+
+
+def test_computing_history_costs_those_beside_too() -> None:
+    fetched = Stay(num_rows=2, num_history_tokens=500, fetch_ms=10)
+    computed = replace(fetched, fetch_ms=1e6)
+    more_ms = (
+        cost_of(DEFAULT_SPEEDS, computed).others_ms - cost_of(DEFAULT_SPEEDS, fetched).others_ms
+    )
+    assert round(more_ms) == 2 * 500 * DEFAULT_SPEEDS.token_ms
+
+
+def test_what_is_brought_up_before_a_turn_comes_costs_next_to_nothing() -> None:
+    far = Stay(num_history_tokens=5000, fetch_ms=400, ahead_ms=1000)
+    assert cost_of(DEFAULT_SPEEDS, far).kv_ms == 20
+
+
+def test_without_a_seat_it_waits_for_one() -> None:
+    held = Stay(num_rows=7, num_seats=8)
+    full = Stay(num_rows=8, num_seats=8)
+    one_more_ms = cost_of(DEFAULT_SPEEDS, replace(held, num_rows=6)).queue_ms
+    assert cost_of(DEFAULT_SPEEDS, held).queue_ms - one_more_ms < 1
+    assert cost_of(DEFAULT_SPEEDS, full).queue_ms - cost_of(DEFAULT_SPEEDS, held).queue_ms > 100
+
+
+@few
+@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 50))
+def test_what_is_removed_was_never_there(times: list[int], about: int) -> None:
+    arrivals = Arrivals()
+    for at in times:
+        arrivals.add(at * SLICE_NS)
+    at_ns = about * SLICE_NS
+    before = arrivals.about(at_ns, len(times))
+    arrivals.add(at_ns)
+    assert arrivals.about(at_ns, len(times) + 1) == before + 1, "it runs beside"
+    arrivals.remove(at_ns)
+    for at in times:
+        arrivals.remove(at * SLICE_NS)
+    assert arrivals == Arrivals()
+
+
+def test_the_nearer_two_turns_are_expected_the_more_they_count() -> None:
+    arrivals = Arrivals()
+    arrivals.add(20 * SLICE_NS)
+    counts = [arrivals.about(at * SLICE_NS, 1) for at in (20, 21, 25)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[1] > counts[2] > 0
+
+
+def test_what_is_no_speed_is_not_heard() -> None:
+    nonsense = ModelSpeeds(
+        model_id=ModelId("m"),
+        token_ms=float("nan"),
+        step_ms=-1.0,
+        row_ms=float("inf"),
+        block_bytes=-5,
+        load_bytes_per_s=1e300,
+        peer_bytes_per_s={HostId("a"): float("nan"), HostId("b"): 0.0},
+    )
+    assert DEFAULT_SPEEDS.told(nonsense, DEFAULT_SPEEDS.block_tokens) == DEFAULT_SPEEDS
+
+
+def test_links_that_were_not_measured_are_as_fast_as_those_that_were() -> None:
+    told = ModelSpeeds(model_id=ModelId("m"), peer_bytes_per_s={HostId("a"): 2e9, HostId("b"): 4e9})
+    assert DEFAULT_SPEEDS.told(told, 64).other_bytes_per_s == 3e9
+
+
+def test_a_queue_that_is_over_by_then_is_not_waited_for() -> None:
+    queued = Stay(num_waiting_tokens=1000)
+    waits = [cost_of(DEFAULT_SPEEDS, replace(queued, ahead_ms=ms)).queue_ms for ms in (0, 40, 200)]
+    assert waits == [100, 60, 0]
