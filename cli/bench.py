@@ -40,6 +40,7 @@ BENCHES = {
     "hosts": "loadtest.bench.hosts",
     "hints": "loadtest.bench.hints",
     "tiers": "loadtest.bench.tiers",
+    "agents": "loadtest.bench.agents",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

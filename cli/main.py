@@ -173,6 +173,33 @@ def test(context: typer.Context) -> None:
         raise typer.Exit(run_checks(context.args))
 
 
+@app.command("profile-agents")
+def profile_agents(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help="A file of calls, or the name of a trace; docs/agents.md tells of both.",
+            show_default=False,
+        ),
+    ],
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Save it, for SYMPHONY_AGENT_GRAPHS."),
+    ] = None,
+    app_name: Annotated[
+        str,
+        typer.Option("--app", metavar="NAME", help="Application: agents become NAME/AGENT."),
+    ] = "",
+    draw: Annotated[str, typer.Option(metavar="HOW", help="table, dot or mermaid.")] = "table",
+) -> None:
+    """Learn from a trace which agent calls which, and after how long."""
+    from cli.agents.profile import profile
+
+    with errors_in_a_line():
+        profile(trace, app_name, out_file, draw)
+
+
 # Its --help is an option of ours: the help that comes with every command would keep the
 # benchmark's from being seen.
 @app.command(context_settings=PASS_ON)

@@ -14,13 +14,16 @@ from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, Advisory, SamplingParams
+from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
 from shared.subjects import ADVISORY_SUBMIT
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
 PATIENT_SLO_NS = 2 * SECOND  # time to run a job again
 CALL_TIMEOUT_NS = 5 * SECOND
+WORKFLOWS = ("w0", "w1", "w2")  # of every tenant
+AGENTS = ("planner", "writer", "reader")
+AGENTS_SHARE = 0.5  # of worlds: most sessions are agents'
 CHANGE_SHARE = 0.1  # of turns that go on, on another adapter
 
 
@@ -57,6 +60,7 @@ class Clients:
         # So few that turns share them, or so many that they cannot be there together.
         self._adapters = self._random.sample(ADAPTERS, self._random.choice([0, 1, 3, 6]))
         system = [self._tokens(self._random.randrange(1, 14)) for _ in range(2)]
+        has_agents = house.agent_random.random() < AGENTS_SHARE
         for number in range(num_sessions):
             session = Session(
                 SessionId(f"s{number}"),
@@ -64,6 +68,7 @@ class Clients:
                 list(self._random.choice(system)),
                 self._random.randrange(1, 6 if house.is_crowded else 4),
                 self._some_adapter(),
+                self._some_agent() if has_agents else None,
             )
             self._ask_in(self._random.randrange(asking_ns), session)
 
@@ -189,6 +194,7 @@ class Clients:
             session_id=session.session_id,
             priority=random.choice([0, 0, 1, 2]),
             adapter=session.adapter,
+            agent=session.agent,
         )
         life = frontend.life
 
@@ -275,6 +281,12 @@ class Clients:
 
     def _some_adapter(self) -> AdapterRef | None:
         return self._random.choice([None, None, *self._adapters])
+
+    def _some_agent(self) -> AgentRef | None:
+        random = self._house.agent_random
+        if random.random() < 0.2:
+            return None
+        return AgentRef(agent=random.choice(AGENTS), workflow_id=random.choice(WORKFLOWS))
 
     def _tokens(self, length: int) -> list[int]:
         return [self._random.randrange(1, self._house.model.vocab_size) for _ in range(length)]

@@ -27,6 +27,7 @@ from services.frontend.core.turns import (
 from shared.blocks import chain_keys, child_key, pack_keys, root_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
+    AgentTurnLeft,
     Empty,
     PromptPull,
     SessionPlaced,
@@ -38,6 +39,7 @@ from shared.messages import (
     TurnSubmit,
 )
 from shared.subjects import (
+    AGENT_TURN_LEFT,
     PROMPT_PULL,
     SCHEDULER_STATUS,
     SESSION_PLACED,
@@ -49,6 +51,7 @@ from shared.subjects import (
 )
 
 TICK_NS = 250 * MS
+TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
@@ -181,6 +184,12 @@ class Frontend(Process):
             return
         tokens = [*new.prompt, *self._said[turn_id]]
         self._forget(turn_id)
+        if new.agent is not None and new.session_id is not None:
+            tools = ["ls"] if self.house.agent_random.random() < TOOL_SHARE else []
+            left = AgentTurnLeft(
+                agent=new.agent, session_id=new.session_id, tenant=new.tenant, tools=tools
+            )
+            self.house.wires.publish(self, AGENT_TURN_LEFT, left)
         if new.session_id is None:
             reader(news)
             return

@@ -13,7 +13,8 @@ from shared.eviction import EvictionName
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
     """Attributes:
-    random: decides what people and processes do; `fault_random` how faults show.
+    random: decides what people and processes do; `fault_random` how faults show; `agent_random`
+        which agents there are, and what they call.
     fault_kinds: that are on in this world (see `faults.KINDS`).
     model: served by all workers.
     is_crowded: many busy sessions on one small worker over a slow disk.
@@ -28,6 +29,7 @@ class House:
     timeline: Timeline
     random: Random
     fault_random: Random
+    agent_random: Random
     fault_kinds: frozenset[str]
     wires: Wires
     model: Model

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from loadtest.world.timeline import Timeline
 from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import AdapterRef, SamplingParams, TurnStart
+from shared.messages import AdapterRef, AgentRef, SamplingParams, TurnStart
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Session:
     history: list[int]
     turns_left: int
     adapter: AdapterRef | None = None
+    agent: AgentRef | None = None
 
 
 @dataclass

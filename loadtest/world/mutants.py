@@ -26,6 +26,7 @@ RESERVATIONS = "services/scheduler/core/turns/reservations.py"
 LEASE = "services/scheduler/core/lease/core.py"
 JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
+FOLLOWER = "services/tracker/core/agents/follower.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
 TAILS = "services/worker/core/tails.py"
@@ -186,6 +187,15 @@ MUTANTS = (
         "an advisory outlives its time", TRACKER,
         "        else:\n            due_at_ns = record.expires_at_ns\n",
         "        else:\n            due_at_ns = record.expires_at_ns + 3_600_000_000_000\n",
+    ),
+    # Agents.
+    Mutant(
+        "workflows of all tenants are one", FOLLOWER,
+        "        key = (tenant, workflow_id)\n", '        key = (TenantId(""), workflow_id)\n',
+    ),
+    Mutant(
+        "a workflow is followed for ever", FOLLOWER,
+        "                self._forget_workflow()\n", "                pass\n",
     ),
     # The engine.
     Mutant(

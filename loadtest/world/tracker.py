@@ -7,31 +7,56 @@ from loadtest.world.house import House
 from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
-from services.tracker.core import Count, Drop, Effect, Expect, Limits, TrackerCore
+from services.tracker.core import AgentTurns, Count, Drop, Effect, Expect, Limits, TrackerCore
+from services.tracker.core.agents import AgentFollower, AgentLimits
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
-from shared.messages import Advisory, AdvisoryKey, Empty, ExpectSession, TurnArrived
-from shared.subjects import ADVISORY_SUBMIT, SESSION_DROP, SESSION_EXPECT, TURN_ARRIVED
+from shared.ids import SessionId, TenantId
+from shared.messages import (
+    Advisory,
+    AdvisoryKey,
+    AgentTurnLeft,
+    Empty,
+    ExpectSession,
+    TurnArrived,
+)
+from shared.subjects import (
+    ADVISORY_SUBMIT,
+    AGENT_TURN_LEFT,
+    SESSION_DROP,
+    SESSION_EXPECT,
+    TURN_ARRIVED,
+)
 
 PLACEMENT_TIMEOUT_NS = 2 * SECOND
+WORKFLOWS_MAX = 4  # fewer than there are
 
 
 class Tracker(Process):
     """Attributes:
     core: live advisories, of this life.
+    follower: what it knows of agents.
     """
 
     def __init__(self, house: House) -> None:
         super().__init__(house, "tracker")
 
     def on_start(self) -> None:
-        self.core = TrackerCore(Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND))
+        self.follower = AgentFollower(
+            AgentLimits(workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND)
+        )
+        self._told: set[tuple[TenantId, SessionId]] = set()
+        self.core = TrackerCore(
+            Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND), AgentTurns(self.follower)
+        )
         self._alarm = Alarm(self, self._wake)
         wires = self.house.wires
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
+        wires.subscribe(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
         wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
 
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
+        self._told.add((advisory.tenant, advisory.session_id))
         try:
             _, effects = self.core.on_submit(advisory, self.now_ns)
         except SymphonyError as error:
@@ -41,7 +66,12 @@ class Tracker(Process):
         reply(Empty())
 
     def _on_arrived(self, arrived: TurnArrived) -> None:
+        self._told.add((arrived.tenant, arrived.session_id))
         self._perform(self.core.on_turn_arrived(arrived, self.now_ns))
+        assert self.follower.num_workflows <= WORKFLOWS_MAX, "too many workflows are followed"
+
+    def _on_left(self, left: AgentTurnLeft) -> None:
+        self._perform(self.core.on_agent_turn_left(left, self.now_ns))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -60,6 +90,8 @@ class Tracker(Process):
 
     def _ask(self, message: ExpectSession) -> None:
         key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
+        is_told = (message.tenant, message.session_id) in self._told
+        assert is_told, f"{message.tenant} has no session {message.session_id}"
 
         def on_reply(placement: Any) -> None:
             self._perform(self.core.on_placed(key, placement.worker_id, self.now_ns))

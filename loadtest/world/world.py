@@ -84,6 +84,7 @@ class World:
             timeline=timeline,
             random=random,
             fault_random=Random(f"details {seed}"),
+            agent_random=Random(f"agents {seed}"),
             fault_kinds=self.faults.kinds,
             wires=Wires(timeline, Random(f"network {seed}")),
             model=model,

@@ -22,6 +22,7 @@ from shared.clock import Clock
 from shared.groups import in_groups
 from shared.ids import FrontendId, TurnId
 from shared.messages import (
+    AgentTurnLeft,
     Empty,
     PromptPull,
     PromptReply,
@@ -34,6 +35,7 @@ from shared.messages import (
 )
 from shared.service import Runtime
 from shared.subjects import (
+    AGENT_TURN_LEFT,
     PROMPT_PULL,
     SCHEDULER_STATUS,
     SESSION_PLACED,
@@ -159,6 +161,10 @@ class Hub:
         """Nobody waits for this turn any more; one that ended is fine."""
         self._boxes.pop(turn_id, None)
         self._perform(self._turns.on_cancel(turn_id))
+
+    def tell(self, left: AgentTurnLeft) -> None:
+        """An agent's turn is over."""
+        self._outbox.put("left", partial(self._bus.publish, AGENT_TURN_LEFT, left))
 
     async def stop(self) -> None:
         """End every turn that is still open with an error, and send what waits to be sent."""

@@ -11,7 +11,7 @@ from shared.errors import PeerUnavailable
 log = logging.getLogger(__name__)
 
 Send = Callable[[], Awaitable[None]]
-Kind = Literal["submit", "cancel"]
+Kind = Literal["submit", "cancel", "left"]
 T = TypeVar("T")
 
 
@@ -20,8 +20,8 @@ class Outbox:
     waits for the bus.
 
     What finds no place is dropped and counted. A submit is sent again when its turn or job stays
-    silent. A cancel is not, so cancels have as much room again behind the submits: each of them
-    belongs to a submit before it.
+    silent, and that an agent's turn has left may stay unsaid. A cancel is not sent again, so
+    cancels have as much room once more behind the others: each belongs to a submit before it.
 
     Args:
         submits_max: messages waiting at which no more submits are taken.
@@ -29,7 +29,9 @@ class Outbox:
 
     def __init__(self, submits_max: int) -> None:
         assert submits_max > 0
-        self._max: dict[Kind, int] = {"submit": submits_max, "cancel": 2 * submits_max}
+        self._max: dict[Kind, int] = {
+            "submit": submits_max, "cancel": 2 * submits_max, "left": submits_max
+        }  # fmt: skip
         self._queue: asyncio.Queue[Send] = asyncio.Queue(2 * submits_max)
 
     def put(self, kind: Kind, send: Send) -> bool:

@@ -20,6 +20,8 @@ from shared.messages import SLO_MS_MAX
 
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"
+AGENT_HEADER = "X-Agent"
+WORKFLOW_HEADER = "X-Workflow-Id"
 SLO_TTFT_HEADER = "X-SLO-TTFT-Ms"
 SLO_TPOT_HEADER = "X-SLO-TPOT-Ms"
 SLO_HEADER = "X-SLO-Ms"
@@ -37,6 +39,8 @@ class Origin:
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
     session_id: SessionId | None = None
+    agent: str | None = None
+    workflow_id: str | None = None
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
 
@@ -60,18 +64,24 @@ def origin_of(request: Request) -> Origin:
     Raises:
         InvalidRequest: a header's value cannot be what it says it is.
     """
-    session_id = request.headers.get(SESSION_HEADER)
-    if session_id and len(session_id) > HEADER_CHARS_MAX:
-        raise InvalidRequest(
-            f"{SESSION_HEADER}: longer than {HEADER_CHARS_MAX} characters", SESSION_HEADER
-        )
+    session_id = _name_in(request, SESSION_HEADER)
     return Origin(
         tenant=caller_of(request).tenant,
         request_id=request_id_of(request),
         session_id=SessionId(session_id) if session_id else None,
+        agent=_name_in(request, AGENT_HEADER),
+        workflow_id=_name_in(request, WORKFLOW_HEADER),
         slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
         slo_tpot_ms=slo_tpot_ms(request.headers.get(SLO_TPOT_HEADER)),
     )
+
+
+def _name_in(request: Request, header: str) -> str | None:
+    """What a header names; None: nothing."""
+    name = request.headers.get(header)
+    if name and len(name) > HEADER_CHARS_MAX:
+        raise InvalidRequest(f"{header}: longer than {HEADER_CHARS_MAX} characters", header)
+    return name or None
 
 
 def slo_ms(value: str | None) -> float | None:

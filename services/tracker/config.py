@@ -1,5 +1,7 @@
 """The tracker's settings."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from services.tracker.core import Limits
@@ -16,6 +18,7 @@ class TrackerConfig(ServiceConfig):
     tracker_advisories_max: int = Field(default=100_000, gt=0)
     tracker_tenant_advisories_max: int = Field(default=0, ge=0)
     tracker_queue_max: int = Field(default=65_536, gt=0)
+    agent_graphs: Path | None = None  # a file or a folder of `symphony profile-agents`
 
     def limits(self) -> Limits:
         """The core's numbers."""

@@ -6,19 +6,29 @@ from dataclasses import replace
 from functools import partial
 
 from services.tracker.config import TrackerConfig
-from services.tracker.core import Count, Drop, Effect, Expect, Record, TrackerCore
+from services.tracker.core import AgentTurns, Count, Drop, Effect, Expect, Record, TrackerCore
+from services.tracker.core.agents import AgentFollower, AgentLimits
+from services.tracker.graphs import read_graphs
 from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
 from shared.events import EventQueue
 from shared.ids import TenantId
-from shared.messages import Advisory, AdvisoryKey, AdvisoryState, ExpectSession, TurnArrived
+from shared.messages import (
+    Advisory,
+    AdvisoryKey,
+    AdvisoryState,
+    AgentTurnLeft,
+    ExpectSession,
+    TurnArrived,
+)
 from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
+    AGENT_TURN_LEFT,
     SESSION_DROP,
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
@@ -35,6 +45,9 @@ SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
 
 ADVISORIES = counter("advisories_total", "Advisories by what became of them", ["outcome"])
 LIVE = gauge("advisories_live", "Advisories whose turn is expected")
+AGENT_HINTS = counter(
+    "agent_hints_total", "Hints of agents' next turns by what became of them", ["outcome"]
+)
 DROPPED = counter("tracker_events_dropped_total", "Events dropped because the queue was full")
 
 
@@ -45,16 +58,19 @@ class TrackerService:
         self._runtime = runtime
         self._bus = runtime.bus
         self._clock = runtime.clock
-        self._core = TrackerCore(config.limits())
+        self._agents = _agents_of(config)
+        self._core = TrackerCore(config.limits(), self._agents)
         self._events: EventQueue[Effect] = EventQueue(
             config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}
+        self._num_counted: dict[str, int] = {}
 
     async def start(self) -> None:
         """Subscribe to everything and begin to consume."""
         self._runtime.spawn(self._consume(), "tracker events")
         await self._bus.subscribe(TURN_ARRIVED, self._turn_arrived)
+        await self._bus.subscribe(AGENT_TURN_LEFT, self._agent_turn_left)
         await self._bus.serve(ADVISORY_SUBMIT, self._submit)
         await self._bus.serve(ADVISORY_INVALIDATE, self._invalidate)
         await self._bus.serve(ADVISORY_GET, self._get)
@@ -105,11 +121,27 @@ class TrackerService:
         )
         self._events.put(partial(self._core.on_turn_arrived, arrived))
 
+    def _agent_turn_left(self, left: AgentTurnLeft) -> None:
+        self._events.put(partial(self._core.on_agent_turn_left, left))
+
     async def _consume(self) -> None:
         while True:
             for effect in await self._events.next_effects():
                 self._perform(effect)
             LIVE.set(self._core.num_live)
+            self._count_hints()
+
+    def _count_hints(self) -> None:
+        agents = self._agents
+        counts = {
+            "given": agents.outcomes.num_given,
+            "used": agents.outcomes.num_used,
+            "expired": agents.outcomes.num_expired,
+            "without_session": agents.num_without_session,
+        }
+        for outcome, num in counts.items():
+            AGENT_HINTS.labels(outcome).inc(num - self._num_counted.get(outcome, 0))
+        self._num_counted = counts
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -147,6 +179,12 @@ class TrackerService:
             await self._bus.request(SESSION_DROP, key, timeout_s=PLACEMENT_TIMEOUT_S)
         except SymphonyError as error:  # the reservation then ends by its expiry
             log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
+
+
+def _agents_of(config: TrackerConfig) -> AgentTurns:
+    limits = AgentLimits()
+    learned = read_graphs(config.agent_graphs, limits) if config.agent_graphs is not None else {}
+    return AgentTurns(AgentFollower(limits, learned))
 
 
 def _to_wire(record: Record, clock: Clock) -> AdvisoryState:

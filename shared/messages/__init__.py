@@ -25,6 +25,7 @@ from shared.messages.advisories import (
     SessionPlacement,
     TurnArrived,
 )
+from shared.messages.agents import AgentRef, AgentTurnLeft
 from shared.messages.codec import decode, encode, pack_ints, prepare, unpack_ints
 from shared.messages.jobs import (
     NO_GRANT,
@@ -146,6 +147,8 @@ __all__ = [
     "AdvisoryKey",
     "AdvisoryLife",
     "AdvisoryState",
+    "AgentRef",
+    "AgentTurnLeft",
     "AutoscaleAdvice",
     "BatchCancel",
     "BatchDone",

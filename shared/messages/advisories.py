@@ -7,6 +7,7 @@ from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages.adapters import AdapterRef
+from shared.messages.agents import AgentRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
 
@@ -90,3 +91,4 @@ class TurnArrived:
     worker_id: WorkerId | None = None
     reserved: bool = False
     request_id: str = ""
+    agent: AgentRef | None = None  # whose turn it is, if its client said so

@@ -20,6 +20,7 @@ from shared.ids import (
     WorkerId,
 )
 from shared.messages.adapters import AdapterRef
+from shared.messages.agents import AgentRef
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 KvFrom = Literal["any", "arena", "pool"]  # tiers that a turn's history may come from, and above
@@ -83,6 +84,7 @@ class TurnSubmit:
     adapter: AdapterRef | None = None  # None: the base model
     sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of its session by host
+    agent: AgentRef | None = None  # whose turn it is, for the tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

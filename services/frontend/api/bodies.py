@@ -21,7 +21,7 @@ from services.frontend.api.schemas import (
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
-from shared.messages import ADVISORY_PRIORITY
+from shared.messages import ADVISORY_PRIORITY, AgentRef
 from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
 
 B = TypeVar("B", bound="Body")
@@ -34,6 +34,7 @@ STOPS_MAX = 16
 STOP_CHARS_MAX = 512
 ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
+RESERVED = ("tool:", "#")  # before names that the tracker gives
 NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"  # no path of a URL would match an id with a line break
 
 
@@ -125,6 +126,8 @@ class Generate(Body):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
+    agent: Id | None = None
+    workflow_id: Id | None = None
     tenant: Id | None = None  # read on NATS only
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     allowed_token_ids: (
@@ -304,3 +307,19 @@ def stop_strings(value: Any) -> list[str]:
 def session_of(body: Generate, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
     return SessionId(body.session_id) if body.session_id else origin.session_id
+
+
+def agent_of(body: Generate, origin: Origin) -> AgentRef | None:
+    """Whose turn a request is in which workflow, by the body, else by the headers.
+
+    Raises:
+        InvalidRequest: it names only one of them, or an agent as tools and places are named.
+    """
+    agent, workflow_id = body.agent or origin.agent, body.workflow_id or origin.workflow_id
+    if agent is None and workflow_id is None:
+        return None
+    if agent is None or workflow_id is None:
+        raise InvalidRequest("agent and workflow_id: give both", "agent")
+    if agent.startswith(RESERVED):
+        raise InvalidRequest(f"agent: may not begin with {' or '.join(RESERVED)}", "agent")
+    return AgentRef(agent=agent, workflow_id=workflow_id)

@@ -6,10 +6,12 @@ from services.frontend.api.bodies import Body
 from services.frontend.api.fields import TABLE, TEXT
 from services.frontend.api.schemas import STRING, record
 from services.frontend.request import (
+    AGENT_HEADER,
     HEADER_CHARS_MAX,
     SESSION_HEADER,
     SLO_TPOT_HEADER,
     SLO_TTFT_HEADER,
+    WORKFLOW_HEADER,
 )
 from shared.messages import SLO_MS_MAX
 
@@ -38,6 +40,11 @@ def header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any
     return {"in": "header", "name": name, "schema": schema, "description": description}
 
 
+def name_header(name: str, description: str) -> dict[str, Any]:
+    """A header that names something."""
+    return header(name, description, {"type": "string", "maxLength": HEADER_CHARS_MAX})
+
+
 def target_header(name: str, description: str) -> dict[str, Any]:
     """A header with a duration in milliseconds."""
     limits = {"exclusiveMinimum": 0, "maximum": SLO_MS_MAX}
@@ -45,11 +52,9 @@ def target_header(name: str, description: str) -> dict[str, Any]:
 
 
 TURN_HEADERS = (
-    header(
-        SESSION_HEADER,
-        "The session, if the body does not name it",
-        {"type": "string", "maxLength": HEADER_CHARS_MAX},
-    ),
+    name_header(SESSION_HEADER, "The session, if the body does not name it"),
+    name_header(AGENT_HEADER, "The agent whose turn it is, if the body does not name it"),
+    name_header(WORKFLOW_HEADER, "What the agent works on, if the body does not name it"),
     target_header(SLO_TTFT_HEADER, "Target for the time to the first token, milliseconds"),
     target_header(SLO_TPOT_HEADER, "Target for the time between tokens, milliseconds"),
 )

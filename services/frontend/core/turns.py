@@ -17,6 +17,7 @@ from services.frontend.core.places import Places
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     AdapterRef,
+    AgentRef,
     FinishReason,
     Prompt,
     PromptPull,
@@ -87,6 +88,7 @@ class NewTurn:
     claim: Claim | None = None
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
+    agent: AgentRef | None = None
 
     @property
     def is_private(self) -> bool:
@@ -385,6 +387,7 @@ class Turns:
                 adapter=new.adapter,
                 sent_to=sent_to,
                 kv_at=dict(new.kv_at),
+                agent=new.agent,
             )
         )
 

@@ -1,9 +1,13 @@
 """The life of advisories (SYMPHONY, section 3.3): told events and the time, returns what to do."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+from services.tracker.core.agent_turns import AgentTurns
+from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.checks import check_advisory
 from services.tracker.core.effects import Count, Drop, Effect, Expect
 from services.tracker.core.limits import SECOND_NS, Limits
@@ -12,7 +16,7 @@ from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
 from shared.locations import worth_keeping
-from shared.messages import Advisory, AdvisoryKey, ExpectSession, TurnArrived
+from shared.messages import Advisory, AdvisoryKey, AgentTurnLeft, ExpectSession, TurnArrived
 
 STALE_TIMERS_MIN = 1024
 
@@ -25,8 +29,9 @@ class TrackerCore:
     did not answer.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, agents: AgentTurns | None = None) -> None:
         self._limits = limits
+        self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
         self._live: dict[SessionKey, Record] = {}
         self._num_of: Counter[TenantId] = Counter()  # live ones
         self._over: OrderedDict[SessionKey, Record] = OrderedDict()
@@ -132,13 +137,17 @@ class TrackerCore:
         record = self._live.get((arrived.tenant, arrived.session_id))
         if record is None:
             self._out.append(Count("missed"))
-            return self._take_effects()
+            return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
         if not arrived.reserved:  # whatever is reserved still, is of no use any more
             self._out.append(Drop(record.wire_key))
         in_time = arrived.reserved or record.state == "placed"
         record.worker_id = arrived.worker_id
         self._finish(record, "used" if in_time else "late", now_ns)
-        return self._take_effects()
+        return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
+
+    def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
+        """An agent's turn is over."""
+        return self._announce(self._agents.on_left(left, now_ns), now_ns)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The instant asked for with `WakeAt` has come."""
@@ -149,6 +158,14 @@ class TrackerCore:
                 record.due_at_ns = None
                 self._look_at(record, now_ns)
         return self._take_effects()
+
+    def _announce(self, advisories: Iterable[Advisory], now_ns: int) -> list[Effect]:
+        """Turns that follow an agent's are expected as if their clients had announced them."""
+        effects = self._take_effects()
+        for advisory in advisories:
+            with suppress(NoCapacity, TenantQuota):
+                effects += self.on_submit(advisory, now_ns)[1]
+        return effects
 
     def _merge(
         self,

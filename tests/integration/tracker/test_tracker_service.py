@@ -16,6 +16,8 @@ from shared.messages import (
     Advisory,
     AdvisoryKey,
     AdvisoryState,
+    AgentRef,
+    AgentTurnLeft,
     ExpectSession,
     SessionPlacement,
     TurnsSubmit,
@@ -25,6 +27,7 @@ from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
+    AGENT_TURN_LEFT,
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
     TENANT_ADVISORY_INVALIDATE,
@@ -79,6 +82,41 @@ def test_from_advisory_to_turn_with_the_scheduler(nats_server: Server) -> None:
             again = await bus.request(ADVISORY_SUBMIT, ADVISORY)
             assert (again.state, again.worker_id) == ("placed", "w1")
             assert (await bus.request(ADVISORY_INVALIDATE, KEY)).state == "invalidated"
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_s_turn_brings_up_the_one_that_follows(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(
+                scheduler.main,
+                SchedulerConfig(nats_url=nats_server.url, scheduler_learning_s=0.1),
+                "scheduler",
+            ),
+            running(main, config(nats_server), "tracker"),
+            fake_worker(nats_server.url, "w1") as worker,
+        ):
+
+            async def run(turn_id: str, name: str) -> None:
+                agent = AgentRef(agent=name, workflow_id="w")
+                session = SessionId(f"s-{name}")
+                submit = TurnSubmit(
+                    turn_id=TurnId(turn_id),
+                    frontend_id=FrontendId("f"),
+                    model_id=ModelId("m"),
+                    num_prompt_tokens=10,
+                    session_id=session,
+                    agent=agent,
+                )
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]))
+                await eventually(lambda: turn_id in worker.held)
+                await bus.publish(AGENT_TURN_LEFT, AgentTurnLeft(agent=agent, session_id=session))
+
+            for number, name in enumerate("abababab"):
+                await run(f"t{number}", name)
+            await eventually(lambda: {each.session_id for each in worker.prefetched} >= {"s-a"})
 
     asyncio.run(scenario())
 

@@ -60,7 +60,8 @@ def test_bodies_are_documented_though_endpoints_parse_them() -> None:
     paths = ask("GET", "/openapi.json").json()["paths"]
     chat = paths["/v1/chat/completions"]["post"]
     targets = {"X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"}
-    assert {p["name"] for p in chat["parameters"]} == {"X-Session-Id"} | targets
+    names = {"X-Session-Id", "X-Agent", "X-Workflow-Id"}
+    assert {p["name"] for p in chat["parameters"]} == names | targets
     assert set(chat["responses"]) == {"200", "4XX", "5XX"}
     schema = chat["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["model", "messages"]

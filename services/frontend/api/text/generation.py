@@ -21,7 +21,7 @@ from services.frontend.hub import Mailbox
 from services.frontend.models import ServedModel
 from shared.errors import InvalidRequest
 from shared.ids import TurnId, new_id
-from shared.messages import SamplingParams
+from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
 
 SEEDS = 2**63
 
@@ -46,6 +46,7 @@ class Plan:
     request_id: str = ""
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
+    agent: AgentRef | None = None
 
 
 @dataclass(slots=True)
@@ -62,12 +63,14 @@ class Generation:
     Attributes:
         created_s: wall-clock seconds.
         mailbox: tell it when the client hangs up.
+        tools: names of those that the reply calls, for whoever reads calls in it.
     """
 
     def __init__(self, app: App, plan: Plan) -> None:
         self._app = app
         self.plan = plan
         self.mailbox = Mailbox()
+        self.tools: list[str] = []
         tokenizer = plan.model.tokenizer
         decode = tokenizer.decode_all if plan.show_special else tokenizer.decode
         self.choices = [
@@ -126,6 +129,7 @@ class Generation:
             if choice.finish is None:
                 telemetry.FINISHED["abort"].inc()
                 self._app.hub.cancel(turn_id)
+        self._tell_agent_left()
 
     def prompt_of(self, index: int) -> TokenizedPrompt:
         """The prompt of choice `index`."""
@@ -196,6 +200,7 @@ class Generation:
             claim=prompt.claim,
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
+            agent=plan.agent if index == 0 else None,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:
@@ -212,6 +217,18 @@ class Generation:
         if index == 0 and plan.owner.session_id is not None:
             reply = Reply(*choice.kept(), choice.num_generated)
             await remember(app, plan.model, plan.owner, plan.prompts[0], reply)
+
+    def _tell_agent_left(self) -> None:
+        """What follows an agent's turn may come from now on."""
+        plan = self.plan
+        if plan.agent is not None and plan.owner.session_id is not None and self._turn_ids:
+            left = AgentTurnLeft(
+                agent=plan.agent,
+                session_id=plan.owner.session_id,
+                tenant=plan.owner.tenant,
+                tools=self.tools,
+            )
+            self._app.hub.tell(left)
 
     def _note(self) -> None:
         """Tell the access log."""

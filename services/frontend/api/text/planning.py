@@ -1,6 +1,6 @@
 """From a body and its prompts to what is to be generated: what chat and completions share."""
 
-from services.frontend.api.bodies import Generate, session_of, stop_strings
+from services.frontend.api.bodies import Generate, agent_of, session_of, stop_strings
 from services.frontend.api.text.generation import Generation, Plan
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, given_tokens
 from services.frontend.api.text.sampling import max_new_tokens, sampling_params
@@ -85,6 +85,7 @@ async def generation_of(
         request_id=origin.request_id,
         slo_ttft_ms=origin.slo_ttft_ms,
         slo_tpot_ms=origin.slo_tpot_ms,
+        agent=agent_of(body, origin) if owner.session_id is not None else None,
     )
     return Generation(app, plan)
 

@@ -152,6 +152,7 @@ class Board:
                 worker_id=worker.worker_id,
                 reserved=is_reserved,
                 request_id=submit.request_id,
+                agent=submit.agent,
             )
             self._out.append(NotifyArrival(arrived))
 

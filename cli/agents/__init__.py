@@ -1,0 +1,1 @@
+"""Call graphs of agents, learned from traces."""

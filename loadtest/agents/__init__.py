@@ -1,0 +1,1 @@
+"""Traces of agents, read into one form, and replayed."""

@@ -1,0 +1,20 @@
+"""Which agent calls which, learned from what comes (SYMPHONY, sections 3.2 and 3.3): so the turns
+that follow a turn can be announced the moment that it begins.
+"""
+
+from services.tracker.core.agents.follower import AgentFollower, Reaction
+from services.tracker.core.agents.graph import CallGraph, Successor
+from services.tracker.core.agents.hints import AgentHint
+from services.tracker.core.agents.limits import AgentLimits
+from services.tracker.core.agents.stored import dump_graph, load_graph
+
+__all__ = [
+    "AgentFollower",
+    "AgentHint",
+    "AgentLimits",
+    "CallGraph",
+    "Reaction",
+    "Successor",
+    "dump_graph",
+    "load_graph",
+]

@@ -1,0 +1,226 @@
+"""From turns that begin and end to announcements of those that follow them."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from services.tracker.core.agents.graph import CallGraph, Successor, is_tool
+from services.tracker.core.agents.hints import AgentHint, LiveHint, Outcomes
+from services.tracker.core.agents.limits import SECOND_NS, AgentLimits
+from services.tracker.core.agents.workflow import Turn, Workflow
+from shared.ids import SessionId, TenantId
+
+WorkflowKey = tuple[TenantId, str]
+GraphKey = tuple[TenantId, str]
+
+LATE_SHARE = 0.95  # of delays; what is later than that,
+ROUNDED_OFF = 0.25  # of a session: a mean is rarely a whole number
+LATE_FACTOR = 2  # than that, so many times
+LATE_MIN_NS = 30 * SECOND_NS  # but at least so much later than expected, as of any advisory
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What a turn's beginning, or end, leads to.
+
+    Attributes:
+        hints: to be announced, the likeliest first.
+        used: the hint that announced this turn.
+    """
+
+    hints: list[AgentHint] = field(default_factory=list)
+    used: LiveHint | None = None
+
+
+def application_of(agent: str) -> str:
+    """Agents of different applications are told apart by what is before the first slash.
+
+    >>> application_of("metagpt/engineer"), application_of("engineer")
+    ('metagpt', '')
+    """
+    return agent.partition("/")[0] if "/" in agent else ""
+
+
+class AgentFollower:
+    """Call graphs of every tenant's applications, and the workflows that run on them. Nothing that
+    one tenant does reaches another's.
+
+    Args:
+        learned: graphs by application, learned before; each tenant goes on from a copy.
+
+    Attributes:
+        outcomes: of all hints so far.
+    """
+
+    def __init__(self, limits: AgentLimits, learned: Mapping[str, CallGraph] | None = None) -> None:
+        self.outcomes = Outcomes()
+        self._limits = limits
+        self._learned = dict(learned or {})
+        self._graphs: OrderedDict[GraphKey, CallGraph] = OrderedDict()
+        self._workflows: OrderedDict[WorkflowKey, Workflow] = OrderedDict()
+        self._num_graphs: Counter[TenantId] = Counter()
+        self._num_workflows: Counter[TenantId] = Counter()
+
+    @property
+    def num_workflows(self) -> int:
+        return len(self._workflows)
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def graph(self, tenant: TenantId, application: str) -> CallGraph:
+        """What is known of the application's agents."""
+        key = (tenant, application)
+        if key not in self._graphs:
+            if len(self._graphs) >= self._limits.graphs_max:
+                self._forget_graph()
+            learned = self._learned.get(application)
+            graph = learned.copy() if learned is not None else CallGraph(self._limits)
+            self._graphs[key] = graph
+            self._num_graphs[tenant] += 1
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def on_turn_began(
+        self,
+        tenant: TenantId,
+        workflow_id: str,
+        agent: str,
+        session_id: SessionId | None,
+        now_ns: int,
+    ) -> Reaction:
+        """An agent's turn is here: its likely successors are to be announced."""
+        self._forget_idle(now_ns)
+        workflow = self._workflow(tenant, workflow_id, agent, now_ns)
+        workflow.hints.expire(now_ns)
+        is_fresh = session_id not in workflow.sessions_of(agent)
+        used = workflow.hints.use(agent, session_id, is_fresh=is_fresh)
+        turn = workflow.begin(agent, session_id, now_ns)
+        return Reaction(self._announce(workflow, turn, now_ns), used)
+
+    def on_turn_ended(
+        self,
+        tenant: TenantId,
+        workflow_id: str,
+        agent: str,
+        session_id: SessionId | None,
+        now_ns: int,
+        *,
+        tools: tuple[str, ...] = (),
+    ) -> Reaction:
+        """An agent's turn is over. If it called tools, its session comes back when they are done;
+        if not, and it took so long that what follows it is not expected any more, that comes now.
+        """
+        workflow = self._workflows.get((tenant, workflow_id))
+        turn = workflow.end(agent, session_id, now_ns) if workflow is not None else None
+        if workflow is None or turn is None:
+            return Reaction()
+        workflow.hints.expire(now_ns)
+        if tools:
+            turn = workflow.call(turn, tools, now_ns)
+        return Reaction(self._announce(workflow, turn, now_ns))
+
+    def on_workflow_over(self, tenant: TenantId, workflow_id: str) -> None:
+        """Nothing follows any more."""
+        workflow = self._workflows.pop((tenant, workflow_id), None)
+        if workflow is not None:
+            _count_down(self._num_workflows, tenant)
+            workflow.finish()
+            workflow.hints.clear()
+
+    def _announce(self, workflow: Workflow, turn: Turn, now_ns: int) -> list[AgentHint]:
+        hints: list[AgentHint] = []
+        beside = None if is_tool(turn.agent) else turn.generation
+        for successor in self._likely(workflow.graph.successors(turn.place)):
+            for session_id in self._sessions(workflow, turn, successor):
+                hint = _hint(successor, session_id, is_over=turn.ended_at_ns is not None)
+                is_far = (hint.arrives_in_ns or 0) > self._limits.arrival_max_ns
+                if is_far or workflow.hints.is_told(hint, beside, now_ns):
+                    continue
+                workflow.hints.add(hint, turn.generation, now_ns)
+                hints.append(hint)
+                if len(hints) >= self._limits.hints_max:
+                    return hints
+        return hints
+
+    def _likely(self, successors: list[Successor]) -> Iterator[Successor]:
+        """The fewest that come with the wanted chance, without those that would rarely pay."""
+        covered = 0.0
+        for successor in successors:
+            if covered >= self._limits.cover or successor.chance < self._limits.chance_min:
+                return
+            covered += successor.chance
+            yield successor
+
+    def _sessions(
+        self, workflow: Workflow, turn: Turn, successor: Successor
+    ) -> list[SessionId | None]:
+        """In which sessions the successor will be called; None: in a new one.
+
+        It comes in that of its last call, or, where its calls have mostly been in others, in those
+        that were not called for longest: agents that take up their work file by file.
+        """
+        edge = successor.edge
+        if is_tool(turn.agent) and successor.agent == turn.place.context[0]:
+            return [turn.session_id]
+        known = workflow.sessions_of(successor.agent)
+        if not known or (edge is not None and edge.session == "fresh"):
+            return [None]
+        if edge is None:
+            return [known[0]]
+        if edge.session == "other":
+            known.reverse()
+        wanted = ceil(edge.fan_out / workflow.num_beside(turn) - ROUNDED_OFF)
+        return list(known[: max(wanted, 1)])
+
+    def _workflow(self, tenant: TenantId, workflow_id: str, agent: str, now_ns: int) -> Workflow:
+        key = (tenant, workflow_id)
+        if key not in self._workflows:
+            if len(self._workflows) >= self._limits.workflows_max:
+                self._forget_workflow()
+            graph = self.graph(tenant, application_of(agent))
+            self._workflows[key] = Workflow(graph, self._limits, self.outcomes, now_ns)
+            self._num_workflows[tenant] += 1
+        self._workflows.move_to_end(key)
+        return self._workflows[key]
+
+    def _forget_idle(self, now_ns: int) -> None:
+        while self._workflows:
+            (tenant, workflow_id), workflow = next(iter(self._workflows.items()))
+            if now_ns - workflow.heard_at_ns <= self._limits.workflow_idle_ns:
+                return
+            self.on_workflow_over(tenant, workflow_id)
+
+    def _forget_workflow(self) -> None:
+        """Make room for one: the tenant with most of them loses its oldest."""
+        tenant, _ = self._num_workflows.most_common(1)[0]
+        oldest = next(workflow_id for owner, workflow_id in self._workflows if owner == tenant)
+        self.on_workflow_over(tenant, oldest)
+
+    def _forget_graph(self) -> None:
+        tenant, _ = self._num_graphs.most_common(1)[0]
+        del self._graphs[next(key for key in self._graphs if key[0] == tenant)]
+        _count_down(self._num_graphs, tenant)
+
+
+def _hint(successor: Successor, session_id: SessionId | None, *, is_over: bool) -> AgentHint:
+    """Args:
+    is_over: the turn that it follows has ended: from now on it may come at any time.
+    """
+    edge = successor.edge
+    arrives_ns = late_ns = None
+    if is_over:
+        arrives_ns, late_ns = 0, LATE_MIN_NS
+    elif edge is not None and edge.delays.weights:
+        median_ns = edge.delays.quantile(0.5)
+        late_ns = max(LATE_FACTOR * edge.delays.quantile(LATE_SHARE), median_ns + LATE_MIN_NS)
+        arrives_ns, late_ns = successor.after_ns + median_ns, successor.after_ns + late_ns
+    return AgentHint(successor.agent, session_id, successor.chance, arrives_ns, late_ns)
+
+
+def _count_down(counter: Counter[TenantId], tenant: TenantId) -> None:
+    counter[tenant] -= 1
+    if not counter[tenant]:
+        del counter[tenant]

@@ -1,0 +1,178 @@
+"""One workflow as it runs: whose turns follow whose, and in which sessions."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.tracker.core.agents.graph import (
+    TOOL,
+    CallGraph,
+    Context,
+    Place,
+    is_tool,
+    place_of,
+)
+from services.tracker.core.agents.hints import HintBook, Outcomes
+from services.tracker.core.agents.limits import AgentLimits
+from services.tracker.core.agents.table import SessionKind
+from shared.ids import SessionId
+
+AGENTS_MAX = 32  # called lately, by which an agent's place is told
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A turn of an agent, or a call of a tool that one of its turns ended with.
+
+    Attributes:
+        generation: it began when turns of the one before had ended; turns of one generation run
+            beside each other.
+        followed_by: agents that did.
+        is_seen: the graph knows that it was there.
+    """
+
+    place: Place
+    session_id: SessionId | None
+    generation: int
+    began_at_ns: int
+    ended_at_ns: int | None = None
+    followed_by: set[str] = field(default_factory=set)
+    is_seen: bool = False
+
+    @property
+    def agent(self) -> str:
+        return self.place.agent
+
+
+class Workflow:
+    """Attributes:
+    graph: what its turns are told to.
+    hints: what was announced of it.
+    """
+
+    def __init__(
+        self, graph: CallGraph, limits: AgentLimits, outcomes: Outcomes, now_ns: int
+    ) -> None:
+        self.graph = graph
+        self.hints = HintBook(outcomes)
+        self.heard_at_ns = now_ns
+        self._limits = limits
+        self._turns: list[Turn] = []
+        self._recent: list[str] = []
+        self._sessions: OrderedDict[SessionId, str] = OrderedDict()  # last called last
+
+    def begin(self, agent: str, session_id: SessionId | None, now_ns: int) -> Turn:
+        """A turn of it began: those that it follows are known now."""
+        self.heard_at_ns = now_ns
+        self._end_older(session_id, now_ns)
+        before = self._before(session_id)
+        session = self._kind_of(agent, session_id, before)
+        for turn in before:
+            self._follow(turn, agent, now_ns, session)
+        generation = before[-1].generation + 1 if before else 0
+        turn = Turn(self._place(agent, before), session_id, generation, now_ns)
+        self._remember(turn)
+        if session_id is not None:
+            self._sessions[session_id] = agent
+            self._sessions.move_to_end(session_id)
+            if len(self._sessions) > self._limits.workflow_sessions_max:
+                self._sessions.popitem(last=False)
+        return turn
+
+    def end(self, agent: str, session_id: SessionId | None, now_ns: int) -> Turn | None:
+        """The agent's turn in this session is over; None: it was not known to be there."""
+        self.heard_at_ns = now_ns
+        for turn in reversed(self._turns):
+            is_it = turn.agent == agent and turn.session_id == session_id
+            if is_it and turn.ended_at_ns is None:
+                turn.ended_at_ns = now_ns
+                return turn
+        return None
+
+    def call(self, turn: Turn, tools: Iterable[str], now_ns: int) -> Turn:
+        """A turn ended with calls of these tools, which follow it as one."""
+        name = TOOL + "+".join(dict.fromkeys(tools))
+        self._follow(turn, name, now_ns)
+        place = Place((turn.agent, name), TOOL, tuple(self._recent))
+        call = Turn(place, turn.session_id, turn.generation, now_ns)
+        self._remember(call)
+        return call
+
+    def finish(self) -> None:
+        """It is over: nothing follows the last turns."""
+        for turn in self._turns:
+            self._see(turn)
+        self._turns.clear()
+
+    def sessions_of(self, agent: str) -> list[SessionId]:
+        """Those in which the agent was called here, the one called last first."""
+        return [session for session, name in reversed(self._sessions.items()) if name == agent]
+
+    def num_beside(self, turn: Turn) -> int:
+        """Turns of its generation, itself included."""
+        return sum(each.generation == turn.generation for each in self._turns)
+
+    def _place(self, agent: str, before: list[Turn]) -> Place:
+        context: Context = (before[-1].agent, agent) if before else (agent,)
+        standing = place_of(agent, self._recent)
+        if agent in self._recent:
+            self._recent.remove(agent)
+        self._recent.insert(0, agent)
+        del self._recent[AGENTS_MAX:]
+        return Place(context, standing, tuple(self._recent))
+
+    def _before(self, session_id: SessionId | None) -> list[Turn]:
+        """The turns that one of this session follows, the last to end last: the tool that this
+        session waits for, or else the latest generation that has ended.
+        """
+        for turn in reversed(self._turns):
+            if session_id is not None and turn.session_id == session_id and is_tool(turn.agent):
+                if turn.ended_at_ns is None:
+                    return [turn]
+                break
+        ended = [turn for turn in self._turns if turn.ended_at_ns is not None]
+        latest = max((turn.generation for turn in ended), default=0)
+        found = [turn for turn in ended if turn.generation == latest and not is_tool(turn.agent)]
+        return sorted(found, key=lambda turn: turn.ended_at_ns or 0)
+
+    def _kind_of(
+        self, agent: str, session_id: SessionId | None, before: list[Turn]
+    ) -> SessionKind | None:
+        """None: it is called for the first time, or so are those that run beside it."""
+        latest = before[-1].generation if before else 0
+        is_known = any(turn.agent == agent and turn.generation <= latest for turn in self._turns)
+        if not is_known or session_id is None:
+            return None
+        sessions = self.sessions_of(agent)
+        if session_id not in sessions:
+            return "fresh"
+        return "again" if sessions[0] == session_id else "other"
+
+    def _follow(
+        self, turn: Turn, agent: str, now_ns: int, session: SessionKind | None = None
+    ) -> None:
+        self._see(turn, by_tool=is_tool(agent))
+        is_first = agent not in turn.followed_by
+        delay_ns = now_ns - turn.began_at_ns
+        self.graph.credit(turn.place, agent, delay_ns, session, is_first=is_first)
+        turn.followed_by.add(agent)
+        if is_tool(turn.agent) and turn.ended_at_ns is None:
+            turn.ended_at_ns = now_ns
+
+    def _see(self, turn: Turn, *, by_tool: bool = False) -> None:
+        if not turn.is_seen:
+            turn.is_seen = True
+            self.graph.see(turn.place, by_tool=by_tool)
+
+    def _end_older(self, session_id: SessionId | None, now_ns: int) -> None:
+        """A session has one turn at a time, and no turn lasts for ever: whose end was not heard."""
+        for turn in self._turns:
+            if turn.ended_at_ns is None and not is_tool(turn.agent):
+                is_same = session_id is not None and turn.session_id == session_id
+                if is_same or now_ns - turn.began_at_ns > self._limits.turn_ns:
+                    turn.ended_at_ns = now_ns
+
+    def _remember(self, turn: Turn) -> None:
+        self._turns.append(turn)
+        if len(self._turns) > self._limits.workflow_turns_max:
+            self._see(self._turns.pop(0))

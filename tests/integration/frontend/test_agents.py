@@ -1,0 +1,44 @@
+"""Whose turn it is goes with the turn, and that it is over is told."""
+
+import asyncio
+from pathlib import Path
+
+from shared import messages as m
+from shared.subjects import AGENT_TURN_LEFT
+from tests.conftest import Server
+from tests.integration.frontend.house import MODEL, house
+from tests.integration.harness import eventually
+
+WRITER = m.AgentRef(agent="writer", workflow_id="w")
+
+
+def test_an_agent_s_turn_is_told_from_its_beginning_to_its_end(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path) as h:
+            left: list[m.AgentTurnLeft] = []
+            await h.bus.subscribe(AGENT_TURN_LEFT, left.append)
+            await h.bus.flush()
+
+            async def ask(headers: dict[str, str] | None = None, **fields: str) -> int:
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+                path = "/v1/chat/completions"
+                return (await h.http.post(path, json=body, headers=headers)).status_code
+
+            assert await ask(agent="writer", workflow_id="w", session_id="s") == 200
+            named = {"X-Agent": "writer", "X-Workflow-Id": "w", "X-Session-Id": "t"}
+            assert await ask(named) == 200
+            assert await ask(agent="writer", workflow_id="w") == 200
+            assert await ask(session_id="u") == 200
+            assert [submit.agent for submit in h.fake.submits] == [WRITER, WRITER, None, None]
+            await eventually(lambda: len(left) == 2)
+            assert [(each.agent, each.session_id) for each in left] == [
+                (WRITER, "s"),
+                (WRITER, "t"),
+            ]
+            assert await ask(agent="writer", session_id="s") == 400
+            assert await ask(agent="tool:x", workflow_id="w", session_id="s") == 400
+            assert await ask(named | {"X-Agent": "a" * 257}) == 400
+
+    asyncio.run(scenario())

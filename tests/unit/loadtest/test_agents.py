@@ -1,0 +1,233 @@
+"""Traces of agents: what files are read into, and what a replay of them shows."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.agents.profile import profile
+from cli.agents.showing import dot_of, mermaid_of
+from loadtest.agents.calls import AgentTrace, Call, halves, make_trace
+from loadtest.agents.files import TRACES, read_trace
+from loadtest.agents.own import read_calls
+from loadtest.agents.policies import Learned, Oracle, Silent
+from loadtest.agents.replay import learn, replay
+from loadtest.bench.agents import run
+from services.tracker.core.agents import AgentFollower, AgentLimits, load_graph
+from shared.errors import InvalidRequest
+
+LIMITS = AgentLimits()
+
+
+def call(workflow: str, agent: str, start_s: float, end_s: float, **more: Any) -> Call:
+    session = more.pop("session", f"{workflow}/{agent}")
+    return Call(
+        workflow=workflow, agent=agent, session=session, start_s=start_s, end_s=end_s, **more
+    )
+
+
+def line(num_workflows: int, agents: str = "abab") -> AgentTrace:
+    """Workflows of the same agents, one after another, ten seconds each."""
+    calls = [
+        call(f"w{number}", agent, 10.0 * step, 10.0 * step + 8, prompt_tokens=100 * step)
+        for number in range(num_workflows)
+        for step, agent in enumerate(agents)
+    ]
+    return make_trace("line", calls, is_timed=True)
+
+
+def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    path = folder / TRACES[name][0]
+    if ".csv" in path.suffixes:
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_who_learned_announces_and_who_did_not_does_not() -> None:
+    learned_from, rest = halves(line(8))
+    policy = Learned(AgentFollower(LIMITS, {"": learn(learned_from, LIMITS)}))
+    found = replay(rest, policy).summary(policy, is_timed=True)
+    assert found["recall"] == 1.0
+    assert found["lead_s"] == pytest.approx(10)
+    assert found["arrival_error_s"] < 1
+    silent = Silent()
+    assert replay(rest, silent).summary(silent, is_timed=True)["recall"] == 0.0
+    oracle = Oracle()
+    known = replay(rest, oracle).summary(oracle, is_timed=True)
+    assert (known["recall"], known["precision"], known["hints_per_call"]) == (1.0, 1.0, 0.75)
+
+
+def test_a_call_waits_for_those_it_waited_for_when_it_was_recorded() -> None:
+    calls = [
+        call("w", "a", 0, 10),
+        call("w", "b", 10, 30, session="1"),
+        call("w", "b", 10, 20, session="2"),
+        call("w", "c", 31, 40),
+    ]
+    trace = make_trace("fork", calls, is_timed=True)
+    began: dict[str, float] = {}
+
+    class Watch(Silent):
+        def begin(self, call: Call, now_s: float, led_from_s: float | None) -> Any:
+            began[call.session] = now_s
+            return super().begin(call, now_s, led_from_s)
+
+    slow = replay(trace, Watch(), waits=lambda call, *_: 100.0 if call.session == "2" else 0.0)
+    assert began == {"w/a": 0, "1": 10, "2": 10, "w/c": 121}
+    assert slow.times_s == [130]
+
+
+def test_history_waits_less_the_earlier_it_was_announced() -> None:
+    leads: list[float | None] = []
+
+    def waits(call: Call, num_history: int, lead_s: float | None) -> float:
+        if num_history:
+            leads.append(lead_s)
+        return 0.0
+
+    replay(line(1), Oracle(), waits=waits)
+    assert leads == [10.0], "only the second turn on a prompt that was not empty has a history"
+
+
+def test_halves_are_of_workflows_or_of_a_single_one() -> None:
+    learned_from, rest = halves(line(5))
+    assert {each.workflow for each in learned_from.calls} == {"w0", "w1", "w2"}
+    assert {each.workflow for each in rest.calls} == {"w3", "w4"}
+    learned_from, rest = halves(line(1))
+    assert [len(each.calls) for each in (learned_from, rest)] == [2, 2]
+
+
+def test_timestamps_that_run_backwards_are_put_in_order(tmp_path: Path) -> None:
+    rows = [
+        {"agent": "miniswe", "session_id": "s", "timestamp_us": at_us, "input": "x", "output": ""}
+        for at_us in (5_000_000, 1_000_000, 3_000_000)
+    ]
+    write(tmp_path, "miniswe", [*rows, rows[0] | {"input": ""}])
+    trace = read_trace("miniswe", tmp_path)
+    assert [each.start_s for each in trace.calls] == [0, 2, 4]
+    assert "1 of 4 timestamps ran backwards" in trace.notes[0]
+    assert "1 calls with no input" in trace.notes[1]
+
+
+def test_a_round_of_metagpt_begins_when_the_last_one_has_ended(tmp_path: Path) -> None:
+    made = [
+        (0, "architect", 0),
+        (1, "engineer", 9000),
+        (1, "engineer", 9020),
+        (2, "reviewer", 9100),
+    ]
+    rows = [
+        {
+            "run": "A", "round": place, "role": role, "file": str(at_s), "created_unix_s": at_s,
+            "prompt_tokens": 10, "completion_tokens": 40,
+        }
+        for place, role, at_s in made
+    ]  # fmt: skip
+    write(tmp_path, "metagpt", rows)
+    calls = read_trace("metagpt", tmp_path).calls
+    # One is known to have taken 20 s for 40 tokens: so the others took as long.
+    assert [(each.start_s, each.end_s) for each in calls] == [(0, 20), (20, 40), (20, 40), (40, 60)]
+
+
+def test_a_start_that_is_unknown_is_not_before_the_call_before_it(tmp_path: Path) -> None:
+    columns = ("run", "role", "action", "start_s", "end_s", "prompt_tokens", "completion_tokens")
+    values = [("1", "PM", "x", "", "10", 5, 20), ("1", "A", "x", "10", "30", 5, 20),
+              ("1", "E", "x", "", "35", 5, 20)]  # fmt: skip
+    write(tmp_path, "metagpt-log", [dict(zip(columns, row, strict=True)) for row in values])
+    calls = read_trace("metagpt-log", tmp_path).calls
+    assert [each.start_s for each in calls] == [0, 10, 30]
+
+
+def test_a_tool_belongs_to_the_call_that_ended_before_it(tmp_path: Path) -> None:
+    def request(at_ms: int) -> dict[str, Any]:
+        told = {"request_received_ms": at_ms, "total_time_ms": 1000, "input_tokens": 1,
+                "output_tokens": 1}  # fmt: skip
+        return {"event_type": "request_end", "agent_context": {"session_id": "x:scout:0",
+                "parent_session_id": "p"}, "request": told}  # fmt: skip
+
+    tool = {"event_type": "tool_start", "agent_context": {"session_id": "x:scout:0"},
+            "tool": {"started_at_unix_ms": 1001, "tool_class": "ls"}}  # fmt: skip
+    write(tmp_path, "dynamo", [{"event": each} for each in (request(0), tool, request(2000))])
+    first, second = read_trace("dynamo", tmp_path).calls
+    assert (first.agent, first.workflow, first.tools, second.tools) == ("scout", "p", ("ls",), ())
+
+
+def test_a_trace_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no trace"):
+        read_trace("other", tmp_path)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_trace("miniswe", tmp_path)
+    write(tmp_path, "miniswe", [{"agent": "miniswe"}])
+    with pytest.raises(InvalidRequest, match="session_id"):
+        read_trace("miniswe", tmp_path)
+
+
+def test_without_traces_the_benchmark_says_so(tmp_path: Path) -> None:
+    assert "no traces" in run(["--folder", str(tmp_path / "none")])["skipped"]
+
+
+def test_the_benchmark_tells_every_policy(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "Hand-Crafted", "log": log, "step": step, "name": "", "role": role}
+        for log in "12345678"
+        for step, role in enumerate("abab")
+    ]
+    write(tmp_path, "whoandwhen-hand", rows)
+    found = run(["--trace", "whoandwhen-hand", "--folder", str(tmp_path)])
+    assert set(found["policies"]) == {"none", "order1", "order2", "live", "backoff", "oracle"}
+    assert found["policies"]["backoff"]["recall"] == 1.0
+    assert found["policies"]["backoff"]["lead_s"] is None, "the trace has no times"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"agent": "a", "start_s": 0, "end_s": 1}, "workflow"),
+        ({"workflow": "w", "agent": "", "start_s": 0, "end_s": 1}, "agent"),
+        ({"workflow": "w", "agent": "a", "start_s": 2, "end_s": 1}, "start_s"),
+        ({"workflow": "w", "agent": "a", "start_s": "nan", "end_s": 1}, "start_s"),
+        (["w"], "line 1"),
+    ],
+)
+def test_a_line_that_is_no_call_is_named(row: object, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(InvalidRequest, match=says):
+        read_calls(path)
+
+
+def test_a_trace_of_ones_own_becomes_a_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, saved = tmp_path / "mine.jsonl", tmp_path / "graph.json"
+    rows = [
+        {
+            "workflow": f"w{number}",
+            "agent": agent,
+            "start_s": at_s,
+            "end_s": at_s + 2,
+            "tools": tools,
+        }
+        for number in range(4)
+        for agent, at_s, tools in (("a", 0, []), ("b", 5, ["ls"]), ("b", 9, []))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    profile(str(path), "app", saved, "table")
+    shown = capsys.readouterr().out
+    assert "app/a" in shown
+    assert "tool:ls" in shown
+    application, graph = load_graph(json.loads(saved.read_text()), LIMITS)
+    assert application == "app"
+    assert 'label="app/b"' in dot_of(graph)
+    assert '["tool:ls"]' in mermaid_of(graph)
+
+
+def test_names_of_others_end_no_label() -> None:
+    graph = learn(line(2, ['a"];x', "b\n"]), LIMITS)  # type: ignore[arg-type]
+    assert 'label="a\'];x"' in dot_of(graph)
+    assert "b\n" not in dot_of(graph).replace("];\n", "")
