@@ -38,6 +38,7 @@ BENCHES = {
     "adapters": "loadtest.bench.adapters",
     "chaos": "loadtest.bench.chaos",
     "hosts": "loadtest.bench.hosts",
+    "disk": "loadtest.bench.disk",
     "hints": "loadtest.bench.hints",
     "tiers": "loadtest.bench.tiers",
     "agents": "loadtest.bench.agents",

@@ -10,6 +10,8 @@ words).
 File layout: one 4 KiB header, the words (uint64 each), padding to 4 KiB, the pages.
 """
 
+import ctypes
+import errno
 import mmap
 import os
 import struct
@@ -32,6 +34,10 @@ _HEADER = struct.Struct(
     "<8sIIQQQ"
 )  # magic, version, padding, pages, page bytes, offset of the first page
 _STATE_BITS = 8
+_SYSTEM_PAGE_BYTES = 4096
+_POPULATE_WRITE = 23  # of madvise(2), from Linux 5.14 on
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
@@ -86,20 +92,28 @@ class Arena:
         ).reshape(num_pages, page_bytes)
 
     @classmethod
-    def create(cls, path: Path, num_pages: int, page_bytes: int) -> "Arena":
+    def create(
+        cls, path: Path, num_pages: int, page_bytes: int, num_reserved: int | None = None
+    ) -> "Arena":
         """Make the file anew (an old one is replaced, not truncated, so its readers keep their
         mapping).
+
+        Args:
+            num_reserved: pages, from the first on, whose memory is reserved now; all by default.
+                Others are to be populated before anybody touches them.
 
         Raises:
             OSError: no room for it (memory is reserved now, not at first touch).
         """
+        reserved = num_pages if num_reserved is None else num_reserved
         assert num_pages > 0 and page_bytes > 0
         words_end = HEADER_BYTES + 8 * num_pages
-        first = (words_end + 4095) // 4096 * 4096
+        first = -(-words_end // _SYSTEM_PAGE_BYTES) * _SYSTEM_PAGE_BYTES
         temporary = path.with_name(path.name + ".new")
         file_number = make_new(temporary)
         try:
-            os.posix_fallocate(file_number, 0, first + num_pages * page_bytes)
+            os.truncate(file_number, first + num_pages * page_bytes)
+            os.posix_fallocate(file_number, 0, first + reserved * page_bytes)
             os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
             os.rename(temporary, path)
             return cls(path, file_number, num_pages, page_bytes, first)
@@ -128,6 +142,39 @@ class Arena:
             return cls(path, file_number, num_pages, page_bytes, first)
         finally:
             os.close(file_number)
+
+    def populate(self, first: int, num_pages: int) -> None:
+        """Have memory behind these pages, whose bytes nobody writes yet. Threads may do it side by
+        side, of different pages.
+
+        Raises:
+            OSError: there is none left; touching them would be a SIGBUS.
+        """
+        start = self.pages.ctypes.data
+        begin = (start + first * self.page_bytes) // _SYSTEM_PAGE_BYTES * _SYSTEM_PAGE_BYTES
+        num_bytes = start + (first + num_pages) * self.page_bytes - begin
+        if not _LIBC.madvise(begin, num_bytes, _POPULATE_WRITE):
+            return
+        error = ctypes.get_errno()
+        if error == errno.EFAULT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if error != errno.EINVAL:
+            raise OSError(error, os.strerror(error))
+        self._populate_by_touch(first, num_pages)
+
+    def _populate_by_touch(self, first: int, num_pages: int) -> None:
+        """Where the kernel is too old for more."""
+        at = self.pages.ctypes.data - self.words.ctypes.data + HEADER_BYTES
+        file_number = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file_number)
+            assert self.identity == (status.st_dev, status.st_ino), "it is this arena's"
+            os.posix_fallocate(
+                file_number, at + first * self.page_bytes, num_pages * self.page_bytes
+            )
+        finally:
+            os.close(file_number)
+        self.pages[first : first + num_pages].reshape(-1)[::_SYSTEM_PAGE_BYTES] = 0
 
     def word(self, page: int) -> tuple[int, PageState]:
         """Generation and state of a page."""

@@ -29,6 +29,11 @@ class HintShares:
         """Of an arena or a pool."""
         return cls(int(HINTED_SHARE * num_pages), int(TENANT_SHARE * num_pages))
 
+    def resize(self, num_pages: int) -> None:
+        """There are so many pages now."""
+        self._most = int(HINTED_SHARE * num_pages)
+        self._most_of_one = int(TENANT_SHARE * num_pages)
+
     def held_by(self, tenant: TenantId) -> int:
         """How much a tenant's hold."""
         return self._num_of[tenant]

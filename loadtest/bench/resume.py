@@ -123,11 +123,11 @@ class _Resume:
         }
 
     async def _cold(self) -> dict[str, Any]:
-        """From a disk whose file the kernel does not hold; without that there is no such figure."""
+        """From files that the kernel does not hold; without that there is no such figure."""
         await self._lab.wait_written()
         self._lab.stop("kvstore")
         os.sync()
-        paths = list(self._lab.directory.rglob("data.mdb"))
+        paths = [*self._lab.directory.rglob("data.mdb"), *self._lab.directory.rglob("*.slab")]
         dropped = [drop_cached(path) for path in paths]
         await self._restart_kvstore()
         cold = await self._return_all()

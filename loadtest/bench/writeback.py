@@ -1,7 +1,9 @@
-"""``symphony bench writeback``: what write-behind costs decoding.
+"""``symphony bench writeback``: what write-behind costs decoding, and prefilling.
 
-The same batch of turns is decoded by a worker that writes new KV below (arena, LMDB, Redis) and by
-one that does not; rounds alternate, so that drift of the machine meets both.
+The same batch of turns is decoded by a worker that writes new KV below (arena, disk, Redis) and by
+one that does not; rounds alternate, so that drift of the machine meets both. With `--prefill` the
+same goes for prompts, one after the other. With `--disk-full` a third side writes to a disk that is
+full, so that for each block that comes another one goes.
 """
 
 import argparse
@@ -9,51 +11,107 @@ import asyncio
 import random
 import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from loadtest.bench.lab import Lab, open_lab
 from loadtest.models import make_llama_125m
+from shared.errors import InvalidRequest, PeerUnavailable
 
 VOCAB = 32000
 PROMPT_TOKENS = 128
+MIB = 1024**2
+FILL_PROMPTS_MAX = 1000
+
+Figures = dict[str, list[float]]
 
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Measure and return decode ms a step with and without write-behind."""
+    """Measure and return decode ms a step with and without write-behind, and ms a prompt.
+
+    Raises:
+        InvalidRequest: an option is wrong.
+    """
     parser = argparse.ArgumentParser(prog="symphony bench writeback", description=__doc__)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefill", action="store_true", help="measure prompts too")
+    parser.add_argument("--prompt-tokens", type=int, default=1024, help="of those")
+    parser.add_argument("--prompts", type=int, default=8, help="of those, in a round")
+    parser.add_argument("--disk-full", action="store_true", help="measure on a full disk too")
+    parser.add_argument("--disk-mb", type=int, default=128, help="what that holds, MiB")
     parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
     args = parser.parse_args(argv)
+    if min(args.batch, args.rounds, args.prompts, args.prompt_tokens, args.disk_mb) < 1:
+        raise InvalidRequest(
+            "--batch, --rounds, --prompts, --prompt-tokens, --disk-mb: use numbers from 1 on"
+        )
+    if args.tokens < 2:
+        raise InvalidRequest("--tokens: use a number from 2 on")
     model = make_llama_125m(args.models_dir, "bfloat16")
     return asyncio.run(_measure(args, model))
 
 
 async def _measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     rng = random.Random(2)
-    step_ms: dict[str, list[float]] = {"on": [], "off": []}
+    step_ms: Figures = defaultdict(list)
+    prompt_ms: Figures = defaultdict(list)
+    sides = ["on", "off", "full"] if args.disk_full else ["on", "off"]
     async with open_lab(models=f'["{model}"]') as lab:
         await lab.start("kvstore")
         for number in range(args.rounds):
             # Which side goes first alternates too.
-            for side in ("on", "off") if number % 2 == 0 else ("off", "on"):
-                lab.mark_log("worker")
-                await lab.start("worker", write_behind=str(side == "on").lower())
-                if side == "on":
-                    await lab.wait_connected()
-                await _decode(lab, args.batch, 16, rng)
+            for side in sides if number % 2 == 0 else reversed(sides):
+                await _begin(lab, side, args, rng)
+                await _decode(lab, args.batch, min(args.tokens, 16), rng)
                 step_ms[side].append(await _decode(lab, args.batch, args.tokens, rng))
-                print(f"{side}: {step_ms[side][-1]:.2f} ms a step", file=sys.stderr, flush=True)
-    on, off = statistics.median(step_ms["on"]), statistics.median(step_ms["off"])
-    return {
-        "on_ms": round(on, 2),
-        "off_ms": round(off, 2),
-        "slowdown_percent": round((on / off - 1) * 100, 1),
-        "rounds_on_ms": [round(ms, 2) for ms in step_ms["on"]],
-        "rounds_off_ms": [round(ms, 2) for ms in step_ms["off"]],
-    }
+                _say(side, step_ms[side][-1], "a step")
+                if args.prefill:
+                    prompt_ms[side].append(await _prefill(lab, args, rng))
+                    _say(side, prompt_ms[side][-1], "a prompt")
+    result = _summary(step_ms, "")
+    if args.prefill:
+        result |= _summary(prompt_ms, "prefill_")
+    if args.disk_full:
+        result["disk_mb"] = args.disk_mb
+    return result
+
+
+async def _begin(lab: Lab, side: str, args: argparse.Namespace, rng: random.Random) -> None:
+    """Have the worker of this side, and its disk."""
+    if args.disk_full:
+        max_bytes = args.disk_mb * MIB
+        await lab.start("kvstore", **({"disk_bytes_max": str(max_bytes)} if side == "full" else {}))
+    lab.mark_log("worker")
+    await lab.start("worker", write_behind=str(side != "off").lower())
+    if side != "off":
+        await lab.wait_connected()
+    if side == "full":
+        await _fill(lab, args, rng)
+
+
+async def _fill(lab: Lab, args: argparse.Namespace, rng: random.Random) -> None:
+    """Until there is no room on disk for two blocks more."""
+    for _ in range(FILL_PROMPTS_MAX):
+        stats = await lab.kv_stats()
+        block_bytes = stats.disk_bytes / max(stats.disk_blocks, 1)
+        if stats.disk_blocks and stats.disk_bytes + 2 * block_bytes > args.disk_mb * MIB:
+            return
+        await _prefill(lab, args, rng)
+        await lab.wait_written()
+    raise PeerUnavailable(f"the disk was not full after {FILL_PROMPTS_MAX * args.prompts} prompts")
+
+
+async def _prefill(lab: Lab, args: argparse.Namespace, rng: random.Random) -> float:
+    """Prompts one after the other, each for one token; ms a prompt, the median."""
+    return statistics.median(
+        [
+            (await lab.turn([rng.randrange(VOCAB) for _ in range(args.prompt_tokens)])).ttft_ms
+            for _ in range(args.prompts)
+        ]
+    )
 
 
 async def _decode(lab: Lab, batch: int, tokens: int, rng: random.Random) -> float:
@@ -66,3 +124,26 @@ async def _decode(lab: Lab, batch: int, tokens: int, rng: random.Random) -> floa
     end = min(trace.token_at[-1] for trace in traces)
     num_steps = sum(begin < at <= end for at in traces[0].token_at)
     return (end - begin) / num_steps * 1e3
+
+
+def _summary(ms: Figures, prefix: str) -> dict[str, Any]:
+    """Medians by side, and how much slower each is than the one that writes nothing.
+
+    >>> _summary({"on": [11.0], "off": [10.0]}, "")["slowdown_percent"]
+    10.0
+    """
+    medians = {side: statistics.median(each) for side, each in ms.items()}
+    slower = {side: round((ms / medians["off"] - 1) * 100, 1) for side, ms in medians.items()}
+    result: dict[str, Any] = {
+        f"{prefix}{side}_ms": round(median, 2) for side, median in medians.items()
+    }
+    result[f"{prefix}slowdown_percent"] = slower["on"]
+    if "full" in slower:
+        result[f"{prefix}full_slowdown_percent"] = slower["full"]
+    for side, each in ms.items():
+        result[f"{prefix}rounds_{side}_ms"] = [round(one, 2) for one in each]
+    return result
+
+
+def _say(side: str, ms: float, what: str) -> None:
+    print(f"{side}: {ms:.2f} ms {what}", file=sys.stderr, flush=True)

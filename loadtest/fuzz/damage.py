@@ -1,7 +1,7 @@
-"""Damage to an LMDB file, drawn by a seeded generator.
+"""Damage to the KV database's files, drawn by a seeded generator.
 
-Pages that hold the trees are met more often than their number would have it, for the rest is
-values, which have checksums of their own.
+In the index, pages that hold the trees are met more often than their number would have it, for the
+rest is values, which have checksums of their own.
 """
 
 import random
@@ -14,7 +14,7 @@ _HEADER_BYTES = 64
 
 
 def damage(content: bytearray, rng: random.Random) -> str:
-    """Damage the file's bytes in place.
+    """Damage the bytes of an LMDB file in place.
 
     Returns:
         What was done, and where.
@@ -27,6 +27,19 @@ def damage(content: bytearray, rng: random.Random) -> str:
         page = rng.randrange(META_PAGES)
     KINDS[kind](content, page * PAGE_BYTES, rng)
     return f"{kind} at page {page} of {num_pages}"
+
+
+def damage_slab(content: bytearray, rng: random.Random) -> str:
+    """Damage the bytes of a slab in place.
+
+    Returns:
+        What was done, and where.
+    """
+    num_pages = len(content) // PAGE_BYTES
+    page = rng.randrange(num_pages)
+    kind = rng.choice([name for name in KINDS if name != "meta"])
+    KINDS[kind](content, page * PAGE_BYTES, rng)
+    return f"{kind} at page {page} of {num_pages} of a slab"
 
 
 def _is_structure(content: bytearray, number: int) -> bool:

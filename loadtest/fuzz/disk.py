@@ -18,7 +18,7 @@ import orjson
 
 from cli.inspection.snapshot import look
 from cli.runfile import running_house
-from loadtest.fuzz.damage import damage
+from loadtest.fuzz.damage import damage, damage_slab
 from loadtest.fuzz.house import House, open_house
 from loadtest.fuzz.plain_http import ask, request_bytes
 from loadtest.fuzz.report import Report
@@ -44,7 +44,7 @@ def add_options(parser: "argparse._ArgumentGroup") -> None:
 
 
 def house(args: argparse.Namespace) -> AbstractContextManager[House]:
-    """The house of this mode: its kvstore is started by us, with the file that we want."""
+    """The house of this mode: its kvstore is started by us, with the files that we want."""
     return open_house({"SYMPHONY_KV_BYTES": str(KV_BYTES)}, "--no-restart")
 
 
@@ -62,8 +62,8 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
     await asyncio.to_thread(_wait_for, house, lambda store: store.disk_blocks >= _num_blocks(talks))
     with _kvstore_of(house) as kvstore:
         kvstore.stop()
-        base = (kvstore.folder / DATA_NAME).read_bytes()
-        report.count("database_bytes", len(base))
+        base = {path.name: path.read_bytes() for path in _files(kvstore.folder)}
+        report.count("database_bytes", sum(map(len, base.values())))
         others = house.pids()
         trials = _Trials(house, kvstore, model, report)
         await trials.empty_pool(rng)
@@ -71,10 +71,12 @@ async def run(house: House, seed: int, args: argparse.Namespace) -> Report:
         report.expect(found > 0, "a whole database gave no history: nothing is shown")
         for number in range(args.first_trial, args.first_trial + args.disk):
             rng = random.Random(f"{seed}:{number}")
-            content = bytearray(base)
-            what = damage(content, rng)
+            name = rng.choice([DATA_NAME, DATA_NAME, *(name for name in base if name != DATA_NAME)])
+            content = bytearray(base[name])
+            what = (damage if name == DATA_NAME else damage_slab)(content, rng)
+            damaged = {**base, name: bytes(content)}
             found = await trials.run(
-                f"trial {number}, {what}", bytes(content), rng.sample(talks, ASKED_EACH), rng
+                f"trial {number}, {what}", damaged, rng.sample(talks, ASKED_EACH), rng
             )
             report.count("trials")
             report.count("trials_with_history_from_disk", found > 0)
@@ -153,11 +155,11 @@ class _Trials:
         self._report = report
 
     async def run(
-        self, what: str, content: bytes, talks: list[Conversation], rng: random.Random
+        self, what: str, files: dict[str, bytes], talks: list[Conversation], rng: random.Random
     ) -> int:
-        """Start on this file and go on with these; how many tokens came from disk."""
+        """Start on these files and go on with these; how many tokens came from disk."""
         self._kvstore.stop()
-        self._kvstore.place(content)
+        self._kvstore.place(files)
         begun_at = time.monotonic()
         self._kvstore.start()
         try:
@@ -216,11 +218,12 @@ class _Kvstore:
             os.kill(self._pid, signal.SIGTERM)
             _poll(lambda: not Path(f"/proc/{self._pid}").exists(), "the kvstore has not ended")
 
-    def place(self, content: bytes) -> None:
-        """Make this its database."""
+    def place(self, files: dict[str, bytes]) -> None:
+        """Make these its database."""
         shutil.rmtree(self.folder)
         self.folder.mkdir(mode=0o700)
-        (self.folder / DATA_NAME).write_bytes(content)
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
 
     def start(self) -> None:
         """Start it as the house did."""
@@ -243,6 +246,11 @@ def _kvstore_of(house: House) -> Iterator[_Kvstore]:
         yield kvstore
     finally:
         kvstore.stop()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Of its database: the index and the slabs."""
+    return [folder / DATA_NAME, *sorted(folder.glob("*.slab"))]
 
 
 def _num_blocks(talks: list[Conversation]) -> int:

@@ -65,6 +65,7 @@ from shared.subjects import (
 )
 
 TICK_NS = SECOND
+GROWTH_NS = 50 * MS  # until more of an arena has memory
 TICKET_NS = 4 * SECOND
 PAGE_BYTES = 64
 READ_NS = 100 * US
@@ -187,7 +188,8 @@ class Kvstore(PeerHost):
 
     def _open(self, message: m.KvOpen) -> m.KvOpened:
         if message.page_bytes not in self.core.arenas:
-            self.core.on_arena(message.page_bytes, self._num_pages)
+            self.core.on_arena(message.page_bytes, self._num_pages // 2)
+            self.later(GROWTH_NS, self._grow)
         life, number = map(int, message.incarnation.split(".")[1:])
         latest = self._opened.get(message.worker_id, (0, 0))
         is_overtaken = OVERTAKING & self.house.fault_kinds  # who lives opens again
@@ -199,6 +201,14 @@ class Kvstore(PeerHost):
         self._perform(self.core.on_open(event, self.now_ns))
         self._opened[message.worker_id] = (life, number)
         return m.KvOpened(arena_path="", lease_path="")
+
+    def _grow(self) -> None:
+        """More of the arena has memory."""
+        arena = self.core.arenas[PAGE_BYTES]
+        num_pages = min(arena.num_pages + self._num_pages // 4 + 1, self._num_pages)
+        self.core.on_arena_grown(PAGE_BYTES, num_pages)
+        if num_pages < self._num_pages:
+            self.later(GROWTH_NS, self._grow)
 
     def _lease(self, message: m.KvLease) -> m.KvLeased:
         pages, effects = self.core.on_lease(

@@ -320,6 +320,11 @@ MUTANTS = (
         "            self._generations[page] += 1\n", "            pass\n",
     ),
     Mutant(
+        "an arena that grows gives a page twice", ARENA,
+        "        self._free += range(num_pages - 1, self.num_pages - 1, -1)\n",
+        "        self._free += range(num_pages - 1, self.num_pages - 2, -1)\n",
+    ),
+    Mutant(
         "a damaged block is kept", LOADS,
         "            if block.is_alive:\n                self._tiers.forget",
         "            if False:\n                self._tiers.forget",

@@ -19,6 +19,7 @@ from shared.owners import OWNER_BYTES, OwnerKey
 
 EXIT_DAMAGED = 1
 EXIT_REFUSED = 3  # the folder or the file is not ours to open
+EXIT_OUTDATED = 4  # another release's
 _NUM_DELETED = struct.Struct("<Q")
 _BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s{KEY_BYTES}s")
 
@@ -64,6 +65,9 @@ def main(folder: Path, bytes_max: int) -> int:
     except (lmdb.ReadonlyError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
+    except lmdb.VersionMismatchError as error:
+        print(error, file=sys.stderr)
+        return EXIT_OUTDATED
     except Exception as error:  # whatever the bytes led to
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_DAMAGED

@@ -111,7 +111,7 @@ class KvstoreConfig(ServiceConfig):
 
     @property
     def disk_path(self) -> Path:
-        """Folder of the LMDB files."""
+        """Folder of the index and the slabs."""
         return self.data_dir / "kv"
 
     @property

@@ -312,4 +312,6 @@ def _counts_of(client: PeerClient) -> Counter[str]:
 def _told(header: ValueHeader | None) -> Told | None:
     if header is None:
         return None
-    return Told(header.parent, header.tokens, header.num_layers, header.checksum, header.owner)
+    return Told(
+        header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
+    )

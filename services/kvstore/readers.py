@@ -1,6 +1,9 @@
-"""Many read at a time; who puts something else in the place of what they read is alone."""
+"""Many read at a time; who puts something else in the place of what they read is alone, or waits
+for those who began before.
+"""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,11 +11,14 @@ from contextlib import contextmanager
 class Readers:
     """A lock that any number of readers share and that one who changes things has alone. Once that
     one waits no other reader begins, so that the wait is no longer than the longest reading.
+
+    Every reading belongs to the epoch in which it began.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._num_reading = 0
+        self._epoch = 0
+        self._num_reading: Counter[int] = Counter()  # by epoch
         self._is_replacing = False
 
     @contextmanager
@@ -20,13 +26,16 @@ class Readers:
         """With others. Not again within itself."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_replacing)
-            self._num_reading += 1
+            epoch = self._epoch
+            self._num_reading[epoch] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._num_reading -= 1
-                self._changed.notify_all()
+                self._num_reading[epoch] -= 1
+                if not self._num_reading[epoch]:
+                    del self._num_reading[epoch]
+                    self._changed.notify_all()
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -41,3 +50,22 @@ class Readers:
             with self._changed:
                 self._is_replacing = False
                 self._changed.notify_all()
+
+    def next_epoch(self) -> int:
+        """Begin another epoch: who reads in it, or later, began after this call."""
+        with self._changed:
+            self._epoch += 1
+            return self._epoch
+
+    def oldest_epoch(self) -> int:
+        """Of those who read now; the current one if nobody does."""
+        with self._changed:
+            return self._oldest()
+
+    def wait_for(self, epoch: int, timeout_s: float) -> None:
+        """Until everyone who reads began in this epoch or later, but no longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._oldest() >= epoch, timeout_s)
+
+    def _oldest(self) -> int:
+        return min(self._num_reading, default=self._epoch)

@@ -42,13 +42,14 @@ from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
+from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.objects.link import ObjectLink
 from services.kvstore.objects.store import Bucket
 from services.kvstore.peering import Peering, patience_s
 from services.kvstore.peers.sources import DiskSource
 from services.kvstore.start import Started, start_disk
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
-from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
+from services.kvstore.threads import WriteResults, WriterThread
 from services.kvstore.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
@@ -87,7 +88,7 @@ async def main(runtime: Runtime, config: KvstoreConfig) -> None:
 
 
 class KvService:
-    """One running kvstore. Everything but the two threads' loops runs on the event loop, and every
+    """One running kvstore. Everything but the threads' loops runs on the event loop, and every
     call of the core is a plain call there, so the core is never re-entered.
     """
 
@@ -98,13 +99,15 @@ class KvService:
         self._config = config
         self._core = core
         self._index = index
-        self._arenas = Arenas(config.arena_path, config.arena_bytes)
+        self._arenas = Arenas(
+            config.arena_path, config.arena_bytes, self._from_thread(self._on_grown)
+        )
         self._leases = LeaseFiles(config.arena_path)
         self._is_closed = False
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         arenas = self._arenas.by_page_bytes
-        self._loader = LoaderThread(
+        self._loader = Loader(
             disk, arenas, self._from_thread(self._on_loaded), self._from_thread(self._on_damaged),
             self._from_thread(self._on_failure),
         )  # fmt: skip
@@ -216,7 +219,7 @@ class KvService:
         self._refuse_if_closed()
         now_ns = self._runtime.clock.now_ns()
         if message.page_bytes not in self._core.arenas:
-            self._core.on_arena(message.page_bytes, arena.num_pages)
+            self._core.on_arena(message.page_bytes, self._arenas.num_ready(message.page_bytes))
         old = self._core.workers.find(message.worker_id)
         event = Open(
             message.worker_id, incarnation, message.fingerprint, message.num_layers,
@@ -382,6 +385,11 @@ class KvService:
                 self._perform(self._core.on_worker_gone(worker_id, incarnation, now_ns))
             self._perform(self._core.on_tick(now_ns))
             self._telemetry.export()
+
+    def _on_grown(self, page_bytes: int, num_pages: int) -> None:
+        arena = self._core.arenas.get(page_bytes)  # None: who opens it first is still to be told
+        if arena is not None and num_pages > arena.num_pages:
+            self._core.on_arena_grown(page_bytes, num_pages)
 
     def _on_loaded(self, results: LoadResults, seconds: float) -> None:
         LOAD_SECONDS.observe(seconds)

@@ -12,8 +12,8 @@ from pathlib import Path
 import lmdb
 
 import services
-from services.kvstore.check import EXIT_REFUSED, unpack_scan
-from services.kvstore.disk import ASIDE_NAME, DATA_NAME, Disk, Scan, set_aside
+from services.kvstore.check import EXIT_OUTDATED, EXIT_REFUSED, unpack_scan
+from services.kvstore.disk import ASIDE_NAME, DATA_NAME, Disk, Scan, set_aside, throw_away
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,10 @@ class DatabaseDamaged(Exception):
     """The check did not pass."""
 
 
+class DatabaseOutdated(Exception):
+    """It is another release's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """An open disk, what is on it, and whether it had to begin anew."""
@@ -38,8 +42,8 @@ class Started:
 
 
 def start_disk(folder: Path, bytes_max: int) -> Started:
-    """Open or make the database in `folder`. One that cannot be used is set aside: everything in
-    it can be computed again.
+    """Open or make the database in `folder`. A damaged one is set aside, another release's is
+    removed: everything in it can be computed again.
 
     Raises:
         OSError, lmdb.Error: no database can be opened or made there.
@@ -50,8 +54,14 @@ def start_disk(folder: Path, bytes_max: int) -> Started:
         if (folder / DATA_NAME).exists():
             scan = check(folder, bytes_max, check_limit_s((folder / DATA_NAME).stat().st_size))
             if scan.num_deleted:
-                log.warning("incomplete blocks deleted", extra={"num_pages": scan.num_deleted})
+                log.warning("blocks without pages deleted", extra={"blocks": scan.num_deleted})
         disk = Disk(folder, bytes_max)
+    except (DatabaseOutdated, lmdb.VersionMismatchError) as error:
+        log.warning(
+            "the KV database is another release's and begins anew", extra={"why": str(error)}
+        )
+        throw_away(folder)
+        disk, scan, is_anew = Disk(folder, bytes_max), Scan([]), True
     except (DatabaseDamaged, lmdb.CorruptedError, lmdb.InvalidError) as error:
         log.error(
             "the KV database is damaged and begins anew",
@@ -76,6 +86,7 @@ def check(folder: Path, bytes_max: int, limit_s: float) -> Scan:
 
     Raises:
         DatabaseDamaged: that process failed, or did not end in `limit_s`.
+        DatabaseOutdated: the database is another release's.
         OSError: the files may not be opened.
     """
     ended = _run_check(folder, bytes_max, limit_s)
@@ -84,6 +95,8 @@ def check(folder: Path, bytes_max: int, limit_s: float) -> Scan:
     error = ended.stderr.decode(errors="replace").strip()[-500:]
     if ended.returncode == EXIT_REFUSED:
         raise OSError(error)
+    if ended.returncode == EXIT_OUTDATED:
+        raise DatabaseOutdated(error)
     if ended.returncode < 0:
         raise DatabaseDamaged(f"{signal.Signals(-ended.returncode).name} in its check: {error}")
     if ended.returncode:

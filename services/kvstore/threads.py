@@ -1,9 +1,9 @@
-"""The two threads beside the event loop: the loader (disk to arena) and the writer (arena to disk).
+"""The thread beside the event loop that writes from the arena to the disk.
 
-Both report to the event loop in batches. What finds no room in their queues is reported as failed
-at once: the event loop waits for no disk. Loads that fail are computed again; a block that is not
-written stays in the arena. A mark of use is not made. Deletions alone are always taken: each is of
-a block that was written, so there are never more than the disk has blocks and the queue has writes.
+It reports to the event loop in batches. What finds no room in its queue is reported as failed at
+once: the event loop waits for no disk. A block that is not written stays in the arena, a mark of
+use is not made. Deletions alone are always taken: each is of a block that was written, so there are
+never more than the disk has blocks and the queue has writes.
 """
 
 import logging
@@ -18,9 +18,6 @@ from services.kvstore.core import (
     BeginDiskAnew,
     DeleteBlocks,
     DiskWrite,
-    LoadOutcome,
-    PageReads,
-    ReadPages,
     TouchBlocks,
     WriteBlocks,
     WriteOutcome,
@@ -31,118 +28,27 @@ from services.kvstore.disk import (
     DiskDamaged,
     DiskFailed,
     DiskFull,
-    Reader,
     Writer,
     stored_bytes,
 )
-from shared.arena import Arena, PageState
+from shared.arena import Arena
 from shared.blocks import BlockKey
 from shared.clock import Clock
 
 log = logging.getLogger(__name__)
 
-LoadResults: TypeAlias = list[tuple[PageReads, list[LoadOutcome]]]
 WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
 DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks | BeginDiskAnew
 OnDamage: TypeAlias = Callable[[DiskDamaged], None]
 
 WRITE_BATCH_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 1.0
-ORDERS_MAX = 16  # batches of loads; the core sends two
 STEPS_MAX = 65_536
-
-
-class LoaderThread:
-    """Copies pages from disk into the arena and publishes each page's word as soon as it is there.
-
-    Args:
-        arenas: by page size in bytes.
-        report: called with a batch's results and how long it took, seconds: in this thread, or by
-            `submit`.
-        orders_max: batches that may wait.
-        damaged: called in this thread, before the results, when the database cannot be used.
-        fail: called in this thread with what ended it.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        arenas: Mapping[int, Arena],
-        report: Callable[[LoadResults, float], None],
-        damaged: OnDamage,
-        fail: Callable[[BaseException], None],
-        orders_max: int = ORDERS_MAX,
-    ) -> None:
-        self._disk = disk
-        self._arenas = arenas
-        self._report = report
-        self._damaged = damaged
-        self._fail = fail
-        self._orders: queue.SimpleQueue[ReadPages | None] = queue.SimpleQueue()
-        self._orders_max = orders_max
-        self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
-        self._thread.start()
-
-    def submit(self, order: ReadPages) -> None:
-        """Load these pages. Without room for the order they fail."""
-        if self._orders.qsize() >= self._orders_max:
-            self._report(self._load_none(order.reads), 0.0)
-            return
-        self._orders.put(order)
-
-    def stop(self) -> None:
-        """Finish what was submitted, then end."""
-        self._orders.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while (order := self._orders.get()) is not None:
-                start = time.perf_counter()
-                results = self._load(order.reads)
-                self._report(results, time.perf_counter() - start)
-        except Exception as error:
-            self._fail(error)
-
-    def _load(self, batch: Sequence[PageReads]) -> LoadResults:
-        results: LoadResults = [(reads, []) for reads in batch]
-        try:
-            with self._disk.read() as reader:
-                for reads, outcomes in results:
-                    self._copy(reader, reads, outcomes)
-        except DiskFailed as error:  # no other page of this batch will come
-            log.warning("reading the KV database failed", extra={"error": str(error)})
-            if isinstance(error, DiskDamaged):
-                self._damaged(error)
-            self._give_up(results)
-        return results
-
-    def _copy(self, reader: Reader, reads: PageReads, outcomes: list[LoadOutcome]) -> None:
-        """Page by page, each published at once; tells in `outcomes` how far it came."""
-        arena = self._arenas[reads.page_bytes]
-        for key, page, generation in zip(reads.keys, reads.pages, reads.generations, strict=True):
-            outcome = reader.copy(key, reads.layer, arena.pages[page])
-            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
-            arena.set_word(page, generation, state)
-            outcomes.append(outcome)
-
-    def _load_none(self, batch: Sequence[PageReads]) -> LoadResults:
-        results: LoadResults = [(reads, []) for reads in batch]
-        self._give_up(results)
-        return results
-
-    def _give_up(self, results: LoadResults) -> None:
-        """Those that have no outcome yet have failed."""
-        for reads, outcomes in results:
-            lost, generations = reads.pages[len(outcomes) :], reads.generations[len(outcomes) :]
-            self._arenas[reads.page_bytes].set_words(lost, generations, PageState.BAD)
-            outcomes.extend([LoadOutcome.FAILED] * len(lost))
 
 
 @dataclass(frozen=True, slots=True)
 class _Delete:
     key: BlockKey
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +107,8 @@ class WriterThread:
                 if lost := writes[room:]:
                     self._report([(write.block_id, WriteOutcome.FAILED, 0) for write in lost])
             case DeleteBlocks(blocks):
-                for key, num_layers in blocks:
-                    self._steps.put(_Delete(key, num_layers))
+                for key, _ in blocks:
+                    self._steps.put(_Delete(key))
             case TouchBlocks(keys):
                 if self._steps.qsize() < self._steps_max:
                     self._steps.put(_Touch(keys))
@@ -304,8 +210,8 @@ class WriterThread:
         match step:
             case DiskWrite():
                 writer.put(step, self._arenas[step.page_bytes].pages)
-            case _Delete(key, num_layers):
-                writer.delete(key, num_layers)
+            case _Delete(key):
+                writer.delete(key)
             case _Touch(keys):
                 writer.touch(keys)
             case _Settle():

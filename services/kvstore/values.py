@@ -1,11 +1,8 @@
-"""A value in LMDB: one page behind a fixed header that describes it, so that the index can be
-rebuilt from the values alone.
-
-Equal pages make equal values, which keeps LMDB's list of free runs healthy.
-"""
+"""A value: one page as it goes to another host, behind a fixed header that describes it."""
 
 import struct
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -24,8 +21,7 @@ _FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES}s16sHHHIqQ")
 _NAME_FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES + 16}xH2xHI8xQ")
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_AT = HEADER_BYTES - _CHECKSUM.size
-_OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros, which is nobody, in older values
-_LAYER = struct.Struct(">H")
+_OWNER_AT = _CHECKSUM_AT - OWNER_BYTES  # zeros are nobody
 LAYERS_MAX = 0xFFFF
 TOKENS_MAX = (_OWNER_AT - _FIELDS.size) // 4
 
@@ -34,7 +30,7 @@ assert _FIELDS.size + 4 * BLOCK_TOKENS <= _OWNER_AT, "the header has room for a 
 
 
 class BadValue(Exception):
-    """Bytes that are no value of this release, or not the value that should be there."""
+    """Bytes that are no header of this release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class ValueHeader:
     num_layers: int
     page_bytes: int
     created_s: int
-    tokens: list[int]
+    tokens: Sequence[int]
     checksum: int
     owner: OwnerKey = NOBODY
 
@@ -74,51 +70,22 @@ def fingerprint_digest(fingerprint: str) -> bytes:
     return blake2b(fingerprint.encode(), digest_size=16).digest()
 
 
-def value_key(key: BlockKey, layer: int) -> bytes:
-    """Key in LMDB: a block's layers lie side by side, in order.
-
-    >>> value_key(BlockKey(bytes(16)), 258)[-2:]
-    b'\\x01\\x02'
-    """
-    return key + _LAYER.pack(layer)
-
-
-def split_value_key(raw: bytes) -> tuple[BlockKey, int]:
-    """Inverse of `value_key`.
-
-    Raises:
-        BadValue: it has another length.
-    """
-    if len(raw) != KEY_BYTES + _LAYER.size:
-        raise BadValue(f"a key of {len(raw)} bytes")
-    return BlockKey(raw[:KEY_BYTES]), _LAYER.unpack_from(raw, KEY_BYTES)[0]
-
-
-def write_header(header: ValueHeader, out: bytearray) -> None:
-    """Header into the first `HEADER_BYTES` of `out`."""
-    out[:HEADER_BYTES] = bytes(HEADER_BYTES)
-    _FIELDS.pack_into(
-        out, 0, _MAGIC, header.key, header.parent, header.fingerprint, header.layer,
-        header.num_layers, len(header.tokens), header.page_bytes, header.created_s, header.checksum,
-    )  # fmt: skip
+def pack_header(header: ValueHeader) -> bytes:
+    """`HEADER_BYTES` that go before the page."""
     tokens = array("i", header.tokens).tobytes()
-    out[_FIELDS.size : _FIELDS.size + len(tokens)] = tokens
-    out[_OWNER_AT:_CHECKSUM_AT] = header.owner
-    digest = xxhash.xxh3_64_intdigest(memoryview(out)[:_CHECKSUM_AT])
-    _CHECKSUM.pack_into(out, _CHECKSUM_AT, digest)
-
-
-def read_header(value: Buffer) -> ValueHeader:
-    """Header of a value.
-
-    Raises:
-        BadValue: not a value of this release, damaged, or cut short.
-    """
-    view = memoryview(value)
-    header = unpack_header(view[:HEADER_BYTES])
-    if len(view) != HEADER_BYTES + header.page_bytes:
-        raise BadValue("a value of another size")
-    return header
+    body = b"".join(
+        [
+            _FIELDS.pack(
+                _MAGIC, header.key, header.parent, header.fingerprint, header.layer,
+                header.num_layers, len(header.tokens), header.page_bytes, header.created_s,
+                header.checksum,
+            ),
+            tokens,
+            bytes(_OWNER_AT - _FIELDS.size - len(tokens)),
+            header.owner,
+        ]
+    )  # fmt: skip
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def unpack_header(raw: Buffer) -> ValueHeader:

@@ -21,7 +21,8 @@ from openai import OpenAI
 from redis import Redis
 from redis.exceptions import RedisError
 
-from services.kvstore.values import HEADER_BYTES, value_key
+from services.kvstore.disk.records import read_place
+from services.kvstore.disk.slab import slot_bytes
 from services.worker.demo_model import DEMO_MODEL_ID
 from shared.blocks import BLOCK_TOKENS, unpack_keys
 from shared.ids import DEFAULT_TENANT, SessionId
@@ -240,7 +241,7 @@ def test_flipped_byte_on_disk_is_found_and_computed_again(house: House, client: 
 
 
 def flip_byte(house: House, session_id: str) -> None:
-    """Damage one layer of the session's second block, in the database's file."""
+    """Damage one layer of the session's second block, in its slab."""
     with house.redis() as redis:
         record = redis.get(session_redis_key(DEFAULT_TENANT, SessionId(session_id)))
     assert record is not None
@@ -248,12 +249,13 @@ def flip_byte(house: House, session_id: str) -> None:
     folder = house.data_dir / "kv"
     with (
         lmdb.open(str(folder), readonly=True, lock=False, max_dbs=4) as env,
-        env.begin(db=env.open_db(b"values", create=False)) as transaction,
+        env.begin(db=env.open_db(b"blocks", create=False)) as transaction,
     ):
-        value = transaction.get(value_key(key, 2))
-    assert value is not None
-    with (folder / "data.mdb").open("r+b") as file:
-        at = file.read().index(value) + HEADER_BYTES + 1000
+        raw = transaction.get(key)
+        assert raw is not None
+        num_layers, page_bytes, slot = read_place(raw, key)
+    with (folder / f"{num_layers}x{page_bytes}.slab").open("r+b") as file:
+        at = slot * slot_bytes(num_layers, page_bytes) + 2 * page_bytes + 1000
         file.seek(at)
         (byte,) = file.read(1)
         file.seek(at)

@@ -18,9 +18,10 @@ from loadtest.bench.hosts.far import SECRET
 from loadtest.bench.hosts.shape import Shape
 from services.kvstore.core import LoadOutcome, ReadPages
 from services.kvstore.disk import Disk
+from services.kvstore.filling import Filling
+from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
-from services.kvstore.threads import LoaderThread, LoadResults
 from shared.arena import Arena, Bytes, PageState
 from shared.urgency import DEMAND_PRIORITY
 
@@ -62,7 +63,7 @@ class Near:
         """By the kvstore's loader: copied and checked."""
         reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
         arenas = {self._shape.page_bytes: self._arena}
-        loader = LoaderThread(
+        loader = Loader(
             self._disk, arenas, lambda results, _: reports.put(results), _give_up, _give_up
         )
         for order in self._orders:
@@ -86,6 +87,19 @@ class Near:
             for read in reports.get(timeout=PATIENCE_S):
                 _check(read.outcomes)
         client.stop()
+
+    def fill(self) -> float:
+        """Memory comes behind the pages of a new arena, as a kvstore has it; GB/s."""
+        path = self._arena.path.with_name("filled")
+        arena = Arena.create(path, self._shape.num_pages, self._shape.page_bytes, num_reserved=0)
+        began_s = time.perf_counter()
+        filling = Filling(arena, 0, lambda num_pages: None)
+        filling.join()
+        took_s = time.perf_counter() - began_s
+        assert filling.num_ready == arena.num_pages, "there is memory for it"
+        path.unlink()
+        arena.close()
+        return self._shape.num_bytes / took_s / 1e9
 
     def gb_per_s(self, way: Callable[[], None]) -> float:
         """How fast that was, for all pages, which are there then."""
@@ -120,10 +134,11 @@ def main() -> None:
         "raw_tcp": lambda: near.raw_tcp((host, ports["raw"])),
         "peer": lambda: near.peer((host, ports["peer"])),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    speeds: dict[str, list[float]] = {name: [] for name in [*ways, "fill"]}
     for _ in range(1 + told["rounds"]):  # the first warms up
         for name, way in ways.items():
             speeds[name].append(near.gb_per_s(way))
+        speeds["fill"].append(near.fill())
     near.close()
     print(json.dumps({name: statistics.median(each[1:]) for name, each in speeds.items()}))
 

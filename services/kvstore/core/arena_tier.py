@@ -56,6 +56,14 @@ class ArenaTier:
         generations = self._generations
         return [generations[page] for page in pages]
 
+    def grow(self, num_pages: int) -> None:
+        """There are so many pages now; the new ones are free, and their words say so."""
+        assert num_pages >= self.num_pages, "no page that is here goes"
+        self._free += range(num_pages - 1, self.num_pages - 1, -1)
+        self._generations += [0] * (num_pages - self.num_pages)
+        self.num_pages = num_pages
+        self.hinted.resize(num_pages)
+
     def take(
         self,
         num_pages: int,

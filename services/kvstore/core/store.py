@@ -101,6 +101,10 @@ class KvCore:
         assert page_bytes not in self.arenas, "one arena a page size"
         self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._limits.eviction)
 
+    def on_arena_grown(self, page_bytes: int, num_pages: int) -> None:
+        """So many pages of an arena can be used now."""
+        self.arenas[page_bytes].grow(num_pages)
+
     def on_open(self, event: Open, now_ns: int) -> list[Effect]:
         """A worker introduces itself, which gives back what an earlier incarnation of it held. The
         same word heard twice changes nothing: by now it may hold pages.

@@ -13,7 +13,7 @@ import numpy as np
 
 from services.kvstore.core import FetchedPages, LoadOutcome, PageReads, Place, Run, Told
 from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
-from services.kvstore.values import HEADER_BYTES, BadValue, read_header
+from services.kvstore.values import HEADER_BYTES, BadValue, unpack_header
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 
@@ -161,17 +161,23 @@ class ObjectReader:
     ) -> tuple[LoadOutcome, Told | None]:
         """Copy a page to where it goes, if it is the right one."""
         try:
-            header = read_header(value)
+            header = unpack_header(value[:HEADER_BYTES])
         except BadValue:
             return LoadOutcome.CORRUPT, None
         page = value[HEADER_BYTES:]
-        if (header.key, header.layer) != (reads.keys[index], reads.layer):
+        if (header.key, header.layer, header.page_bytes) != (
+            reads.keys[index],
+            reads.layer,
+            reads.page_bytes,
+        ):
             return LoadOutcome.CORRUPT, None
         if checksum(page) != header.checksum:
             return LoadOutcome.CORRUPT, None
         arena = self._arenas[reads.page_bytes]
         np.copyto(arena.pages[reads.pages[index]], np.frombuffer(page, np.uint8))
-        told = Told(header.parent, header.tokens, header.num_layers, header.checksum, header.owner)
+        told = Told(
+            header.parent, list(header.tokens), header.num_layers, header.checksum, header.owner
+        )
         return LoadOutcome.READY, told
 
     def _publish(self, reads: PageReads, index: int, outcome: LoadOutcome) -> None:

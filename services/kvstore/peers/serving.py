@@ -26,7 +26,7 @@ from services.kvstore.peers.wire import (
 from shared.urgency import Order, load_order
 
 RUN_BYTES = 1024 * 1024  # sent by one call: what follows finds no code of ours in the caches
-SNAPSHOT_BYTES = 4 * 1024 * 1024  # LMDB cannot use freed pages again while a snapshot lasts
+SNAPSHOT_BYTES = 4 * 1024 * 1024  # freed slots are not used again while a snapshot lasts
 SNAPSHOT_S = 0.25
 
 

@@ -1,5 +1,5 @@
-"""Where a server of pages takes them from, without copying: LMDB's map, and what is in the arena
-and not on disk yet.
+"""Where a server of pages takes them from, without copying: the map of a slab, and what is in the
+arena and not on disk yet.
 """
 
 from collections.abc import Callable, Iterator
@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kvstore.disk import Disk, DiskDamaged, Reader
+from services.kvstore.disk import BlockRecord, Disk, DiskDamaged, Reader
 from services.kvstore.peers.stream import Parts
-from services.kvstore.values import HEADER_BYTES, ValueHeader, write_header
+from services.kvstore.values import ValueHeader, pack_header
 from shared.arena import Bytes
 from shared.blocks import BlockKey
 
@@ -56,7 +56,7 @@ class ArenaPage:
 
     Attributes:
         page: uint8 [page_bytes].
-        header: what its value on disk would say of it.
+        header: what goes before it.
         is_valid: whether its word has been unchanged since it was found.
     """
 
@@ -105,10 +105,15 @@ class _Snapshot:
         if (found := self._find_in_arena(key, layer)) is not None:
             if found.header.page_bytes != page_bytes:
                 return None
-            header = bytearray(HEADER_BYTES)
-            write_header(found.header, header)
-            return SourcePage([bytes(header), found.page.data], found.is_valid)
-        value = self._reader.value(key, layer)
-        if value is None or len(value) != HEADER_BYTES + page_bytes:
+            return SourcePage([pack_header(found.header), found.page.data], found.is_valid)
+        stored = self._reader.page(key, layer)
+        if stored is None or stored.record.page_bytes != page_bytes:
             return None
-        return SourcePage([value])
+        return SourcePage([pack_header(_header_of(stored.record, layer)), stored.page])
+
+
+def _header_of(record: BlockRecord, layer: int) -> ValueHeader:
+    return ValueHeader(
+        record.key, record.parent, record.fingerprint, layer, record.num_layers,
+        record.page_bytes, record.created_s, record.tokens, record.checksums[layer], record.owner,
+    )  # fmt: skip

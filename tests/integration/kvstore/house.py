@@ -130,11 +130,12 @@ def page_of(key: BlockKey, layer: int) -> Bytes:
 
 
 def flip_byte(place: Place, key: BlockKey, layer: int) -> None:
-    """Damage one stored page in the database file."""
-    data = bytearray(place.database.read_bytes())
+    """Damage one stored page in its slab."""
+    (slab,) = place.database.parent.glob("*.slab")
+    data = bytearray(slab.read_bytes())
     at = data.index(page_of(key, layer).tobytes())
     data[at + 100] ^= 1
-    place.database.write_bytes(data)
+    slab.write_bytes(data)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 import lmdb
 import pytest
 
-from services.kvstore import index, service
+from services.kvstore import arenas, filling, index, service
 from services.kvstore.core import KvCore, LoadOutcome
 from services.kvstore.core.integrity import check_integrity
 from services.kvstore.disk import ASIDE_NAME, Reader
 from services.kvstore.leases import LeaseFiles
 from shared import messages as m
 from shared import subjects
-from shared.arena import Bytes, PageState
+from shared.arena import Arena, Bytes, PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, NotFound
 from shared.ids import HostId, SessionId, WorkerId
@@ -142,6 +143,38 @@ def test_a_flipped_byte_on_disk_is_found_and_its_block_deleted_everywhere(place:
     asyncio.run(scenario())
 
 
+def test_an_arena_is_served_while_it_grows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_grow = threading.Event()
+    populate = Arena.populate
+
+    def held(self: Arena, first: int, num_pages: int) -> None:
+        assert first == 0 or may_grow.wait(30)
+        populate(self, first, num_pages)
+
+    monkeypatch.setattr(arenas, "FIRST_BYTES", 1)
+    monkeypatch.setattr(filling, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(Arena, "populate", held)
+
+    async def scenario() -> None:
+        async with worker_at(place) as worker, kvstore(place):
+            try:
+                await worker.open()
+                first = (await worker.stats()).arena_pages
+                assert first == 2 * NUM_LAYERS < worker.arena.num_pages
+                keys = await worker.store(1)
+            finally:
+                may_grow.set()
+
+            async def is_whole() -> bool:
+                return (await worker.stats()).arena_pages == worker.arena.num_pages
+
+            await until(is_whole)
+            assert len(await worker.lease(worker.arena.num_pages)) > first
+            await worker.assert_holds(await worker.stage(keys), keys)
+
+    asyncio.run(scenario())
+
+
 def test_a_kvstore_that_has_lost_a_page_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_and_check(core: KvCore) -> None:
         for arena in core.arenas.values():
@@ -182,10 +215,12 @@ def test_a_database_found_damaged_while_running_begins_anew(
     copy = Reader.copy
     errors: list[lmdb.Error] = [lmdb.Error("Input/output error")]
 
-    def failing(self: Reader, key: BlockKey, layer: int, out: Bytes) -> LoadOutcome:
+    def failing(
+        self: Reader, key: BlockKey, layer: int, out: Bytes, *, may_wait: bool = True
+    ) -> LoadOutcome | None:
         if errors:
             raise errors.pop()
-        return copy(self, key, layer, out)
+        return copy(self, key, layer, out, may_wait=may_wait)
 
     monkeypatch.setattr(Reader, "copy", failing)
 

@@ -11,7 +11,7 @@ import pytest
 from services.kvstore import peering
 from services.kvstore.core import DiskWrite
 from services.kvstore.core import peers as core_peers
-from services.kvstore.disk import Reader, Writer
+from services.kvstore.disk import Reader, StoredPage, Writer
 from shared import messages as m
 from shared import subjects
 from shared.arena import Bytes, PageState
@@ -222,15 +222,15 @@ def test_a_deleted_session_comes_back_from_nowhere(
 ) -> None:
     """What was asked for before the deletion comes after it."""
     may_read, reads = threading.Event(), threading.Event()
-    value = Reader.value
+    page = Reader.page
 
-    def late(reader: Reader, key: BlockKey, layer: int) -> memoryview | None:
-        found = value(reader, key, layer)
+    def late(reader: Reader, key: BlockKey, layer: int) -> StoredPage | None:
+        found = page(reader, key, layer)
         reads.set()
         assert may_read.wait(30)
         return found
 
-    monkeypatch.setattr(Reader, "value", late)
+    monkeypatch.setattr(Reader, "page", late)
 
     async def scenario() -> None:
         async with two_hosts(places) as (one, two):

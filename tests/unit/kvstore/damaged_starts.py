@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
-from loadtest.fuzz.damage import damage
+from loadtest.fuzz.damage import damage, damage_slab
 from services.kvstore.core import DiskWrite, LoadOutcome
 from services.kvstore.disk import DATA_NAME, Disk, DiskDamaged
 from services.kvstore.start import start_disk
@@ -23,6 +23,7 @@ from shared.blocks import BlockKey
 BYTES_MAX = 64 * 1024**2
 PAGE_BYTES = 5000
 NUM_LAYERS = 2
+SLAB_NAME = f"{NUM_LAYERS}x{PAGE_BYTES}.slab"
 NUM_BLOCKS = 300
 DELETED = range(0, NUM_BLOCKS, 3)
 LEFT = [number for number in range(NUM_BLOCKS) if number not in DELETED]
@@ -47,6 +48,7 @@ def make_base(folder: Path) -> None:
     disk.close()
     with lmdb.open(str(loose), map_size=2 * BYTES_MAX) as environment:
         environment.copy(str(folder), compact=True)
+    (loose / SLAB_NAME).rename(folder / SLAB_NAME)
     disk = Disk(folder, BYTES_MAX)
     delete(disk, DELETED)
     disk.close()
@@ -67,14 +69,16 @@ def put(disk: Disk, numbers: Sequence[int]) -> None:
 def delete(disk: Disk, numbers: Sequence[int]) -> None:
     with disk.write(now_s=2) as writer:
         for number in numbers:
-            writer.delete(key_of(number), NUM_LAYERS)
+            writer.delete(key_of(number))
 
 
-def damage_file(data: Path, seed: int) -> str:
-    """Damage the database; what was done."""
-    content = bytearray(data.read_bytes())
-    what = damage(content, random.Random(seed))
-    data.write_bytes(content)
+def damage_database(folder: Path, seed: int) -> str:
+    """Damage the index, or every fourth time the slab; what was done."""
+    rng = random.Random(seed)
+    path = folder / (SLAB_NAME if rng.randrange(4) == 0 else DATA_NAME)
+    content = bytearray(path.read_bytes())
+    what = (damage if path.name == DATA_NAME else damage_slab)(content, rng)
+    path.write_bytes(content)
     return what
 
 
@@ -121,8 +125,9 @@ def main(base: Path, folder: Path, seeds: list[int]) -> int:
     for seed in seeds:
         own = folder / str(seed)
         own.mkdir(parents=True)
-        shutil.copy(base / DATA_NAME, own)
-        what = damage_file(own / DATA_NAME, seed)
+        for name in (DATA_NAME, SLAB_NAME):
+            shutil.copy(base / name, own)
+        what = damage_database(own, seed)
         if not (child := os.fork()):
             print(f"seed {seed}, {what}: {use(own)}", flush=True)
             os._exit(0)

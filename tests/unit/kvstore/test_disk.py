@@ -1,4 +1,4 @@
-"""LMDB: what is stored comes back, and what is damaged is found."""
+"""The disk: what is stored comes back, and what is damaged is found."""
 
 import queue
 import threading
@@ -8,7 +8,6 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-import xxhash
 
 from services.kvstore import threads
 from services.kvstore.check import pack_scan, unpack_scan
@@ -24,9 +23,10 @@ from services.kvstore.core import (
     WriteOutcome,
 )
 from services.kvstore.disk import CorruptPage, Disk, DiskDamaged, FoundBlock, Reader, Scan, Writer
+from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.start import start_disk
-from services.kvstore.threads import LoaderThread, LoadResults, WriteResults, WriterThread
-from services.kvstore.values import BadValue, ValueHeader, read_header, write_header
+from services.kvstore.threads import WriteResults, WriterThread
+from services.kvstore.values import BadValue, ValueHeader, pack_header, unpack_header
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
 from shared.clock import ManualClock
@@ -68,7 +68,7 @@ def reads_of(layer: int, pages: dict[int, int]) -> PageReads:
     return PageReads(layer, PAGE_BYTES, list(pages), keys, list(pages.values()), [3] * len(pages))
 
 
-def read(disk: Disk, arena: Arena, number: int, layer: int) -> LoadOutcome:
+def read(disk: Disk, arena: Arena, number: int, layer: int) -> LoadOutcome | None:
     """Into page 7."""
     arena.pages[7] = 0
     with disk.read() as reader:
@@ -76,28 +76,19 @@ def read(disk: Disk, arena: Arena, number: int, layer: int) -> LoadOutcome:
 
 
 def test_a_header_comes_back_and_a_flipped_bit_is_found() -> None:
-    header = ValueHeader(key(1), key(2), bytes(16), 3, 12, 100, 1_700_000_000, [5, 6], 2**64 - 1)
-    value = bytearray(512 + 100)
-    write_header(header, value)
-    assert read_header(value) == header
-    assert read_header(value).owner == NOBODY
+    header = ValueHeader(
+        key(1), key(2), bytes(16), 3, 12, 100, 1_700_000_000, [5, 6], 2**64 - 1, OWNER
+    )
+    raw = bytearray(pack_header(header))
+    assert len(raw) == 512
+    assert unpack_header(raw) == header
     for at in (0, 20, 200, 511):
-        value[at] ^= 4
+        raw[at] ^= 4
         with pytest.raises(BadValue):
-            read_header(value)
-        value[at] ^= 4
+            unpack_header(raw)
+        raw[at] ^= 4
     with pytest.raises(BadValue):
-        read_header(value[:-1])
-
-
-def test_a_header_of_a_release_that_noted_no_owner_is_nobodys() -> None:
-    owned = ValueHeader(key(1), key(2), bytes(16), 3, 12, 100, 1_700_000_000, [5] * 64, 7, OWNER)
-    value = bytearray(512 + 100)
-    write_header(owned, value)
-    assert read_header(value) == owned
-    value[488:504] = bytes(16)  # what it wrote there
-    value[504:512] = xxhash.xxh3_64_intdigest(value[:504]).to_bytes(8, "little")
-    assert read_header(value) == replace(owned, owner=NOBODY)
+        unpack_header(raw[:-1])
 
 
 def test_a_scan_tells_whose_blocks_are(tmp_path: Path, arena: Arena) -> None:
@@ -128,43 +119,22 @@ def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) ->
     assert read(disk, arena, 2, 1) is LoadOutcome.READY
     assert np.array_equal(arena.pages[7], arena.pages[3])
     with disk.write(now_s=300) as writer:
-        writer.delete(key(2), NUM_LAYERS)
+        writer.delete(key(2))
     assert read(disk, arena, 2, 1) is LoadOutcome.MISSING
     disk.close()
 
 
-@pytest.mark.parametrize("at", [100, 512 + 4999])
+@pytest.mark.parametrize("at", [0, 4999])
 def test_a_flipped_byte_is_found(tmp_path: Path, arena: Arena, at: int) -> None:
     disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
-    _flip(tmp_path / "kv" / "data.mdb", number=1, layer=1, at=at)
+    slab = tmp_path / "kv" / f"{NUM_LAYERS}x{PAGE_BYTES}.slab"
+    data = bytearray(slab.read_bytes())
+    data[data.index(arena.pages[1].tobytes()) + at] ^= 1
+    slab.write_bytes(data)
     assert read(disk, arena, 1, 1) is LoadOutcome.CORRUPT
     assert read(disk, arena, 1, 0) is LoadOutcome.READY
-    disk.close()
-
-
-def _flip(path: Path, number: int, layer: int, at: int) -> None:
-    """Flip a bit of a stored value in its file, as damage would."""
-    data = path.read_bytes()
-    start = data.index(b"SYMKVPG1" + key(number))
-    while read_header(data[start : start + 512 + PAGE_BYTES]).layer != layer:
-        start = data.index(b"SYMKVPG1" + key(number), start + 1)
-    with path.open("r+b") as file:
-        file.seek(start + at)
-        file.write(bytes([data[start + at] ^ 1]))
-
-
-def test_a_block_without_one_of_its_layers_is_deleted_at_the_start(
-    tmp_path: Path, arena: Arena
-) -> None:
-    disk = Disk(tmp_path / "kv", MIB)
-    with disk.write(now_s=1) as writer:
-        writer.put(write_of(arena, 1, [0, 1]), arena.pages)
-        writer.put(write_of(arena, 2, [2, 3]), arena.pages)
-        writer.delete(key(1), num_layers=1)
-    assert [block.key for block in disk.scan().blocks] == [key(2)]
-    assert read(disk, arena, 1, 1) is LoadOutcome.MISSING
     disk.close()
 
 
@@ -226,10 +196,10 @@ def test_a_deletion_that_fails_is_made_up_for(
     is_full = threading.Event()
     is_full.set()
 
-    def failing(self: Writer, block: BlockKey, num_layers: int) -> None:
+    def failing(self: Writer, block: BlockKey) -> None:
         if is_full.is_set():
             raise lmdb.MapFullError("full")
-        delete(self, block, num_layers)
+        delete(self, block)
 
     monkeypatch.setattr(Writer, "delete", failing)
     monkeypatch.setattr(threads, "WRITE_BATCH_BYTES", 1)  # every block is its own transaction
@@ -266,15 +236,20 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     num_damaged: int,
 ) -> None:
     def failing(
-        self: Reader, key: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
-    ) -> LoadOutcome:
+        self: Reader,
+        key: BlockKey,
+        layer: int,
+        out: np.typing.NDArray[np.uint8],
+        *,
+        may_wait: bool = True,
+    ) -> LoadOutcome | None:
         raise error
 
     monkeypatch.setattr(Reader, "copy", failing)
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
     damages: list[DiskDamaged] = []
-    loader = LoaderThread(
+    loader = Loader(
         disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), damages.append, fail
     )
     batch = [reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]
@@ -323,8 +298,13 @@ def test_loads_that_find_no_room_with_a_stuck_loader_fail(
     has_begun, may_go = threading.Event(), threading.Event()
 
     def held(
-        self: Reader, key: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
-    ) -> LoadOutcome:
+        self: Reader,
+        key: BlockKey,
+        layer: int,
+        out: np.typing.NDArray[np.uint8],
+        *,
+        may_wait: bool = True,
+    ) -> LoadOutcome | None:
         has_begun.set()
         assert may_go.wait(30)
         return LoadOutcome.READY
@@ -332,7 +312,7 @@ def test_loads_that_find_no_room_with_a_stuck_loader_fail(
     monkeypatch.setattr(Reader, "copy", held)
     disk = Disk(tmp_path / "kv", MIB)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = LoaderThread(
+    loader = Loader(
         disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail, orders_max=1
     )
     loader.submit(ReadPages([reads_of(0, {1: 5})]))
@@ -378,9 +358,7 @@ def test_the_loader_publishes_every_page_it_was_given(tmp_path: Path, arena: Are
     with disk.write(now_s=1) as writer:
         writer.put(write_of(arena, 1, [0, 1]), arena.pages)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = LoaderThread(
-        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail
-    )
+    loader = Loader(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail)
     batch = [reads_of(0, {1: 6, 2: 7}), reads_of(1, {1: 5})]
     loader.submit(ReadPages(batch))
     loader.stop()
@@ -402,17 +380,20 @@ def test_what_was_read_before_a_read_failed_is_there(
     copy = Reader.copy
 
     def failing(
-        self: Reader, key_: BlockKey, layer: int, out: np.typing.NDArray[np.uint8]
-    ) -> LoadOutcome:
+        self: Reader,
+        key_: BlockKey,
+        layer: int,
+        out: np.typing.NDArray[np.uint8],
+        *,
+        may_wait: bool = True,
+    ) -> LoadOutcome | None:
         if key_ == key(2):
             raise lmdb.Error("Input/output error")
-        return copy(self, key_, layer, out)
+        return copy(self, key_, layer, out, may_wait=may_wait)
 
     monkeypatch.setattr(Reader, "copy", failing)
     reports: queue.SimpleQueue[LoadResults] = queue.SimpleQueue()
-    loader = LoaderThread(
-        disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail
-    )
+    loader = Loader(disk, {PAGE_BYTES: arena}, lambda results, _: reports.put(results), fail, fail)
     loader.submit(ReadPages([reads_of(0, {1: 5, 2: 6}), reads_of(1, {1: 7})]))
     loader.stop()
     outcomes = [each for _, each in reports.get()]

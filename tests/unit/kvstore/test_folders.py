@@ -1,16 +1,22 @@
 """Lease files, locks and arenas."""
 
 import asyncio
+import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from services.kvstore import arenas as arenas_module
+from services.kvstore import filling as filling_module
 from services.kvstore import leases as leases_module
 from services.kvstore.arenas import Arenas
 from services.kvstore.config import KvstoreConfig
+from services.kvstore.filling import Filling
 from services.kvstore.leases import LeaseFiles, lock_directory
+from shared.arena import Arena
 from shared.errors import ConfigError, NoCapacity
 from shared.ids import HostId, WorkerId
 
@@ -67,6 +73,75 @@ def test_an_arena_is_capped_and_refused_when_there_is_no_room(
         arenas.clean()
     arenas.close()
     assert not tmp_path.exists()
+
+
+def test_an_arena_is_served_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 5 * 4096)
+    monkeypatch.setattr(filling_module, "CHUNK_BYTES", 3 * 4096)
+    may_go, populated = threading.Event(), []
+    populate = Arena.populate
+
+    def held(self: Arena, first: int, num_pages: int) -> None:
+        populated.append((first, num_pages))
+        assert first == 0 or may_go.wait(30)
+        populate(self, first, num_pages)
+
+    monkeypatch.setattr(Arena, "populate", held)
+    grown: list[tuple[int, int]] = []
+    arenas = Arenas(tmp_path, MIB, lambda page_bytes, pages: grown.append((page_bytes, pages)))
+    arena = asyncio.run(arenas.get(page_bytes=4096, num_layers=2))
+    assert (arena.num_pages, arenas.num_ready(4096), grown) == (256, 5, [])
+    arena.pages[4] = 1
+    monkeypatch.setattr(Arenas, "_free_bytes", lambda self: MIB)
+    with pytest.raises(NoCapacity, match="room for 0 arena pages"):
+        asyncio.run(arenas.get(page_bytes=32768, num_layers=1))  # it is promised to the other
+    may_go.set()
+    arenas._fillings[4096].join()
+    assert arenas.num_ready(4096) == 256
+    assert grown[-1] == (4096, 256) and grown == sorted(set(grown))
+    pages = sorted(populated)
+    assert pages[0] == (0, 5) and pages[-1] == (254, 2)
+    assert [first for first, _ in pages[1:]] == list(range(5, 256, 3))
+    arena.pages[:] = 7
+    assert arena.pages[0, 0] == 7
+    arenas.close()
+
+
+def test_an_arena_without_memory_for_all_of_it_stays_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    populate = Arena.populate
+
+    def limited(self: Arena, first: int, num_pages: int) -> None:
+        if first + num_pages > 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        populate(self, first, num_pages)
+
+    monkeypatch.setattr(arenas_module, "FIRST_BYTES", 4096)
+    monkeypatch.setattr(filling_module, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(Arena, "populate", limited)
+    arenas = Arenas(tmp_path, MIB)
+    asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
+    arenas._fillings[4096].join()
+    assert arenas.num_ready(4096) == 100
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "no memory for all of the arena: it stays smaller"
+    ]
+    monkeypatch.setattr(
+        Arena, "populate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "none left"))
+    )
+    with pytest.raises(NoCapacity, match="none left"):
+        asyncio.run(arenas.get(page_bytes=8192, num_layers=1))
+    assert not (tmp_path / "kv-8192.arena").exists()
+    arenas.close()
+
+
+def test_a_filling_that_is_stopped_leaves_the_arena_alone(tmp_path: Path) -> None:
+    arena = Arena.create(tmp_path / "arena", 4096, 4096, 1)
+    filling = Filling(arena, 1, lambda _: None, num_threads=2)
+    filling.stop()
+    assert 1 <= filling.num_ready <= 4096 and filling.num_bytes_left == 0
+    arena.close()
 
 
 def test_a_lease_file_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:

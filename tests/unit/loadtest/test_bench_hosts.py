@@ -10,9 +10,10 @@ from shared.errors import InvalidRequest
 def test_pages_come_by_every_way() -> None:
     small = ["--page-kb", "4", "--layers", "2", "--blocks", "8", "--rounds", "1"]
     result = run(small)
-    for name in ("raw_tcp_gb_s", "peer_gb_s", "disk_gb_s", "memcpy_gb_s"):
+    for name in ("raw_tcp_gb_s", "peer_gb_s", "disk_gb_s", "memcpy_gb_s", "fill_gb_s"):
         assert result.pop(name) > 0
     assert result.pop("peer_over_raw_tcp") > 0
+    assert result.pop("fill_over_memcpy") > 0
     assert result == {"page_kb": 4.0, "mb": 0, "link_gbit": None}
 
 

@@ -106,6 +106,25 @@ def test_closing_while_somebody_reads_is_harmless(path: Path) -> None:
     assert view.tolist() == [9] * 16
 
 
+@pytest.mark.parametrize("is_new_kernel", [True, False])
+def test_memory_comes_behind_pages_when_they_are_populated(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_new_kernel: bool
+) -> None:
+    """Whatever their size."""
+    if not is_new_kernel:
+        monkeypatch.setattr("shared.arena._POPULATE_WRITE", 9999)
+    arena = Arena.create(path, 1000, 5000, num_reserved=3)
+    assert path.stat().st_size > 1000 * 5000 > 10 * 4096 > path.stat().st_blocks * 512
+    arena.pages[2] = 5
+    arena.populate(3, 400)
+    assert 403 * 5000 <= path.stat().st_blocks * 512 < 450 * 5000
+    arena.populate(403, 597)
+    assert path.stat().st_blocks * 512 >= 1000 * 5000
+    assert arena.pages[2].tolist() == [5] * 5000
+    assert not arena.pages[3:].any() and not arena.words.any()
+    arena.close()
+
+
 @pytest.mark.parametrize(
     "data",
     [

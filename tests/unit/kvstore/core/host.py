@@ -144,6 +144,11 @@ class Host:
         self.opened: list[tuple[WorkerId, str]] = []
         self.leased_at_ns: dict[int, int] = {}
 
+    def grow(self, num_pages: int) -> None:
+        """More pages of the arena can be used."""
+        self.words += [(0, PageState.FREE)] * num_pages
+        self.core.on_arena_grown(PAGE_BYTES, self.arena.num_pages + num_pages)
+
     def perform(self, effects: list[Effect]) -> None:
         self.effects += effects
         for effect in effects:

@@ -51,3 +51,9 @@ def test_what_a_hint_pinned_is_free_for_others_however_it_ends() -> None:
             host.finish_load()
         assert host.arena.hinted.room("a") == int(TENANT_SHARE * NUM_PAGES), end  # type: ignore[arg-type]
         host.check_pages_conserved()
+
+
+def test_what_hints_may_hold_grows_with_the_arena() -> None:
+    host = Host(num_pages=NUM_PAGES // 2)
+    host.grow(NUM_PAGES - NUM_PAGES // 2)
+    assert host.arena.hinted.room("a") == int(TENANT_SHARE * NUM_PAGES)  # type: ignore[arg-type]

@@ -37,9 +37,11 @@ owners = st.sampled_from([owner_key(TenantId("t"), SessionId(name)) for name in 
 class KvMachine(RuleBasedStateMachine):
     """Two workers, three sequences of up to four blocks, twelve pages for twenty-four."""
 
-    @initialize(eviction=st.sampled_from(get_args(EvictionName)))
-    def start(self, eviction: EvictionName) -> None:
-        self.host = Host(disk_bytes_max=1500, eviction=eviction)
+    @initialize(
+        eviction=st.sampled_from(get_args(EvictionName)), num_pages=st.integers(9, NUM_PAGES)
+    )
+    def start(self, eviction: EvictionName, num_pages: int) -> None:
+        self.host = Host(disk_bytes_max=1500, eviction=eviction, num_pages=num_pages)
         self.leased: dict[WorkerId, list[int]] = {}
         self.held: dict[WorkerId, list[Pinned]] = {}
         self.renewed_at_ns: dict[int, int] = {}  # by ticket
@@ -51,6 +53,14 @@ class KvMachine(RuleBasedStateMachine):
         self.host.open(worker)
         self.leased[worker] = []
         self.held[worker] = []
+
+    @precondition(lambda self: self.host.arena.num_pages < NUM_PAGES)
+    @rule(num_pages=st.integers(1, 3))
+    def grow(self, num_pages: int) -> None:
+        num_free = self.host.arena.num_free
+        num_pages = min(num_pages, NUM_PAGES - self.host.arena.num_pages)
+        self.host.grow(num_pages)
+        assert self.host.arena.num_free == num_free + num_pages
 
     @rule(worker=workers, num_pages=st.integers(1, 5))
     def lease(self, worker: WorkerId, num_pages: int) -> None:
@@ -283,6 +293,7 @@ class KvMachine(RuleBasedStateMachine):
             self.host.finish_write()
         self.host.check_pages_conserved()
         self.host.open()
+        self.host.grow(NUM_PAGES - self.host.arena.num_pages)
         assert len(self.host.lease(NUM_PAGES)) == NUM_PAGES, "a page is lost for ever"
 
 

@@ -65,23 +65,23 @@ class Sender:
     def __init__(self, path: Path, blocks: int, layers: int, page_bytes: int) -> None:
         random = np.random.default_rng(blocks)
         self.pages = random.integers(0, 256, (blocks, layers, page_bytes), np.uint8)
-        self._path = path / "data.mdb"
+        self._path = path / f"{layers}x{page_bytes}.slab"
         self.disk = Disk(path, 2 * self.pages.nbytes + (1 << 20))
         with self.disk.write(now_s=5) as writer:
             for number in range(1, blocks + 1):
                 writer.put(self.write_of(number), self.pages.reshape(-1, page_bytes))
 
     def value(self, number: int, layer: int) -> bytes:
-        """Header and page as they are stored."""
-        with self.disk.read() as reader:
-            value = reader.value(key(number), layer)
-            assert value is not None
-            return bytes(value)
+        """Header and page as they are sent."""
+        with DiskSource(self.disk, must_not).open() as pages:
+            found = pages.find(key(number), layer, self.pages.shape[2])
+            assert found is not None
+            return b"".join(found.parts)
 
     def flip(self, number: int, layer: int, at: int) -> None:
-        """Flip a bit of a stored value in its file, as damage would."""
+        """Flip a bit of a stored page in its file, as damage would."""
         data = self._path.read_bytes()
-        start = data.index(self.value(number, layer))
+        start = data.index(self.pages[number - 1, layer].tobytes())
         with self._path.open("r+b") as file:
             file.seek(start + at)
             file.write(bytes([data[start + at] ^ 1]))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.kvstore.core import LoadOutcome
-from services.kvstore.disk import DiskDamaged, Reader
+from services.kvstore.disk import DiskDamaged, Reader, StoredPage
 from services.kvstore.peers import serving as serving_module
 from services.kvstore.peers.client import STALL_S
 from services.kvstore.peers.pace import SAVED_S, Pace
@@ -29,7 +29,7 @@ from services.kvstore.peers.wire import (
     unpack_answer,
 )
 from services.kvstore.readers import Readers
-from services.kvstore.values import ValueHeader, read_header
+from services.kvstore.values import HEADER_BYTES, ValueHeader, unpack_header
 from shared.arena import checksum
 from shared.blocks import BlockKey
 from shared.urgency import DEMAND_PRIORITY
@@ -113,7 +113,8 @@ def test_the_most_urgent_request_is_answered_first(sender: Sender) -> None:
     at = 0
     for answer, values in heard[-3:]:
         at = answer.first
-        assert [read_header(value).key for value in values] == [key(1)] * answer.count
+        keys = [unpack_header(value[:HEADER_BYTES]).key for value in values]
+        assert keys == [key(1)] * answer.count
     assert at + heard[-1][0].count == KEYS_MAX
 
 
@@ -151,15 +152,15 @@ def test_a_read_that_fails_says_nothing_of_the_page(
     outcomes: list[list[LoadOutcome]],
     num_damaged: int,
 ) -> None:
-    find = Reader.value
+    find = Reader.page
     errors = [None, error]
 
-    def failing(self: Reader, key_: BlockKey, layer: int) -> memoryview | None:
+    def failing(self: Reader, key_: BlockKey, layer: int) -> StoredPage | None:
         if errors and (error := errors.pop(0)) is not None:
             raise error
         return find(self, key_, layer)
 
-    monkeypatch.setattr(Reader, "value", failing)
+    monkeypatch.setattr(Reader, "page", failing)
     monkeypatch.setattr(serving_module, "RUN_BYTES", 1)  # a page a run
     damages: list[DiskDamaged] = []
     receiver = Receiver(tmp_path / "arena", 3, PAGE_BYTES)
