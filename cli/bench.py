@@ -42,6 +42,7 @@ BENCHES = {
     "hints": "loadtest.bench.hints",
     "tiers": "loadtest.bench.tiers",
     "agents": "loadtest.bench.agents",
+    "flood": "loadtest.bench.flood",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -72,6 +72,13 @@ class TenantQuota(NoCapacity):
     http_status = 429
 
 
+class HintsThrottled(NoCapacity):
+    """Too many of somebody's advisories came to nothing; turns are served as ever."""
+
+    code = "hints_throttled"
+    http_status = 429
+
+
 class PeerUnavailable(NoCapacity):
     """A service did not answer in time, or nobody listens on its subject."""
 

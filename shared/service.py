@@ -24,7 +24,7 @@ from shared.clock import Clock, SystemClock
 from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import SymphonyError
 from shared.logs import configure_logs
-from shared.messages import Empty, ServiceStatus
+from shared.messages import Empty, HintStatus, ServiceStatus
 from shared.private import PRIVATE_UMASK
 from shared.subjects import SERVICE_STATUS
 
@@ -46,6 +46,7 @@ class Runtime:
         stack: closed in reverse order at the end; push what must be closed.
         stopping: set on SIGTERM or SIGINT, and by `fail`.
         models: tells which models can be asked here now; empty unless this is a frontend.
+        hints: tells what is known here of advisories; None unless this is a frontend or tracker.
     """
 
     def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
@@ -58,6 +59,7 @@ class Runtime:
         self.state = "starting"
         self.exit_code = 0
         self.models: Callable[[], list[str]] = list
+        self.hints: Callable[[], HintStatus | None] = lambda: None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
@@ -104,6 +106,7 @@ class Runtime:
             pid=os.getpid(),
             state=self.state,
             models=self.models(),
+            hints=self.hints(),
         )
 
 

@@ -149,6 +149,7 @@ SESSION_DROP = Subject("symphony.scheduler.session.drop", m.AdvisoryKey, m.Empty
 SESSION_PLACED = Subject("symphony.session.placed", m.SessionPlaced, NoReply)
 TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
 AGENT_TURN_LEFT = Subject("symphony.tracker.turn.left", m.AgentTurnLeft, NoReply)
+HINTS_ENDED = Subject("symphony.frontend.*.hints", m.HintsEnded, NoReply)
 
 # Worker and the kvstore of its host.
 KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)

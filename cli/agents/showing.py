@@ -28,7 +28,9 @@ class Arrow:
 
     @property
     def label(self) -> str:
-        """>>> Arrow("a", "b", 0.5, 1.25, 3.0).label
+        """What is written at the arrow.
+
+        >>> Arrow("a", "b", 0.5, 1.25, 3.0).label
         '50% 1.2 s'
         """
         return f"{self.chance:.0%}" + ("" if self.median_s is None else f" {self.median_s:.1f} s")

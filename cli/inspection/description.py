@@ -9,7 +9,7 @@ from cli.runfile import RunState
 from cli.start.hosts import make_host_ids
 from cli.supervisor.condition import assess
 from shared.ids import HostId
-from shared.messages import KvStats, WorkerStatus
+from shared.messages import HintStatus, KvStats, WorkerStatus
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
@@ -38,6 +38,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
         ],
         "workers": [asdict(worker) for worker in workers],
         "hosts": _hosts(run, workers, stores),
+        "hints": _hints(snapshot.hints if snapshot else []),
         "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
         "tiers": {
             "gpu": {
@@ -48,6 +49,15 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
             },
             **_tiers(stores),
         },
+    }
+
+
+def _hints(told: Sequence[HintStatus]) -> dict[str, Any]:
+    """What is known of advisories; each service counts those itself that it throttles."""
+    return {
+        "live": sum(each.num_live for each in told),
+        "rates": [asdict(rate) for each in told for rate in each.rates],
+        "throttled": [asdict(one) for each in told for one in each.throttled],
     }
 
 

@@ -1,7 +1,7 @@
 """Asks a running house, and its Redis, how they are."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from cli.runfile import RunState
 from shared.access import RedisAccess
 from shared.bus import Bus
 from shared.errors import ConfigError, PeerUnavailable, SymphonyError, reason
-from shared.messages import Empty, KvStats, SchedulerStatus
+from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
@@ -32,6 +32,7 @@ class Snapshot:
         models_served: that a frontend answers for.
         scheduler: None while nobody answers.
         stores: one a host.
+        hints: what frontends and tracker know of advisories.
         redis_trouble: why Redis cannot be reached; empty: it can.
     """
 
@@ -39,6 +40,7 @@ class Snapshot:
     models_served: frozenset[str] = frozenset()
     scheduler: SchedulerStatus | None
     stores: list[KvStats]
+    hints: list[HintStatus] = field(default_factory=list)
     redis_trouble: str = ""
 
     def models_missing(self) -> set[str]:
@@ -80,6 +82,7 @@ async def take_snapshot(run: RunState) -> Snapshot:
         models_served=frozenset(name for service in services for name in service.models),
         scheduler=scheduler,
         stores=stores,
+        hints=[service.hints for service in services if service.hints is not None],
         redis_trouble=trouble,
     )
 

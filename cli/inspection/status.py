@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +29,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts += ["", _hosts(status["hosts"])]
     if status["workers"]:
         parts += ["", _workers(status["workers"])]
+    if status["hints"]["rates"] or status["hints"]["throttled"]:
+        parts += ["", _hints(status["hints"])]
     parts += ["", _tiers(status)]
     return Group(*parts)
 
@@ -62,6 +65,21 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             str(worker["num_reservations"]),
             f"{used:,} of {worker['num_pages']:,}",
         )
+    return table
+
+
+def _hints(hints: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("tenant", "advisories", "came true", "throttled"):
+        table.add_column(column)
+    for rate in hints["rates"]:
+        table.add_row(
+            escape(rate["tenant"]), f"{rate['num_hints']:,.0f} lately", f"{rate['hits']:.0%}"
+        )
+    for one in hints["throttled"]:
+        whose = f"from {one['place']}" if one["place"] else "all"
+        text = f"{whose}: {one['num_refused']:,} refused"
+        table.add_row(escape(one["tenant"]), "", "", f"[yellow]{escape(text)}[/yellow]")
     return table
 
 

@@ -61,19 +61,20 @@ class House:
 
 
 @contextmanager
-def open_house(settings: Mapping[str, str], *options: str) -> Iterator[House]:
+def open_house(settings: Mapping[str, str], *options: str, model: str = MODEL) -> Iterator[House]:
     """A house of its own in a folder of its own, stopped and removed at the end.
 
     Args:
         settings: variables of its services.
         options: more of `up`.
+        model: that is served, as `up` takes it.
 
     Raises:
         PeerUnavailable: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
         port = free_port()
-        up = ["up", "--model", MODEL, "--port", str(port), "--data-dir", name, "--detach"]
+        up = ["up", "--model", model, "--port", str(port), "--data-dir", name, "--detach"]
         if _cli(*up, *options, settings=settings):
             raise PeerUnavailable("the house did not come up")
         try:

@@ -1,10 +1,10 @@
 """People and agents: sessions of several turns, and what each turn must be answered."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from loadtest.world.frontend import Frontend
+from loadtest.world.hinters import LAST_TENANT, Hinters
 from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
@@ -15,7 +15,6 @@ from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
-from shared.subjects import ADVISORY_SUBMIT
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
@@ -32,6 +31,7 @@ class Clients:
 
     Args:
         asking_ns: sessions begin, and jobs are asked for, in that time.
+        hinters: who else announces turns.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class Clients:
         ledger: Ledger,
         num_sessions: int,
         asking_ns: int,
+        hinters: Hinters,
     ) -> None:
+        self._hinters = hinters
         self._house = house
         self._timeline = house.timeline
         self._random = house.random
@@ -111,7 +113,7 @@ class Clients:
     def announce_last(self) -> None:
         """An advisory of a new session, at a time when everybody is well."""
         self._poison.clear()
-        self._last = Session(SessionId("last"), TENANTS[0], self._tokens(5), 1)
+        self._last = Session(SessionId("last"), LAST_TENANT, self._tokens(5), 1)
         self._advise(self._last, SECOND)
 
     def ask_last(self) -> ClientTurn:
@@ -268,16 +270,13 @@ class Clients:
             expected_arrival=self._random.choice([None, in_ns / SECOND]),
             priority=self._random.randrange(3),
             adapter=session.adapter,
+            ordered=self._hinters.order(),
         )
         frontend = self._random.choice(frontends)
-        advisory = replace(advisory, kv_at=frontend.located(session.tenant, session.session_id))
-        frontend.run(
-            frontend.life,
-            lambda: self._house.wires.request(
-                frontend, ADVISORY_SUBMIT, advisory, lambda _: None, lambda _: None,
-                timeout_ns=500 * MS,
-            ),
-        )  # fmt: skip
+        if session.tenant == LAST_TENANT:
+            self._hinters.announce_around(advisory, frontend)
+            return
+        frontend.run(frontend.life, lambda: frontend.advise(advisory))
 
     def _some_adapter(self) -> AdapterRef | None:
         return self._random.choice([None, None, *self._adapters])

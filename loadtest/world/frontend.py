@@ -25,8 +25,11 @@ from services.frontend.core.turns import (
     Turns,
 )
 from shared.blocks import chain_keys, child_key, pack_keys, root_key
+from shared.errors import HintsThrottled
+from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
+    Advisory,
     AgentTurnLeft,
     Empty,
     PromptPull,
@@ -39,7 +42,9 @@ from shared.messages import (
     TurnSubmit,
 )
 from shared.subjects import (
+    ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
+    HINTS_ENDED,
     PROMPT_PULL,
     SCHEDULER_STATUS,
     SESSION_PLACED,
@@ -52,6 +57,7 @@ from shared.subjects import (
 
 TICK_NS = 250 * MS
 TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool
+HINT_LIMITS = HintLimits(per_place=160, per_tenant=320)
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
@@ -59,7 +65,7 @@ News = Callable[["Deliver | Fail"], None]
 
 class Frontend(Process):
     """Attributes:
-    turns, jobs: the cores, of this life.
+    turns, jobs, hints: the cores, of this life.
     """
 
     def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:
@@ -72,6 +78,7 @@ class Frontend(Process):
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
         limits = TurnLimits(prompt_bytes_max=self.house.random.choice(PROMPT_BYTES_MAX))
         self.turns = Turns(self._frontend_id, limits)
+        self.hints = HintAccounts(HINT_LIMITS)
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}
@@ -81,6 +88,7 @@ class Frontend(Process):
         wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
         wires.subscribe(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
         wires.subscribe(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
+        wires.subscribe(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
         self.jobs = FrontendJobs(self, me)
         self.later(TICK_NS, self._tick)
 
@@ -108,6 +116,24 @@ class Frontend(Process):
         self._new[new.turn_id] = new
         self._said[new.turn_id] = []
         self._perform(self.turns.on_new(new, self.now_ns))
+
+    def advise(self, advisory: Advisory) -> None:
+        """A client announces a turn."""
+        tenant, place = advisory.tenant, advisory.place
+        try:
+            self.hints.take(tenant, place, self.now_ns)
+        except HintsThrottled:
+            return
+
+        def on_reply(state: Any) -> None:
+            if state.num_merged:
+                self.hints.on_merged(tenant, place)
+
+        kv_at = self.located(tenant, advisory.session_id)
+        told = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
+        self.house.wires.request(
+            self, ADVISORY_SUBMIT, told, on_reply, lambda _: None, timeout_ns=500 * MS
+        )
 
     def located(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
         """What it learns of where a session's KV is."""

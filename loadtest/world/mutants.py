@@ -197,6 +197,21 @@ MUTANTS = (
         "a workflow is followed for ever", FOLLOWER,
         "                self._forget_workflow()\n", "                pass\n",
     ),
+    # Hints.
+    Mutant(
+        "a turn proves later advisories wrong", "services/tracker/core/order.py",
+        "            if each is record:\n                break",
+        "            if each is record:\n                continue",
+    ),
+    Mutant(
+        "no frontend is told what became of advisories", TRACKER,
+        "        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]",
+        "        self._verdicts.due(now_ns)",
+    ),
+    Mutant(
+        "whoever is throttled stays so", "shared/hint_accounts.py",
+        "        self._gain(account, passed_s * self.per_s)", "        pass",
+    ),
     # The engine.
     Mutant(
         "a staged ticket is never released", STAGING,

@@ -1,10 +1,14 @@
 """What must hold of all processes at rest, once nobody asks for anything any more."""
 
 from loadtest.world.bucket import Bucket
+from loadtest.world.frontend import Frontend
+from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
 from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
+from loadtest.world.timeline import SECOND
 from loadtest.world.worker import Worker
 from loadtest.world.world import World
+from services.tracker.core import TrackerCore
 from shared.locations import (
     KV_HOSTS_KEY,
     decode_lives,
@@ -14,12 +18,15 @@ from shared.locations import (
 )
 from shared.owners import NOBODY
 
+AGAIN_NS = 2 * SECOND
+
 
 def check_rest(world: World) -> None:
     """Nobody holds anything for anybody."""
     for frontend in world.frontends:
         assert not len(frontend.turns), f"{frontend.name} still waits for turns"
         assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
+        _check_hints(frontend)
     leaders = [scheduler for scheduler in world.schedulers if scheduler.is_leading]
     assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
     assert leaders[0].core is not None and leaders[0].jobs is not None
@@ -28,7 +35,7 @@ def check_rest(world: World) -> None:
     status = leaders[0].core.status(leaders[0].now_ns)
     assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
     assert status.num_reservations == 0, "places are still kept"
-    assert world.tracker.core.num_live == 0, "advisories still live"
+    _check_announced(world.tracker.core)
     for worker in world.workers:
         _check_idle(worker)
     for kvstore in world.kvstores.values():
@@ -36,6 +43,24 @@ def check_rest(world: World) -> None:
         _check_told(kvstore, world.redis)
         if world.bucket is not None:
             _check_saved(kvstore, world.bucket)
+
+
+def _check_announced(tracker: TrackerCore) -> None:
+    assert tracker.num_live == 0, "advisories still live"
+    assert not len(tracker._order), "an order of nobody"
+    assert tracker._verdicts.tell_at_ns is None, "what became of advisories is not told"
+
+
+def _check_hints(frontend: Frontend) -> None:
+    """Buckets hold what they may, and whoever was refused may come again."""
+    for kind in (frontend.hints._places, frontend.hints._tenants):
+        for key, account in kind.of.items():
+            assert 0 <= account.tokens <= kind.size and account.open >= 0, f"an account of {key}"
+            is_last = key == (LAST_TENANT, LAST_PLACE)
+            assert not (is_last and account.open), "nobody tells what became of an advisory"
+    later_ns = frontend.now_ns + AGAIN_NS
+    for place in PLACES:
+        frontend.hints.take(SPAMMERS, place, later_ns)
 
 
 def _check_idle(worker: Worker) -> None:

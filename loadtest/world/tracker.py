@@ -7,7 +7,17 @@ from loadtest.world.house import House
 from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
-from services.tracker.core import AgentTurns, Count, Drop, Effect, Expect, Limits, TrackerCore
+from services.tracker.core import (
+    AgentTurns,
+    Count,
+    Drop,
+    Effect,
+    Expect,
+    Limits,
+    SeeLead,
+    Tell,
+    TrackerCore,
+)
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
@@ -15,14 +25,15 @@ from shared.ids import SessionId, TenantId
 from shared.messages import (
     Advisory,
     AdvisoryKey,
+    AdvisoryState,
     AgentTurnLeft,
-    Empty,
     ExpectSession,
     TurnArrived,
 )
 from shared.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
+    HINTS_ENDED,
     SESSION_DROP,
     SESSION_EXPECT,
     TURN_ARRIVED,
@@ -47,7 +58,9 @@ class Tracker(Process):
         )
         self._told: set[tuple[TenantId, SessionId]] = set()
         self.core = TrackerCore(
-            Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND), AgentTurns(self.follower)
+            Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND),
+            AgentTurns(self.follower),
+            tracker_id=f"tracker-{self.life}",
         )
         self._alarm = Alarm(self, self._wake)
         wires = self.house.wires
@@ -58,12 +71,15 @@ class Tracker(Process):
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
         self._told.add((advisory.tenant, advisory.session_id))
         try:
-            _, effects = self.core.on_submit(advisory, self.now_ns)
+            record, effects = self.core.on_submit(advisory, self.now_ns)
         except SymphonyError as error:
             reply(error)
             return
         self._perform(effects)
-        reply(Empty())
+        state = AdvisoryState(
+            session_id=advisory.session_id, state=record.state, num_merged=record.num_merged
+        )
+        reply(state)
 
     def _on_arrived(self, arrived: TurnArrived) -> None:
         self._told.add((arrived.tenant, arrived.session_id))
@@ -83,8 +99,10 @@ class Tracker(Process):
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
                         timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
-                case Count():
+                case Count() | SeeLead():
                     pass
+                case Tell(frontend_id, told):
+                    self.house.wires.publish(self, HINTS_ENDED, told, frontend_id)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
 

@@ -9,6 +9,7 @@ from loadtest.world.candidate import Election
 from loadtest.world.clients import Clients
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.frontend import Frontend
+from loadtest.world.hinters import Hinters
 from loadtest.world.house import House
 from loadtest.world.kvstore import PAGE_BYTES, Kvstore
 from loadtest.world.ledger import Ledger
@@ -126,7 +127,9 @@ class World:
             process.start()
         sessions_max = options.sessions_max
         num_sessions = 2 * sessions_max if is_crowded else random.randint(2, sessions_max)
-        self.clients = Clients(house, self.frontends, ledger, num_sessions, options.faults_for_ns)
+        asking_ns = options.faults_for_ns
+        hinters = Hinters(timeline, self.frontends, Random(f"hints {seed}"), asking_ns)
+        self.clients = Clients(house, self.frontends, ledger, num_sessions, asking_ns, hinters)
 
 
 def _draw_placement(random: Random) -> str:

@@ -10,6 +10,7 @@ from services.frontend.core.claims import Claims
 from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
+from services.frontend.hint_gate import HintGate
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
@@ -37,6 +38,7 @@ class App:
     adapters: AdapterDirectory
     uploads: Uploads
     adapter_changes: Pace
+    hints: HintGate
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

@@ -11,6 +11,7 @@ from services.frontend.core.quotas import PRIORITIES, TenantLimits
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
+from shared.hint_accounts import HintLimits
 from shared.sessions import DEFAULT_EXPIRY_S
 
 
@@ -51,6 +52,8 @@ class FrontendConfig(ServiceConfig):
         more are answered with 429. 0: any number.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
         `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
+    hints_per_client, hints_per_tenant: advisories that may come to nothing, see
+        `shared.hint_accounts.HintLimits`; each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.
     drain_s: on stop, how long open streams may take to finish.
     """
@@ -92,6 +95,8 @@ class FrontendConfig(ServiceConfig):
     tenant_adapter_changes_per_minute: int = Field(default=240, ge=0)
     tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
     tenant_priority: PriorityRange = PRIORITIES
+    hints_per_client: int = Field(default=2048, ge=0)
+    hints_per_tenant: int = Field(default=8192, ge=0)
 
     @field_validator("allow_hosts")
     @classmethod
@@ -121,6 +126,11 @@ class FrontendConfig(ServiceConfig):
         except OSError as error:
             raise ConfigError(f"{where}: {error.strerror}") from None
         return cert, key
+
+    @property
+    def hint_limits(self) -> HintLimits:
+        """Of those who send advisories."""
+        return HintLimits(per_place=self.hints_per_client, per_tenant=self.hints_per_tenant)
 
     @property
     def tenant_limits(self) -> TenantLimits:

@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from services.frontend.app import app_of
 from services.frontend.auth import Caller
+from services.frontend.core.crowd import place_name
 from services.frontend.core.door import is_json
 from services.frontend.core.shape import FREE_BYTES, SLICE_BYTES, Shape
 from services.frontend.errors import NoJson, PayloadTooLarge
@@ -32,12 +33,14 @@ class Origin:
     """What a request for text says outside its body.
 
     Attributes:
+        place: where it came from.
         slo_ttft_ms: target for the time to the first token; None: the house's own.
         slo_tpot_ms: target for the mean time between further tokens; None: none.
     """
 
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
+    place: str = ""
     session_id: SessionId | None = None
     agent: str | None = None
     workflow_id: str | None = None
@@ -58,6 +61,11 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
+def place_of_request(request: Request) -> str:
+    """The address of its connection, or the network."""
+    return place_name(request.client.host) if request.client is not None else ""
+
+
 def origin_of(request: Request) -> Origin:
     """The request's origin.
 
@@ -68,6 +76,7 @@ def origin_of(request: Request) -> Origin:
     return Origin(
         tenant=caller_of(request).tenant,
         request_id=request_id_of(request),
+        place=place_of_request(request),
         session_id=SessionId(session_id) if session_id else None,
         agent=_name_in(request, AGENT_HEADER),
         workflow_id=_name_in(request, WORKFLOW_HEADER),

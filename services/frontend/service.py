@@ -29,6 +29,7 @@ from services.frontend.core.quotas import Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
+from services.frontend.hint_gate import HintGate
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
@@ -91,6 +92,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     uploads = Uploads(
         runtime.bus, frontend_id, config.data_dir / "uploads", config.adapter_bytes_max
     )
+    hints = HintGate(runtime.bus, runtime.clock, frontend_id, config.hint_limits)
     app = App(
         config,
         runtime.bus,
@@ -106,9 +108,12 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         adapters,
         uploads,
         Pace(config.tenant_adapter_changes_per_minute, "changes of adapters", runtime.clock.now_ns),
+        hints,
     )
+    runtime.hints = hints.status
 
     await hub.start(runtime)
+    await hints.start()
     await jobs.start(runtime)
     await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
     await runtime.bus.subscribe(

@@ -26,3 +26,7 @@ HUNG_UP = counter("connections_hung_up_total", "Connections closed on clients", 
 UNSENT = counter(
     "frontend_unsent_total", "Messages to the scheduler dropped because too many wait", ["kind"]
 )
+HINTS_THROTTLED = counter(
+    "hints_throttled_total", "Advisories refused because their sender's came to nothing"
+)
+KV_HINTS = counter("kv_hints_total", "Actions of kv_hints in requests for text", ["action"])

@@ -6,29 +6,41 @@ from dataclasses import replace
 from functools import partial
 
 from services.tracker.config import TrackerConfig
-from services.tracker.core import AgentTurns, Count, Drop, Effect, Expect, Record, TrackerCore
+from services.tracker.core import (
+    AgentTurns,
+    Count,
+    Drop,
+    Effect,
+    Expect,
+    Record,
+    SeeLead,
+    Tell,
+    TrackerCore,
+)
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.graphs import read_graphs
 from shared.clock import Clock
 from shared.effects import WakeAt
-from shared.errors import SymphonyError
+from shared.errors import HintsThrottled, SymphonyError
 from shared.events import EventQueue
-from shared.ids import TenantId
+from shared.ids import FrontendId, TenantId, new_id
 from shared.messages import (
     Advisory,
     AdvisoryKey,
     AdvisoryState,
     AgentTurnLeft,
     ExpectSession,
+    HintsEnded,
     TurnArrived,
 )
-from shared.metrics import counter, gauge
+from shared.metrics import counter, gauge, histogram
 from shared.service import Runtime
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
+    HINTS_ENDED,
     SESSION_DROP,
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
@@ -42,11 +54,17 @@ log = logging.getLogger(__name__)
 
 PLACEMENT_TIMEOUT_S = 2.0
 SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
+LEADS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+UNLIKELY = "so few announced turns of this kind came lately that nothing is brought up for them"
 
 ADVISORIES = counter("advisories_total", "Advisories by what became of them", ["outcome"])
 LIVE = gauge("advisories_live", "Advisories whose turn is expected")
 AGENT_HINTS = counter(
     "agent_hints_total", "Hints of agents' next turns by what became of them", ["outcome"]
+)
+LEAD = histogram("advisory_lead_seconds", "Advisory to its turn", buckets=LEADS_S)
+THROTTLED = counter(
+    "tracker_hints_throttled_total", "Advisories refused that came past the frontends"
 )
 DROPPED = counter("tracker_events_dropped_total", "Events dropped because the queue was full")
 
@@ -59,12 +77,13 @@ class TrackerService:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._agents = _agents_of(config)
-        self._core = TrackerCore(config.limits(), self._agents)
+        self._core = TrackerCore(config.limits(), self._agents, tracker_id=new_id("tracker"))
         self._events: EventQueue[Effect] = EventQueue(
             config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}
         self._num_counted: dict[str, int] = {}
+        runtime.hints = lambda: self._core.status(runtime.clock.now_ns())
 
     async def start(self) -> None:
         """Subscribe to everything and begin to consume."""
@@ -82,7 +101,11 @@ class TrackerService:
         self._events.stop()
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
-        record = await self._events.ask(self._core.on_submit, advisory)
+        try:
+            record = await self._events.ask(self._core.on_submit, advisory)
+        except HintsThrottled:
+            THROTTLED.inc()
+            raise
         log.info(
             "advisory",
             extra={
@@ -90,6 +113,7 @@ class TrackerService:
                 "session_id": advisory.session_id,
                 "state": record.state,
                 "num_merged": record.num_merged,
+                "acted_on": record.is_acted_on,
             },
         )
         answered = self._answered.get(record.wire_key)
@@ -153,6 +177,10 @@ class TrackerService:
                 self._runtime.spawn(self._drop(key), "drop")
             case Count(outcome):
                 ADVISORIES.labels(outcome).inc()
+            case SeeLead(seconds):
+                LEAD.observe(seconds)
+            case Tell(frontend_id, told):
+                self._runtime.spawn(self._tell(told, frontend_id), "verdicts")
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
 
@@ -173,6 +201,12 @@ class TrackerService:
             return effects
 
         await self._events.put_surely(event)
+
+    async def _tell(self, told: HintsEnded, frontend_id: FrontendId) -> None:
+        try:
+            await self._bus.publish(HINTS_ENDED, told, frontend_id)
+        except SymphonyError as error:  # buckets fill by themselves, more slowly
+            log.warning("verdicts unheard", extra={"why": error.message})
 
     async def _drop(self, key: AdvisoryKey) -> None:
         try:
@@ -200,6 +234,11 @@ def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
         num_merged=record.num_merged,
         created=(record.created_at_ns + wall_minus_now_ns) / 1e9,
         expires=(record.expires_at_ns + wall_minus_now_ns) / 1e9,
+        agent=record.agent,
+        workflow_id=record.workflow_id,
+        chance=round(record.chance, 3),
+        acted_on=record.is_acted_on,
+        why="" if record.is_acted_on else UNLIKELY,
     )
 
 

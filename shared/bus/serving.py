@@ -70,14 +70,23 @@ class Serving(Connection):
         subject: Subject[Req, Rep],
         handler: Callable[[TenantId, Req], Awaitable[Rep]],
         *,
+        admit: Callable[[TenantId], bool] | None = None,
         concurrency_max: int = CONCURRENCY_MAX,
     ) -> Subscription:
-        """Like `serve`, for the tenants in place of the star in `subject`."""
+        """Like `serve`, for the tenants in place of the star in `subject`.
+
+        Args:
+            admit: asked before anything is read of a message. Of a tenant for whom it raises, the
+                sender is told; of one for whom it says no, the message is not answered at all.
+        """
 
         async def of_tenant(name: str, message: Req) -> Rep:
             return await handler(tenant_of(subject.pattern, name), message)
 
-        return await self._serve(subject, subject.pattern, of_tenant, concurrency_max)
+        def admits(name: str) -> bool:
+            return admit is None or admit(tenant_of(subject.pattern, name))
+
+        return await self._serve(subject, subject.pattern, of_tenant, concurrency_max, admits)
 
     async def _serve(
         self,
@@ -85,6 +94,7 @@ class Serving(Connection):
         name: str,
         handler: Callable[[str, Req], Awaitable[Rep]],
         concurrency_max: int,
+        admits: Callable[[str], bool] = lambda _: True,
     ) -> Subscription:
         assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
         prepare(subject.request)
@@ -94,16 +104,25 @@ class Serving(Connection):
             try:
                 reply = await handler(msg.subject, decode(subject.request, msg.data))
             except SymphonyError as error:
-                if isinstance(error, MalformedMessage):
-                    MALFORMED.labels(name).inc()
-                HANDLER_ERRORS.labels(name, error.code).inc()
-                await self._respond(msg, encode(error_to_wire(error)), {ERROR_HEADER: error.code})
+                await refuse(msg, error)
             else:
                 await self._respond(msg, *self._encoded(name, reply))
             finally:
                 slots.release()
 
+        async def refuse(msg: Msg, error: SymphonyError) -> None:
+            if isinstance(error, MalformedMessage):
+                MALFORMED.labels(name).inc()
+            HANDLER_ERRORS.labels(name, error.code).inc()
+            await self._respond(msg, encode(error_to_wire(error)), {ERROR_HEADER: error.code})
+
         async def on_message(msg: Msg) -> None:
+            try:
+                if not admits(msg.subject):
+                    return
+            except SymphonyError as error:
+                await refuse(msg, error)
+                return
             await slots.acquire()
             self._tasks.spawn(answer(msg))
 

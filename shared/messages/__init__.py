@@ -22,6 +22,8 @@ from shared.messages.advisories import (
     AdvisoryLife,
     AdvisoryState,
     ExpectSession,
+    HintsEnded,
+    HintVerdict,
     SessionPlacement,
     TurnArrived,
 )
@@ -91,7 +93,15 @@ from shared.messages.registry import (
     UploadPart,
     UploadPull,
 )
-from shared.messages.services import Empty, SchedulerStatus, ServiceStatus, WorkerStatus
+from shared.messages.services import (
+    Empty,
+    HintRate,
+    HintStatus,
+    SchedulerStatus,
+    ServiceStatus,
+    Throttled,
+    WorkerStatus,
+)
 from shared.messages.sessions import SessionForget, SessionForgotten
 from shared.messages.turns import (
     FinishReason,
@@ -157,6 +167,10 @@ __all__ = [
     "Empty",
     "ExpectSession",
     "FinishReason",
+    "HintRate",
+    "HintStatus",
+    "HintVerdict",
+    "HintsEnded",
     "InputPull",
     "InputReply",
     "JobDropped",
@@ -217,6 +231,7 @@ __all__ = [
     "StepModelFit",
     "StepOutput",
     "Task",
+    "Throttled",
     "TokenLogprobs",
     "TurnArrived",
     "TurnCancel",

@@ -5,11 +5,20 @@ Figure 7).
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.ids import (
+    DEFAULT_TENANT,
+    FrontendId,
+    HostId,
+    ModelId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
 from shared.messages.adapters import AdapterRef
 from shared.messages.agents import AgentRef
 
-AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "invalidated"]
+AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "overtaken", "invalidated"]
 
 
 ADVISORY_PRIORITY = 1
@@ -20,10 +29,15 @@ class Advisory:
     """The public body of ``POST /v1/advisories`` and of ``symphony.advisory.submit``.
 
     `expected_arrival` is seconds from now until the turn, or None when unknown. `ordered` says that
-    advisories of this sender arrive in the order of their turns: senders may say so, and nobody
-    reads it yet. Higher `priority` goes first. `request_id` is what the sender calls it in logs.
-    `adapter` is what a frontend found under the name that it was sent as the model, `kv_at` how
-    many leading blocks of the session on which hosts: what a sender says of these is not heard.
+    advisories of this sender arrive in the order of their turns, so that a turn proves those before
+    its own to be wrong. Higher `priority` goes first. `agent` is who will ask the turn, in which
+    run of agents is `workflow_id`; empty: not said. After `ttl_ms` the turn is not expected any
+    more. `request_id` is what the sender calls it in logs.
+
+    The others are a frontend's, and what a sender says of them is not heard: `adapter` is what it
+    found under the name that it was sent as the model, `kv_at` how many leading blocks of the
+    session are on which hosts, `frontend_id` who wants to be told what became of the advisory, and
+    `place` where it came from.
     """
 
     session_id: SessionId
@@ -33,8 +47,13 @@ class Advisory:
     priority: int = ADVISORY_PRIORITY
     tenant: TenantId = DEFAULT_TENANT
     request_id: str = ""
+    agent: str = ""
+    workflow_id: str = ""
+    ttl_ms: int | None = None
     adapter: AdapterRef | None = None
     kv_at: dict[HostId, int] = field(default_factory=dict)
+    frontend_id: FrontendId | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +66,11 @@ class AdvisoryKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisoryState:
-    """Where an advisory stands. Times are wall-clock seconds since the epoch."""
+    """Where an advisory stands. Times are wall-clock seconds since the epoch.
+
+    `chance` is that of its turn's coming, as far as earlier ones teach. If it is too low, nothing
+    is brought up for the turn: it is not `acted_on`, and `why` says so.
+    """
 
     session_id: SessionId
     state: AdvisoryLife
@@ -58,6 +81,11 @@ class AdvisoryState:
     num_merged: int = 0  # duplicates folded into this one
     created: float = 0.0
     expires: float = 0.0
+    agent: str = ""
+    workflow_id: str = ""
+    chance: float = 1.0
+    acted_on: bool = True
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +120,33 @@ class TurnArrived:
     reserved: bool = False
     request_id: str = ""
     agent: AgentRef | None = None  # whose turn it is, if its client said so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintVerdict:
+    """What became of the advisories of one sender.
+
+    Attributes:
+        place: as in the advisory.
+        num_used: their turns came, though perhaps later than was expected.
+        num_taken_back: by their sender.
+        num_spurious: their turns did not come in time.
+    """
+
+    tenant: TenantId
+    place: str
+    num_used: int = 0
+    num_taken_back: int = 0
+    num_spurious: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintsEnded:
+    """Tracker to the frontend that took them: what became of some advisories.
+
+    Attributes:
+        tracker_id: of this life of the tracker. What an earlier one had not told, nobody will.
+    """
+
+    tracker_id: str
+    verdicts: list[HintVerdict]

@@ -2,12 +2,54 @@
 
 from dataclasses import dataclass, field
 
-from shared.ids import HostId, WorkerId
+from shared.ids import HostId, TenantId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empty:
     """A request or reply without content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintRate:
+    """How often a tenant's advisories were right lately.
+
+    Attributes:
+        hits: share of them whose turns came.
+        num_hints: so many it is of; older ones weigh less.
+    """
+
+    tenant: TenantId
+    hits: float
+    num_hints: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttled:
+    """Somebody whose advisories are refused.
+
+    Attributes:
+        place: where they come from; empty: all of the tenant's.
+        num_refused: since they began to be refused.
+    """
+
+    tenant: TenantId
+    place: str
+    retry_after_s: float
+    num_refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintStatus:
+    """What a service knows of advisories: the tracker the first two, a frontend mostly the last.
+
+    Attributes:
+        num_live: whose turns are expected.
+    """
+
+    num_live: int = 0
+    rates: list[HintRate] = field(default_factory=list)
+    throttled: list[Throttled] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +61,7 @@ class ServiceStatus:
     pid: int
     state: str  # starting, ready, draining
     models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
+    hints: HintStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

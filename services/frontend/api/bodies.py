@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from services.frontend.api.fields import Endpoint, check, unsupported
+from services.frontend.api.kv_hints import KvHints, wishes_of
 from services.frontend.api.schemas import (
     MESSAGE,
     STOP,
@@ -46,6 +47,7 @@ def _whole(value: Any) -> Any:
 WHOLE = BeforeValidator(_whole)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX, pattern=NO_CONTROLS)]
+Name = Annotated[str, Field(max_length=ID_CHARS_MAX)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 _CUT = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}]}
@@ -135,6 +137,7 @@ class Generate(Body):
     ) = None
     truncate_prompt_tokens: Cut | None = None
     truncation_side: Any = None
+    kv_hints: KvHints | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -224,6 +227,9 @@ class AdvisoryBody(Body):
     model: Id | None = None
     expected_arrival: Annotated[Finite, Field(ge=0, le=86_400)] | None = None
     ordered: bool = False
+    agent: Name | None = None
+    workflow_id: Name | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=86_400_000), WHOLE] | None = None
     priority: Annotated[int, Field(ge=0, le=ADVISORY_PRIORITY_MAX), WHOLE] = ADVISORY_PRIORITY
 
 
@@ -284,6 +290,7 @@ def check_options(body: Generate) -> None:
         raise unsupported("best_of", "only best_of = n is")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: only with stream = true", "stream_options")
+    wishes_of(body.kv_hints, None)
 
 
 def stop_strings(value: Any) -> list[str]:

@@ -85,7 +85,11 @@ _TEXT_WORKS = (
     *_works("lora_name", ADAPTERS),
     *_works("tenant shared", ADAPTERS, hint="by administrators; else it is one's own"),
     *_works("lora_path load_inplace base_model_name", ("load_lora_adapter",)),
-    *_works("session_id model_id expected_arrival ordered priority", ("advisories",)),
+    *_works(
+        "session_id model_id expected_arrival ordered priority agent workflow_id ttl_ms",
+        ("advisories",),
+    ),
+    *_works("kv_hints", TEXT, hint="fetch, retain, demote and release; the rest is ignored"),
 )
 _SHARED_WORKS = (
     *_works("model", (*SHOWN, "advisories")),

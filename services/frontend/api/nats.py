@@ -32,6 +32,7 @@ from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import PayloadTooLarge, error_body
+from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.job_hub import PendingJobs
 from services.frontend.request import Origin, check_shape
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
@@ -175,7 +176,7 @@ async def _prepare(
 ) -> tuple[Generate, Writer]:
     kind: type[ChatBody | CompletionBody] = CompletionBody if "prompt" in fields else ChatBody
     body = parse(kind, payload)
-    origin = Origin(tenant=_tenant(body, keyring, tenant), request_id=request_id)
+    origin = Origin(tenant=_tenant(body, keyring, tenant), request_id=request_id, place=NATS_PLACE)
     if isinstance(body, CompletionBody):
         return body, await prepare_completion(app, body, origin)
     return body, await prepare_chat(app, body, origin)

@@ -232,7 +232,8 @@ SESSION_DELETED = record(
 ADVISORY = record(
     session_id=STRING, state={"enum": list(get_args(AdvisoryLife))}, tenant=STRING,
     model_id=nullable(STRING), worker_id=nullable(STRING), priority=INTEGER, num_merged=COUNT,
-    created=NUMBER, expires=NUMBER,
+    created=NUMBER, expires=NUMBER, agent=STRING, workflow_id=STRING, chance=NUMBER,
+    acted_on=TRUE_OR_FALSE, why=STRING,
 )  # fmt: skip
 TOKENIZED = record(
     count=COUNT, max_model_len=COUNT, tokens=array(COUNT), token_strs=nullable(array(STRING))

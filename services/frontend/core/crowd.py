@@ -1,6 +1,6 @@
 """How many connections come from one address."""
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
 Place = str | int
 
@@ -64,3 +64,13 @@ def place_of(host: str) -> Place:
     assert isinstance(address, IPv6Address)
     mapped = address.ipv4_mapped
     return int(address) >> 64 if mapped is None else str(mapped)
+
+
+def place_name(host: str) -> str:
+    """The same, for people.
+
+    >>> place_name("10.0.0.7"), place_name("2001:db8::1")
+    ('10.0.0.7', '2001:db8::/64')
+    """
+    place = place_of(host)
+    return place if isinstance(place, str) else str(IPv6Network((place << 64, 64)))

@@ -32,7 +32,7 @@ class AgentTurns:
         reaction = self._follower.on_turn_began(
             tenant, agent.workflow_id, agent.agent, arrived.session_id, now_ns
         )
-        return list(self._advisories(tenant, reaction.hints, arrived.request_id))
+        return list(self._advisories(tenant, agent.workflow_id, reaction.hints, arrived.request_id))
 
     def on_left(self, left: AgentTurnLeft, now_ns: int) -> list[Advisory]:
         """A turn is over; if it called tools, its session is back when they are done."""
@@ -44,10 +44,10 @@ class AgentTurns:
             now_ns,
             tools=tuple(left.tools),
         )
-        return list(self._advisories(left.tenant, reaction.hints, ""))
+        return list(self._advisories(left.tenant, left.agent.workflow_id, reaction.hints, ""))
 
     def _advisories(
-        self, tenant: TenantId, hints: list[AgentHint], request_id: str
+        self, tenant: TenantId, workflow_id: str, hints: list[AgentHint], request_id: str
     ) -> Iterator[Advisory]:
         for hint in hints:
             if hint.session_id is None:
@@ -61,4 +61,6 @@ class AgentTurns:
                 tenant=tenant,
                 expected_arrival=arrival,
                 request_id=request_id,
+                agent=hint.agent,
+                workflow_id=workflow_id,
             )

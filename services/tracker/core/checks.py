@@ -8,6 +8,8 @@ from shared.messages import Advisory
 SESSION_ID_CHARS_MAX = 256
 PRIORITY_MAX = 9
 EXPECTED_ARRIVAL_MAX_S = 86_400.0
+TTL_MAX_MS = 86_400_000
+NAME_CHARS_MAX = 256
 
 
 def check_advisory(advisory: Advisory) -> None:
@@ -22,6 +24,11 @@ def check_advisory(advisory: Advisory) -> None:
         )
     if not 0 <= advisory.priority <= PRIORITY_MAX:
         raise InvalidRequest(f"priority must be 0 to {PRIORITY_MAX}", param="priority")
+    for name, value in (("agent", advisory.agent), ("workflow_id", advisory.workflow_id)):
+        if len(value) > NAME_CHARS_MAX:
+            raise InvalidRequest(f"{name} must have at most {NAME_CHARS_MAX} characters", name)
+    if advisory.ttl_ms is not None and not 1 <= advisory.ttl_ms <= TTL_MAX_MS:
+        raise InvalidRequest(f"ttl_ms must be 1 to {TTL_MAX_MS}", param="ttl_ms")
     arrival = advisory.expected_arrival
     if arrival is None:
         return

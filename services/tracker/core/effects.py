@@ -4,9 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.effects import WakeAt
-from shared.messages import AdvisoryKey, ExpectSession
+from shared.ids import FrontendId
+from shared.messages import AdvisoryKey, ExpectSession, HintsEnded
 
-Outcome = Literal["submitted", "merged", "used", "late", "missed", "expired", "invalidated"]
+Outcome = Literal[
+    "submitted", "merged", "used", "late", "missed", "expired", "overtaken", "invalidated",
+    "tracked", "tracked_used", "tracked_expired",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,26 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """An advisory came or ended; `missed` counts turns that had none."""
+    """An advisory came or ended; `missed` counts turns that had none, `tracked...` are of those on
+    which nobody acted, and their ends are counted under no other name.
+    """
 
     outcome: Outcome
 
 
-Effect = Expect | Drop | Count | WakeAt
+@dataclass(frozen=True, slots=True)
+class SeeLead:
+    """A turn came so long after its advisory."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a frontend what became of advisories that it took."""
+
+    frontend_id: FrontendId
+    message: HintsEnded
+
+
+Effect = Expect | Drop | Count | SeeLead | Tell | WakeAt

@@ -1,6 +1,8 @@
 """Numbers that bound and time the tracker's decisions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from shared.hint_accounts import HintLimits
 
 SECOND_NS = 1_000_000_000
 
@@ -16,6 +18,9 @@ class Limits:
         keep_ns: how long an advisory that is over can still be read.
         advisories_max: advisories remembered; the oldest that are over go first.
         tenant_advisories_max: live ones of any one tenant; 0: as many as there are.
+        act_chance_min: advisories whose turns are less likely to come are tracked, and nothing is
+            brought up for them.
+        accounts: of those who send advisories past the frontends.
     """
 
     ttl_ns: int = 60 * SECOND_NS
@@ -24,3 +29,5 @@ class Limits:
     keep_ns: int = 600 * SECOND_NS
     advisories_max: int = 100_000
     tenant_advisories_max: int = 0
+    act_chance_min: float = 0.1
+    accounts: HintLimits = field(default_factory=HintLimits)

@@ -9,16 +9,20 @@ from typing import Literal
 from services.tracker.core.agent_turns import AgentTurns
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.checks import check_advisory
-from services.tracker.core.effects import Count, Drop, Effect, Expect
-from services.tracker.core.limits import SECOND_NS, Limits
+from services.tracker.core.effects import Count, Drop, Effect, Expect, SeeLead, Tell
+from services.tracker.core.learned import Learned
+from services.tracker.core.limits import Limits
+from services.tracker.core.order import Order
 from services.tracker.core.records import Record, SessionKey
+from services.tracker.core.verdicts import Verdicts
 from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
 from shared.locations import worth_keeping
-from shared.messages import Advisory, AdvisoryKey, AgentTurnLeft, ExpectSession, TurnArrived
+from shared.messages import Advisory, AdvisoryKey, AgentTurnLeft, HintStatus, TurnArrived
 
 STALE_TIMERS_MIN = 1024
+End = Literal["used", "late", "expired", "overtaken", "invalidated"]
 
 
 class TrackerCore:
@@ -27,11 +31,19 @@ class TrackerCore:
     ``on_...`` return the effects to perform, in order; the two that answer somebody return the
     record too. Every `Expect` must be followed by an `on_placed`, with no worker if the scheduler
     did not answer.
+
+    Args:
+        tracker_id: of this life of the tracker.
     """
 
-    def __init__(self, limits: Limits, agents: AgentTurns | None = None) -> None:
+    def __init__(
+        self, limits: Limits, agents: AgentTurns | None = None, *, tracker_id: str = ""
+    ) -> None:
         self._limits = limits
         self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
+        self._learned = Learned(limits)
+        self._order = Order()
+        self._verdicts = Verdicts(tracker_id)
         self._live: dict[SessionKey, Record] = {}
         self._num_of: Counter[TenantId] = Counter()  # live ones
         self._over: OrderedDict[SessionKey, Record] = OrderedDict()
@@ -60,44 +72,54 @@ class TrackerCore:
             )
         return record
 
+    def status(self, now_ns: int) -> HintStatus:
+        """What `symphony status` shows."""
+        return self._learned.status(len(self._live), now_ns)
+
     def on_submit(self, advisory: Advisory, now_ns: int) -> tuple[Record, list[Effect]]:
-        """A session's turn is announced, perhaps again.
+        """A session's turn is announced from outside, perhaps again.
 
         Raises:
             InvalidRequest: a field is out of bounds.
             NoCapacity: too many advisories live.
             TenantQuota: too many of the tenant's do.
+            HintsThrottled: it came past the frontends, and too many such came to nothing.
         """
         check_advisory(advisory)
+        if advisory.frontend_id is None:
+            advisory = self._learned.charged(advisory, now_ns)
+        record = self.announce(advisory, now_ns)
+        return record, self._take_effects()
+
+    def announce(self, advisory: Advisory, now_ns: int) -> Record:
+        """A session's turn is announced by whomever; the effects go out with the next ones.
+
+        Raises:
+            NoCapacity: too many advisories live.
+            TenantQuota: too many of the tenant's do.
+        """
         key = (advisory.tenant, advisory.session_id)
-        arrives_at_ns, expires_at_ns = 0, now_ns + self._limits.ttl_ns
-        if advisory.expected_arrival is not None:
-            arrives_at_ns = now_ns + int(advisory.expected_arrival * SECOND_NS)
-            expires_at_ns = arrives_at_ns + self._limits.slack_ns
         record = self._live.get(key)
         if record is None:
             self._check_room(advisory.tenant)
-            record = Record(
-                key,
-                now_ns,
-                expires_at_ns,
-                advisory.model_id,
-                advisory.priority,
-                advisory.adapter,
-                arrives_at_ns,
-            )
+            record = self._learned.begin(advisory, now_ns)
             self._live[key] = record
             self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
-            self._out.append(Count("submitted"))
+            self._out.append(Count("submitted" if record.is_acted_on else "tracked"))
         else:
-            self._merge(record, advisory, arrives_at_ns, expires_at_ns, now_ns)
+            self._learned.merge(record, advisory, now_ns)
+            self._out.append(Count("merged"))
+        if advisory.ordered:
+            self._order.add(record, advisory.place, advisory.workflow_id)
+        else:
+            self._order.remove(record)
         record.kv_at = worth_keeping(advisory.kv_at) or record.kv_at
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
-        if not record.is_asking and (is_unplaced or not record.is_told):
+        if record.is_acted_on and not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
         self._schedule(record)
-        return record, self._take_effects()
+        return record
 
     def on_placed(self, key: AdvisoryKey, worker_id: WorkerId | None, now_ns: int) -> list[Effect]:
         """The scheduler answered an `Expect`, or (no worker) could not."""
@@ -126,7 +148,7 @@ class TrackerCore:
         """
         record = self.get(key)
         if record.over_at_ns is None:
-            self._out.append(Drop(key))
+            self._drop(record)
             self._finish(record, "invalidated", now_ns)
         return record, self._take_effects()
 
@@ -134,15 +156,21 @@ class TrackerCore:
         """A session's turn was placed. `reserved` proves a place even when the scheduler's answer
         is still on its way.
         """
-        record = self._live.get((arrived.tenant, arrived.session_id))
+        key = (arrived.tenant, arrived.session_id)
+        record = self._live.get(key)
         if record is None:
             self._out.append(Count("missed"))
+            self._see_after_all(self._over.get(key), now_ns)
             return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
         if not arrived.reserved:  # whatever is reserved still, is of no use any more
-            self._out.append(Drop(record.wire_key))
+            self._drop(record)
         in_time = arrived.reserved or record.state == "placed"
         record.worker_id = arrived.worker_id
+        for earlier in self._order.before(record):
+            self._drop(earlier)
+            self._finish(earlier, "overtaken", now_ns)
         self._finish(record, "used" if in_time else "late", now_ns)
+        self._see_lead(record, now_ns)
         return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
@@ -157,52 +185,39 @@ class TrackerCore:
             if record.due_at_ns == at_ns:
                 record.due_at_ns = None
                 self._look_at(record, now_ns)
+        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]
         return self._take_effects()
 
     def _announce(self, advisories: Iterable[Advisory], now_ns: int) -> list[Effect]:
-        """Turns that follow an agent's are expected as if their clients had announced them."""
-        effects = self._take_effects()
+        """Turns that follow an agent's are expected as if their clients had announced them, and
+        nobody's account pays for it.
+        """
         for advisory in advisories:
             with suppress(NoCapacity, TenantQuota):
-                effects += self.on_submit(advisory, now_ns)[1]
-        return effects
+                self.announce(advisory, now_ns)
+        return self._take_effects()
 
-    def _merge(
-        self,
-        record: Record,
-        advisory: Advisory,
-        arrives_at_ns: int,
-        expires_at_ns: int,
-        now_ns: int,
-    ) -> None:
-        record.num_merged += 1
-        if record.arrives_at_ns > now_ns:  # else it did not come then: the new word counts
-            arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
-        record.arrives_at_ns = arrives_at_ns
-        record.priority = max(record.priority, advisory.priority)
-        record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
-        if advisory.model_id is not None:
-            record.model_id, record.adapter = advisory.model_id, advisory.adapter
-        self._out.append(Count("merged"))
+    def _see_after_all(self, record: Record | None, now_ns: int) -> None:
+        """A turn came that is not expected any more: was it only given up too soon?"""
+        if record is None or record.state != "expired" or record.came_after_all:
+            return
+        record.came_after_all = True
+        self._learned.on_end(record, now_ns)
+        self._verdicts.add(record, now_ns)
+        self._see_lead(record, now_ns)
+
+    def _see_lead(self, record: Record, now_ns: int) -> None:
+        self._learned.on_lead(record, now_ns)
+        self._out.append(SeeLead((now_ns - record.created_at_ns) / 1e9))
 
     def _ask(self, record: Record, now_ns: int) -> None:
-        tenant, session_id = record.key
-        message = ExpectSession(
-            session_id=session_id,
-            tenant=tenant,
-            model_id=record.model_id,
-            priority=record.priority,
-            expires_in_ns=record.expires_at_ns - now_ns,
-            adapter=record.adapter,
-            arrives_in_ns=max(record.arrives_at_ns - now_ns, 0),
-            kv_at=record.kv_at,
-        )
-        record.is_asking = True
-        record.told_model_id, record.told_adapter = record.model_id, record.adapter
-        record.told_priority = record.priority
-        record.told_expires_at_ns = record.expires_at_ns
-        record.told_arrives_at_ns = record.arrives_at_ns
+        message = record.tell(now_ns)
         self._out.append(Expect(message))
+
+    def _drop(self, record: Record) -> None:
+        """Give back the place that is kept for it, or asked for."""
+        if record.is_acted_on:
+            self._out.append(Drop(record.wire_key))
 
     def _look_at(self, record: Record, now_ns: int) -> None:
         if record.over_at_ns is not None:
@@ -227,17 +242,13 @@ class TrackerCore:
 
     def _wants_to_ask(self, record: Record) -> bool:
         """Whether it has no place, or one that ends before its expiry."""
-        if record.is_asking:
+        if record.is_asking or not record.is_acted_on:
             return False
         return record.state == "expected" or record.told_expires_at_ns < record.expires_at_ns
 
-    def _finish(
-        self,
-        record: Record,
-        state: Literal["used", "late", "expired", "invalidated"],
-        now_ns: int,
-    ) -> None:
+    def _finish(self, record: Record, state: End, now_ns: int) -> None:
         del self._live[record.key]
+        self._order.remove(record)
         tenant = record.key[0]
         self._num_of[tenant] -= 1
         if not self._num_of[tenant]:
@@ -247,7 +258,12 @@ class TrackerCore:
         self._over[record.key] = record
         if len(self._over) > self._limits.advisories_max:
             self._over.popitem(last=False)
-        self._out.append(Count(state))
+        self._learned.on_end(record, now_ns)
+        self._verdicts.add(record, now_ns)
+        if record.is_acted_on or state == "invalidated":
+            self._out.append(Count(state))
+        else:
+            self._out.append(Count("tracked_used" if state == "late" else "tracked_expired"))
         self._schedule(record)
 
     def _schedule(self, record: Record) -> None:
@@ -278,6 +294,8 @@ class TrackerCore:
 
     def _take_effects(self) -> list[Effect]:
         next_at_ns = self._due[0][0] if self._due else None
+        if (tell_at_ns := self._verdicts.tell_at_ns) is not None:
+            next_at_ns = tell_at_ns if next_at_ns is None else min(next_at_ns, tell_at_ns)
         if next_at_ns is not None and (self._wake_at_ns is None or next_at_ns < self._wake_at_ns):
             self._wake_at_ns = next_at_ns
             self._out.append(WakeAt(next_at_ns))

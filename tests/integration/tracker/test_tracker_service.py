@@ -18,8 +18,11 @@ from shared.messages import (
     AdvisoryState,
     AgentRef,
     AgentTurnLeft,
+    Empty,
     ExpectSession,
+    HintsEnded,
     SessionPlacement,
+    TurnArrived,
     TurnsSubmit,
     TurnSubmit,
 )
@@ -28,9 +31,12 @@ from shared.subjects import (
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
+    HINTS_ENDED,
+    SERVICE_STATUS,
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
     TENANT_ADVISORY_INVALIDATE,
+    TURN_ARRIVED,
     TURN_SUBMIT,
 )
 from tests.conftest import Server
@@ -178,5 +184,44 @@ def test_a_tenant_at_its_limit_is_told_to_come_again(nats_server: Server) -> Non
                 await bus.request(ADVISORY_SUBMIT, other)
             assert (refused.value.http_status, refused.value.code) == (429, "tenant_quota")
             await bus.request(ADVISORY_SUBMIT, replace(other, tenant=TenantId("b")))
+
+    asyncio.run(scenario())
+
+
+def test_what_became_of_advisories_is_told_to_the_frontend_and_to_status(
+    nats_server: Server,
+) -> None:
+    async def place(_: ExpectSession) -> SessionPlacement:
+        return SessionPlacement(worker_id=WorkerId("w1"))
+
+    async def scenario() -> None:
+        settings = config(nats_server).model_copy(update={"hints_per_client": 8})
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, settings, "tracker"),
+        ):
+            heard: list[HintsEnded] = []
+            await bus.subscribe(HINTS_ENDED, heard.append, "f")
+            await bus.serve(SESSION_EXPECT, place)
+            await bus.flush()
+            taken = replace(ADVISORY, frontend_id=FrontendId("f"), place="10.0.0.7", agent="qa")
+            state = await bus.request(ADVISORY_SUBMIT, taken)
+            assert (state.agent, state.acted_on, state.why) == ("qa", True, "")
+            await bus.publish(TURN_ARRIVED, TurnArrived(session_id=SESSION, turn_id=TurnId("t")))
+            await eventually(lambda: bool(heard))
+            (verdict,) = heard[0].verdicts
+            assert (verdict.place, verdict.num_used) == ("10.0.0.7", 1) and heard[0].tracker_id
+
+            async def send_directly() -> None:
+                for number in range(12):
+                    session_id = SessionId(f"x{number}")
+                    await bus.request(ADVISORY_SUBMIT, replace(ADVISORY, session_id=session_id))
+
+            with pytest.raises(TenantQuota) as refusal:
+                await send_directly()
+            assert refusal.value.code == "hints_throttled"
+            status = await bus.request(SERVICE_STATUS, Empty())
+            assert status.hints is not None and status.hints.throttled[0].place == "nats"
+            assert [(rate.tenant, rate.hits) for rate in status.hints.rates] == [("default", 1.0)]
 
     asyncio.run(scenario())

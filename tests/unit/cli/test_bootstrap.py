@@ -158,7 +158,7 @@ def test_the_help_file_is_what_the_command_line_prints() -> None:
 def test_every_command_has_its_section() -> None:
     for info in app.registered_commands:
         assert info.callback is not None
-        name = info.callback.__name__
+        name = info.name or info.callback.__name__
         text = help_of(name)
         assert text is not None and text.startswith(f"Usage: symphony {name} [")
         assert text.count("Usage: ") == 1

@@ -28,8 +28,15 @@ from services.kvstore.config import KvstoreConfig
 from services.worker.config import WorkerConfig
 from shared.config import load_config
 from shared.errors import ConfigError
-from shared.ids import HostId, WorkerId
-from shared.messages import KvStats, SchedulerStatus, WorkerStatus
+from shared.ids import HostId, TenantId, WorkerId
+from shared.messages import (
+    HintRate,
+    HintStatus,
+    KvStats,
+    SchedulerStatus,
+    Throttled,
+    WorkerStatus,
+)
 from shared.subjects import KV_STATS, Subject
 from tests.unit.cli.test_house import make_house
 from tests.unit.cli.test_runfile import STATE
@@ -306,6 +313,23 @@ def test_status_shows_every_host_with_its_kvstore_and_workers() -> None:
     assert "h answers 0 of 7 MiB 5 MiB h-w0" in rows
     assert "h-1 away 0 of 0 MiB 0 MiB h-1-w0" in rows
     assert len(describe(run, None)["hosts"]) == 2
+
+
+def test_status_shows_how_often_hints_are_right_and_whose_are_refused() -> None:
+    tenant = TenantId("team[a]")
+    tracker = HintStatus(num_live=3, rates=[HintRate(tenant=tenant, hits=0.25, num_hints=40.0)])
+    refused = Throttled(tenant=tenant, place="10.0.0.7", retry_after_s=1.0, num_refused=1234)
+    frontend = HintStatus(throttled=[refused])
+    snapshot = Snapshot(states={}, scheduler=None, stores=[], hints=[tracker, frontend])
+    report = describe(STATE, snapshot)
+    assert report["hints"]["live"] == 3
+    assert report["hints"]["rates"] == [{"tenant": tenant, "hits": 0.25, "num_hints": 40.0}]
+    assert report["hints"]["throttled"][0]["place"] == "10.0.0.7"
+    text = io.StringIO()
+    Console(file=text, width=120).print(render(report))
+    rows = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "team[a] 40 lately 25%" in rows
+    assert "team[a] from 10.0.0.7: 1,234 refused" in rows
 
 
 def test_a_host_that_is_not_ours_is_shown_behind_ours() -> None:

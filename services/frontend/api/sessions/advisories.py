@@ -6,24 +6,25 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from services.frontend.access import note
+from services.frontend.advising import TRACKER_TIMEOUT_S, let_in, submit
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, ID_CHARS_MAX, AdvisoryBody, parse
 from services.frontend.api.documents import takes
 from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import App, app_of
 from services.frontend.core.quotas import priority_within
+from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.request import caller_of, read_body, request_id_of
+from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
-    ADVISORY_SUBMIT,
     TENANT_ADVISORY_SUBMIT,
 )
 from shared.tenants import own_tenant
 
-TRACKER_TIMEOUT_S = 2.0
 SessionPath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]
 
 
@@ -38,9 +39,11 @@ router = APIRouter(tags=["advisories"])
 )
 async def submit_advisory(request: Request) -> Response:
     """Say that a session's next turn is coming; 202 and the advisory's state."""
+    app = app_of(request)
+    place = await let_in(request)
     body = parse(AdvisoryBody, await read_body(request))
     model_id = body.model_id or body.model
-    tenant, app = caller_of(request).tenant, app_of(request)
+    tenant = caller_of(request).tenant
     is_asked = "priority" in body.model_fields_set
     advisory = Advisory(
         session_id=SessionId(body.session_id),
@@ -50,10 +53,12 @@ async def submit_advisory(request: Request) -> Response:
         priority=_priority(app, tenant, body.priority, is_asked=is_asked),
         tenant=tenant,
         request_id=request_id_of(request),
+        agent=body.agent or "",
+        workflow_id=body.workflow_id or "",
+        ttl_ms=body.ttl_ms,
     )
     note(session_id=body.session_id, model=model_id)
-    advisory = await _resolved(app, advisory)
-    return Json(await app.bus.request(ADVISORY_SUBMIT, advisory, timeout_s=TRACKER_TIMEOUT_S), 202)
+    return Json(await submit(app, advisory, place), 202)
 
 
 async def serve(app: App) -> None:
@@ -61,14 +66,14 @@ async def serve(app: App) -> None:
     tracker.
     """
 
-    async def submit(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
+    async def answer(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
         owner = own_tenant(tenant, advisory.tenant)
         is_asked = advisory.priority != ADVISORY_PRIORITY  # saying it is as saying nothing
         priority = _priority(app, owner, advisory.priority, is_asked=is_asked)
-        own = await _resolved(app, replace(advisory, tenant=owner, priority=priority))
-        return await app.bus.request(ADVISORY_SUBMIT, own, timeout_s=TRACKER_TIMEOUT_S)
+        own = replace(advisory, tenant=owner, priority=priority)
+        return await submit(app, own, NATS_PLACE)
 
-    await app.bus.serve_tenants(TENANT_ADVISORY_SUBMIT, submit)
+    await app.bus.serve_tenants(TENANT_ADVISORY_SUBMIT, answer, admit=app.hints.admit)
 
 
 @router.get("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))
@@ -82,19 +87,8 @@ async def get_advisory(request: Request, session_id: SessionPath) -> Response:
 async def invalidate_advisory(request: Request, session_id: SessionPath) -> Response:
     """The turn is not coming after all."""
     bus, key = app_of(request).bus, key_of(request, session_id)
+    await let_in(request, TAKE_BACK_COST)
     return Json(await bus.request(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S))
-
-
-async def _resolved(app: App, advisory: Advisory) -> Advisory:
-    """An advisory whose model may be an adapter's name, with the base and that adapter, and with
-    where the session's KV is. Its sender may have made them up."""
-    kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
-    record = None
-    if advisory.model_id is not None:
-        record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
-    if record is None:
-        return replace(advisory, adapter=None, kv_at=kv_at)
-    return replace(advisory, model_id=record.model_id, adapter=record.ref, kv_at=kv_at)
 
 
 def _priority(app: App, tenant: TenantId, named: int, *, is_asked: bool) -> int:

@@ -4,12 +4,14 @@ Chat, completions and the NATS endpoint differ in what they read and how they wr
 between is here.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from services.frontend import telemetry
 from services.frontend.access import note
+from services.frontend.advising import carry_out
+from services.frontend.api.kv_hints import Wish
 from services.frontend.api.text.prompts import Owner, Reply, TokenizedPrompt, remember
 from services.frontend.app import App
 from services.frontend.core.capacity import HeldCapacity
@@ -20,7 +22,7 @@ from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
 from services.frontend.models import ServedModel
 from shared.errors import InvalidRequest
-from shared.ids import TurnId, new_id
+from shared.ids import ModelId, TurnId, new_id
 from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
 
 SEEDS = 2**63
@@ -33,6 +35,8 @@ class Plan:
     Attributes:
         samplings: one a prompt (their room for output differs).
         show_special: decode special tokens too.
+        wishes: of the request's `kv_hints`; `place`: where it came from.
+        asked_model: as the request calls it.
     """
 
     model: ServedModel
@@ -47,6 +51,9 @@ class Plan:
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
     agent: AgentRef | None = None
+    wishes: Sequence[Wish] = ()
+    place: str = ""
+    asked_model: ModelId | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +124,7 @@ class Generation:
             new = self._turn(index)
             self._turn_ids.append(new.turn_id)
             self._app.hub.open(new, self.mailbox, index)
+        self._carry_out([wish for wish in self.plan.wishes if not wish.is_own])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,6 +138,7 @@ class Generation:
                 telemetry.FINISHED["abort"].inc()
                 self._app.hub.cancel(turn_id)
         self._tell_agent_left()
+        self._carry_out([wish for wish in self.plan.wishes if wish.is_own])
 
     def prompt_of(self, index: int) -> TokenizedPrompt:
         """The prompt of choice `index`."""
@@ -229,6 +238,22 @@ class Generation:
                 tools=self.tools,
             )
             self._app.hub.tell(left)
+
+    def _carry_out(self, wishes: Sequence[Wish]) -> None:
+        """See to what `kv_hints` ask for, beside the request."""
+        if not wishes:
+            return
+        plan = self.plan
+        work = carry_out(
+            self._app,
+            wishes,
+            tenant=plan.owner.tenant,
+            place=plan.place,
+            model_id=plan.asked_model,
+            request_id=plan.request_id,
+        )
+        if not self._app.hints.spawn(work):
+            telemetry.KV_HINTS.labels("dropped").inc(len(wishes))
 
     def _note(self) -> None:
         """Tell the access log."""

@@ -1,6 +1,7 @@
 """From a body and its prompts to what is to be generated: what chat and completions share."""
 
 from services.frontend.api.bodies import Generate, agent_of, session_of, stop_strings
+from services.frontend.api.kv_hints import count_ignored, wishes_of
 from services.frontend.api.text.generation import Generation, Plan
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, given_tokens
 from services.frontend.api.text.sampling import max_new_tokens, sampling_params
@@ -10,6 +11,7 @@ from services.frontend.core.quotas import priority_within
 from services.frontend.models import ServedModel
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
+from shared.ids import ModelId
 
 
 def owner_of(body: Generate, origin: Origin) -> Owner:
@@ -57,6 +59,8 @@ async def generation_of(
         InvalidRequest: it does not fit the model, or a token id is outside the vocabulary.
     """
     owner, wanted = owner_of(body, origin), asked != 0
+    wishes = wishes_of(body.kv_hints, owner.session_id)
+    count_ignored(body.kv_hints, wishes)
     prompts = [await cut(model, owner, body, prompt, max(asked or 1, 1)) for prompt in prompts]
     max_model_len = model.card.max_model_len
     lengths = [
@@ -86,6 +90,9 @@ async def generation_of(
         slo_ttft_ms=origin.slo_ttft_ms,
         slo_tpot_ms=origin.slo_tpot_ms,
         agent=agent_of(body, origin) if owner.session_id is not None else None,
+        wishes=wishes,
+        place=origin.place,
+        asked_model=ModelId(body.model),
     )
     return Generation(app, plan)
 

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from services.tracker.core import Count, Drop, Effect, Expect, Limits, Record, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import InvalidRequest, NoCapacity, NotFound, TenantQuota
+from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, Advisory, AdvisoryKey, TurnArrived
 from shared.messages.codec import encode
 
 SECOND = 1_000_000_000
+UNCOUNTED = HintLimits(per_place=0, per_tenant=0)
 
 
 class Driver:
@@ -319,7 +321,7 @@ def test_every_life_ends_once_and_nothing_stays(script: list[tuple[str, int]]) -
 
 
 def test_timers_are_bounded_by_what_is_remembered() -> None:
-    driver = Driver()
+    driver = Driver(Limits(accounts=UNCOUNTED))
     driver.submit("kept", arrival=5)
     for _ in range(10_000):
         driver.submit()

@@ -1,0 +1,177 @@
+"""``kv_hints``: what orchestrators of other servers say of KV in a request (vLLM's RFC 53421).
+
+An envelope holds actions, each with a version of its own. Four of them mean something here:
+
+- ``fetch``: a session's turn is coming. Of the request's own session it says nothing new: its turn
+  is here, and brings up what it needs.
+- ``retain``: the session's next turn comes within ``duration`` seconds.
+- ``demote``, ``release``: it does not come.
+
+What concerns the request's own session is done when its turn is over, the rest at once. All other
+actions are counted and ignored, and so is what payloads say of blocks, tokens and other servers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.frontend import telemetry
+from shared.errors import InvalidRequest
+from shared.ids import SessionId
+
+PROTOCOL = "0.1"
+MAJOR = "1"
+ACTIONS_MAX = 64
+NAME_CHARS_MAX = 512
+SESSION_CHARS_MAX = 256
+DURATION_S_MAX = 30 * 86_400.0  # as others take it; here a hint lives a day at most
+ARRIVAL_S_MAX = 86_400.0
+TTL_MS_MAX = 86_400_000
+RETAIN_MS = 300_000
+
+ActionName = Literal["fetch", "retain", "demote", "release"]
+ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+
+
+class KvHintAction(BaseModel):
+    """One action; `payload` is read only if its type and version are known."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    action_id: Name
+    action_type: Name
+    action_version: Name
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def known(self) -> ActionName | None:
+        """What it means here, if anything."""
+        name = self.action_type.removeprefix("kv.")
+        is_ours = self.action_version.partition(".")[0] == MAJOR
+        return next((each for each in ACTIONS if each == name), None) if is_ours else None
+
+
+class KvHints(BaseModel):
+    """The envelope."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    protocol_version: Name
+    message_id: Name
+    actions: Annotated[list[KvHintAction], Field(max_length=ACTIONS_MAX, fail_fast=True)] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be done for an action.
+
+    Attributes:
+        is_own: about the session of the request that it came with.
+        is_wanted: the session's turn is coming, within `ttl_ms`; else it is not.
+    """
+
+    action: ActionName
+    session_id: str
+    is_own: bool
+    is_wanted: bool
+    expected_arrival: float | None = None
+    ttl_ms: int | None = None
+
+
+def wishes_of(hints: KvHints | None, own: SessionId | None) -> list[Wish]:
+    """What an envelope asks for.
+
+    Args:
+        own: the session of its request.
+
+    Raises:
+        InvalidRequest: a payload that is read here has a wrong field; names it.
+    """
+    wishes = []
+    for number, action in enumerate(hints.actions if hints is not None else ()):
+        name = action.known
+        if hints is None or hints.protocol_version != PROTOCOL or name is None:
+            continue
+        wish = _wish(name, _Payload(f"kv_hints.actions[{number}].payload", action.payload), own)
+        if wish is not None:
+            wishes.append(wish)
+    return wishes
+
+
+def count_ignored(hints: KvHints | None, wishes: list[Wish]) -> None:
+    """Of the envelope's actions, those that come to nothing here."""
+    if hints is not None and (num := len(hints.actions) - len(wishes)):
+        telemetry.KV_HINTS.labels("ignored").inc(num)
+
+
+def _wish(name: ActionName, payload: "_Payload", own: SessionId | None) -> Wish | None:
+    """None: there is nothing to do."""
+    session_id = payload.session_id() or own
+    ttl_ms, arrival = payload.ttl_ms(), payload.number("expected_arrival", ARRIVAL_S_MAX)
+    is_given_up = payload.is_given_up()
+    is_wanted = name == "fetch" or (name == "retain" and not is_given_up)
+    is_own = session_id == own
+    if session_id is None or (name == "fetch" and is_own):
+        return None
+    if name == "retain" and ttl_ms is None:
+        ttl_ms = RETAIN_MS
+    return Wish(
+        action=name,
+        session_id=session_id,
+        is_own=is_own,
+        is_wanted=is_wanted,
+        expected_arrival=arrival if name == "fetch" else None,
+        ttl_ms=ttl_ms if is_wanted else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """Reads fields, and names those that are wrong."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    def session_id(self) -> str | None:
+        value = self.fields.get("session_id")
+        if value is None:
+            return None
+        if not isinstance(value, str) or not 1 <= len(value) <= SESSION_CHARS_MAX:
+            raise self._wrong("session_id", f"give 1 to {SESSION_CHARS_MAX} characters")
+        return value
+
+    def number(self, field: str, most: float) -> float | None:
+        """A number from 0 to `most`."""
+        value = self.fields.get(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise self._wrong(field, f"give a number from 0 to {most:g}")
+        return float(value)
+
+    def ttl_ms(self) -> int | None:
+        """How long the session is wanted: its own ``duration``, or the longest of a directive."""
+        durations = [self.number("duration", DURATION_S_MAX)]
+        durations += [each.number("duration", DURATION_S_MAX) for each in self._directives()]
+        given = [each for each in durations if each is not None]
+        return min(max(int(max(given) * 1e3), 1), TTL_MS_MAX) if given else None
+
+    def is_given_up(self) -> bool:
+        """Whether all directives have priority 0, which is to let go."""
+        priorities = [each.number("priority", 100) for each in self._directives()]
+        return bool(priorities) and not any(priorities)
+
+    def _directives(self) -> list["_Payload"]:
+        value = self.fields.get("directives")
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise self._wrong("directives", "give a list of objects")
+        return [
+            _Payload(f"{self.name}.directives[{number}]", each) for number, each in enumerate(value)
+        ]
+
+    def _wrong(self, field: str, hint: str) -> InvalidRequest:
+        param = f"{self.name}.{field}"
+        return InvalidRequest(f"{param}: {hint}", param)

@@ -1,0 +1,125 @@
+"""What earlier advisories teach of new ones: whether their turns come, when, and who may send more.
+
+All of it is lost when the tracker restarts, and safely so: unknown senders are believed.
+"""
+
+from dataclasses import replace
+
+from services.tracker.core.leads import Leads
+from services.tracker.core.limits import SECOND_NS, Limits
+from services.tracker.core.outcomes import Outcomes
+from services.tracker.core.records import Record
+from services.tracker.core.verdicts import as_verdict, verdict_of
+from shared.hint_accounts import HintAccounts
+from shared.messages import Advisory, HintRate, HintStatus
+
+MS_NS = 1_000_000
+TTL_FACTOR = 10  # what is learned shortens or lengthens the usual expiry by no more
+DIRECT = "nats"  # where advisories come from that no frontend has taken
+
+
+class Learned:
+    """Reads and corrects records by what became of others."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._outcomes = Outcomes()
+        self._leads = Leads()
+        self._accounts = HintAccounts(limits.accounts)
+
+    def charged(self, advisory: Advisory, now_ns: int) -> Advisory:
+        """An advisory that came past the frontends, on its sender's account.
+
+        Raises:
+            HintsThrottled: too many of those came to nothing.
+        """
+        self._accounts.take(advisory.tenant, DIRECT, now_ns)
+        return replace(advisory, place=DIRECT)
+
+    def begin(self, advisory: Advisory, now_ns: int) -> Record:
+        """The record of an advisory whose session has none that lives."""
+        record = Record(
+            (advisory.tenant, advisory.session_id),
+            now_ns,
+            now_ns,
+            advisory.model_id,
+            advisory.priority,
+            advisory.adapter,
+            agent=advisory.agent,
+            workflow_id=advisory.workflow_id,
+            frontend_id=advisory.frontend_id,
+            place=advisory.place,
+            is_dated=advisory.expected_arrival is not None,
+            is_acted_on=False,
+        )
+        record.arrives_at_ns, record.expires_at_ns = self._times(record, advisory, now_ns)
+        self._weigh(record, now_ns)
+        return record
+
+    def merge(self, record: Record, advisory: Advisory, now_ns: int) -> None:
+        """A session's turn is announced once more."""
+        record.num_merged += 1
+        if advisory.place == DIRECT:
+            self._accounts.on_merged(advisory.tenant, DIRECT)
+        record.agent = advisory.agent or record.agent
+        record.workflow_id = advisory.workflow_id or record.workflow_id
+        arrives_at_ns, expires_at_ns = self._times(record, advisory, now_ns)
+        is_dated = advisory.expected_arrival is not None
+        if is_dated or record.is_dated:
+            if not is_dated:
+                arrives_at_ns = 0
+            if record.arrives_at_ns > now_ns:  # else it did not come then: the new word counts
+                arrives_at_ns = min(record.arrives_at_ns, arrives_at_ns)
+            record.arrives_at_ns = arrives_at_ns
+        record.is_dated = record.is_dated or is_dated
+        record.priority = max(record.priority, advisory.priority)
+        record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
+        if advisory.model_id is not None:
+            record.model_id, record.adapter = advisory.model_id, advisory.adapter
+        self._weigh(record, now_ns)
+
+    def on_end(self, record: Record, now_ns: int) -> None:
+        """A record is over, acted on or not: so whoever was wrong can be right again."""
+        verdict = verdict_of(record)
+        self._outcomes.learn(record.whose, now_ns, is_used=verdict == 0)
+        if record.place == DIRECT and record.frontend_id is None:
+            counts = [0, 0, 0]
+            counts[verdict] = 1
+            self._accounts.on_verdicts([as_verdict((record.key[0], DIRECT), counts)])
+
+    def on_lead(self, record: Record, now_ns: int) -> None:
+        """Its turn is here."""
+        if not record.is_dated:
+            self._leads.learn(record.whose, (now_ns - record.created_at_ns) / SECOND_NS, now_ns)
+
+    def status(self, num_live: int, now_ns: int) -> HintStatus:
+        """What `symphony status` shows."""
+        return HintStatus(
+            num_live=num_live,
+            rates=[
+                HintRate(tenant=tenant, hits=round(hits, 3), num_hints=round(num, 1))
+                for tenant, hits, num in self._outcomes.rates(now_ns)
+            ],
+            throttled=self._accounts.throttled(now_ns),
+        )
+
+    def _weigh(self, record: Record, now_ns: int) -> None:
+        record.chance = self._outcomes.chance(record.whose, now_ns)
+        record.is_acted_on = record.is_acted_on or record.chance >= self._limits.act_chance_min
+
+    def _times(self, record: Record, advisory: Advisory, now_ns: int) -> tuple[int, int]:
+        """When the turn is expected (0: at any time), and until when."""
+        limits = self._limits
+        if advisory.expected_arrival is not None:
+            arrives_at_ns = now_ns + int(advisory.expected_arrival * SECOND_NS)
+            expires_at_ns = arrives_at_ns + limits.slack_ns
+        elif (lead := self._leads.expected(record.whose, now_ns)) is not None:
+            early_ns, late_ns = int(lead.early_s * SECOND_NS), int(lead.late_s * SECOND_NS)
+            arrives_at_ns = now_ns + early_ns if early_ns >= SECOND_NS else 0
+            shortest_ns, longest_ns = limits.ttl_ns // TTL_FACTOR, limits.ttl_ns * TTL_FACTOR
+            expires_at_ns = now_ns + min(max(late_ns, shortest_ns), longest_ns)
+        else:
+            arrives_at_ns, expires_at_ns = 0, now_ns + limits.ttl_ns
+        if advisory.ttl_ms is not None:
+            expires_at_ns = now_ns + advisory.ttl_ms * MS_NS
+        return arrives_at_ns, expires_at_ns

@@ -1,0 +1,205 @@
+"""Who may send advisories, by what became of the ones before: token buckets refilled by outcome.
+
+An advisory costs one token. One whose turn comes gives back several, one that its sender takes back
+gives half, one that comes to nothing gives none. So whoever is right at least once in `USED_GAIN`
+times sends as many as it likes, and the others send what a bucket holds and then a few a second. A
+sender is one place of a tenant's (an address, or NATS); the tenant has a bucket for all of them
+together, so that many addresses help little.
+
+A newcomer's bucket is a quarter full, so that a flood costs little before it is known for one.
+Nobody is refused for ever: buckets also fill by themselves. What no tracker will tell any more, as
+it has lost it, is forgiven.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from shared.errors import HintsThrottled
+from shared.ids import TenantId
+from shared.messages import HintsEnded, HintVerdict, Throttled
+
+USED_GAIN = 4.0
+TAKEN_BACK_GAIN = 0.5
+MERGED_GAIN = 0.75  # of one that only repeats what is known
+FIRST_SHARE = 0.25  # of a bucket, for somebody of whom nothing is known
+TAKE_BACK_COST = 0.25  # of taking one back, whether there is one or not
+PLACE_PER_S = 1.0
+TENANT_PER_S = 8.0
+ACCOUNTS_MAX = 16_384
+PROVEN_USED = 8.0  # so many of a place's came true lately, and at least half of all
+KEPT = 0.98  # of what is known of a place's when one more is
+THROTTLED_NS = 10_000_000_000  # it is called throttled for so long after it was refused
+SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintLimits:
+    """Attributes:
+    per_place: tokens of one place of a tenant's; 0: any number.
+    per_tenant: of all of a tenant's; 0: any number.
+    """
+
+    per_place: int = 2048
+    per_tenant: int = 8192
+
+
+@dataclass(slots=True)
+class _Account:
+    """Attributes:
+    open: spent on advisories of which nobody has told yet what became of them.
+    used, ended: lately; older ones weigh less.
+    """
+
+    tokens: float
+    at_ns: int
+    open: float = 0.0
+    used: float = 0.0
+    ended: float = 0.0
+    num_refused: int = 0
+    refused_at_ns: int = 0
+
+    @property
+    def is_proven(self) -> bool:
+        return self.used >= PROVEN_USED and self.used >= self.ended / 2
+
+
+class _Accounts:
+    """Of one kind; of too many, those that were unused for longest are forgotten."""
+
+    def __init__(self, size: int, per_s: float) -> None:
+        self.size = size
+        self.per_s = per_s
+        self.of: OrderedDict[tuple[TenantId, str], _Account] = OrderedDict()
+
+    def at(self, key: tuple[TenantId, str], now_ns: int) -> _Account:
+        """The account as it is now."""
+        account = self.of.get(key)
+        if account is None:
+            account = self.of[key] = _Account(self.size * FIRST_SHARE, now_ns)
+            if len(self.of) > ACCOUNTS_MAX:
+                self.of.popitem(last=False)
+        else:
+            self.of.move_to_end(key)
+        passed_s = max(now_ns - account.at_ns, 0) / 1e9
+        self._gain(account, passed_s * self.per_s)
+        account.at_ns = now_ns
+        return account
+
+    def told(self, key: tuple[TenantId, str], verdict: HintVerdict) -> None:
+        """What became of some; of a forgotten account nothing is kept."""
+        account = self.of.get(key)
+        if account is None:
+            return
+        num_used, num_ended = verdict.num_used, _num_ended(verdict)
+        account.open = max(account.open - num_ended, 0.0)
+        kept = KEPT**num_ended
+        account.used = account.used * kept + num_used
+        account.ended = account.ended * kept + num_ended
+        self._gain(account, USED_GAIN * num_used + TAKEN_BACK_GAIN * verdict.num_taken_back)
+
+    def merged(self, key: tuple[TenantId, str]) -> None:
+        """One was only a repetition."""
+        if (account := self.of.get(key)) is not None:
+            account.open = max(account.open - 1.0, 0.0)
+            self._gain(account, MERGED_GAIN)
+
+    def forgive(self) -> None:
+        """Nobody will tell what became of those that are open."""
+        for account in self.of.values():
+            self._gain(account, account.open)
+            account.open = 0.0
+
+    def _gain(self, account: _Account, tokens: float) -> None:
+        account.tokens = min(account.tokens + tokens, float(self.size))
+
+
+class HintAccounts:
+    """Of all senders that one service hears.
+
+    Args:
+        limits: of everybody.
+    """
+
+    def __init__(self, limits: HintLimits) -> None:
+        self._places = _Accounts(limits.per_place, PLACE_PER_S)
+        self._tenants = _Accounts(limits.per_tenant, TENANT_PER_S)
+        self._tracker_id: str | None = None
+
+    def take(self, tenant: TenantId, place: str, now_ns: int, cost: float = 1.0) -> None:
+        """One more advisory.
+
+        Args:
+            cost: `TAKE_BACK_COST` of what takes one back.
+
+        Raises:
+            HintsThrottled: too many of the sender's came to nothing, or of its tenant's and it has
+                not shown yet that its own are better.
+        """
+        of_place = self._places.at((tenant, place), now_ns)
+        of_tenant = self._tenants.at((tenant, ""), now_ns)
+        if self._places.size and of_place.tokens < cost:
+            raise _refuse(self._places, of_place, cost, now_ns, f"from {place or 'here'}")
+        is_known = self._places.size > 0 and of_place.is_proven
+        if self._tenants.size and of_tenant.tokens < cost and not is_known:
+            raise _refuse(self._tenants, of_tenant, cost, now_ns, "of this tenant")
+        for account in (of_place, of_tenant):
+            account.tokens = max(account.tokens - cost, 0.0)
+            account.open += cost if cost >= 1.0 else 0.0
+
+    def on_merged(self, tenant: TenantId, place: str) -> None:
+        """The last one said what was known already."""
+        self._places.merged((tenant, place))
+        self._tenants.merged((tenant, ""))
+
+    def on_ended(self, ended: HintsEnded) -> None:
+        """The tracker tells what became of some."""
+        if ended.tracker_id != self._tracker_id:
+            if self._tracker_id is not None:
+                self._places.forgive()
+                self._tenants.forgive()
+            self._tracker_id = ended.tracker_id
+        self.on_verdicts(ended.verdicts)
+
+    def on_verdicts(self, verdicts: Sequence[HintVerdict]) -> None:
+        """What became of some."""
+        for verdict in verdicts:
+            self._places.told((verdict.tenant, verdict.place), verdict)
+            self._tenants.told((verdict.tenant, ""), verdict)
+
+    def throttled(self, now_ns: int) -> list[Throttled]:
+        """Who was refused just now, those first that were most often."""
+        found = [
+            Throttled(
+                tenant=tenant,
+                place=place,
+                retry_after_s=round(_wait_s(kind, account, 1.0), 1),
+                num_refused=account.num_refused,
+            )
+            for kind in (self._tenants, self._places)
+            for (tenant, place), account in kind.of.items()
+            if account.num_refused and now_ns - account.refused_at_ns < THROTTLED_NS
+        ]
+        return sorted(found, key=lambda each: -each.num_refused)[:SHOWN_MAX]
+
+
+def _refuse(
+    kind: _Accounts, account: _Account, cost: float, now_ns: int, whose: str
+) -> HintsThrottled:
+    if now_ns - account.refused_at_ns >= THROTTLED_NS:
+        account.num_refused = 0
+    account.num_refused += 1
+    account.refused_at_ns = now_ns
+    return HintsThrottled(
+        f"too many advisories {whose} came to nothing: send fewer, or only those whose turns come",
+        retry_after_s=ceil(_wait_s(kind, account, cost)),
+    )
+
+
+def _wait_s(kind: _Accounts, account: _Account, cost: float) -> float:
+    return max(cost - account.tokens, 0.0) / kind.per_s
+
+
+def _num_ended(verdict: HintVerdict) -> int:
+    return verdict.num_used + verdict.num_taken_back + verdict.num_spurious

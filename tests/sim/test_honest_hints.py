@@ -1,0 +1,129 @@
+"""Who is throttled for advisories: not people who type and delete, and at once whoever floods."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from heapq import merge
+from random import Random
+
+import pytest
+
+from loadtest.typing_people import Act, live, load_dialogues, load_speeds, why_absent
+from services.tracker.core import Effect, Limits, Tell, TrackerCore
+from shared.effects import WakeAt
+from shared.errors import HintsThrottled, NotFound
+from shared.hint_accounts import HintAccounts, HintLimits
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
+from shared.messages import Advisory, AdvisoryKey, TurnArrived
+
+SECOND = 1_000_000_000
+FRONTEND = FrontendId("f")
+NUM_PEOPLE = 400
+BEGIN_S = 120.0  # people come within that time
+FLOOD_RATE = 10_000
+Event = tuple[float, str, str, Act]
+
+
+class House:
+    """A frontend's accounts and the tracker's core, with nothing between them and no delay."""
+
+    def __init__(self, limits: HintLimits | None = None) -> None:
+        self.accounts = HintAccounts(limits or HintLimits())
+        self.tracker = TrackerCore(Limits(), tracker_id="life")
+        self.asked: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.first_refused_at_s: dict[str, float] = {}
+        self._wake_at_ns: int | None = None
+
+    def do(self, at_s: float, place: str, session: str, act: Act) -> None:
+        now_ns = int(at_s * SECOND)
+        while self._wake_at_ns is not None and self._wake_at_ns <= now_ns:
+            woken_at_ns, self._wake_at_ns = self._wake_at_ns, None
+            self._perform(self.tracker.on_wake(woken_at_ns))
+        session_id = SessionId(session)
+        if act == "turn":
+            arrived = TurnArrived(session_id=session_id, turn_id=TurnId("t"))
+            self._perform(self.tracker.on_turn_arrived(arrived, now_ns))
+        elif act == "take back":
+            with suppress(NotFound):  # it was refused, or is over for long
+                key = AdvisoryKey(session_id=session_id)
+                self._perform(self.tracker.on_invalidate(key, now_ns)[1])
+        else:
+            self._hint(at_s, place, session_id, now_ns)
+
+    def _hint(self, at_s: float, place: str, session_id: SessionId, now_ns: int) -> None:
+        self.asked[place] += 1
+        try:
+            self.accounts.take(DEFAULT_TENANT, place, now_ns)
+        except HintsThrottled:
+            self.refused[place] += 1
+            self.first_refused_at_s.setdefault(place, at_s)
+            return
+        advisory = Advisory(session_id=session_id, place=place, frontend_id=FRONTEND)
+        record, effects = self.tracker.on_submit(advisory, now_ns)
+        if record.num_merged:
+            self.accounts.on_merged(DEFAULT_TENANT, place)
+        self._perform(effects)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                self.accounts.on_ended(effect.message)
+            elif isinstance(effect, WakeAt):
+                self._wake_at_ns = effect.at_ns
+
+
+def people(seed: int, *, place: str = "") -> Iterator[Event]:
+    """What many people do, all at one address or each at their own."""
+    rng, dialogues, speeds = Random(seed), load_dialogues(), load_speeds()
+    lives = []
+    for number in range(NUM_PEOPLE):
+        turns, at_s = rng.choice(dialogues), rng.uniform(0, BEGIN_S)
+        name = f"p{number}"
+        acts = [(at, place or name, name, act) for at, act in live(turns, speeds, rng, at_s)]
+        lives.append(acts)
+    return merge(*lives)
+
+
+def flood(place: str, seconds: float) -> Iterator[Event]:
+    """Sessions that nobody has, far faster than anybody types."""
+    for number in range(int(FLOOD_RATE * seconds)):
+        yield 60.0 + number / FLOOD_RATE, place, f"x{place}-{number}", "hint"
+
+
+needs_traces = pytest.mark.skipif(bool(why_absent()), reason=why_absent())
+
+
+@needs_traces
+def test_people_who_type_and_delete_are_not_throttled() -> None:
+    """With a tenth of the limit, and so at one address as many as 4,000 with all of them."""
+    limits = HintLimits(per_place=HintLimits().per_place // 10)
+    for place in ("", "office"):
+        house = House(limits)
+        for event in people(1, place=place):
+            house.do(*event)
+        num_asked, num_refused = house.asked.total(), house.refused.total()
+        assert num_asked > 2 * NUM_PEOPLE
+        assert num_refused <= 0.001 * num_asked
+
+
+@needs_traces
+def test_a_flood_is_throttled_at_once_and_people_of_the_same_tenant_are_not() -> None:
+    house = House()
+    for event in merge(people(2), flood("flooder", 2.0)):
+        house.do(*event)
+    assert house.first_refused_at_s.pop("flooder") < 60.1
+    assert house.refused.pop("flooder") > 0.85 * house.asked.pop("flooder")
+    assert house.refused.total() <= 0.001 * house.asked.total()
+
+
+@needs_traces
+def test_floods_from_many_addresses_stop_at_the_tenant_and_spare_who_was_right() -> None:
+    house = House()
+    floods = (flood(f"flooder-{number}", 0.1) for number in range(12))
+    for event in merge(people(3, place="office"), *floods):
+        house.do(*event)
+    num_refused, num_asked = house.refused.pop("office", 0), house.asked.pop("office")
+    assert num_refused <= 0.001 * num_asked
+    let_in = house.asked.total() - house.refused.total()
+    assert let_in < 12 * 512 / 2, "the tenant's limit holds for all together"

@@ -1,0 +1,193 @@
+"""What earlier advisories teach: the chance and the time of a turn, and whose order proves what."""
+
+from random import Random
+
+import pytest
+
+from services.tracker.core import Count, Expect, Limits, SeeLead, Tell, levels
+from services.tracker.core.leads import Leads
+from services.tracker.core.levels import Levels, Whose
+from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
+from shared.hint_accounts import HintLimits
+from shared.ids import FrontendId, SessionId, TenantId
+from shared.messages import Advisory, HintVerdict
+from tests.unit.tracker.core.test_tracker import SECOND, Driver, asks, counts, drops
+
+T = TenantId("t")
+HOUR = 3600 * SECOND
+
+
+def whose(session: str = "s", application: str = "app", tenant: str = "t") -> Whose:
+    return Whose(TenantId(tenant), application, SessionId(session))
+
+
+def test_the_narrow_level_speaks_where_it_knows_enough_else_the_broader_one() -> None:
+    outcomes = Outcomes()
+    assert outcomes.chance(whose(), 0) == FIRST_CHANCE
+    for number in range(40):
+        outcomes.learn(whose(f"bad{number}", "bad"), 0, is_used=False)
+        outcomes.learn(whose(f"good{number}", "good"), 0, is_used=True)
+    assert outcomes.chance(whose("new", "bad"), 0) < 0.1
+    assert outcomes.chance(whose("new", "good"), 0) > 0.9
+    assert 0.4 < outcomes.chance(whose("new", "new"), 0) < 0.6, "the tenant's"
+    assert outcomes.chance(whose("new", "bad", "other"), 0) == FIRST_CHANCE
+    for _ in range(12):
+        outcomes.learn(whose("own", "bad"), 0, is_used=True)
+    assert outcomes.chance(whose("own", "bad"), 0) > 0.7
+    assert outcomes.chance(whose("new", "bad"), 10 * HOUR) > 0.8, "it is long ago"
+
+
+def test_tables_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "SESSIONS_MAX", 5)
+    table = Levels(SECOND)
+    for number in range(20):
+        table.add(whose(f"s{number}"), 1.0, 0.0, 0)
+    assert [len(of_level) for of_level, _ in table._tables] == [1, 1, 5]
+    assert [sums.num for sums in table.read(whose("s0"), 0)] == [20, 20], "it was forgotten"
+
+
+def test_leads_are_learned_as_they_are_spread() -> None:
+    rng, leads = Random(1), Leads()
+    assert leads.expected(whose(), 0) is None
+    seen = [rng.lognormvariate(2.0, 0.5) for _ in range(500)]
+    for number, lead_s in enumerate(seen):
+        leads.learn(whose(f"s{number}"), lead_s, 0)
+    found = leads.expected(whose("new"), 0)
+    assert found is not None
+    assert 0.01 < sum(lead_s < found.early_s for lead_s in seen) / 500 < 0.04
+    assert sum(lead_s > found.late_s for lead_s in seen) / 500 < 0.02
+    for _ in range(50):
+        leads.learn(whose("slow"), 60.0, 0)
+    slow = leads.expected(whose("slow"), 0)
+    assert slow is not None and slow.late_s > 60 > found.late_s
+    assert leads.expected(whose("new", tenant="other"), 0) is None
+
+
+def hint(d: Driver, session: str, **fields: object) -> list[str]:
+    advisory = Advisory(session_id=SessionId(session), **fields)  # type: ignore[arg-type]
+    return counts(d.core.on_submit(advisory, d.now_ns)[1])
+
+
+def test_who_is_mostly_wrong_is_tracked_until_its_turns_come_again() -> None:
+    d = Driver()
+    for number in range(60):
+        hint(d, f"x{number}", agent="spammer")
+    d.wake(61)
+    effects = d.core.on_submit(Advisory(session_id=SessionId("s"), agent="spammer"), d.now_ns)[1]
+    assert counts(effects) == ["tracked"] and not asks(effects)
+    record = d.get()
+    assert not record.is_acted_on and record.chance < 0.1
+    assert not asks(d.wake(30)), "nobody is asked later either"
+    effects = d.arrive()
+    assert counts(effects) == ["tracked_used"] and not drops(effects)
+    assert d.get().state == "late"
+    hint(d, "s2", agent="spammer")
+    assert counts(d.wake(70)) == ["tracked_expired"]
+    for number in range(20):
+        hint(d, f"y{number}", agent="spammer")
+        d.arrive(f"y{number}")
+    assert hint(d, "s", agent="spammer") == ["submitted"] and d.get().is_acted_on
+    assert hint(d, "s3", agent="other") == ["submitted"]
+
+
+def test_an_expiry_and_an_arrival_follow_what_was_seen() -> None:
+    d = Driver()
+    for number in range(40):
+        d.submit(f"x{number}")
+        d.now_ns += 10 * SECOND
+        (lead,) = [e for e in d.arrive(f"x{number}") if isinstance(e, SeeLead)]
+        assert lead.seconds == 10
+    (ask,) = [e.message for e in d.submit() if isinstance(e, Expect)]
+    assert 7 < ask.arrives_in_ns / SECOND < 10 < ask.expires_in_ns / SECOND < 14
+    d.now_ns += 5 * SECOND
+    d.placed()
+    assert asks(d.submit()) == [], "saying it again puts nothing off"
+    assert d.get().arrives_at_ns < d.now_ns + 5 * SECOND
+    (said,) = [e.message for e in d.submit("said", arrival=50) if isinstance(e, Expect)]
+    assert (said.arrives_in_ns, said.expires_in_ns) == (50 * SECOND, 80 * SECOND)
+
+
+def test_turns_that_come_after_all_lengthen_the_expiry() -> None:
+    d = Driver(Limits(ttl_ns=20 * SECOND))
+    ends = []
+    for number in range(25):
+        d.submit(f"x{number}")
+        d.wake(30)
+        ends += counts(d.arrive(f"x{number}"))
+        assert not [e for e in d.arrive(f"x{number}") if isinstance(e, SeeLead)], "once"
+    assert ends == ["missed"] * 21 + ["late"] * 4
+
+
+def test_a_ttl_of_its_own_and_names_are_kept() -> None:
+    d = Driver()
+    hint(d, "s", ttl_ms=1500, agent="qa", workflow_id="w1")
+    record = d.get()
+    assert (record.agent, record.workflow_id) == ("qa", "w1")
+    assert record.expires_at_ns == d.now_ns + 1_500_000_000
+    hint(d, "s", ttl_ms=500)
+    assert (d.get().agent, d.get().expires_at_ns) == ("qa", d.now_ns + 1_500_000_000)
+    assert counts(d.wake(1.5)) == ["expired"]
+
+
+def test_a_later_turn_of_an_ordered_sender_proves_the_earlier_hints_wrong() -> None:
+    d = Driver()
+    for session in ("a", "b", "c"):
+        hint(d, session, ordered=True, workflow_id="w")
+    hint(d, "elsewhere", ordered=True, workflow_id="v")
+    hint(d, "unordered")
+    effects = d.arrive("b")
+    assert counts(effects) == ["overtaken", "late"] and drops(effects) == 2
+    assert [d.get(session).state for session in ("a", "c", "elsewhere", "unordered")] == [
+        "overtaken", "expected", "expected", "expected",
+    ]  # fmt: skip
+    assert counts(d.arrive("a")) == ["missed"]
+    assert counts(d.arrive("c")) == ["late"]
+
+
+def test_an_announcement_again_is_as_late_as_its_last_word() -> None:
+    d = Driver()
+    for session in ("a", "b", "a"):
+        hint(d, session, ordered=True)
+    assert counts(d.arrive("b")) == ["late"], "a was announced after it, too"
+    hint(d, "c", ordered=True)
+    hint(d, "a")
+    assert counts(d.arrive("c")) == ["late"], "somebody expects a who knows no order"
+    d.wake(100)
+    assert not len(d.core._order)
+
+
+def test_the_frontend_that_took_them_is_told_what_became_of_them() -> None:
+    d = Driver()
+    fields = {"frontend_id": FrontendId("f"), "place": "p"}
+    for session in ("used", "back", "never", "after all"):
+        hint(d, session, **fields)
+    hint(d, "nobody's")
+    d.arrive("used")
+    d.invalidate("back")
+    d.arrive("nobody's")
+    assert not [e for e in d.wake(0.1) if isinstance(e, Tell)], "some are gathered"
+    told = [e for e in d.wake(0.2) if isinstance(e, Tell)]
+    assert [e.frontend_id for e in told] == ["f"]
+    (verdict,) = told[0].message.verdicts
+    assert verdict.place == "p" and (verdict.num_used, verdict.num_taken_back) == (1, 1)
+    assert not [e for e in d.wake(1) if isinstance(e, Tell)]
+    d.wake(60)
+    d.arrive("after all")
+    (told_later,) = [e for e in d.wake(1) if isinstance(e, Tell)]
+    assert told_later.message.verdicts == [
+        HintVerdict(tenant=verdict.tenant, place="p", num_used=1, num_spurious=2)
+    ]
+
+
+def test_who_comes_past_the_frontends_has_an_account_here() -> None:
+    d = Driver(Limits(accounts=HintLimits(per_place=20, per_tenant=100)))
+    for number in range(5):
+        hint(d, f"x{number}")
+    with pytest.raises(Exception, match="from nats came to nothing"):
+        hint(d, "s")
+    hint(d, "s", frontend_id=FrontendId("f"))
+    assert d.core.status(d.now_ns).throttled[0].place == "nats"
+    d.arrive("x1")
+    assert [hint(d, f"y{number}") for number in range(4)] == [["submitted"]] * 4
+    (rate,) = d.core.status(d.now_ns).rates
+    assert rate.hits == 1 and Count("late") not in d.wake(100)
