@@ -3,21 +3,26 @@
 The same batch of turns is decoded by a worker that writes new KV below (arena, disk, Redis) and by
 one that does not; rounds alternate, so that drift of the machine meets both. With `--prefill` the
 same goes for prompts, one after the other. With `--disk-full` a third side writes to a disk that is
-full, so that for each block that comes another one goes.
+full, so that for each block that comes another one goes. With `--s3` one writes to an object store
+as well, as soon as a session rests: a server of S3 on this machine, which takes its part of it.
 """
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from loadtest.bench.lab import Lab, open_lab
 from loadtest.models import make_llama_125m
+from loadtest.s3_server import NoServer, s3_server
 from shared.errors import InvalidRequest, PeerUnavailable
+from shared.ids import SessionId, new_id
 
 VOCAB = 32000
 PROMPT_TOKENS = 128
@@ -42,6 +47,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--prompts", type=int, default=8, help="of those, in a round")
     parser.add_argument("--disk-full", action="store_true", help="measure on a full disk too")
     parser.add_argument("--disk-mb", type=int, default=128, help="what that holds, MiB")
+    parser.add_argument("--s3", action="store_true", help="measure with an object store too")
     parser.add_argument("--models-dir", type=Path, default=Path("~/.symphony/models").expanduser())
     args = parser.parse_args(argv)
     if min(args.batch, args.rounds, args.prompts, args.prompt_tokens, args.disk_mb) < 1:
@@ -51,20 +57,36 @@ def run(argv: list[str]) -> dict[str, Any]:
     if args.tokens < 2:
         raise InvalidRequest("--tokens: use a number from 2 on")
     model = make_llama_125m(args.models_dir, "bfloat16")
-    return asyncio.run(_measure(args, model))
+    if not args.s3:
+        return asyncio.run(_measure(args, model, {}))
+    with tempfile.TemporaryDirectory(prefix="symphony-s3-") as folder:
+        try:
+            with s3_server(Path(folder) / "s3.log") as server:
+                os.environ.update(server.environment)
+                objects = {"objects_url": server.url, "objects_rest_s": "0"}
+                return asyncio.run(_measure(args, model, objects))
+        except NoServer as error:
+            raise PeerUnavailable(str(error)) from None
 
 
-async def _measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+async def _measure(
+    args: argparse.Namespace, model: Path, objects: dict[str, str]
+) -> dict[str, Any]:
     rng = random.Random(2)
     step_ms: Figures = defaultdict(list)
     prompt_ms: Figures = defaultdict(list)
-    sides = ["on", "off", "full"] if args.disk_full else ["on", "off"]
+    kvstores: dict[str, dict[str, str]] = {"on": {}, "off": {}}
+    if args.disk_full:
+        kvstores["full"] = {"disk_bytes_max": str(args.disk_mb * MIB)}
+    if args.s3:
+        kvstores["s3"] = objects
+    sides = list(kvstores)
     async with open_lab(models=f'["{model}"]') as lab:
         await lab.start("kvstore")
         for number in range(args.rounds):
             # Which side goes first alternates too.
             for side in sides if number % 2 == 0 else reversed(sides):
-                await _begin(lab, side, args, rng)
+                await _begin(lab, side, kvstores, args, rng)
                 await _decode(lab, args.batch, min(args.tokens, 16), rng)
                 step_ms[side].append(await _decode(lab, args.batch, args.tokens, rng))
                 _say(side, step_ms[side][-1], "a step")
@@ -79,11 +101,16 @@ async def _measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     return result
 
 
-async def _begin(lab: Lab, side: str, args: argparse.Namespace, rng: random.Random) -> None:
-    """Have the worker of this side, and its disk."""
-    if args.disk_full:
-        max_bytes = args.disk_mb * MIB
-        await lab.start("kvstore", **({"disk_bytes_max": str(max_bytes)} if side == "full" else {}))
+async def _begin(
+    lab: Lab,
+    side: str,
+    kvstores: dict[str, dict[str, str]],
+    args: argparse.Namespace,
+    rng: random.Random,
+) -> None:
+    """Have the worker of this side, and its kvstore."""
+    if any(kvstores.values()):
+        await lab.start("kvstore", **kvstores[side])
     lab.mark_log("worker")
     await lab.start("worker", write_behind=str(side != "off").lower())
     if side != "off":
@@ -108,22 +135,28 @@ async def _prefill(lab: Lab, args: argparse.Namespace, rng: random.Random) -> fl
     """Prompts one after the other, each for one token; ms a prompt, the median."""
     return statistics.median(
         [
-            (await lab.turn([rng.randrange(VOCAB) for _ in range(args.prompt_tokens)])).ttft_ms
-            for _ in range(args.prompts)
+            (await lab.turn(tokens, session_id=SessionId(new_id("s")))).ttft_ms
+            for tokens in _prompts(args.prompts, args.prompt_tokens, rng)
         ]
     )
 
 
 async def _decode(lab: Lab, batch: int, tokens: int, rng: random.Random) -> float:
     """Decode `batch` turns together; ms a step between the last first token and the first end."""
-    prompts = [[rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
-    started = [lab.begin(prompt, tokens) for prompt in prompts]
+    started = [
+        lab.begin(prompt, tokens, session_id=SessionId(new_id("s")))
+        for prompt in _prompts(batch, PROMPT_TOKENS, rng)
+    ]
     await asyncio.gather(*(task for _, task in started))
     traces = [trace for trace, _ in started]
     begin = max(trace.token_at[0] for trace in traces)
     end = min(trace.token_at[-1] for trace in traces)
     num_steps = sum(begin < at <= end for at in traces[0].token_at)
     return (end - begin) / num_steps * 1e3
+
+
+def _prompts(num: int, num_tokens: int, rng: random.Random) -> list[list[int]]:
+    return [[rng.randrange(VOCAB) for _ in range(num_tokens)] for _ in range(num)]
 
 
 def _summary(ms: Figures, prefix: str) -> dict[str, Any]:
@@ -138,8 +171,8 @@ def _summary(ms: Figures, prefix: str) -> dict[str, Any]:
         f"{prefix}{side}_ms": round(median, 2) for side, median in medians.items()
     }
     result[f"{prefix}slowdown_percent"] = slower["on"]
-    if "full" in slower:
-        result[f"{prefix}full_slowdown_percent"] = slower["full"]
+    for side in slower.keys() - {"on", "off"}:
+        result[f"{prefix}{side}_slowdown_percent"] = slower[side]
     for side, each in ms.items():
         result[f"{prefix}rounds_{side}_ms"] = [round(one, 2) for one in each]
     return result
