@@ -46,7 +46,6 @@ from services.kvstore.loader import Loader, LoadResults
 from services.kvstore.objects.link import ObjectLink
 from services.kvstore.objects.store import Bucket
 from services.kvstore.peering import Peering, patience_s
-from services.kvstore.peers.sources import DiskSource
 from services.kvstore.start import Started, start_disk
 from services.kvstore.telemetry import LOAD_SECONDS, Telemetry
 from services.kvstore.threads import WriteResults, WriterThread
@@ -431,11 +430,10 @@ class KvService:
         except ValueError as error:
             shown_url = hide_password(config.objects_url)
             raise ConfigError(f"SYMPHONY_OBJECTS_URL={shown_url!r}: {error}") from None
-        source = DiskSource(disk, self._from_thread(self._on_damaged))
         return ObjectLink(
-            bucket, config.host_id, config.objects_expiry_s, self._core, source,
-            self._arenas.by_page_bytes, self._runtime.clock, self._on_fetched, self._on_saved,
-            self._on_objects_listed, self._from_thread(self._on_failure),
+            bucket, config.host_id, self._core, disk, self._arenas.by_page_bytes,
+            self._runtime.clock, self._on_fetched, self._on_saved, self._on_objects_listed,
+            self._from_thread(self._on_damaged), self._from_thread(self._on_failure),
         )  # fmt: skip
 
     def _on_damaged(self, error: DiskDamaged) -> None:

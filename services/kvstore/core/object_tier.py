@@ -7,15 +7,17 @@ from services.kvstore.core.runs import Run
 from shared.owners import NOBODY, OwnerKey
 
 LINKS_MAX = 4  # sessions that begin one another, gone through
+NEVER_NS = -(1 << 62)  # before everything that was ever used
 
 
 class _Saved:
-    __slots__ = ("num_bytes", "runs", "used_at_ns")
+    __slots__ = ("end", "num_bytes", "runs", "used_at_ns")
 
     def __init__(self) -> None:
         self.runs: dict[Run, int] = {}  # and their bytes
         self.num_bytes = 0
-        self.used_at_ns = 0
+        self.used_at_ns = NEVER_NS
+        self.end = 0  # blocks of its longest sequence
 
 
 class ObjectTier:
@@ -37,15 +39,7 @@ class ObjectTier:
 
     def runs_of(self, owner: OwnerKey) -> list[Run]:
         """A session's, and of those that begin it."""
-        found: list[Run] = []
-        seen: set[OwnerKey] = set()
-        todo = [owner]
-        while todo and len(seen) < LINKS_MAX:
-            seen.add(each := todo.pop())
-            if (saved := self._saved.get(each)) is not None:
-                found += saved.runs
-                todo += {run.before for run in saved.runs} - seen - {NOBODY}
-        return found
+        return [run for each in self._with_beginnings(owner) for run in self._saved[each].runs]
 
     def num_owned(self, owner: OwnerKey) -> int:
         """A session's blocks, one in two runs twice."""
@@ -55,7 +49,7 @@ class ObjectTier:
     def count_leading(self, owner: OwnerKey) -> int:
         """Blocks of the session's longest sequence, as far as its runs reach."""
         saved = self._saved.get(owner)
-        return 0 if saved is None else max(run.end for run in saved.runs)
+        return 0 if saved is None else saved.end
 
     def count_all_leading(self) -> dict[OwnerKey, int]:
         """The same of every session."""
@@ -67,14 +61,30 @@ class ObjectTier:
         more = num_bytes - saved.runs.get(run, 0)
         saved.runs[run] = num_bytes
         saved.num_bytes += more
+        saved.end = max(saved.end, run.end)
         self.num_bytes += more
         if used_at_ns >= saved.used_at_ns:
             saved.used_at_ns = used_at_ns
             self._saved.move_to_end(run.owner)
         self.on_change(run.owner, self.count_leading(run.owner))
 
+    def names_of(self, owner: OwnerKey) -> set[bytes]:
+        """What the names of a session's runs tell of its blocks."""
+        saved = self._saved.get(owner)
+        return set() if saved is None else {name for run in saved.runs for name in run.names()}
+
+    def lift(self, owner: OwnerKey, used_at_ns: int) -> None:
+        """A session was used at least as late as that, and so was what begins it."""
+        for each in self._with_beginnings(owner):
+            saved = self._saved[each]
+            saved.used_at_ns = max(saved.used_at_ns, used_at_ns)
+
     def sort(self) -> None:
-        """What was there before the start came in any order."""
+        """What was there before the start came in any order; who begins a session was used when
+        that was.
+        """
+        for owner, saved in list(self._saved.items()):
+            self.lift(owner, saved.used_at_ns)
         by_use = sorted(self._saved.items(), key=lambda item: item[1].used_at_ns)
         self._saved = OrderedDict(by_use)
 
@@ -86,6 +96,7 @@ class ObjectTier:
         num_bytes = saved.runs.pop(run)
         saved.num_bytes -= num_bytes
         self.num_bytes -= num_bytes
+        saved.end = max((each.end for each in saved.runs), default=0)
         if not saved.runs:
             del self._saved[run.owner]
         self.on_change(run.owner, 0)
@@ -99,18 +110,13 @@ class ObjectTier:
 
     def use(self, owner: OwnerKey, now_ns: int) -> None:
         """A session's turn is here: it, and what begins it, was used."""
-        seen: set[OwnerKey] = set()
-        todo = [owner]
-        while todo and len(seen) < LINKS_MAX:
-            seen.add(each := todo.pop())
-            if (saved := self._saved.get(each)) is not None:
-                saved.used_at_ns = now_ns
-                self._saved.move_to_end(each)
-                todo += {run.before for run in saved.runs} - seen - {NOBODY}
+        for each in self._with_beginnings(owner):
+            self._saved[each].used_at_ns = now_ns
+            self._saved.move_to_end(each)
 
-    def surplus(self, used_before_ns: int) -> list[Run]:
-        """Runs to give up, the first first: of the least recently used sessions the deepest, so
-        that none is kept without what it continues.
+    def surplus(self, used_before_ns: int, num_max: int) -> list[Run]:
+        """Runs to give up, the first first, at most so many: of the least recently used sessions
+        the deepest, so that none is kept without what it continues.
         """
         out: list[Run] = []
         too_much = self.num_bytes - self._bytes_max
@@ -121,6 +127,20 @@ class ObjectTier:
             for run in sorted(saved.runs, key=lambda run: run.depth, reverse=True):
                 if not is_expired and too_much <= 0:
                     break
+                if len(out) >= num_max:
+                    return out
                 out.append(run)
                 too_much -= saved.runs[run]
         return out
+
+    def _with_beginnings(self, owner: OwnerKey) -> list[OwnerKey]:
+        """A session that has runs, and those that begin it, as far as they have some."""
+        found: list[OwnerKey] = []
+        todo = [owner]
+        while todo and len(found) < LINKS_MAX:
+            each = todo.pop()
+            if each in found or (saved := self._saved.get(each)) is None:
+                continue
+            found.append(each)
+            todo += {run.before for run in saved.runs} - {NOBODY}
+        return found

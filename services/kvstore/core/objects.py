@@ -14,7 +14,7 @@ from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import DropRuns, DropSession, Effect, SaveOutcome
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations
-from services.kvstore.core.object_tier import ObjectTier
+from services.kvstore.core.object_tier import NEVER_NS, ObjectTier
 from services.kvstore.core.runs import Run
 from services.kvstore.core.saving import Saving
 from shared.blocks import BlockKey
@@ -37,6 +37,7 @@ class Objects:
     def __init__(self, limits: Limits, disk: DiskTier, host_id: HostId, counts: Counts) -> None:
         self._limits = limits
         self._counts = counts
+        self._disk = disk
         self.tier = ObjectTier(limits.objects_bytes_max)
         self.locations = Locations(self.tier)
         budget = Budget(limits.objects_bytes_per_s)
@@ -73,10 +74,14 @@ class Objects:
 
     def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
         """A run was there before the start, and is this host's."""
-        self._saving.on_listed(run, num_bytes, used_at_ns)
+        self.tier.add(run, num_bytes, used_at_ns)
 
     def on_all_listed(self, now_ns: int) -> list[Effect]:
         """All of them were told."""
+        for owner in self._disk.owners:
+            used = [block.used_at_ns for key in self._disk.owned(owner)[-1:]
+                    if (block := self._disk.get(key)) is not None]  # fmt: skip
+            self.tier.lift(owner, max(used, default=NEVER_NS))
         self.tier.sort()
         self.locations.on_found()
         self._saving.on_found(now_ns)
@@ -86,7 +91,7 @@ class Objects:
     def on_gone(self, runs: Sequence[Run]) -> None:
         """These turned out to be there no more."""
         for run in runs:
-            self._saving.on_gone(run)
+            self.tier.remove(run)
 
     def on_deleted(self, owner: OwnerKey, effects: list[Effect]) -> None:
         """A session leaves nothing behind, whoever wrote it."""
@@ -99,7 +104,8 @@ class Objects:
         effects: list[Effect] = []
         if not self._is_listed:
             return effects
-        if runs := self.tier.surplus(now_ns - self._limits.objects_expiry_ns)[:DROPPED_MAX]:
+        used_before_ns = now_ns - self._limits.objects_expiry_ns
+        if runs := self.tier.surplus(used_before_ns, DROPPED_MAX):
             for run in runs:
                 self._saving.on_dropped(run)
             self._counts.num_runs_dropped += len(runs)

@@ -3,14 +3,13 @@ rest, the longest resting first.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Set
 
 from services.kvstore.core.budget import Budget
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import BLOCKS_MAX, Run, named
-from shared.blocks import BlockKey
 from shared.ids import HostId
 from shared.owners import NOBODY, OwnerKey
 
@@ -19,13 +18,7 @@ RUNS_MAX = 2  # with the shell at once: one is read while the other is sent
 FULL_SHARE = 0.8  # of the disk: from then on sessions need not rest
 RETRY_NS = 1_000_000_000  # after a first failure; twice as long after each further one
 RETRY_MAX_NS = 60_000_000_000
-LOOKED_AT_MAX = 64  # sessions, at once
-
-
-@dataclass(slots=True)
-class _Saving:
-    keys: list[BlockKey]
-    num_bytes: int
+LOOKED_AT_MAX = 256  # sessions, at once
 
 
 class Saving:
@@ -50,7 +43,7 @@ class Saving:
         self._rest_ns = rest_ns
         self._budget = budget
         self._unsaved: OrderedDict[OwnerKey, int] = OrderedDict()  # since when, longest first
-        self._saving: dict[Run, _Saving] = {}
+        self._saving: dict[Run, int] = {}  # bytes of those that are with the shell
         self._num_failures = 0
         self._retry_at_ns = 0
 
@@ -91,13 +84,13 @@ class Saving:
                 return
             keys = [block.key for block in blocks]
             num_bytes = sum(block.num_bytes for block in blocks)
-            self._saving[run] = _Saving(keys, num_bytes)
+            self._saving[run] = num_bytes
             self._budget.take(num_bytes, now_ns)
             effects.append(SaveRun(run, keys))
 
     def on_saved(self, run: Run, outcome: SaveOutcome, now_ns: int) -> None:
         """A run was written, or was not. What was forgotten meanwhile stays so."""
-        if (saving := self._saving.pop(run, None)) is None:
+        if (num_bytes := self._saving.pop(run, None)) is None:
             return
         if outcome is SaveOutcome.MISSING:  # what is left of it gets a run of its own
             return
@@ -111,27 +104,14 @@ class Saving:
             self._retry_at_ns = now_ns + wait_ns
             return
         self._num_failures = 0
-        self._mark(saving.keys)
-        self._objects.add(run, saving.num_bytes, now_ns)
-
-    def on_gone(self, run: Run) -> None:
-        """A run is in the object store no more: what is on disk of it is written again, when
-        something new of its session comes.
-        """
-        if self._objects.remove(run):
-            for block in self._blocks_of(run):
-                block.is_saved = False
+        self._objects.add(run, num_bytes, now_ns)
 
     def on_dropped(self, run: Run) -> None:
-        """A run leaves for age or size: it is not written again for nothing."""
-        self.on_gone(run)
+        """A run leaves for age or size: it is written again with what is new of its session, and
+        not for nothing.
+        """
+        self._objects.remove(run)
         self._unsaved.pop(run.owner, None)
-
-    def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
-        """A run of ours was there before the start."""
-        self._objects.add(run, num_bytes, used_at_ns)
-        for block in self._blocks_of(run):
-            block.is_saved = True
 
     def forget(self, owner: OwnerKey) -> None:
         """The session is deleted: what is being written of it comes to nothing."""
@@ -157,13 +137,14 @@ class Saving:
         """
         self._disk.count_leading(owner)  # so that depths are right
         owned = [self._disk.get(key) for key in self._disk.owned(owner)]
-        unsaved = [block for block in owned if block is not None and not block.is_saved]
+        names = self._objects.names_of(owner)
+        unsaved = [block for block in owned if block is not None and not _is_saved(block, names)]
         if not unsaved:
             return []
         last = max(unsaved, key=lambda block: (block.depth, block.used_at_ns))
         path: list[StoredBlock] = []
         at: StoredBlock | None = last
-        while at is not None and not at.is_saved and at.owner in {owner, NOBODY}:
+        while at is not None and not _is_saved(at, names) and at.owner in {owner, NOBODY}:
             if (at.num_layers, at.page_bytes) != (last.num_layers, last.page_bytes):
                 break
             path.append(at)
@@ -172,21 +153,10 @@ class Saving:
         num_max = max(RUN_BYTES_MAX // last.num_bytes, 1)
         return path[: min(num_max, BLOCKS_MAX)]
 
-    def _blocks_of(self, run: Run) -> list[StoredBlock]:
-        """Those of a run that are on disk, by what its name tells."""
-        names = run.names()
-        found: dict[BlockKey, StoredBlock] = {}
-        for key in self._disk.owned(run.owner):
-            at = self._disk.get(key)
-            while at is not None and at.key not in found and named(at.key) in names:
-                found[at.key] = at
-                at = self._disk.get(at.parent)  # nobody's may begin it
-        return list(found.values())
 
-    def _mark(self, keys: list[BlockKey]) -> None:
-        for key in keys:
-            if (block := self._disk.get(key)) is not None:
-                block.is_saved = True
+def _is_saved(block: StoredBlock, names: Set[bytes]) -> bool:
+    """Whether it came from the object store, or a run of its session has it."""
+    return block.is_saved or named(block.key) in names
 
 
 def _run(

@@ -500,7 +500,7 @@ class KvCore:
     def on_stop(self) -> list[Effect]:
         """What waits to be written is written now, or never."""
         effects: list[Effect] = []
-        self._write_queue.flush(effects)
+        self._write_queue.flush(self._writes.is_wanted, effects)
         return effects
 
     @property

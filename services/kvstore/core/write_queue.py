@@ -1,7 +1,8 @@
 """Blocks that wait to be written to the disk: reads go before them, and turns that are in a hurry.
 
 What workers computed is on no disk yet; what came from elsewhere is, and can wait longer. Neither
-waits for ever, and neither fills the arena: its pages stay there until they are written.
+waits for ever, and neither fills the arena, where its pages stay until they are written: above a
+limit new blocks go whatever the budget, and of copies the oldest are not written.
 """
 
 from collections import deque
@@ -65,7 +66,7 @@ class WriteQueue:
         """
         writes: list[DiskWrite] = []
         unwanted: list[DiskWrite] = []
-        while self._num_bytes_sent < SENT_BYTES and self._budget.is_free(now_ns):
+        while self._num_bytes_sent < SENT_BYTES:
             if (write := self._next(now_ns, is_loading)) is None:
                 break
             if not is_wanted(write):
@@ -77,15 +78,21 @@ class WriteQueue:
             self._budget.take(_bytes_of(write), now_ns)
         if writes:
             effects.append(WriteBlocks(writes))
+        while self._copies.num_bytes > COPY_WAITING_BYTES:  # the budget does not allow for them
+            unwanted.append(self._copies.pop())
         return unwanted
 
-    def flush(self, effects: list[Effect]) -> None:
+    def flush(self, is_wanted: Callable[[DiskWrite], bool], effects: list[Effect]) -> None:
         """Hand over all that waits: there will be no later."""
-        writes = [*self._new.take_all(), *self._copies.take_all()]
-        if writes:
+        waiting = [*self._new.take_all(), *self._copies.take_all()]
+        if writes := [write for write in waiting if is_wanted(write)]:
             effects.append(WriteBlocks(writes))
 
     def _next(self, now_ns: int, is_loading: bool) -> DiskWrite | None:
+        if self._new.num_bytes > NEW_WAITING_BYTES:  # whatever the budget: it has no other copy
+            return self._new.pop()
+        if not self._budget.is_free(now_ns):
+            return None
         if self._new.may_go(now_ns, is_loading, 0, self._wait_ns, NEW_WAITING_BYTES):
             return self._new.pop()
         rest_ns, wait_ns = self._copy_rest_ns, COPY_WAITS * self._wait_ns
@@ -99,15 +106,15 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.writes: deque[tuple[int, DiskWrite]] = deque()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def add(self, writes: list[DiskWrite], now_ns: int) -> None:
         self.writes.extend((now_ns, write) for write in writes)
-        self._num_bytes += sum(map(_bytes_of, writes))
+        self.num_bytes += sum(map(_bytes_of, writes))
 
     def pop(self) -> DiskWrite:
         _, write = self.writes.popleft()
-        self._num_bytes -= _bytes_of(write)
+        self.num_bytes -= _bytes_of(write)
         return write
 
     def take_all(self) -> list[DiskWrite]:
@@ -121,7 +128,7 @@ class _Waiting:
             return False
         waited_ns = now_ns - self.writes[0][0]
         is_due = waited_ns >= rest_ns and not is_loading
-        return is_due or waited_ns >= wait_ns or self._num_bytes > bytes_max
+        return is_due or waited_ns >= wait_ns or self.num_bytes > bytes_max
 
 
 def _bytes_of(write: DiskWrite) -> int:

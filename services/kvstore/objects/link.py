@@ -6,13 +6,13 @@ waits for that computes.
 
 import asyncio
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from services.kvstore.core import (
-    DropRuns,
     FetchedPages,
     KvCore,
     ObjectEffect,
@@ -25,10 +25,10 @@ from services.kvstore.core import (
     folder_of,
     run_of,
 )
+from services.kvstore.disk import Disk, DiskDamaged
 from services.kvstore.objects.reading import ObjectReader
 from services.kvstore.objects.store import Bucket, Listed, StoreFailed
 from services.kvstore.objects.writing import ObjectWriter, OnSaved
-from services.kvstore.peers.sources import PageSource
 from shared import messages as m
 from shared.arena import Arena
 from shared.blocks import BlockKey
@@ -45,8 +45,8 @@ PLACES_MAX = 262_144  # blocks of which it is remembered where they are
 SESSION_OBJECTS_MAX = 4096  # of one session, looked at
 LISTED_AT_ONCE = 50  # objects that the event loop looks at: more would hold it up
 LINKS_MAX = 4  # sessions that begin one another, gone through
+STOP_LOOK_S = 0.5
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # of the first listing
-ABANDONED = 2  # what nobody wrote to for so many times its expiry belongs to no living host
 NS_PER_S = 1_000_000_000
 
 OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
@@ -55,11 +55,11 @@ OnFetched = Callable[[HostId, list[FetchedPages], int, bool], None]
 class ObjectLink:
     """Args:
     core: that decides.
-    source: what is on disk.
     on_fetched: called in the event loop: from where, what came, how long it took, ns.
     on_saved: called in the event loop with what became of a run, and a block of it that the disk
         does not have.
     on_listed: called in the event loop when it is known what was there at the start.
+    damaged: called in a thread when the KV database cannot be used.
     fail: called in any thread with what must not have happened.
     """
 
@@ -67,19 +67,18 @@ class ObjectLink:
         self,
         bucket: Bucket,
         host_id: HostId,
-        expiry_s: float,
         core: KvCore,
-        source: PageSource,
+        disk: Disk,
         arenas: Mapping[int, Arena],
         clock: Clock,
         on_fetched: OnFetched,
         on_saved: OnSaved,
         on_listed: Callable[[], None],
+        damaged: Callable[[DiskDamaged], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._bucket = bucket
         self._host_id = host_id
-        self._expiry_s = expiry_s
         self._core = core
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -87,10 +86,11 @@ class ObjectLink:
         self._on_listed = on_listed
         self._places: OrderedDict[BlockKey, Place] = OrderedDict()
         self._num_asked = 0
+        self._is_closed = False
         self._askers = ThreadPoolExecutor(ASKERS, "kv-objects-ask")
         self._reader = ObjectReader(bucket, arenas, self._report_read, fail)
         self._writer = ObjectWriter(
-            bucket, source,
+            bucket, disk, damaged,
             lambda *saved: self._soon(partial(on_saved, *saved)), fail,
         )  # fmt: skip
 
@@ -130,24 +130,22 @@ class ObjectLink:
         self._writer.settle(report)
 
     async def list_all(self) -> None:
-        """Tell the core what this host wrote in earlier lives, and delete what was left by hosts
-        that are no more; tried until it can be.
-        """
+        """Tell the core what this host wrote in earlier lives; tried until it can be."""
         wait_s = RETRY_S
         while True:
             try:
-                await asyncio.to_thread(self._walk_all)
+                await self._loop.run_in_executor(self._askers, self._walk_all)
             except StoreFailed as error:
                 log.warning("the object store is away", extra={"error": str(error)})
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
             else:
                 break
-        await asyncio.sleep(0)  # what the walk handed over comes before
         self._on_listed()
 
     async def close(self) -> None:
         """What is on its way comes to nothing."""
+        self._is_closed = True
         self._askers.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(
             asyncio.to_thread(self._reader.stop), asyncio.to_thread(self._writer.stop)
@@ -191,6 +189,8 @@ class ObjectLink:
         for _ in range(LINKS_MAX):
             for each in todo:
                 for page in self._bucket.walk(folder_of(each)):
+                    if self._is_closed:
+                        return []
                     runs += [run for item in page if (run := run_of(item.name)) is not None]
                     if len(runs) >= SESSION_OBJECTS_MAX:
                         return runs
@@ -199,39 +199,35 @@ class ObjectLink:
         return runs
 
     def _walk_all(self) -> None:
+        """In a thread, which waits for the event loop: that looks at a few at a time."""
         now_s = self._clock.wall_ns() // NS_PER_S
-        abandoned_s = now_s - ABANDONED * self._expiry_s
-        folder, of_folder = "", list[tuple[Run, int]]()
         for page in self._bucket.walk():
-            for at in range(0, len(page), LISTED_AT_ONCE):
-                self._soon(partial(self._on_page, page[at : at + LISTED_AT_ONCE], now_s))
-            for item in page:
-                if (run := run_of(item.name)) is None or run.host_id == self._host_id:
-                    continue
-                if folder_of(run.owner) != folder:
-                    self._abandon(of_folder, abandoned_s)
-                    folder, of_folder = folder_of(run.owner), []
-                of_folder.append((run, item.written_s))
-        self._abandon(of_folder, abandoned_s)
+            found = [(run, item) for item in page if (run := run_of(item.name)) is not None]
+            own = [(run, item) for run, item in found if run.host_id == self._host_id]
+            for at in range(0, len(own), LISTED_AT_ONCE):
+                told = threading.Event()
+                self._soon(partial(self._on_some, own[at : at + LISTED_AT_ONCE], now_s, told))
+                while not told.wait(STOP_LOOK_S):
+                    if self._is_closed:
+                        return
+            if self._is_closed:
+                return
 
-    def _on_page(self, page: list[Listed], now_s: int) -> None:
+    def _on_some(self, own: list[tuple[Run, Listed]], now_s: int, told: threading.Event) -> None:
         now_ns = self._clock.now_ns()
-        for item in page:
-            if (run := run_of(item.name)) is not None and run.host_id == self._host_id:
-                used_at_ns = now_ns - max(now_s - item.written_s, 0) * NS_PER_S
-                self._core.objects.on_listed(run, item.num_bytes, used_at_ns)
-
-    def _abandon(self, of_session: Sequence[tuple[Run, int]], abandoned_s: float) -> None:
-        if of_session and max(written_s for _, written_s in of_session) < abandoned_s:
-            self._writer.submit(DropRuns([run for run, _ in of_session]))
+        for run, item in own:
+            used_at_ns = now_ns - max(now_s - item.written_s, 0) * NS_PER_S
+            self._core.objects.on_listed(run, item.num_bytes, used_at_ns)
+        told.set()
 
     def _report_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
         self._soon(partial(self._on_read, pages, seconds, gone))
 
     def _on_read(self, pages: list[FetchedPages], seconds: float, gone: set[Run]) -> None:
-        for run in gone:
-            for key in [key for key, place in self._places.items() if place.run == run]:
-                del self._places[key]
+        if gone:
+            for key in [key for each in pages for key in each.reads.keys]:
+                if (place := self._places.get(key)) is not None and place.run in gone:
+                    del self._places[key]
         self._core.objects.on_gone(list(gone))
         self._on_fetched(OBJECTS, pages, int(seconds * NS_PER_S), True)
 

@@ -20,6 +20,7 @@ from shared.blocks import BlockKey
 log = logging.getLogger(__name__)
 
 THREADS = 8  # requests at a time: each waits long for its first byte
+STOP_S = 5.0  # for requests that are under way
 RANGE_BYTES_MAX = 8 * 1024 * 1024  # of one request
 
 
@@ -69,6 +70,9 @@ class ObjectReader:
         self._fail = fail
         self._pool = ThreadPoolExecutor(THREADS, "kv-objects-read")
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._num_running = 0
+        self._is_stopped = False
         self._ended_s = 0.0
 
     def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
@@ -80,6 +84,11 @@ class ObjectReader:
             time.perf_counter(),
         )
         ranges = [found for of in range(len(reads)) for found in self._cut(batch, of, places)]
+        if self._is_stopped:
+            for each in ranges:
+                for index in range(each.first, each.end):
+                    self._publish(reads[each.of], index, LoadOutcome.FAILED)
+            ranges = []
         batch.num_left = len(ranges)
         if not ranges:
             self._end(batch)
@@ -87,8 +96,11 @@ class ObjectReader:
             self._pool.submit(self._run, batch, each)
 
     def stop(self) -> None:
-        """What has not begun comes to nothing."""
-        self._pool.shutdown(cancel_futures=True)
+        """What has not begun comes to nothing, and what does not come soon."""
+        self._is_stopped = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._idle.wait_for(lambda: not self._num_running, STOP_S)
 
     def _cut(self, batch: _Batch, of: int, places: Mapping[BlockKey, Place]) -> list[_Range]:
         reads = batch.reads[of]
@@ -112,6 +124,8 @@ class ObjectReader:
         return ranges
 
     def _run(self, batch: _Batch, each: _Range) -> None:
+        with self._lock:
+            self._num_running += 1
         try:
             self._read(batch, each)
             with self._lock:
@@ -121,6 +135,10 @@ class ObjectReader:
                 self._end(batch)
         except BaseException as error:
             self._fail(error)
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._idle.notify_all()
 
     def _end(self, batch: _Batch) -> None:
         now_s = time.perf_counter()
@@ -146,6 +164,8 @@ class ObjectReader:
         except StoreFailed as error:
             log.warning("reading the object store failed", extra={"error": str(error)})
             missed = LoadOutcome.FAILED
+        if self._is_stopped:  # the arena may be gone
+            return
         for index in range(each.first, each.end):
             at = (index - each.first) * value_bytes
             value = data[at : at + value_bytes]

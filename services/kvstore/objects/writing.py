@@ -10,19 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from services.kvstore.core import (
     DropRuns,
     DropSession,
+    LoadOutcome,
     ObjectEffect,
     Run,
     SaveOutcome,
     SaveRun,
     folder_of,
 )
-from services.kvstore.disk import DiskFailed
+from services.kvstore.disk import Disk, DiskDamaged, DiskFailed
 from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
-from services.kvstore.peers.sources import PageSource
+from services.kvstore.peers.sources import header_of
 from services.kvstore.values import HEADER_BYTES
+from shared.arena import Bytes
 from shared.blocks import BlockKey
 from shared.owners import OwnerKey
 
@@ -51,7 +55,7 @@ _Order: TypeAlias = ObjectEffect | _Settle
 
 class ObjectWriter:
     """Args:
-    source: what is on disk.
+    damaged: called in this thread when the KV database cannot be used.
     report: called in this thread, or by `submit`, with what became of a run, and a block of it that
         the disk does not have, if there is one.
     fail: called in this thread with what ended it.
@@ -60,16 +64,19 @@ class ObjectWriter:
     def __init__(
         self,
         bucket: Bucket,
-        source: PageSource,
+        disk: Disk,
+        damaged: Callable[[DiskDamaged], None],
         report: OnSaved,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._bucket = bucket
-        self._source = source
+        self._disk = disk
+        self._damaged = damaged
         self._report = report
         self._fail = fail
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._undeleted: dict[OwnerKey, None] = {}
+        self._undropped: dict[str, None] = {}
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="kv-objects-write", daemon=True)
         self._thread.start()
@@ -109,7 +116,7 @@ class ObjectWriter:
             case SaveRun(run, _):
                 self._report(run, *self._save(order))
             case DropRuns(runs):
-                self._delete([run.name for run in runs])
+                self._drop([run.name for run in runs])
             case DropSession(owner):
                 if len(self._undeleted) < UNDELETED_MAX:
                     self._undeleted[owner] = None
@@ -129,20 +136,33 @@ class ObjectWriter:
             del self._undeleted[owner]
         return True
 
-    def _delete(self, names: list[str]) -> None:
+    def _drop(self, names: list[str]) -> None:
+        """Objects that were not dropped before, too; of too many the oldest are left for the next
+        start.
+        """
+        self._undropped |= dict.fromkeys(names)
+        while len(self._undropped) > UNDELETED_MAX:
+            del self._undropped[next(iter(self._undropped))]
         try:
-            self._bucket.delete(names)
+            self._bucket.delete(list(self._undropped))
         except StoreFailed as error:
             log.warning("the object store does not delete", extra={"error": str(error)})
+        else:
+            self._undropped.clear()
 
     def _save(self, order: SaveRun) -> tuple[SaveOutcome, BlockKey | None]:
+        self._undropped.pop(order.run.name, None)
         try:
-            self._bucket.put(order.run.name, self._read(order))
+            data = self._read(order)
         except _Missing as missing:
             return SaveOutcome.MISSING, missing.key
-        except DiskFailed as error:
+        except (DiskFailed, OSError) as error:
             log.warning("reading the KV database failed", extra={"error": str(error)})
+            if isinstance(error, DiskDamaged):
+                self._damaged(error)
             return SaveOutcome.UNREAD, None
+        try:
+            self._bucket.put(order.run.name, data.reshape(-1).data)
         except (StoreFailed, NoObject) as error:
             log.warning("writing to the object store failed", extra={"error": str(error)})
             with suppress(StoreFailed):
@@ -150,24 +170,23 @@ class ObjectWriter:
             return SaveOutcome.FAILED, None
         return SaveOutcome.SAVED, None
 
-    def _read(self, order: SaveRun) -> bytearray:
-        """The object: values (`values.py`) layer by layer.
+    def _read(self, order: SaveRun) -> Bytes:
+        """The object: values (`values.py`) layer by layer, each page held against its checksum.
 
         Raises:
-            _Missing: some are not on disk any more.
-            DiskFailed: they cannot be read.
+            _Missing: a block is not on disk any more, or not as it was.
+            DiskFailed, OSError: it cannot be read.
         """
         run = order.run
-        value_bytes = HEADER_BYTES + run.page_bytes
-        data = bytearray(run.num_pages * value_bytes)
-        with self._source.open() as pages:
-            for layer in range(run.num_layers):
-                for at, key in enumerate(order.keys):
-                    found = pages.find(key, layer, run.page_bytes)
-                    if found is None:
+        data = np.empty((run.num_pages, HEADER_BYTES + run.page_bytes), np.uint8)
+        for at, key in enumerate(order.keys):
+            with self._disk.read() as reader:  # one a block: what is freed meanwhile is not reused
+                stored = reader.page(key, 0)
+                if stored is None or stored.record.page_bytes != run.page_bytes:
+                    raise _Missing(key)
+                for layer in range(run.num_layers):
+                    value = data[run.place(layer, at)]
+                    value[:HEADER_BYTES] = np.frombuffer(header_of(stored.record, layer), np.uint8)
+                    if reader.copy(key, layer, value[HEADER_BYTES:]) is not LoadOutcome.READY:
                         raise _Missing(key)
-                    start = run.place(layer, at) * value_bytes
-                    for part in found.parts:
-                        data[start : start + len(part)] = part
-                        start += len(part)
         return data

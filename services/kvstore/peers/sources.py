@@ -109,11 +109,13 @@ class _Snapshot:
         stored = self._reader.page(key, layer)
         if stored is None or stored.record.page_bytes != page_bytes:
             return None
-        return SourcePage([pack_header(_header_of(stored.record, layer)), stored.page])
+        return SourcePage([header_of(stored.record, layer), stored.page])
 
 
-def _header_of(record: BlockRecord, layer: int) -> ValueHeader:
-    return ValueHeader(
+def header_of(record: BlockRecord, layer: int) -> bytes:
+    """What goes before a page of this block and layer (`values.py`)."""
+    header = ValueHeader(
         record.key, record.parent, record.fingerprint, layer, record.num_layers,
         record.page_bytes, record.created_s, record.tokens, record.checksums[layer], record.owner,
     )  # fmt: skip
+    return pack_header(header)

@@ -117,6 +117,7 @@ class Host:
         num_pages: int = NUM_PAGES,
         disk_bytes_max: int = 10**9,
         eviction: EvictionName = "layer",
+        write_wait_ns: int = 0,
     ) -> None:
         self.eviction = eviction
         self.core = KvCore(
@@ -127,7 +128,7 @@ class Host:
                 ticket_ns=TICKET_NS,
                 load_bytes_max=3 * PAGE_BYTES,
                 eviction=eviction,
-                write_wait_ns=0,
+                write_wait_ns=write_wait_ns,
                 copy_rest_ns=0,
             )
         )

@@ -96,3 +96,20 @@ def test_owners_are_known_again_after_a_restart(host: Host) -> None:
     assert BeginDiskAnew() in host.effects
     assert host.delete([], FOX) == 1, "the arena's copy is the session's, too"
     assert host.stage(0, 1).num_blocks == 0
+
+
+def test_a_write_that_waits_is_not_made_after_the_deletion() -> None:
+    """Not even by a stop; and what was sent before it is undone."""
+    host = Host(write_wait_ns=1_000_000)
+    host.open()
+    host.store([(1, 0)], CROW)
+    host.evict_all()
+    host.stage(1, 1)  # while it is read, writes wait
+    host.commit([(0, 0)], host.lease(LAYERS), owner=FOX)
+    assert not host.writes
+    assert host.delete([], FOX) == 1
+    host.perform(host.core.on_stop())
+    assert not host.writes
+    while host.loads:
+        host.finish_load()
+    assert not host.writes and host.stage(0, 1).num_blocks == 0

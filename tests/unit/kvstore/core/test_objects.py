@@ -8,7 +8,7 @@ from services.kvstore.core.budget import BURST_NS, Budget
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import DropRuns, DropSession, Effect, SaveOutcome, SaveRun
 from services.kvstore.core.limits import Counts, Limits
-from services.kvstore.core.objects import Objects
+from services.kvstore.core.objects import DROPPED_MAX, Objects
 from services.kvstore.core.runs import BLOCKS_MAX, Run, named
 from services.kvstore.core.saving import RETRY_MAX_NS, RETRY_NS, RUN_BYTES_MAX, RUNS_MAX
 from shared.blocks import BlockKey, chain_keys, root_key
@@ -89,14 +89,13 @@ def tier(**limits: int | float) -> Tier:
 def test_a_session_is_written_when_it_rests_and_only_what_is_new_of_it() -> None:
     made = tier()
     keys = chain(5)
-    blocks = made.store(keys[:3])
+    made.store(keys[:3])
     assert not made.tick(9 * SECOND)
     (save,) = made.tick(SECOND)
     assert save.keys == keys[:3]
     run = save.run
     assert (run.owner, run.depth, run.num_blocks, run.before, run.host_id) == (S, 0, 3, NOBODY, H1)
     made.end(save)
-    assert all(block.is_saved for block in blocks)
     assert made.objects.tier.num_bytes == 3 * MIB
     made.store(keys[3:], parent=keys[2])
     (save,) = made.tick(10 * SECOND)
@@ -225,7 +224,7 @@ def test_the_oldest_sessions_leave_from_their_ends() -> None:
     keys = chain(4)
     made.store(keys[:2])
     made.end(made.tick()[0])
-    blocks = made.store(keys[2:], parent=keys[1])
+    made.store(keys[2:], parent=keys[1])
     made.end(made.tick()[0])
     made.now_ns += SECOND
     made.store(chain(2, 1), T)
@@ -235,7 +234,6 @@ def test_the_oldest_sessions_leave_from_their_ends() -> None:
     made.store(chain(1, 2), U)
     made.end(made.tick()[0])
     assert [(run.owner, run.depth) for run in made.dropped] == [(S, 2)]
-    assert not any(block.is_saved for block in blocks)
     assert not made.tick(100 * SECOND), "it is not written again for nothing"
     assert made.objects.tier.count_all_leading() == {S: 2, T: 2, U: 1}
 
@@ -285,6 +283,42 @@ def test_a_session_keeps_what_begins_it_in_use() -> None:
     made.objects.on_used(S, 60 * SECOND)
     made.tick(101 * SECOND)
     assert not made.dropped
+
+
+def test_after_a_restart_what_begins_a_session_is_as_young_as_that_is() -> None:
+    made = tier(objects_expiry_ns=100 * SECOND)
+    made.objects._is_listed = False
+    keys = chain(4)
+    first = Run(T, 0, 2, 64, NOBODY, b"".join(map(named, keys[:2])), H1)
+    later = Run(S, 2, 2, 64, T, b"".join(map(named, keys[2:])), H1)
+    made.now_ns = 200 * SECOND
+    made.objects.on_listed(first, MIB, 0)
+    made.objects.on_listed(later, MIB, 150 * SECOND)
+    made.hear(made.objects.on_all_listed(made.now_ns))
+    assert not made.dropped
+    made.tick(60 * SECOND)
+    assert {run.owner for run in made.dropped} == {S, T}
+
+
+def test_few_leave_at_a_time() -> None:
+    made = tier(objects_bytes_max=1, objects_rest_ns=0)
+    for number in range(DROPPED_MAX + 5):
+        owner = owner_key(TenantId("t"), SessionId(str(number)))
+        made.objects.tier.add(Run(owner, 0, 2, 64, NOBODY, bytes(6), H1), MIB, 0)
+    made.tick()
+    assert len(made.dropped) == DROPPED_MAX
+    made.tick()
+    assert len(made.dropped) == DROPPED_MAX + 5
+
+
+def test_what_came_from_there_is_not_written_again() -> None:
+    made = tier()
+    keys = chain(3)
+    for block in made.store(keys[:2]):
+        block.is_saved = True
+    made.store(keys[2:], parent=keys[1])
+    (save,) = made.tick(10 * SECOND)
+    assert (save.keys, save.run.depth) == (keys[2:], 2)
 
 
 def test_a_run_that_is_gone_is_written_again_with_what_is_new() -> None:

@@ -100,11 +100,28 @@ def test_a_budget_is_kept_and_what_nobody_wants_costs_nothing() -> None:
     assert not len(queue)
 
 
+def test_a_budget_does_not_fill_the_arena() -> None:
+    """What is new goes whatever it is; copies are elsewhere, and are not written at all."""
+    queue = WriteQueue(1.0)
+    queue.add([write(0)], 0)
+    assert sent(queue, SECOND) == [0]
+    num_new, num_copies = NEW_WAITING_BYTES // MIB, COPY_WAITING_BYTES // MIB
+    queue.add([write(number) for number in range(1, num_new + 3)], SECOND)
+    queue.add_copies([write(number, num_bytes=8 * MIB) for number in range(100, 135)], SECOND)
+    effects: list[Effect] = []
+    given_up = queue.send(2 * SECOND, False, lambda each: True, effects)
+    assert [
+        [each.block_id for each in e.writes] for e in effects if isinstance(e, WriteBlocks)
+    ] == [[1, 2]]
+    assert [each.block_id for each in given_up] == [100, 101, 102]
+    assert len(queue) == num_new + num_copies // 8
+
+
 def test_a_stop_hands_over_everything() -> None:
     queue = WriteQueue(1.0)
     queue.add_copies([write(1)], 0)
     queue.add([write(number) for number in range(2, 200)], 0)
     effects: list[Effect] = []
-    queue.flush(effects)
-    assert [len(effect.writes) for effect in effects if isinstance(effect, WriteBlocks)] == [199]
+    queue.flush(lambda each: each.block_id != 7, effects)
+    assert [len(effect.writes) for effect in effects if isinstance(effect, WriteBlocks)] == [198]
     assert not len(queue)
