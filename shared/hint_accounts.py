@@ -22,7 +22,7 @@ from shared.messages import HintsEnded, HintVerdict, Throttled
 
 USED_GAIN = 4.0
 TAKEN_BACK_GAIN = 0.5
-MERGED_GAIN = 0.75  # of one that only repeats what is known
+REFUND_GAIN = 0.75  # of one that only repeats what is known, or that nobody took
 FIRST_SHARE = 0.25  # of a bucket, for somebody of whom nothing is known
 TAKE_BACK_COST = 0.25  # of taking one back, whether there is one or not
 PLACE_PER_S = 1.0
@@ -66,22 +66,27 @@ class _Account:
 
 
 class _Accounts:
-    """Of one kind; of too many, those that were unused for longest are forgotten."""
+    """Of one kind. Of too many, the one unused for longest is forgotten, of the tenant with most of
+    them: nobody is forgotten for another tenant's many addresses.
+    """
 
     def __init__(self, size: int, per_s: float) -> None:
         self.size = size
         self.per_s = per_s
         self.of: OrderedDict[tuple[TenantId, str], _Account] = OrderedDict()
+        self._of_tenant: dict[TenantId, OrderedDict[str, None]] = {}  # unused for longest first
 
     def at(self, key: tuple[TenantId, str], now_ns: int) -> _Account:
         """The account as it is now."""
         account = self.of.get(key)
         if account is None:
             account = self.of[key] = _Account(self.size * FIRST_SHARE, now_ns)
+            self._of_tenant.setdefault(key[0], OrderedDict())[key[1]] = None
             if len(self.of) > ACCOUNTS_MAX:
-                self.of.popitem(last=False)
+                self._forget(key[0])
         else:
             self.of.move_to_end(key)
+            self._of_tenant[key[0]].move_to_end(key[1])
         passed_s = max(now_ns - account.at_ns, 0) / 1e9
         self._gain(account, passed_s * self.per_s)
         account.at_ns = now_ns
@@ -99,17 +104,31 @@ class _Accounts:
         account.ended = account.ended * kept + num_ended
         self._gain(account, USED_GAIN * num_used + TAKEN_BACK_GAIN * verdict.num_taken_back)
 
-    def merged(self, key: tuple[TenantId, str]) -> None:
-        """One was only a repetition."""
+    def refund(self, key: tuple[TenantId, str]) -> None:
+        """Nobody will tell what became of one."""
         if (account := self.of.get(key)) is not None:
             account.open = max(account.open - 1.0, 0.0)
-            self._gain(account, MERGED_GAIN)
+            self._gain(account, REFUND_GAIN)
 
     def forgive(self) -> None:
         """Nobody will tell what became of those that are open."""
         for account in self.of.values():
             self._gain(account, account.open)
             account.open = 0.0
+
+    def _forget(self, newcomer: TenantId) -> None:
+        """Make room for one that just came."""
+        tenants = self._of_tenant
+        if len(self.of) == len(tenants):  # one each
+            tenant = next(iter(self.of))[0]
+        elif len(tenants[newcomer]) * len(tenants) > 2 * len(self.of):  # no search for each
+            tenant = newcomer
+        else:
+            tenant = max(tenants, key=lambda each: len(tenants[each]))
+        place, _ = tenants[tenant].popitem(last=False)
+        del self.of[tenant, place]
+        if not tenants[tenant]:
+            del tenants[tenant]
 
     def _gain(self, account: _Account, tokens: float) -> None:
         account.tokens = min(account.tokens + tokens, float(self.size))
@@ -148,10 +167,10 @@ class HintAccounts:
             account.tokens = max(account.tokens - cost, 0.0)
             account.open += cost if cost >= 1.0 else 0.0
 
-    def on_merged(self, tenant: TenantId, place: str) -> None:
-        """The last one said what was known already."""
-        self._places.merged((tenant, place))
-        self._tenants.merged((tenant, ""))
+    def on_refund(self, tenant: TenantId, place: str) -> None:
+        """The last one said what was known already, or nobody took it."""
+        self._places.refund((tenant, place))
+        self._tenants.refund((tenant, ""))
 
     def on_ended(self, ended: HintsEnded) -> None:
         """The tracker tells what became of some."""

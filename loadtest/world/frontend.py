@@ -127,7 +127,7 @@ class Frontend(Process):
 
         def on_reply(state: Any) -> None:
             if state.num_merged:
-                self.hints.on_merged(tenant, place)
+                self.hints.on_refund(tenant, place)
 
         kv_at = self.located(tenant, advisory.session_id)
         told = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)

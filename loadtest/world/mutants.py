@@ -200,8 +200,11 @@ MUTANTS = (
     # Hints.
     Mutant(
         "a turn proves later advisories wrong", "services/tracker/core/order.py",
-        "            if each is record:\n                break",
-        "            if each is record:\n                continue",
+        "max(number, self._came.get(record.sender, 0))", "self._num_sent + 1",
+    ),
+    Mutant(
+        "what a client announces stays the tracker's own", TRACKER,
+        "            self._num_foreseen -= record.is_own and foreseen is None\n", "",
     ),
     Mutant(
         "no frontend is told what became of advisories", TRACKER,

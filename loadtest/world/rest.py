@@ -48,6 +48,7 @@ def check_rest(world: World) -> None:
 def _check_announced(tracker: TrackerCore) -> None:
     assert tracker.num_live == 0, "advisories still live"
     assert not len(tracker._order), "an order of nobody"
+    assert not tracker._num_foreseen, "of none that live some are foreseen"
     assert tracker._verdicts.tell_at_ns is None, "what became of advisories is not told"
 
 

@@ -40,6 +40,7 @@ from shared.subjects import (
 )
 
 PLACEMENT_TIMEOUT_NS = 2 * SECOND
+SLACK_NS = 3 * SECOND
 WORKFLOWS_MAX = 4  # fewer than there are
 
 
@@ -54,11 +55,11 @@ class Tracker(Process):
 
     def on_start(self) -> None:
         self.follower = AgentFollower(
-            AgentLimits(workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND)
+            AgentLimits(workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS)
         )
         self._told: set[tuple[TenantId, SessionId]] = set()
         self.core = TrackerCore(
-            Limits(ttl_ns=5 * SECOND, slack_ns=3 * SECOND),
+            Limits(ttl_ns=5 * SECOND, slack_ns=SLACK_NS),
             AgentTurns(self.follower),
             tracker_id=f"tracker-{self.life}",
         )

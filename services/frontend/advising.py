@@ -11,7 +11,13 @@ from services.frontend import telemetry
 from services.frontend.api.kv_hints import Wish
 from services.frontend.app import App, app_of
 from services.frontend.request import caller_of, place_of_request, watched
-from shared.errors import HintsThrottled, NotFound, SymphonyError
+from shared.errors import (
+    HintsThrottled,
+    NoCapacity,
+    NotFound,
+    SymphonyError,
+)
+from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages import Advisory, AdvisoryKey, AdvisoryState
 from shared.subjects import ADVISORY_INVALIDATE, ADVISORY_SUBMIT
@@ -48,7 +54,21 @@ async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
 
     What its sender may have made up is replaced: its model may be an adapter's name, and then base
     and adapter are told; where the session's KV is; who has let it in, and from where.
+
+    Raises:
+        NoCapacity: nobody takes it now, which is not its sender's fault: it costs a quarter.
     """
+    try:
+        state = await _hand_over(app, advisory, place)
+    except NoCapacity:
+        app.hints.on_refund(advisory.tenant, place)
+        raise
+    if state.num_merged:
+        app.hints.on_refund(advisory.tenant, place)
+    return state
+
+
+async def _hand_over(app: App, advisory: Advisory, place: str) -> AdvisoryState:
     kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
     record = None
     if advisory.model_id is not None:
@@ -61,10 +81,7 @@ async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
         frontend_id=app.hints.frontend_id,
         place=place,
     )
-    state = await app.bus.request(ADVISORY_SUBMIT, own, timeout_s=TRACKER_TIMEOUT_S)
-    if state.num_merged:
-        app.hints.on_merged(advisory.tenant, place)
-    return state
+    return await app.bus.request(ADVISORY_SUBMIT, own, timeout_s=TRACKER_TIMEOUT_S)
 
 
 async def carry_out(
@@ -83,7 +100,7 @@ async def carry_out(
     """
     for wish in wishes:
         try:
-            app.hints.take(tenant, place)
+            app.hints.take(tenant, place, 1.0 if wish.is_wanted else TAKE_BACK_COST)
             if wish.is_wanted:
                 advisory = Advisory(
                     session_id=SessionId(wish.session_id),

@@ -101,9 +101,9 @@ class HintGate:
         finally:
             self._num_spawned -= 1
 
-    def on_merged(self, tenant: TenantId, place: str) -> None:
-        """The last one that was let in said what was known already."""
-        self._accounts.on_merged(tenant, place)
+    def on_refund(self, tenant: TenantId, place: str) -> None:
+        """The last one that was let in said what was known already, or nobody took it."""
+        self._accounts.on_refund(tenant, place)
 
     def status(self) -> HintStatus:
         """What `symphony status` shows."""

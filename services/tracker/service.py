@@ -102,7 +102,7 @@ class TrackerService:
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
         try:
-            record = await self._events.ask(self._core.on_submit, advisory)
+            record, num_merged = await self._events.ask(self._on_submit, advisory)
         except HintsThrottled:
             THROTTLED.inc()
             raise
@@ -112,14 +112,21 @@ class TrackerService:
                 "request_id": advisory.request_id,
                 "session_id": advisory.session_id,
                 "state": record.state,
-                "num_merged": record.num_merged,
+                "num_merged": num_merged,
                 "acted_on": record.is_acted_on,
             },
         )
         answered = self._answered.get(record.wire_key)
         if record.state == "expected" and answered is not None:
             await wait_set(answered, SUBMIT_WAIT_S)  # the caller needs no place, only an answer
-        return _to_wire(record, self._clock)
+        return replace(_to_wire(record, self._clock), num_merged=num_merged)
+
+    def _on_submit(
+        self, advisory: Advisory, now_ns: int
+    ) -> tuple[tuple[Record, int], list[Effect]]:
+        """With how many were merged by now: others may be until this one is answered."""
+        record, effects = self._core.on_submit(advisory, now_ns)
+        return (record, record.num_merged), effects
 
     async def _invalidate(self, key: AdvisoryKey) -> AdvisoryState:
         return _to_wire(await self._events.ask(self._core.on_invalidate, key), self._clock)
@@ -216,7 +223,7 @@ class TrackerService:
 
 
 def _agents_of(config: TrackerConfig) -> AgentTurns:
-    limits = AgentLimits()
+    limits = AgentLimits(slack_ns=config.limits().slack_ns)
     learned = read_graphs(config.agent_graphs, limits) if config.agent_graphs is not None else {}
     return AgentTurns(AgentFollower(limits, learned))
 

@@ -30,6 +30,7 @@ class House:
     def __init__(self, limits: HintLimits | None = None) -> None:
         self.accounts = HintAccounts(limits or HintLimits())
         self.tracker = TrackerCore(Limits(), tracker_id="life")
+        self.num_turns = 0
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.first_refused_at_s: dict[str, float] = {}
@@ -42,7 +43,9 @@ class House:
             self._perform(self.tracker.on_wake(woken_at_ns))
         session_id = SessionId(session)
         if act == "turn":
-            arrived = TurnArrived(session_id=session_id, turn_id=TurnId("t"))
+            self.num_turns += 1
+            turn_id = TurnId(f"t{self.num_turns}")
+            arrived = TurnArrived(session_id=session_id, turn_id=turn_id)
             self._perform(self.tracker.on_turn_arrived(arrived, now_ns))
         elif act == "take back":
             with suppress(NotFound):  # it was refused, or is over for long
@@ -62,7 +65,7 @@ class House:
         advisory = Advisory(session_id=session_id, place=place, frontend_id=FRONTEND)
         record, effects = self.tracker.on_submit(advisory, now_ns)
         if record.num_merged:
-            self.accounts.on_merged(DEFAULT_TENANT, place)
+            self.accounts.on_refund(DEFAULT_TENANT, place)
         self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:

@@ -24,6 +24,7 @@ from shared.ids import SessionId
 PROTOCOL = "0.1"
 MAJOR = "1"
 ACTIONS_MAX = 64
+DIRECTIVES_MAX = 64  # of an action
 NAME_CHARS_MAX = 512
 SESSION_CHARS_MAX = 256
 DURATION_S_MAX = 30 * 86_400.0  # as others take it; here a hint lives a day at most
@@ -126,6 +127,11 @@ def _wish(name: ActionName, payload: "_Payload", own: SessionId | None) -> Wish 
     )
 
 
+def _is_within(value: object, most: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= most  # type: ignore[operator]
+
+
 @dataclass(frozen=True, slots=True)
 class _Payload:
     """Reads fields, and names those that are wrong."""
@@ -146,31 +152,46 @@ class _Payload:
         value = self.fields.get(field)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        if not _is_within(value, most):
             raise self._wrong(field, f"give a number from 0 to {most:g}")
         return float(value)
 
     def ttl_ms(self) -> int | None:
         """How long the session is wanted: its own ``duration``, or the longest of a directive."""
-        durations = [self.number("duration", DURATION_S_MAX)]
-        durations += [each.number("duration", DURATION_S_MAX) for each in self._directives()]
-        given = [each for each in durations if each is not None]
+        own = self.number("duration", DURATION_S_MAX)
+        given = self._directed("duration", DURATION_S_MAX)
+        if own is not None:
+            given.append(own)
         return min(max(int(max(given) * 1e3), 1), TTL_MS_MAX) if given else None
 
     def is_given_up(self) -> bool:
         """Whether all directives have priority 0, which is to let go."""
-        priorities = [each.number("priority", 100) for each in self._directives()]
-        return bool(priorities) and not any(priorities)
+        priorities = self._directed("priority", 100)
+        is_of_all = 0 < len(priorities) == len(self._directives())
+        return is_of_all and not any(priorities)
 
-    def _directives(self) -> list["_Payload"]:
+    def _directed(self, field: str, most: float) -> list[float]:
+        """A number from 0 to `most` of each directive that gives it."""
+        given = []
+        for index, directive in enumerate(self._directives()):
+            value = directive.get(field)
+            if value is None:
+                continue
+            if not _is_within(value, most):
+                wrong = _Payload(f"{self.name}.directives[{index}]", directive)
+                raise wrong._wrong(field, f"give a number from 0 to {most:g}")
+            given.append(float(value))
+        return given
+
+    def _directives(self) -> list[Mapping[str, Any]]:
         value = self.fields.get("directives")
         if value is None:
             return []
+        if isinstance(value, list) and len(value) > DIRECTIVES_MAX:
+            raise self._wrong("directives", f"give at most {DIRECTIVES_MAX}")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise self._wrong("directives", "give a list of objects")
-        return [
-            _Payload(f"{self.name}.directives[{number}]", each) for number, each in enumerate(value)
-        ]
+        return value
 
     def _wrong(self, field: str, hint: str) -> InvalidRequest:
         param = f"{self.name}.{field}"

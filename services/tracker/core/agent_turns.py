@@ -3,12 +3,23 @@ runtime, advisories go out for all next hops of an agent as soon as it runs).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from services.tracker.core.agents import AgentFollower, AgentHint
-from services.tracker.core.checks import EXPECTED_ARRIVAL_MAX_S
 from services.tracker.core.limits import SECOND_NS
+from shared.advisory_checks import EXPECTED_ARRIVAL_MAX_S, TTL_MAX_MS
 from shared.ids import TenantId
 from shared.messages import Advisory, AgentTurnLeft, TurnArrived
+
+MS_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """An advisory that nobody sent, and the chance of its turn's coming, 0 to 1."""
+
+    advisory: Advisory
+    chance: float
 
 
 class AgentTurns:
@@ -24,7 +35,7 @@ class AgentTurns:
         self.outcomes = follower.outcomes
         self.num_without_session = 0
 
-    def on_arrived(self, arrived: TurnArrived, now_ns: int) -> list[Advisory]:
+    def on_arrived(self, arrived: TurnArrived, now_ns: int) -> list[Foreseen]:
         """A turn was placed: what its agent is followed by is expected from now on."""
         if arrived.agent is None:
             return []
@@ -32,9 +43,9 @@ class AgentTurns:
         reaction = self._follower.on_turn_began(
             tenant, agent.workflow_id, agent.agent, arrived.session_id, now_ns
         )
-        return list(self._advisories(tenant, agent.workflow_id, reaction.hints, arrived.request_id))
+        return list(self._foreseen(tenant, agent.workflow_id, reaction.hints, arrived.request_id))
 
-    def on_left(self, left: AgentTurnLeft, now_ns: int) -> list[Advisory]:
+    def on_left(self, left: AgentTurnLeft, now_ns: int) -> list[Foreseen]:
         """A turn is over; if it called tools, its session is back when they are done."""
         reaction = self._follower.on_turn_ended(
             left.tenant,
@@ -44,23 +55,27 @@ class AgentTurns:
             now_ns,
             tools=tuple(left.tools),
         )
-        return list(self._advisories(left.tenant, left.agent.workflow_id, reaction.hints, ""))
+        return list(self._foreseen(left.tenant, left.agent.workflow_id, reaction.hints, ""))
 
-    def _advisories(
+    def _foreseen(
         self, tenant: TenantId, workflow_id: str, hints: list[AgentHint], request_id: str
-    ) -> Iterator[Advisory]:
+    ) -> Iterator[Foreseen]:
         for hint in hints:
             if hint.session_id is None:
                 self.num_without_session += 1
                 continue
-            arrival = None
+            arrival = ttl_ms = None
             if hint.arrives_in_ns is not None:
                 arrival = min(hint.arrives_in_ns / SECOND_NS, EXPECTED_ARRIVAL_MAX_S)
-            yield Advisory(
+            if hint.expires_in_ns is not None:  # until then the follower takes it for announced
+                ttl_ms = min(-(-hint.expires_in_ns // MS_NS), TTL_MAX_MS)
+            advisory = Advisory(
                 session_id=hint.session_id,
                 tenant=tenant,
                 expected_arrival=arrival,
                 request_id=request_id,
                 agent=hint.agent,
                 workflow_id=workflow_id,
+                ttl_ms=ttl_ms,
             )
+            yield Foreseen(advisory, hint.chance)

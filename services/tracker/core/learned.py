@@ -36,8 +36,13 @@ class Learned:
         self._accounts.take(advisory.tenant, DIRECT, now_ns)
         return replace(advisory, place=DIRECT)
 
-    def begin(self, advisory: Advisory, now_ns: int) -> Record:
-        """The record of an advisory whose session has none that lives."""
+    def begin(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
+        """The record of an advisory whose session has none that lives.
+
+        Args:
+            foreseen: of one that nobody sent, the chance of its turn's coming. Its sender is this
+                tracker, so it teaches nothing of what clients announce.
+        """
         record = Record(
             (advisory.tenant, advisory.session_id),
             now_ns,
@@ -51,16 +56,30 @@ class Learned:
             place=advisory.place,
             is_dated=advisory.expected_arrival is not None,
             is_acted_on=False,
+            is_own=foreseen is not None,
         )
         record.arrives_at_ns, record.expires_at_ns = self._times(record, advisory, now_ns)
-        self._weigh(record, now_ns)
+        self._weigh(record, now_ns, foreseen)
         return record
 
-    def merge(self, record: Record, advisory: Advisory, now_ns: int) -> None:
-        """A session's turn is announced once more."""
-        record.num_merged += 1
-        if advisory.place == DIRECT:
-            self._accounts.on_merged(advisory.tenant, DIRECT)
+    def merge(
+        self, record: Record, advisory: Advisory, now_ns: int, foreseen: float | None = None
+    ) -> None:
+        """A session's turn is announced once more. What a client says of it counts, and not what
+        the tracker foresees.
+        """
+        if foreseen is not None and not record.is_own:
+            _, expires_at_ns = self._times(record, advisory, now_ns)
+            record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
+            record.is_acted_on = record.is_acted_on or self._is_likely(foreseen)
+            return
+        if foreseen is None and record.is_own:
+            self._take_over(record, advisory, now_ns)
+            return
+        if foreseen is None:
+            record.num_merged += 1
+            if advisory.frontend_id is None and advisory.place == DIRECT:
+                self._accounts.on_refund(advisory.tenant, DIRECT)
         record.agent = advisory.agent or record.agent
         record.workflow_id = advisory.workflow_id or record.workflow_id
         arrives_at_ns, expires_at_ns = self._times(record, advisory, now_ns)
@@ -76,10 +95,27 @@ class Learned:
         record.expires_at_ns = max(record.expires_at_ns, expires_at_ns)
         if advisory.model_id is not None:
             record.model_id, record.adapter = advisory.model_id, advisory.adapter
-        self._weigh(record, now_ns)
+        self._weigh(record, now_ns, foreseen)
+
+    def _take_over(self, record: Record, advisory: Advisory, now_ns: int) -> None:
+        """A client announces what only the tracker itself expected so far: its is the first
+        advisory.
+        """
+        client = self.begin(advisory, now_ns)
+        record.is_own, record.created_at_ns, record.is_dated = False, now_ns, client.is_dated
+        record.frontend_id, record.place = advisory.frontend_id, advisory.place
+        record.agent, record.workflow_id = advisory.agent, advisory.workflow_id
+        record.priority, record.arrives_at_ns = advisory.priority, client.arrives_at_ns
+        record.expires_at_ns = max(record.expires_at_ns, client.expires_at_ns)
+        if advisory.model_id is not None:
+            record.model_id, record.adapter = advisory.model_id, advisory.adapter
+        record.chance = client.chance
+        record.is_acted_on = record.is_acted_on or client.is_acted_on
 
     def on_end(self, record: Record, now_ns: int) -> None:
         """A record is over, acted on or not: so whoever was wrong can be right again."""
+        if record.is_own:
+            return
         verdict = verdict_of(record)
         self._outcomes.learn(record.whose, now_ns, is_used=verdict == 0)
         if record.place == DIRECT and record.frontend_id is None:
@@ -89,7 +125,7 @@ class Learned:
 
     def on_lead(self, record: Record, now_ns: int) -> None:
         """Its turn is here."""
-        if not record.is_dated:
+        if not record.is_dated and not record.is_own:
             self._leads.learn(record.whose, (now_ns - record.created_at_ns) / SECOND_NS, now_ns)
 
     def status(self, num_live: int, now_ns: int) -> HintStatus:
@@ -103,9 +139,13 @@ class Learned:
             throttled=self._accounts.throttled(now_ns),
         )
 
-    def _weigh(self, record: Record, now_ns: int) -> None:
-        record.chance = self._outcomes.chance(record.whose, now_ns)
-        record.is_acted_on = record.is_acted_on or record.chance >= self._limits.act_chance_min
+    def _weigh(self, record: Record, now_ns: int, foreseen: float | None) -> None:
+        learned = self._outcomes.chance(record.whose, now_ns) if foreseen is None else foreseen
+        record.chance = learned
+        record.is_acted_on = record.is_acted_on or self._is_likely(learned)
+
+    def _is_likely(self, chance: float) -> bool:
+        return chance >= self._limits.act_chance_min
 
     def _times(self, record: Record, advisory: Advisory, now_ns: int) -> tuple[int, int]:
         """When the turn is expected (0: at any time), and until when."""

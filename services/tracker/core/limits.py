@@ -16,7 +16,8 @@ class Limits:
         slack_ns: how long after its expected arrival a turn is still expected.
         retry_ns: when to ask again for a place that the scheduler did not give.
         keep_ns: how long an advisory that is over can still be read.
-        advisories_max: advisories remembered; the oldest that are over go first.
+        advisories_max: advisories remembered; the oldest that are over go first. At most a quarter
+            of so many live that nobody sent.
         tenant_advisories_max: live ones of any one tenant; 0: as many as there are.
         act_chance_min: advisories whose turns are less likely to come are tracked, and nothing is
             brought up for them.

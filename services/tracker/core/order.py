@@ -16,7 +16,9 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self._sent: dict[Sender, OrderedDict[SessionKey, Record]] = {}
+        self._sent: dict[Sender, OrderedDict[SessionKey, tuple[int, Record]]] = {}
+        self._num_sent = 0
+        self._came: dict[Sender, int] = {}  # what was sent before this one is not coming
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -25,7 +27,9 @@ class Order:
         """The record's last advisory stands in its sender's order, after all earlier ones."""
         self.remove(record)
         record.sender = (record.key[0], place, workflow_id)
-        self._sent.setdefault(record.sender, OrderedDict())[record.key] = record
+        self._num_sent += 1
+        sent = self._sent.setdefault(record.sender, OrderedDict())
+        sent[record.key] = (self._num_sent, record)
 
     def remove(self, record: Record) -> None:
         """The record is over, or somebody announced it who knows no order."""
@@ -35,15 +39,21 @@ class Order:
         del sent[record.key]
         if not sent:
             del self._sent[record.sender]
+            self._came.pop(record.sender, None)
         record.sender = None
 
-    def before(self, record: Record) -> list[Record]:
-        """Those of the same sender that were to come before this one."""
-        if record.sender is None:
-            return []
-        found: list[Record] = []
-        for each in self._sent[record.sender].values():
-            if each is record:
-                break
-            found.append(each)
-        return found
+    def came(self, record: Record) -> None:
+        """Its turn is here: those of its sender that were to come before it are `overtaken`."""
+        if record.sender is not None:
+            number, _ = self._sent[record.sender][record.key]
+            self._came[record.sender] = max(number, self._came.get(record.sender, 0))
+
+    def overtaken(self) -> Record | None:
+        """One whose turn is not coming, as a later one came; until it is removed, the same one."""
+        while self._came:
+            sender, came = next(iter(self._came.items()))
+            number, record = next(iter(self._sent[sender].values()))
+            if number < came:
+                return record
+            del self._came[sender]
+        return None

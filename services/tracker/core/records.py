@@ -21,6 +21,7 @@ class Record:
         arrives_at_ns: when its turn is expected at the earliest; 0: at any time.
         kv_at: leading blocks of the session by host, by its last advisory.
         agent, workflow_id: who will ask the turn, in which run; empty: not said.
+        is_own: nobody has announced it but the tracker itself, from what agents do.
         frontend_id, place: who took its first advisory, and where that came from.
         sender: in whose order it stands; None: in nobody's.
         chance: of its turn's coming, when that was last announced.
@@ -60,6 +61,7 @@ class Record:
     is_acted_on: bool = True
     is_dated: bool = False
     came_after_all: bool = False
+    is_own: bool = False
 
     @property
     def whose(self) -> Whose:

@@ -6,15 +6,16 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from services.tracker.core.agent_turns import AgentTurns
+from services.tracker.core.agent_turns import AgentTurns, Foreseen
 from services.tracker.core.agents import AgentFollower, AgentLimits
-from services.tracker.core.checks import check_advisory
+from services.tracker.core.arrivals import Arrivals
 from services.tracker.core.effects import Count, Drop, Effect, Expect, SeeLead, Tell
 from services.tracker.core.learned import Learned
 from services.tracker.core.limits import Limits
 from services.tracker.core.order import Order
 from services.tracker.core.records import Record, SessionKey
 from services.tracker.core.verdicts import Verdicts
+from shared.advisory_checks import check_advisory
 from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
@@ -22,6 +23,8 @@ from shared.locations import worth_keeping
 from shared.messages import Advisory, AdvisoryKey, AgentTurnLeft, HintStatus, TurnArrived
 
 STALE_TIMERS_MIN = 1024
+STEP_MAX = 128  # records that are looked at, or given up, before others have their turn
+FORESEEN_SHARE = 4  # one of so many live advisories at most is nobody's
 End = Literal["used", "late", "expired", "overtaken", "invalidated"]
 
 
@@ -43,9 +46,11 @@ class TrackerCore:
         self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
         self._learned = Learned(limits)
         self._order = Order()
+        self._arrivals = Arrivals()
         self._verdicts = Verdicts(tracker_id)
         self._live: dict[SessionKey, Record] = {}
         self._num_of: Counter[TenantId] = Counter()  # live ones
+        self._num_foreseen = 0  # of them, those that nobody sent
         self._over: OrderedDict[SessionKey, Record] = OrderedDict()
         self._due: list[tuple[int, int, Record]] = []
         self._num_due = 0
@@ -88,11 +93,14 @@ class TrackerCore:
         check_advisory(advisory)
         if advisory.frontend_id is None:
             advisory = self._learned.charged(advisory, now_ns)
-        record = self.announce(advisory, now_ns)
+        record = self._announce(advisory, now_ns)
         return record, self._take_effects()
 
-    def announce(self, advisory: Advisory, now_ns: int) -> Record:
-        """A session's turn is announced by whomever; the effects go out with the next ones.
+    def _announce(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
+        """A session's turn is announced; the effects go out with the next ones.
+
+        Args:
+            foreseen: as in `Learned.begin`.
 
         Raises:
             NoCapacity: too many advisories live.
@@ -101,19 +109,22 @@ class TrackerCore:
         key = (advisory.tenant, advisory.session_id)
         record = self._live.get(key)
         if record is None:
-            self._check_room(advisory.tenant)
-            record = self._learned.begin(advisory, now_ns)
+            self._check_room(advisory.tenant, is_foreseen=foreseen is not None)
+            record = self._learned.begin(advisory, now_ns, foreseen)
+            self._num_foreseen += record.is_own
             self._live[key] = record
             self._num_of[advisory.tenant] += 1
             self._over.pop(key, None)
             self._out.append(Count("submitted" if record.is_acted_on else "tracked"))
         else:
-            self._learned.merge(record, advisory, now_ns)
+            self._num_foreseen -= record.is_own and foreseen is None
+            self._learned.merge(record, advisory, now_ns, foreseen)
             self._out.append(Count("merged"))
-        if advisory.ordered:
-            self._order.add(record, advisory.place, advisory.workflow_id)
-        else:
-            self._order.remove(record)
+        if foreseen is None:
+            if advisory.ordered:
+                self._order.add(record, advisory.place, advisory.workflow_id)
+            else:
+                self._order.remove(record)
         record.kv_at = worth_keeping(advisory.kv_at) or record.kv_at
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if record.is_acted_on and not record.is_asking and (is_unplaced or not record.is_told):
@@ -156,31 +167,35 @@ class TrackerCore:
         """A session's turn was placed. `reserved` proves a place even when the scheduler's answer
         is still on its way.
         """
+        if not self._arrivals.is_new(arrived):
+            return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
         record = self._live.get(key)
         if record is None:
             self._out.append(Count("missed"))
             self._see_after_all(self._over.get(key), now_ns)
-            return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
+            return self._foresee(self._agents.on_arrived(arrived, now_ns), now_ns)
         if not arrived.reserved:  # whatever is reserved still, is of no use any more
             self._drop(record)
         in_time = arrived.reserved or record.state == "placed"
         record.worker_id = arrived.worker_id
-        for earlier in self._order.before(record):
-            self._drop(earlier)
-            self._finish(earlier, "overtaken", now_ns)
+        self._order.came(record)
         self._finish(record, "used" if in_time else "late", now_ns)
         self._see_lead(record, now_ns)
-        return self._announce(self._agents.on_arrived(arrived, now_ns), now_ns)
+        self._give_up_overtaken(now_ns)
+        return self._foresee(self._agents.on_arrived(arrived, now_ns), now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
         """An agent's turn is over."""
-        return self._announce(self._agents.on_left(left, now_ns), now_ns)
+        return self._foresee(self._agents.on_left(left, now_ns), now_ns)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The instant asked for with `WakeAt` has come."""
         self._wake_at_ns = None
-        while self._due and self._due[0][0] <= now_ns:
+        self._give_up_overtaken(now_ns)
+        for _ in range(STEP_MAX):  # the others at the next wake, which is at once
+            if not self._due or self._due[0][0] > now_ns:
+                break
             at_ns, _, record = heappop(self._due)
             if record.due_at_ns == at_ns:
                 record.due_at_ns = None
@@ -188,14 +203,25 @@ class TrackerCore:
         self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]
         return self._take_effects()
 
-    def _announce(self, advisories: Iterable[Advisory], now_ns: int) -> list[Effect]:
+    def _foresee(self, foreseen: Iterable[Foreseen], now_ns: int) -> list[Effect]:
         """Turns that follow an agent's are expected as if their clients had announced them, and
         nobody's account pays for it.
         """
-        for advisory in advisories:
+        for each in foreseen:
             with suppress(NoCapacity, TenantQuota):
-                self.announce(advisory, now_ns)
+                self._announce(each.advisory, now_ns, each.chance)
         return self._take_effects()
+
+    def _give_up_overtaken(self, now_ns: int) -> None:
+        for _ in range(STEP_MAX):
+            earlier = self._order.overtaken()
+            if earlier is None:
+                return
+            self._drop(earlier)
+            self._finish(earlier, "overtaken", now_ns)
+        if self._wake_at_ns is None or now_ns < self._wake_at_ns:  # for the others
+            self._wake_at_ns = now_ns
+            self._out.append(WakeAt(now_ns))
 
     def _see_after_all(self, record: Record | None, now_ns: int) -> None:
         """A turn came that is not expected any more: was it only given up too soon?"""
@@ -231,13 +257,16 @@ class TrackerCore:
             self._ask(record, now_ns)
         self._schedule(record)
 
-    def _check_room(self, tenant: TenantId) -> None:
+    def _check_room(self, tenant: TenantId, *, is_foreseen: bool) -> None:
         limits = self._limits
         if 0 < limits.tenant_advisories_max <= self._num_of[tenant]:
             raise TenantQuota(
                 f"this tenant has too many advisories live: {limits.tenant_advisories_max}"
             )
-        if len(self._live) >= limits.advisories_max:
+        is_full = len(self._live) >= limits.advisories_max
+        if is_full or (
+            is_foreseen and self._num_foreseen * FORESEEN_SHARE >= limits.advisories_max
+        ):
             raise NoCapacity("too many advisories are live")
 
     def _wants_to_ask(self, record: Record) -> bool:
@@ -249,6 +278,7 @@ class TrackerCore:
     def _finish(self, record: Record, state: End, now_ns: int) -> None:
         del self._live[record.key]
         self._order.remove(record)
+        self._num_foreseen -= record.is_own
         tenant = record.key[0]
         self._num_of[tenant] -= 1
         if not self._num_of[tenant]:

@@ -225,3 +225,27 @@ def test_what_became_of_advisories_is_told_to_the_frontend_and_to_status(
             assert [(rate.tenant, rate.hits) for rate in status.hints.rates] == [("default", 1.0)]
 
     asyncio.run(scenario())
+
+
+def test_the_first_of_two_at_once_repeats_nothing(nats_server: Server) -> None:
+    async def scenario() -> None:
+        async with (
+            connected(nats_server.url) as bus,
+            running(main, config(nats_server), "tracker"),
+        ):
+
+            async def place(_: ExpectSession) -> SessionPlacement:
+                await eventually_answers(
+                    lambda: bus.request(ADVISORY_GET, KEY), lambda state: state.num_merged == 1
+                )
+                return SessionPlacement(worker_id=WorkerId("w1"))
+
+            await bus.serve(SESSION_EXPECT, place)
+            await bus.flush()
+            told = replace(ADVISORY, frontend_id=FrontendId("f"), place="p")
+            states = await asyncio.gather(*(bus.request(ADVISORY_SUBMIT, told) for _ in range(2)))
+            assert sorted(state.num_merged for state in states) == [0, 1]
+            with pytest.raises(InvalidRequest, match="frontend_id"):
+                await bus.request(ADVISORY_SUBMIT, replace(told, frontend_id=FrontendId("a.b")))
+
+    asyncio.run(scenario())

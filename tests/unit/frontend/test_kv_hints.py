@@ -5,8 +5,9 @@ from typing import Any
 import orjson
 import pytest
 
+from services.frontend.api import kv_hints
 from services.frontend.api.bodies import ChatBody, check_options, parse
-from services.frontend.api.kv_hints import RETAIN_MS, KvHints, Wish, wishes_of
+from services.frontend.api.kv_hints import DIRECTIVES_MAX, RETAIN_MS, KvHints, Wish, wishes_of
 from shared.errors import InvalidRequest
 from shared.ids import SessionId
 
@@ -111,3 +112,29 @@ def test_a_malformed_envelope_is_refused_by_the_field_s_name(hints: Any, param: 
 def test_payloads_of_unknown_actions_may_be_anything() -> None:
     body(envelope(action("kv.share", session_id=1, duration="long")))
     assert body(None).kv_hints is None
+
+
+def test_too_many_directives_are_refused_without_a_look_at_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = [{"priority": 1, "duration": 3}] * DIRECTIVES_MAX
+    assert [w.ttl_ms for w in wishes(action("kv.retain", directives=kept))] == [3000]
+    with pytest.raises(InvalidRequest, match="directives: give at most 64"):
+        body(envelope(action("kv.retain", directives=[1] * (DIRECTIVES_MAX + 1))))
+    names: list[str] = []
+    made = kv_hints._Payload
+
+    def payload(name: str, fields: Any) -> Any:
+        names.append(name)
+        return made(name, fields)
+
+    monkeypatch.setattr(kv_hints, "_Payload", payload)
+    wishes(action("kv.retain", directives=kept))
+    assert names == ["kv_hints.actions[0].payload"], "names are made of what is wrong"
+
+
+def test_who_says_nothing_of_a_priority_does_not_let_go() -> None:
+    some: list[dict[str, int]] = [{"priority": 0}, {"duration": 5}]
+    (nothing,) = wishes(action("kv.retain", directives=[{}]))
+    (kept,) = wishes(action("kv.retain", directives=some))
+    assert nothing.is_wanted and kept.is_wanted

@@ -83,7 +83,7 @@ def test_repetitions_and_taking_back_cost_a_quarter() -> None:
     accounts = HintAccounts(HintLimits(per_place=40, per_tenant=0))
     num = 0
     while may(accounts):
-        accounts.on_merged(A, "x")
+        accounts.on_refund(A, "x")
         num += 1
     assert num == 37, "the last one needs a whole token"
     accounts = HintAccounts(HintLimits(per_place=40, per_tenant=0))
@@ -156,7 +156,7 @@ STEPS = st.sampled_from(
     [
         may,
         lambda accounts, now_ns: may(accounts, now_ns, cost=TAKE_BACK_COST),
-        lambda accounts, _: accounts.on_merged(A, "x"),
+        lambda accounts, _: accounts.on_refund(A, "x"),
         lambda accounts, _: tell(accounts, num_used=3),
         lambda accounts, _: tell(accounts, num_spurious=2, num_taken_back=3),
         lambda accounts, _: tell(accounts, "2", num_spurious=1),
@@ -179,3 +179,24 @@ def test_a_bucket_holds_what_it_may_and_nobody_is_refused_for_ever(
     may(accounts, now_ns)
     later_ns = now_ns + HOUR
     assert [may(accounts, later_ns) for _ in range(7)] == [True] * 5 + [False] * 2
+
+
+def test_nobody_is_forgotten_for_another_tenant_s_many_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hint_accounts, "ACCOUNTS_MAX", 30)
+    accounts = HintAccounts(HintLimits(per_place=1000, per_tenant=0))
+    for number in range(5):
+        assert may(accounts, tenant=B, place=f"b{number}")
+    for number in range(200):
+        assert may(accounts, place=f"p{number}")
+    for number in range(3):
+        assert may(accounts, tenant=TenantId("c"), place=f"c{number}")
+    kept = [tenant for tenant, _ in accounts._places.of]
+    assert [kept.count(TenantId(each)) for each in "abc"] == [22, 5, 3]
+    assert (A, "p199") in accounts._places.of and (A, "p170") not in accounts._places.of
+    for number in range(100):
+        assert may(accounts, tenant=TenantId(f"t{number}"))
+    assert len(accounts._tenants.of) == len(accounts._places.of) == 30
+    for kind in (accounts._places, accounts._tenants):
+        assert sum(map(len, kind._of_tenant.values())) == 30 and all(kind._of_tenant.values())

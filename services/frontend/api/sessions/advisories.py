@@ -15,6 +15,7 @@ from services.frontend.app import App, app_of
 from services.frontend.core.quotas import priority_within
 from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.request import caller_of, read_body, request_id_of
+from shared.advisory_checks import check_advisory
 from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
@@ -67,6 +68,7 @@ async def serve(app: App) -> None:
     """
 
     async def answer(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
+        check_advisory(advisory)
         owner = own_tenant(tenant, advisory.tenant)
         is_asked = advisory.priority != ADVISORY_PRIORITY  # saying it is as saying nothing
         priority = _priority(app, owner, advisory.priority, is_asked=is_asked)

@@ -3,11 +3,12 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil
 
 from services.tracker.core.agents.graph import CallGraph, Successor, is_tool
 from services.tracker.core.agents.hints import AgentHint, LiveHint, Outcomes
-from services.tracker.core.agents.limits import SECOND_NS, AgentLimits
+from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.workflow import Turn, Workflow
 from shared.ids import SessionId, TenantId
 
@@ -15,9 +16,9 @@ WorkflowKey = tuple[TenantId, str]
 GraphKey = tuple[TenantId, str]
 
 LATE_SHARE = 0.95  # of delays; what is later than that,
+LATE_FACTOR = 2  # than that, so many times, is given up
 ROUNDED_OFF = 0.25  # of a session: a mean is rarely a whole number
-LATE_FACTOR = 2  # than that, so many times
-LATE_MIN_NS = 30 * SECOND_NS  # but at least so much later than expected, as of any advisory
+CLOSED_MAX = 4  # idle workflows that one turn ends: each is learned from
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class AgentFollower:
         beside = None if is_tool(turn.agent) else turn.generation
         for successor in self._likely(workflow.graph.successors(turn.place)):
             for session_id in self._sessions(workflow, turn, successor):
-                hint = _hint(successor, session_id, is_over=turn.ended_at_ns is not None)
+                hint = self._hint(successor, session_id, is_over=turn.ended_at_ns is not None)
                 is_far = (hint.arrives_in_ns or 0) > self._limits.arrival_max_ns
                 if is_far or workflow.hints.is_told(hint, beside, now_ns):
                     continue
@@ -144,6 +145,25 @@ class AgentFollower:
                 if len(hints) >= self._limits.hints_max:
                     return hints
         return hints
+
+    def _hint(
+        self, successor: Successor, session_id: SessionId | None, *, is_over: bool
+    ) -> AgentHint:
+        """Args:
+        is_over: the turn that it follows has ended: from now on it may come at any time.
+        """
+        edge, limits = successor.edge, self._limits
+        arrives_ns = late_ns = None
+        if is_over:
+            arrives_ns, late_ns = 0, limits.slack_ns
+        elif edge is not None and edge.delays.weights:
+            median_ns = edge.delays.quantile(0.5)
+            late_ns = max(
+                LATE_FACTOR * edge.delays.quantile(LATE_SHARE), median_ns + limits.slack_ns
+            )
+            arrives_ns = successor.after_ns + median_ns
+            late_ns = min(successor.after_ns + late_ns, limits.arrival_max_ns + limits.slack_ns)
+        return AgentHint(successor.agent, session_id, successor.chance, arrives_ns, late_ns)
 
     def _likely(self, successors: list[Successor]) -> Iterator[Successor]:
         """The fewest that come with the wanted chance, without those that would rarely pay."""
@@ -177,6 +197,8 @@ class AgentFollower:
 
     def _workflow(self, tenant: TenantId, workflow_id: str, agent: str, now_ns: int) -> Workflow:
         key = (tenant, workflow_id)
+        if key in self._workflows and self._is_idle(self._workflows[key], now_ns):
+            self.on_workflow_over(tenant, workflow_id)
         if key not in self._workflows:
             if len(self._workflows) >= self._limits.workflows_max:
                 self._forget_workflow()
@@ -187,11 +209,13 @@ class AgentFollower:
         return self._workflows[key]
 
     def _forget_idle(self, now_ns: int) -> None:
-        while self._workflows:
-            (tenant, workflow_id), workflow = next(iter(self._workflows.items()))
-            if now_ns - workflow.heard_at_ns <= self._limits.workflow_idle_ns:
+        for (tenant, workflow_id), workflow in list(islice(self._workflows.items(), CLOSED_MAX)):
+            if not self._is_idle(workflow, now_ns):
                 return
             self.on_workflow_over(tenant, workflow_id)
+
+    def _is_idle(self, workflow: Workflow, now_ns: int) -> bool:
+        return now_ns - workflow.heard_at_ns > self._limits.workflow_idle_ns
 
     def _forget_workflow(self) -> None:
         """Make room for one: the tenant with most of them loses its oldest."""
@@ -203,21 +227,6 @@ class AgentFollower:
         tenant, _ = self._num_graphs.most_common(1)[0]
         del self._graphs[next(key for key in self._graphs if key[0] == tenant)]
         _count_down(self._num_graphs, tenant)
-
-
-def _hint(successor: Successor, session_id: SessionId | None, *, is_over: bool) -> AgentHint:
-    """Args:
-    is_over: the turn that it follows has ended: from now on it may come at any time.
-    """
-    edge = successor.edge
-    arrives_ns = late_ns = None
-    if is_over:
-        arrives_ns, late_ns = 0, LATE_MIN_NS
-    elif edge is not None and edge.delays.weights:
-        median_ns = edge.delays.quantile(0.5)
-        late_ns = max(LATE_FACTOR * edge.delays.quantile(LATE_SHARE), median_ns + LATE_MIN_NS)
-        arrives_ns, late_ns = successor.after_ns + median_ns, successor.after_ns + late_ns
-    return AgentHint(successor.agent, session_id, successor.chance, arrives_ns, late_ns)
 
 
 def _count_down(counter: Counter[TenantId], tenant: TenantId) -> None:

@@ -17,6 +17,8 @@ class AgentLimits:
             what a right one gains (SYMPHONY, Figure 20).
         cover: successors are announced, the likeliest first, until their chances make this up.
         arrival_max_ns: what is expected later is not announced: nobody keeps a place for so long.
+        slack_ns: how long after it is expected a successor is still expected at least, as of any
+            advisory. None is for longer than so long after `arrival_max_ns`.
         hints_max: announced at once of one turn, whatever was learned.
         contexts_max: places in a call graph; the one not seen for longest is forgotten.
         edges_max: successors of one place; the rarest is forgotten.
@@ -35,6 +37,7 @@ class AgentLimits:
     chance_min: float = 0.1
     cover: float = 0.9
     arrival_max_ns: int = 600 * SECOND_NS
+    slack_ns: int = 30 * SECOND_NS
     hints_max: int = 16
     contexts_max: int = 512
     edges_max: int = 16

@@ -17,6 +17,7 @@ from services.tracker.core.agents.limits import AgentLimits
 from services.tracker.core.agents.table import SessionKind
 from shared.ids import SessionId
 
+FOLLOWED_MAX = 16  # turns of one generation that one learns from, of however many
 AGENTS_MAX = 32  # called lately, by which an agent's place is told
 
 
@@ -28,7 +29,7 @@ class Turn:
         generation: it began when turns of the one before had ended; turns of one generation run
             beside each other.
         followed_by: agents that did.
-        is_seen: the graph knows that it was there.
+        is_seen: the graph knows that it was there, or will not be told.
     """
 
     place: Place
@@ -67,8 +68,10 @@ class Workflow:
         self._end_older(session_id, now_ns)
         before = self._before(session_id)
         session = self._kind_of(agent, session_id, before)
-        for turn in before:
+        for turn in before[:FOLLOWED_MAX]:
             self._follow(turn, agent, now_ns, session)
+        for turn in before[FOLLOWED_MAX:]:
+            turn.is_seen = True  # not learned from, nor that nothing followed
         generation = before[-1].generation + 1 if before else 0
         turn = Turn(self._place(agent, before), session_id, generation, now_ns)
         self._remember(turn)

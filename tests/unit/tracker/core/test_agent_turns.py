@@ -1,9 +1,25 @@
 """Agents' turns in the tracker: what follows them is expected as if it had been announced."""
 
-from services.tracker.core import AgentTurns, Expect, Limits, TrackerCore
+from services.tracker.core import AgentTurns, Count, Expect, Limits, Record, Tell, TrackerCore
 from services.tracker.core.agents import AgentFollower, AgentLimits
-from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import AdvisoryKey, AgentRef, AgentTurnLeft, ExpectSession, TurnArrived
+from services.tracker.core.outcomes import FIRST_CHANCE
+from shared.ids import (
+    DEFAULT_TENANT,
+    FrontendId,
+    ModelId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
+from shared.messages import (
+    Advisory,
+    AdvisoryKey,
+    AgentRef,
+    AgentTurnLeft,
+    ExpectSession,
+    TurnArrived,
+)
 
 SECOND = 1_000_000_000
 
@@ -15,15 +31,17 @@ class Driver:
         self.agents = AgentTurns(AgentFollower(AgentLimits()))
         self.core = TrackerCore(limits or Limits(), self.agents)
         self.now_ns = SECOND
+        self.num_turns = 0
         for agent in "abababab":
             self.begin(agent)
             self.now_ns += 10 * SECOND
             self.end(agent)
 
     def begin(self, agent: str, tenant: str = DEFAULT_TENANT) -> list[ExpectSession]:
+        self.num_turns += 1
         arrived = TurnArrived(
             session_id=SessionId(f"s-{agent}"),
-            turn_id=TurnId("t"),
+            turn_id=TurnId(f"t{self.num_turns}"),
             tenant=TenantId(tenant),
             agent=AgentRef(agent=agent, workflow_id="w"),
         )
@@ -90,7 +108,7 @@ def test_another_tenant_s_workflow_is_another_one() -> None:
 def test_agents_have_no_more_advisories_than_their_tenant_may_have() -> None:
     driver = Driver(Limits(tenant_advisories_max=1))
     driver.core.on_wake(driver.now_ns + 3600 * SECOND)
-    driver.now_ns += 3600 * SECOND
+    driver.now_ns += 1000 * SECOND
     driver.begin("a")
     driver.begin("c")
     assert driver.core.num_live == 1
@@ -107,3 +125,143 @@ def test_an_agent_without_a_session_is_only_counted() -> None:
     effects = driver.core.on_turn_arrived(arrived, driver.now_ns)
     assert not [effect for effect in effects if isinstance(effect, Expect)]
     assert driver.agents.num_without_session == before + 1
+
+
+def key(agent: str) -> AdvisoryKey:
+    return AdvisoryKey(session_id=SessionId(f"s-{agent}"))
+
+
+def calm(limits: Limits | None = None) -> Driver:
+    """Nothing is announced any more, and all is learned."""
+    driver = Driver(limits)
+    driver.now_ns += 1000 * SECOND
+    driver.core.on_wake(driver.now_ns)
+    assert driver.core.num_live == 0
+    return driver
+
+
+def announce(driver: Driver, **fields: object) -> Record:
+    advisory = Advisory(session_id=SessionId("s-b"), **fields)  # type: ignore[arg-type]
+    return driver.core.on_submit(advisory, driver.now_ns)[0]
+
+
+def test_what_is_given_up_is_announced_again_at_the_turn_s_end() -> None:
+    driver = Driver()
+    driver.now_ns += 1000 * SECOND
+    for number, agent in enumerate("ab" * 18):  # some take so long that hints live for long
+        driver.begin(agent)
+        driver.now_ns += (10 if number < 32 else 80) * SECOND
+        driver.end(agent)
+    driver.now_ns += 1000 * SECOND
+    driver.core.on_wake(driver.now_ns)
+    driver.begin("a")
+    expires_at_ns = driver.core.get(key("b")).expires_at_ns
+    driver.now_ns = expires_at_ns - 1
+    driver.core.on_wake(driver.now_ns)
+    assert driver.core.get(key("b")).over_at_ns is None
+    driver.now_ns += 1
+    driver.core.on_wake(driver.now_ns)
+    assert driver.core.get(key("b")).state == "expired"
+    driver.now_ns += 1
+    driver.end("a")
+    assert driver.core.get(key("b")).over_at_ns is None, "announced again"
+
+
+def test_nothing_is_announced_for_longer_than_places_are_kept() -> None:
+    limits = AgentLimits(arrival_max_ns=20 * SECOND, slack_ns=5 * SECOND)
+    driver = Driver()
+    driver.agents = AgentTurns(AgentFollower(limits))
+    driver.core = TrackerCore(Limits(), driver.agents)
+    for each_s in (10, 10, 10, 10, 10, 500) * 3:
+        for agent in "ab":
+            driver.begin(agent)
+            driver.now_ns += each_s * SECOND
+            driver.end(agent)
+    driver.begin("a")
+    assert driver.core.get(key("b")).expires_at_ns <= driver.now_ns + 25 * SECOND
+
+
+def test_who_announces_what_was_foreseen_is_told_what_became_of_it() -> None:
+    driver = calm()
+    driver.begin("a")
+    driver.now_ns += SECOND
+    record = announce(driver, frontend_id=FrontendId("f"), place="p", model_id=ModelId("m"))
+    assert record.num_merged == 0, "a first advisory costs what a first one does"
+    assert (record.created_at_ns, record.arrives_at_ns) == (driver.now_ns, 0), "at any time"
+    assert not record.is_own and record.whose.application == "m"
+    assert announce(driver, frontend_id=FrontendId("f"), place="p").num_merged == 1
+    driver.begin("b")
+    effects = driver.core.on_wake(driver.now_ns + SECOND)
+    (told,) = [each.message.verdicts for each in effects if isinstance(each, Tell)]
+    assert [(each.place, each.num_used) for each in told] == [("p", 1)]
+
+
+def test_what_a_client_said_counts_more_than_what_is_foreseen() -> None:
+    driver = calm()
+    told = announce(driver, ordered=True, workflow_id="o", ttl_ms=1000)
+    driver.begin("a")
+    record = driver.core.get(key("b"))
+    assert record is told and not record.is_own and record.num_merged == 0
+    assert (record.arrives_at_ns, record.is_dated, record.agent) == (0, False, "")
+    assert record.sender is not None, "it stands in its sender's order still"
+    assert record.expires_at_ns > driver.now_ns + 10 * SECOND, "the later end holds"
+
+
+def test_wrong_foresight_is_not_held_against_clients() -> None:
+    driver = calm()
+    num_wrong = 0
+    for _ in range(10):
+        driver.begin("a")
+        driver.now_ns += 100 * SECOND
+        num_wrong += driver.core.on_wake(driver.now_ns).count(Count("expired"))
+    assert num_wrong > 2
+    assert announce(driver).chance == FIRST_CHANCE
+    assert driver.core.status(driver.now_ns).rates == []
+
+
+def test_foresight_is_acted_on_by_its_own_chance() -> None:
+    driver = calm()
+    for number in range(60):
+        advisory = Advisory(session_id=SessionId(f"x{number}"), agent="b")
+        driver.core.on_submit(advisory, driver.now_ns)
+        driver.core.on_invalidate(AdvisoryKey(session_id=advisory.session_id), driver.now_ns)
+    assert not announce(driver, agent="b").is_acted_on
+    driver.core.on_invalidate(key("b"), driver.now_ns)
+    driver.now_ns += SECOND
+    assert [each.session_id for each in driver.begin("a")] == ["s-b"]
+    assert driver.core.get(key("b")).chance > 0.5
+
+
+def test_foresight_takes_a_quarter_of_the_room_at_most() -> None:
+    driver = calm(Limits(advisories_max=4))
+    driver.begin("a")
+    assert driver.core.num_live == 1
+    driver.begin("b")
+    driver.begin("a", tenant="other")
+    driver.now_ns += SECOND
+    for agent, tenant in (("a", "other"), ("b", "other")) * 4:
+        driver.begin(agent, tenant=tenant)
+    assert driver.core.num_live == driver.core._num_foreseen == 1
+    announce(driver)
+    assert driver.core.num_live - driver.core._num_foreseen == 1, "a client's now, or its own"
+    driver.core.on_invalidate(key("b"), driver.now_ns)
+    driver.core.on_wake(driver.now_ns + 1000 * SECOND)
+    assert driver.core.num_live == driver.core._num_foreseen == 0
+    for number in range(4):
+        driver.core.on_submit(Advisory(session_id=SessionId(f"x{number}")), driver.now_ns)
+    assert driver.core.num_live == 4
+
+
+def test_a_turn_that_is_told_of_twice_came_once() -> None:
+    driver = calm()
+    arrived = TurnArrived(
+        session_id=SessionId("s-a"),
+        turn_id=TurnId("again"),
+        agent=AgentRef(agent="a", workflow_id="w"),
+    )
+    driver.core.on_turn_arrived(arrived, driver.now_ns)
+    driver.core.on_submit(Advisory(session_id=SessionId("s-a")), driver.now_ns)
+    driver.core.on_turn_arrived(arrived, driver.now_ns)
+    assert driver.core.get(key("a")).over_at_ns is None, "of the next turn"
+    graph = driver.agents._follower.graph(DEFAULT_TENANT, "")
+    assert "a" not in graph.tables["a",].edges, "it does not follow itself"

@@ -410,3 +410,29 @@ def test_quantiles_of_delays_are_right_within_a_bucket(values: list[int], share:
 
 def test_places_far_back_are_one() -> None:
     assert place_of("z", [*"abcdefghijklmnopqrstuvwxyz"]) == "#16"
+
+
+def test_idle_workflows_end_a_few_at_a_turn_and_none_goes_on() -> None:
+    flow = Flow(AgentLimits(workflow_idle_ns=SECOND))
+    for number in range(12):
+        flow.begin("a", f"w{number}")
+    flow.now_ns += 2 * SECOND
+    flow.begin("b", "new")
+    assert flow.follower.num_workflows == 9
+    flow.begin("b", "w11")
+    assert flow.follower.num_workflows == 5
+    table = flow.follower.graph(DEFAULT_TENANT, "").tables["a",]
+    assert table.num_turns > 8 and not table.edges, "b did not follow the a of long ago"
+
+
+def test_of_turns_side_by_side_some_are_learned_from_and_none_as_alone() -> None:
+    flow = Flow(AgentLimits(workflow_turns_max=128, workflow_sessions_max=128))
+    for number in range(60):
+        flow.begin("a", session=f"a{number}")
+    for number in range(60):
+        flow.end("a", session=f"a{number}")
+    flow.begin("b")
+    flow.over()
+    table = flow.follower.graph(DEFAULT_TENANT, "").tables["a",]
+    assert table.edges["b"].num_calls == pytest.approx(16, rel=0.1)
+    assert table.chance("b") == pytest.approx(1)

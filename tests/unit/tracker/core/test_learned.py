@@ -8,6 +8,8 @@ from services.tracker.core import Count, Expect, Limits, SeeLead, Tell, levels
 from services.tracker.core.leads import Leads
 from services.tracker.core.levels import Levels, Whose
 from services.tracker.core.outcomes import FIRST_CHANCE, Outcomes
+from shared.effects import WakeAt
+from shared.errors import HintsThrottled
 from shared.hint_accounts import HintLimits
 from shared.ids import FrontendId, SessionId, TenantId
 from shared.messages import Advisory, HintVerdict
@@ -136,7 +138,7 @@ def test_a_later_turn_of_an_ordered_sender_proves_the_earlier_hints_wrong() -> N
     hint(d, "elsewhere", ordered=True, workflow_id="v")
     hint(d, "unordered")
     effects = d.arrive("b")
-    assert counts(effects) == ["overtaken", "late"] and drops(effects) == 2
+    assert counts(effects) == ["late", "overtaken"] and drops(effects) == 2
     assert [d.get(session).state for session in ("a", "c", "elsewhere", "unordered")] == [
         "overtaken", "expected", "expected", "expected",
     ]  # fmt: skip
@@ -191,3 +193,29 @@ def test_who_comes_past_the_frontends_has_an_account_here() -> None:
     assert [hint(d, f"y{number}") for number in range(4)] == [["submitted"]] * 4
     (rate,) = d.core.status(d.now_ns).rates
     assert rate.hits == 1 and Count("late") not in d.wake(100)
+
+
+def test_many_that_are_overtaken_are_given_up_a_bit_at_a_time() -> None:
+    d = Driver(Limits(accounts=HintLimits(per_place=0, per_tenant=0)))
+    for number in range(300):
+        hint(d, f"s{number}", ordered=True)
+    hint(d, "last", ordered=True)
+    hint(d, "later", ordered=True)
+    effects = d.arrive("last")
+    assert counts(effects) == ["late"] + ["overtaken"] * 128
+    assert WakeAt(d.now_ns) in effects, "for the others"
+    hint(d, "s299")
+    hint(d, "s298", ordered=True)
+    assert counts(d.core.on_wake(d.now_ns)) == ["overtaken"] * 128
+    assert counts(d.core.on_wake(d.now_ns)) == ["overtaken"] * 42, "but who was announced again"
+    assert {key[1] for key in d.core._live} == {"later", "s298", "s299"}
+
+
+def test_a_frontend_s_nats_is_not_the_tracker_s() -> None:
+    d = Driver(Limits(accounts=HintLimits(per_place=40, per_tenant=0)))
+    for number in range(10):
+        hint(d, f"x{number}")
+    for _ in range(8):
+        hint(d, "s", frontend_id=FrontendId("f"), place="nats")
+    with pytest.raises(HintsThrottled):
+        hint(d, "y")

@@ -22,6 +22,7 @@ class Driver:
     def __init__(self, limits: Limits | None = None) -> None:
         self.core = TrackerCore(limits or Limits())
         self.now_ns = SECOND
+        self.num_turns = 0
 
     def submit(
         self,
@@ -50,7 +51,9 @@ class Driver:
         return self.core.on_placed(key, WorkerId(worker) if worker else None, self.now_ns)
 
     def arrive(self, session: str = "s", *, reserved: bool = False) -> list[Effect]:
-        arrived = TurnArrived(session_id=SessionId(session), turn_id=TurnId("t"), reserved=reserved)
+        self.num_turns += 1
+        turn_id = TurnId(f"t{self.num_turns}")
+        arrived = TurnArrived(session_id=SessionId(session), turn_id=turn_id, reserved=reserved)
         return self.core.on_turn_arrived(arrived, self.now_ns)
 
     def invalidate(self, session: str = "s") -> list[Effect]:
@@ -58,7 +61,12 @@ class Driver:
 
     def wake(self, after_s: float = 0) -> list[Effect]:
         self.now_ns += int(after_s * SECOND)
-        return self.core.on_wake(self.now_ns)
+        effects = self.core.on_wake(self.now_ns)
+        told = effects
+        while any(isinstance(each, WakeAt) and each.at_ns <= self.now_ns for each in told):
+            told = self.core.on_wake(self.now_ns)
+            effects += told
+        return effects
 
     def get(self, session: str = "s") -> Record:
         return self.core.get(AdvisoryKey(session_id=SessionId(session)))
@@ -370,3 +378,39 @@ def test_the_scheduler_is_told_when_a_turn_is_expected() -> None:
     assert arrivals(driver.submit(arrival=40, priority=2)) == [15], "the earlier one counts"
     driver.placed()
     assert arrivals(driver.submit()) == [0], "at any time"
+
+
+def test_what_is_due_at_once_is_seen_to_a_bit_at_a_time() -> None:
+    d = Driver(Limits(accounts=UNCOUNTED))
+    for number in range(300):
+        d.submit(f"s{number}")
+    ends = []
+    d.now_ns += 61 * SECOND
+    for num_left in (172, 44, 0):
+        effects = d.core.on_wake(d.now_ns)
+        ends += counts(effects)
+        assert d.core.num_live == num_left
+        (wake,) = [each for each in effects if isinstance(each, WakeAt)]
+        assert (wake.at_ns <= d.now_ns) == (num_left > 0), "the others have their turn between"
+    assert ends == ["expired"] * 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_id", "m" * 257),
+        ("request_id", "r" * 257),
+        ("tenant", "t" * 201),
+        ("place", "p" * 257),
+        ("frontend_id", "a b"),
+        ("frontend_id", "f" * 65),
+        ("adapter", AdapterRef(adapter_hash="a" * 257)),
+        ("adapter", AdapterRef(adapter_hash="a", ranks={str(rank): 1 for rank in range(257)})),
+    ],
+)
+def test_what_is_kept_has_a_length(field: str, value: object) -> None:
+    d = Driver()
+    advisory = Advisory(session_id=SessionId("s"), **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as refusal:
+        d.core.on_submit(advisory, d.now_ns)
+    assert refusal.value.param == field and d.core.num_live == 0

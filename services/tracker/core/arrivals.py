@@ -1,0 +1,26 @@
+"""Which turns were heard of: a scheduler that takes over tells of placed ones again."""
+
+from collections import OrderedDict
+
+from services.tracker.core.records import SessionKey
+from shared.ids import TurnId
+from shared.messages import TurnArrived
+
+SESSIONS_MAX = 16_384
+
+
+class Arrivals:
+    """The last turn of every session; of too many, those not heard of for longest are forgotten."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[SessionKey, TurnId] = OrderedDict()
+
+    def is_new(self, arrived: TurnArrived) -> bool:
+        """Whether it is told for the first time."""
+        key = (arrived.tenant, arrived.session_id)
+        is_new = self._last.get(key) != arrived.turn_id
+        self._last[key] = arrived.turn_id
+        self._last.move_to_end(key)
+        if len(self._last) > SESSIONS_MAX:
+            self._last.popitem(last=False)
+        return is_new
