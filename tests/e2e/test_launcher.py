@@ -38,7 +38,7 @@ def test_house_serves_survives_a_dead_child_and_leaves_nothing(tmp_path: Path) -
         assert {child["state"] for child in report["services"]} == {"ready", "running"}
         assert [worker["state"] for worker in report["workers"]] == ["ready"]
         assert report["sessions"] == 0
-        assert set(report["tiers"]) == {"gpu", "arena", "disk"}
+        assert set(report["tiers"]) == {"gpu", "arena", "disk", "objects"}
 
         reply = httpx.post(
             f"{house.url}/v1/chat/completions",
