@@ -19,6 +19,7 @@ from shared.owners import OwnerKey
 KV_HOSTS_KEY = "symphony:kv_hosts"
 BLOCKS_MAX = 999_999_999  # of one session
 HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
+OBJECTS_TOLD_MAX = 2  # of those, what hosts wrote to the object store: anybody reads that
 OBJECTS_MARK = "@"  # before a host's name: not that host, but what it wrote to the object store
 OBJECTS = HostId(OBJECTS_MARK)  # the object store as a whole
 _CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
@@ -91,8 +92,9 @@ def decode_lives(claims: Mapping[bytes, bytes]) -> dict[HostId, str]:
 def decode_locations(
     fields: Mapping[bytes, bytes], lives: Mapping[HostId, str]
 ) -> dict[HostId, int]:
-    """Leading blocks of a session by host, most first, of at most `HOSTS_TOLD_MAX` hosts. What is
-    void, or not written as it should be, is left out.
+    """A session's leading blocks by host, most first, of at most `HOSTS_TOLD_MAX` hosts. What hosts
+    wrote to the object store is told too, but only the most of it, so that it crowds out no host.
+    What is void, or not written as it should be, is left out.
 
     >>> decode_locations({b"h1": b"a 3", b"h2": b"b 4", b"h3": b"c -1"}, {"h1": "a", "h2": "z"})
     {'h1': 3}
@@ -104,7 +106,10 @@ def decode_locations(
             continue
         if lives.get(host_id) == location[1].decode():
             found[host_id] = int(location[2])
-    return dict(nlargest(HOSTS_TOLD_MAX, found.items(), key=lambda item: item[1]))
+    hosts = [item for item in found.items() if not is_objects(item[0])]
+    objects = [item for item in found.items() if is_objects(item[0])]
+    told = [*hosts, *_most(OBJECTS_TOLD_MAX, objects)]
+    return dict(_most(HOSTS_TOLD_MAX, told))
 
 
 def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
@@ -119,6 +124,10 @@ def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
         for host_id, num_blocks in told
         if 0 < num_blocks <= BLOCKS_MAX and _host_id(host_id.encode(errors="replace"))
     }
+
+
+def _most(num: int, located: list[tuple[HostId, int]]) -> list[tuple[HostId, int]]:
+    return nlargest(num, located, key=lambda item: item[1])
 
 
 def _host_id(name: bytes) -> HostId | None:

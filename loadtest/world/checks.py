@@ -150,7 +150,7 @@ def _check_load(worker: Worker) -> None:
     held = list(worker.reservations.values())
     assert worker.num_far == sum(each.is_far for each in held), "far places are miscounted"
     num_urgent = sum(turn.is_urgent for turn in worker.turns.values())
-    num_urgent += sum(is_urgent(each.priority) for each in held)
+    num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
     expected = Arrivals()
     for each in held:

@@ -482,6 +482,11 @@ MUTANTS = (
         "        worker.num_urgent -= turn.is_urgent\n", "",
     ),
     Mutant(
+        "a place that is far stays an urgent one", RESERVATIONS,
+        "        held.worker.num_urgent -= held.is_urgent\n        held.is_far = is_far\n",
+        "        held.is_far = is_far\n",
+    ),
+    Mutant(
         "a tail on its way becomes a turn's own", TAILS,
         "if tail.loading or tail.lost:", "if False:",
     ),

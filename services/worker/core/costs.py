@@ -16,6 +16,7 @@ DECODES_MIN = 8.0  # steps to have seen before the figures are used
 PREFILL_TOKENS_MIN = 256.0
 SPREAD_MIN = 0.25  # of the rows seen, before a slope is believed
 OWN_SHARE_MIN = 1e-3  # of what else adds, that does not go along with the rows
+ROW_SHARE = 0.005  # of a step without rows, that a row adds, as long as all batches seen are alike
 ERROR_WEIGHT = 0.1
 ERRORS_IN_MARGIN = 3.0
 
@@ -53,8 +54,9 @@ class Line:
         per_extra = self.per_extra if self.extra else 0.0
         mean_rows = self.rows / self.weight
         mean_ns = (self.ns - per_extra * self.extra) / self.weight
-        at_ns, spread = mean_ns + per_extra * extra, self._spread
-        if spread >= SPREAD_MIN:
+        at_ns = mean_ns + per_extra * extra
+        if self.has_slope:
+            spread = self._spread
             rows_ns = (self.rows_ns - per_extra * self.extra_rows) / self.weight
             slope = max((rows_ns - mean_rows * mean_ns) / spread, 0.0)
             at_ns += slope * (rows - mean_rows)
@@ -76,6 +78,11 @@ class Line:
         if own < OWN_SHARE_MIN * self.extra_extra / weight:
             return 0.0
         return max(own_ns / own, 0.0)
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether batches differed enough to tell what a row adds."""
+        return self.weight > 0 and self._spread >= SPREAD_MIN
 
     @property
     def mean_rows(self) -> int:
@@ -110,10 +117,13 @@ class StepCosts:
 
     @property
     def figures_ns(self) -> tuple[float, float, float]:
-        """What a prompt token more takes, a step without rows, a decode more."""
+        """What a prompt token more takes, a step without rows, a decode more. The last two fit
+        together, whatever batches there were."""
         num_rows = self._decode.mean_rows
         at_ns = self._decode.at(num_rows)
         row_ns = self._decode.at(num_rows + 1) - at_ns
+        if not self._decode.has_slope:
+            row_ns = at_ns * ROW_SHARE / (1 + ROW_SHARE * num_rows)
         token_ns = self._tokens_ns / self._tokens if self._tokens else 0.0
         return token_ns, max(at_ns - num_rows * row_ns, 0.0), row_ns
 

@@ -153,10 +153,15 @@ class EngineCore:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
-        return sum(
-            len(turn.tokens) - turn.num_computed for turn in self.waiting if not turn.is_paused
-        )
+        """Prompt tokens that are in no step yet, without those whose KV is here, on its way, or
+        staged; while the kvstore's answer is out, as many as the session left count as staged."""
+        waiting = sum(turn.num_to_compute for turn in self.waiting if not turn.is_paused)
+        return waiting + sum(len(turn.tokens) - turn.num_planned for turn in self._under_way)
+
+    @property
+    def _under_way(self) -> list[Turn]:
+        """Turns that run, of whose prompts not all is in a step yet."""
+        return [turn for turn in self.running if turn.can_run and not turn.is_decoding]
 
     def refs(self) -> list[TurnRef]:
         """Every attempt held here."""
@@ -414,13 +419,12 @@ class EngineCore:
         if self.limits.prefill_admission == "eager":
             return EAGER
         ready = [turn for turn in self.waiting if not turn.prefix.is_asked]
-        under_way = [turn for turn in self.running if turn.can_run and not turn.is_decoding]
         num_running = len(self.running)
         layers = self.pool.num_layers
         view = AdmissionView(
             now_ns=now_ns,
             ready=tuple(map(self._prompt_view, ready)),
-            under_way=tuple(map(self._prompt_view, under_way)),
+            under_way=tuple(map(self._prompt_view, self._under_way)),
             num_decodes=num_decodes,
             num_places=self.limits.turns_running_max - num_running,
             num_pages=self.residency.num_available - num_running * layers,

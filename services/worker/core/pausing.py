@@ -31,7 +31,8 @@ class Pausing:
 
     def victims(self, turn: Turn, num_pages: int) -> list[Turn]:
         """Running turns that make way for an urgent one with a seat and, all together, so many
-        pages; nobody if they cannot, or if what they have computed is copied nowhere.
+        pages; nobody if they cannot, or if nothing is copied below. Of who only gives up a
+        seat, what has no copy yet is computed again.
         """
         if not (is_urgent(turn.priority) and self.history.writeback.is_connected):
             return []
@@ -57,8 +58,9 @@ class Pausing:
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
         turn.is_paused = True
+        turn.prefix.may_ask = True  # what came too late before will be there when it goes on
         self.adapters.stop(turn)
-        self.queue.pause(turn)
+        self.queue.put_back(turn)
         return effects
 
     def resume(self, turn: Turn, num_reserved: int, now_ns: int) -> list[Effect] | None:

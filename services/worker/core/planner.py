@@ -177,7 +177,7 @@ class Planner:
                 break
             if turn.prefix.is_asked:
                 continue
-            if self.queue.is_full and not self._make_way(turn, draft):
+            if self.queue.is_full and not self._victims(turn):
                 break
             if turn.is_paused:
                 effects = self.pausing.resume(turn, self.reserve, draft.now_ns)
@@ -194,6 +194,9 @@ class Planner:
                     continue
                 case Readiness.SHORT:
                     break
+            # Not before its adapter is here: another turn would take the seat meanwhile.
+            if self.queue.is_full and not self._make_way(turn, draft):
+                break
             if not self._admit(turn, draft):
                 break
             self._add_chunk(turn, draft)
@@ -207,7 +210,9 @@ class Planner:
         num_pages = self.history.num_pages_wanted(turn) + self.reserve
         first = self._first_pass(turn, draft)
         readiness = adapters.bring(turn, num_pages, first, draft.now_ns, effects)
-        if readiness is Readiness.SHORT and self._make_room(turn, draft):
+        if readiness is Readiness.SHORT and (
+            self._make_way(turn, draft) or self._make_room(turn, draft)
+        ):
             readiness = adapters.bring(turn, 0, first, draft.now_ns, effects)
         return readiness
 
@@ -343,7 +348,7 @@ class Planner:
 
     def _make_way(self, turn: Turn, draft: Draft) -> bool:
         """Pause others for an urgent turn that waits for a seat or for pages."""
-        victims = self.pausing.victims(turn, self.history.num_pages_wanted(turn) + self.reserve)
+        victims = self._victims(turn)
         if draft.is_ahead:
             draft.is_short |= bool(victims)
             return False
@@ -351,6 +356,11 @@ class Planner:
             draft.effects += self.pausing.pause(victim)
         draft.rows = [row for row in draft.rows if row.turn not in victims]
         return bool(victims)
+
+    def _victims(self, turn: Turn) -> list[Turn]:
+        """Whom an urgent turn would have paused."""
+        num_pages = self.history.num_pages_wanted(turn) + self.adapters.num_pages_wanted(turn)
+        return self.pausing.victims(turn, num_pages + self.reserve)
 
     def _make_room(self, turn: Turn, draft: Draft) -> bool:
         """Where nothing runs, only what waiting turns hold, and blocks for which the kvstore has no

@@ -12,8 +12,7 @@ class TurnQueue:
     """Attributes:
     running_max: turns in one step; as many lines have the executor's block tables.
     turns: by id, the latest attempt of each that is not over.
-    waiting: by priority, then arrival; a preempted turn goes to the front, and one
-            that was paused to the front of its priority.
+    waiting: by priority, then arrival; one that ran goes to the front of its priority.
     running: in order of admission.
     """
 
@@ -46,11 +45,6 @@ class TurnQueue:
         turn.slot = self._slots.pop()
 
     def put_back(self, turn: Turn) -> None:
-        """A running turn waits again, before all others."""
-        self.remove(turn)
-        self.waiting.appendleft(turn)
-
-    def pause(self, turn: Turn) -> None:
         """A running turn waits again, before those of its priority."""
         self.remove(turn)
         position = 0

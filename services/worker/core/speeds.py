@@ -12,6 +12,7 @@ from shared.messages import ModelSpeeds
 MUCH = 0.1  # of a figure, before its change is told
 TELL_EVERY = 16  # reports: a scheduler that is new knows them after so many
 PEERS_TOLD_MAX = 32
+MS_MIN = 1e-4  # of what steps take: 0 would say that it is not known
 
 
 def speeds_of(
@@ -20,7 +21,7 @@ def speeds_of(
     """What is measured of one model. Steps are told once enough of them ran."""
     token_ms = step_ms = row_ms = 0.0
     if costs.is_known:
-        token_ms, step_ms, row_ms = (ns / 1e6 for ns in costs.figures_ns)
+        token_ms, step_ms, row_ms = (max(ns / 1e6, MS_MIN) for ns in costs.figures_ns)
     peers = estimates.peer_bytes_per_s.items()
     return ModelSpeeds(
         model_id=model_id,

@@ -186,6 +186,14 @@ class Turn:
         return max(self.num_planned, self.tokens_up_to(self.prefix.num_in_sight, staged.keys[-1]))
 
     @property
+    def num_to_compute(self) -> int:
+        """What a waiting turn will probably have to compute, in tokens."""
+        num_known = self.num_in_sight
+        if self.prefix.is_asked:
+            num_known = max(num_known, min(self.num_history, self.num_reusable))
+        return len(self.tokens) - num_known
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that it has the pages of."""
         return len(self.prefix.blocks) + len(self.own)

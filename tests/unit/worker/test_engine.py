@@ -367,6 +367,25 @@ class TestReports:
         (waiting,) = engine.core.waiting
         assert waiting.state is TurnState.WAITING and not waiting.prefix.is_asked
 
+    def test_those_of_a_prompt_under_way_are_waited_for_too(self) -> None:
+        engine = Engine(new_core(prefill_tokens_max=4))
+        engine.submit(new_turn("a", PROMPT))
+        engine.step()
+        assert engine.core.num_waiting_tokens == len(PROMPT) - 4
+        for _ in range(3):
+            engine.step()
+        assert engine.core.running and engine.core.num_waiting_tokens == 0, "it decodes"
+
+    def test_those_whose_kv_is_staged_or_asked_for_are_not(self) -> None:
+        engine = Engine()
+        engine.core.writeback.connect(1)
+        turn = new_turn("t", PROMPT, num_history=5)
+        engine.submit(turn)
+        assert turn.prefix.is_asked and engine.core.num_waiting_tokens == len(PROMPT) - 5
+        staged = staged_blocks(7, keys_of(PROMPT)[:2])
+        engine.core.on_staged(turn.turn_id, turn.attempt, staged, engine.now_ns)
+        assert engine.core.num_waiting_tokens == len(PROMPT) - 2 * BLOCK_TOKENS
+
     def test_loads_are_named_with_their_source(self) -> None:
         engine = Engine()
         engine.core.writeback.connect(1)

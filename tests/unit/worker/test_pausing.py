@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.worker.core.effects import CommitBlocks, StageSession, StageTurn
+from services.worker.core.effects import CommitBlocks, StageImage, StageSession, StageTurn
 from services.worker.core.integrity import check_integrity
 from services.worker.core.turn import Turn
 from shared.hints import HINT_HOLD_NS
@@ -18,6 +18,7 @@ from tests.unit.worker.driver import (
     new_turn,
     of_kind,
 )
+from tests.unit.worker.test_adapters import answer, replace_adapter
 
 S = SessionId("s")
 URGENT = 2
@@ -195,6 +196,46 @@ def test_one_that_made_way_asks_below_for_what_others_took() -> None:
         step(engine)
     asked = of_kind(engine.effects, StageTurn)[num_before:]
     assert [(each.turn_id, len(each.keys)) for each in asked] == [("second", 3)], "and its tail"
+
+
+def test_nobody_waits_for_one_whose_adapter_is_on_its_way() -> None:
+    engine, first, second = full()
+    engine.submit(turn_of("like", 400))
+    engine.submit(replace_adapter(turn_of("urgent", 300, URGENT), "x", 2))
+    (asked,) = of_kind(engine.effects, StageImage)
+    for _ in range(3):
+        assert step(engine) == ["first", "second"]
+    answer(engine, asked)
+    assert step(engine) == ["first", "second"], "it is loaded"
+    assert engine.core.planner.pausing.num_pauses == 0
+    engine.load_all(engine.effects)
+    while not second.is_paused:
+        assert "urgent" not in step(engine)[:-1]
+    assert running(engine) == ["first", "urgent"] and not first.is_paused
+    assert engine.core.planner.pausing.num_pauses == 1
+
+
+def test_others_wait_for_the_pages_of_its_adapter_too() -> None:
+    engine, first, second = full(num_blocks=10, seats=8)
+    engine.submit(replace_adapter(turn_of("urgent", 300, URGENT, num_tokens=3), "x", 3))
+    answer(engine, *of_kind(engine.effects, StageImage))
+    assert not engine.core.adapters.images["x"].chain.coming, "there is no room for it"
+    assert engine.plan() is None and first.is_paused and second.is_paused
+    assert len(engine.core.adapters.images["x"].chain.coming) == 3
+
+
+def test_one_that_ran_goes_behind_its_betters_whatever_stopped_it() -> None:
+    engine, first, _ = full()
+    engine.submit(turn_of("better", 500, 1))
+    engine.core.planner.recompute(first, engine.now_ns)
+    assert [turn.turn_id for turn in engine.core.waiting] == ["better", "first"]
+
+
+def test_one_that_gave_up_its_history_may_ask_for_it_when_it_goes_on() -> None:
+    engine, first, _ = full()
+    first.prefix.may_ask = False  # what was on its way came too late
+    engine.core.planner.pausing.pause(first)
+    assert first.prefix.may_ask
 
 
 @pytest.mark.parametrize(

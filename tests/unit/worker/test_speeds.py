@@ -8,7 +8,7 @@ from services.worker.core.costs import StepCosts
 from services.worker.core.effects import ReleaseTicket, StageTurn, TrimTicket
 from services.worker.core.intake import ModelShape, take_in
 from services.worker.core.limits import Estimates
-from services.worker.core.speeds import TELL_EVERY, Telling, speeds_of
+from services.worker.core.speeds import MS_MIN, TELL_EVERY, Telling, speeds_of
 from shared.ids import FrontendId, HostId, ModelId, TurnId
 from shared.messages import KvFrom, ModelSpeeds, Prompt, TurnStart, pack_ints
 from tests.unit.worker.driver import Engine, new_turn, of_kind
@@ -24,6 +24,24 @@ def test_steps_are_told_as_a_base_and_what_rows_and_tokens_add() -> None:
     expected = (TOKEN_NS / 1e6, BASE_NS / 1e6, ROW_NS / 1e6)
     assert (told.token_ms, told.step_ms, told.row_ms) == pytest.approx(expected, rel=1e-2)
     assert told.block_bytes == 1000
+
+
+def test_of_batches_that_were_all_alike_both_figures_are_told_and_fit() -> None:
+    costs = StepCosts()
+    for _ in range(20):
+        costs.on_step(0, 8, BASE_NS)
+    costs.on_step(300, 8, 3 * BASE_NS)
+    told = speeds_of(MODEL, costs, Estimates(), 1000)
+    assert told.row_ms > 0
+    assert told.step_ms + 8 * told.row_ms == pytest.approx(BASE_NS / 1e6, rel=1e-3)
+
+
+def test_rows_that_add_nothing_are_not_told_as_unknown() -> None:
+    costs = taught()
+    for number in range(1000):
+        costs.on_step(0, 5 + number % 7, BASE_NS)
+    told = speeds_of(MODEL, costs, Estimates(), 1000)
+    assert told.row_ms == MS_MIN and told.step_ms == pytest.approx(BASE_NS / 1e6, rel=1e-2)
 
 
 def test_steps_that_nobody_has_seen_are_not_told() -> None:

@@ -234,7 +234,9 @@ class Board:
         """Of its prompt, unless its history is not found."""
         num_history = 0
         if submit.session_id is not None and self._placer.kv_from != "pool":
-            num_history = self._placer.num_tokens_of((submit.tenant, submit.session_id))
+            num_history = self._placer.num_history_tokens_of(
+                (submit.tenant, submit.session_id), submit.model_id, submit.adapter
+            )
         return max(submit.num_prompt_tokens - num_history, 0)
 
     def _assign(self, turn: Turn, worker: Worker, now_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from services.scheduler.core.effects import Effect, ProbeWorker
 from services.scheduler.core.timers import Timers
+from services.scheduler.core.turns.believable import believable
 from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
@@ -65,7 +66,7 @@ class SchedulerCore:
     def on_turns_submit(self, message: TurnsSubmit, now_ns: int) -> list[Effect]:
         """A frontend wants turns run, or has heard nothing of them for a while."""
         for submit in message.turns:
-            self._turns.submit(submit, now_ns)
+            self._turns.submit(believable(submit), now_ns)
         return self._take_effects()
 
     def on_turn_cancel(self, message: TurnCancel, now_ns: int) -> list[Effect]:
@@ -81,6 +82,7 @@ class SchedulerCore:
 
     def on_report(self, report: WorkerReport, now_ns: int) -> list[Effect]:
         """A worker tells its state."""
+        report = believable(report)
         heard = self._fleet.hear(report, now_ns)
         if heard is not None:
             worker = heard.worker
@@ -110,7 +112,7 @@ class SchedulerCore:
         self, message: ExpectSession, now_ns: int
     ) -> tuple[SessionPlacement, list[Effect]]:
         """The tracker expects a session's turn: where shall it go?"""
-        placement = self._reservations.expect(message, now_ns)
+        placement = self._reservations.expect(believable(message), now_ns)
         return placement, self._take_effects()
 
     def on_drop(self, message: AdvisoryKey, now_ns: int) -> list[Effect]:

@@ -7,7 +7,7 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import NO_MODELS, Worker
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
 from shared.ids import HostId, ModelId, WorkerId
-from shared.messages import WorkerReport, unpack_hashes
+from shared.messages import ModelSpeeds, WorkerReport, unpack_hashes
 
 MISSED_REPORTS_BEFORE_PROBE = 2
 MISSED_REPORTS_BEFORE_DEAD = 3
@@ -152,8 +152,11 @@ class Fleet:
         for card in report.models:
             model_id = card.model_id
             likely = self._typical.get(model_id, DEFAULT_SPEEDS)
-            speeds[model_id] = worker.speeds.get(model_id, likely)
             if model_id in told:
                 speeds[model_id] = likely.told(told[model_id], card.block_tokens)
                 self._typical[model_id] = speeds[model_id]
+            elif model_id in worker.speeds:
+                speeds[model_id] = worker.speeds[model_id]
+            else:
+                speeds[model_id] = likely.told(ModelSpeeds(model_id=model_id), card.block_tokens)
         worker.speeds = speeds

@@ -1,9 +1,10 @@
 """Where a session's turn goes: the policy, told where the session was last."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.fleet import Fleet
@@ -15,6 +16,8 @@ from shared.messages import AdapterRef, KvFrom
 
 WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
 
+_Purpose: TypeAlias = Literal["choose", "compare"]
+
 
 @dataclass(frozen=True, slots=True)
 class _LastTurn:
@@ -23,6 +26,10 @@ class _LastTurn:
     adapter: AdapterRef | None
     num_tokens: int
     at_ns: int
+
+    def fits(self, model_id: ModelId, adapter: AdapterRef | None) -> bool:
+        """Whether its KV is this model's with this adapter: any other has nothing of it."""
+        return model_id == self.model_id and _hash_of(adapter) == _hash_of(self.adapter)
 
 
 class Placer:
@@ -33,7 +40,7 @@ class Placer:
         self._policy = policy
         self._limits = limits
         self._last_turns: OrderedDict[SessionKey, _LastTurn] = OrderedDict()
-        self._num_asked = 0
+        self._num_asked: Counter[_Purpose] = Counter()
 
     @property
     def kv_from(self) -> KvFrom:
@@ -56,8 +63,8 @@ class Placer:
         """A worker for a turn of `model_id`; `avoid` only if it is the only one; None if none."""
         last = self._last_turns.get(key) if key is not None else None
         demand = _with_history(demand, last, now_ns)
-        home = self._home(last, model_id, now_ns)
-        workers = _without(self._to_look_at(model_id, home, demand), avoid)
+        home = self._home(last, model_id, demand, now_ns)
+        workers = _without(self._to_look_at(model_id, home, demand, "choose"), avoid)
         if not workers:
             return None
         return self._policy.choose(workers, home if home in workers else None, demand)
@@ -69,24 +76,27 @@ class Placer:
         turn is to go there, now that it is here.
         """
         demand = _with_history(demand, self._last_turns.get(key), now_ns)
-        workers = self._to_look_at(demand.model_id, kept, demand)
+        workers = self._to_look_at(demand.model_id, kept, demand, "compare")
         return self._policy.better_than(kept, workers, demand, is_sent=is_sent) if workers else None
 
     def relief_of(self, worker: Worker, model_id: ModelId) -> Worker | None:
         """Where one of a worker's running turns is to go on, if it has too many."""
-        if not self._policy.relieves or worker.trial is not None:
+        is_crowded = len(worker.turns) >= self._limits.relief_gap
+        if not (self._policy.relieves and is_crowded) or worker.trial is not None:
             return None
         untried = [each for each in self._fleet.serving(model_id) if each.trial is None]
         return self._policy.relief_of(worker, untried)
 
-    def _to_look_at(self, model_id: ModelId, home: Worker | None, demand: Demand) -> list[Worker]:
-        """Workers that nobody is tried on; of very many some, others each time, with those that are
-        near the session's history.
+    def _to_look_at(
+        self, model_id: ModelId, home: Worker | None, demand: Demand, purpose: _Purpose
+    ) -> list[Worker]:
+        """Workers that nobody is tried on; of very many some, others each time that it is for the
+        same purpose, with those that are near the session's history.
         """
         serving, num = self._fleet.serving(model_id), self._policy.num_looked_at
         if num is not None and len(serving) > num:
-            self._num_asked += 1
-            some = self._fleet.slice_of(model_id, self._num_asked * num, num)
+            self._num_asked[purpose] += 1  # on their own: one turn is asked about for both
+            some = self._fleet.slice_of(model_id, self._num_asked[purpose] * num, num)
             near = [
                 worker
                 for host_id in demand.kv_at
@@ -155,17 +165,27 @@ class Placer:
         last = self._last_turns.get(key)
         return 0 if last is None else last.num_tokens
 
-    def _home(self, last: _LastTurn | None, model_id: ModelId, now_ns: int) -> Worker | None:
+    def num_history_tokens_of(
+        self, key: SessionKey, model_id: ModelId, adapter: AdapterRef | None
+    ) -> int:
+        """The same, if that turn left KV that this model with this adapter can use."""
+        last = self._last_turns.get(key)
+        return 0 if last is None or not last.fits(model_id, adapter) else last.num_tokens
+
+    def _home(
+        self, last: _LastTurn | None, model_id: ModelId, demand: Demand, now_ns: int
+    ) -> Worker | None:
         if last is None:
             return None
-        if self._policy.leaves_home and now_ns - last.at_ns > self._limits.affinity_ns:
+        is_old = now_ns - last.at_ns > self._limits.affinity_ns
+        if self._policy.leaves_home and (is_old or not last.fits(model_id, demand.adapter)):
             return None
         worker = self._fleet.get(last.worker_id)
         return worker if worker is not None and model_id in worker.models else None
 
 
 def _with_history(demand: Demand, last: _LastTurn | None, now_ns: int) -> Demand:
-    if last is None:
+    if last is None or not last.fits(demand.model_id, demand.adapter):
         return replace(demand, now_ns=now_ns)
     return replace(
         demand,
@@ -173,6 +193,10 @@ def _with_history(demand: Demand, last: _LastTurn | None, now_ns: int) -> Demand
         num_history_tokens=last.num_tokens,
         idle_ns=max(now_ns - last.at_ns, 0),
     )
+
+
+def _hash_of(adapter: AdapterRef | None) -> str:
+    return "" if adapter is None else adapter.adapter_hash
 
 
 def _without(workers: Collection[Worker], avoid: Worker | None) -> Collection[Worker]:

@@ -9,6 +9,7 @@ from services.scheduler.core.turns.arrivals import Arrivals
 from services.scheduler.core.turns.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
+from shared.urgency import is_urgent
 
 SessionKey = tuple[TenantId, SessionId]
 
@@ -31,7 +32,7 @@ class Worker:
         losses: what it had when it fell silent; empty once it is heard of again.
         adapters: hashes of those that its last report says it has.
         num_far: reservations whose turns are not near yet.
-        num_urgent: turns and reservations of more than the usual priority.
+        num_urgent: turns of more than the usual priority, and reservations that are near.
         speeds: by model, as it told last.
         arrivals: when the turns of its reservations are expected.
     """
@@ -162,6 +163,11 @@ class Reservation:
     is_far: bool = False
     looked_at_ns: int = NEVER_NS
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+
+    @property
+    def is_urgent(self) -> bool:
+        """It counts as one of its worker's urgent ones."""
+        return is_urgent(self.priority) and not self.is_far
 
     @property
     def adapter_hash(self) -> str:

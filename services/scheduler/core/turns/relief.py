@@ -9,8 +9,8 @@ from dataclasses import replace
 from services.scheduler.core.turns.board import Board
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Turn, Worker
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 from services.scheduler.core.turns.trials import Trials
-from shared.blocks import BLOCK_TOKENS
 from shared.locations import BLOCKS_MAX
 
 MOVES_MAX = 3  # placements of a turn, after which it stays
@@ -27,7 +27,8 @@ def relieve(worker: Worker, placer: Placer, board: Board, trials: Trials, now_ns
         assert submit is not None
         board.cancel_attempt(worker, turn.ref)
         board.unassign(turn)
-        num_blocks = min(_num_tokens(turn) // BLOCK_TOKENS + 1, BLOCKS_MAX)
+        block_tokens = worker.speeds.get(model_id, DEFAULT_SPEEDS).block_tokens
+        num_blocks = min(_num_tokens(turn) // block_tokens + 1, BLOCKS_MAX)
         submit = replace(submit, kv_at={worker.report.host_id: num_blocks})
         board.start(turn, submit, to, "relief", now_ns, kv_from="any")
         return

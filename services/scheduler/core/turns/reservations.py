@@ -74,9 +74,9 @@ class Reservations:
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:
-            held.worker.num_urgent -= is_urgent(held.priority)
+            held.worker.num_urgent -= held.is_urgent
             held.priority = max(held.priority, message.priority)
-            held.worker.num_urgent += is_urgent(held.priority)
+            held.worker.num_urgent += held.is_urgent
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter, held.kv_at = adapter, kv_at or held.kv_at
             held.worker.arrivals.remove(held.arrives_at_ns)
@@ -169,14 +169,14 @@ class Reservations:
         self._held[held.key] = held
         held.worker.reservations[held.key] = held
         held.worker.arrivals.add(held.arrives_at_ns)
-        held.worker.num_urgent += is_urgent(held.priority)
+        held.worker.num_urgent += held.is_urgent
         self._see_how_far(held, now_ns)
 
     def _release(self, held: Reservation) -> None:
         del self._held[held.key]
         del held.worker.reservations[held.key]
         held.worker.arrivals.remove(held.arrives_at_ns)
-        held.worker.num_urgent -= is_urgent(held.priority)
+        held.worker.num_urgent -= held.is_urgent
         held.worker.num_far -= held.is_far
         held.is_far = False
 
@@ -187,7 +187,9 @@ class Reservations:
         over_at_ns = expected_at_ns + HINT_HOLD_NS
         is_far = not near_at_ns <= now_ns < over_at_ns
         held.worker.num_far += is_far - held.is_far
+        held.worker.num_urgent -= held.is_urgent
         held.is_far = is_far
+        held.worker.num_urgent += held.is_urgent
         changes_at_ns = [at_ns for at_ns in (near_at_ns, over_at_ns) if at_ns > now_ns]
         look_at_ns = min([*changes_at_ns, held.expires_at_ns])
         if look_at_ns < held.looked_at_ns:  # one that is told again needs no second look

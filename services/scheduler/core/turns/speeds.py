@@ -3,14 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import isfinite
+from typing import TypeVar
 
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import HostId
+from shared.locations import OBJECTS, is_objects
 from shared.messages import ModelSpeeds
 
+N = TypeVar("N", int, float)
+
 PEERS_MAX = 64
-FIGURE_MAX = 1e15  # of anything: beyond it there is only nonsense
+# Beyond these there is only nonsense.
+MS_BAND = (1e-4, 1e4)  # of a step, or of what adds to it
+BYTES_PER_S_BAND = (1e5, 1e13)
+BLOCK_BYTES_BAND = (1, 1 << 40)
+BLOCK_TOKENS_BAND = (1, 1 << 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,7 @@ class Speeds:
         source_bytes_per_s: from the host's disk into its arena.
         peer_bytes_per_s: from other hosts, as far as that was measured.
         other_bytes_per_s: from any other host.
+        objects_bytes_per_s: from the object store.
     """
 
     token_ms: float = 0.1
@@ -39,40 +47,53 @@ class Speeds:
     source_bytes_per_s: float = 1e9
     peer_bytes_per_s: Mapping[HostId, float] = field(default_factory=dict)
     other_bytes_per_s: float = 1.25e9
+    objects_bytes_per_s: float = 0.5e9
 
     def told(self, told: ModelSpeeds, block_tokens: int) -> "Speeds":
-        """The same, but for what the worker knows better. What is no speed is not heard.
+        """The same, but for what the worker knows better. What is no speed is not heard. Of its
+        steps it knows both figures, or none: one alone would not fit with the other of somebody
+        else's.
 
         >>> from shared.ids import ModelId
-        >>> slow = Speeds().told(ModelSpeeds(model_id=ModelId("m"), row_ms=3, step_ms=-1.0), 64)
-        >>> slow.row_ms, slow.step_ms == Speeds().step_ms
+        >>> slow = Speeds().told(ModelSpeeds(model_id=ModelId("m"), token_ms=3, step_ms=-1.0), 64)
+        >>> slow.token_ms, slow.step_ms == Speeds().step_ms
         (3, True)
         """
         peers = {
             host_id: bytes_per_s
             for host_id, bytes_per_s in islice(told.peer_bytes_per_s.items(), PEERS_MAX)
-            if _is_figure(bytes_per_s)
+            if _is_within(BYTES_PER_S_BAND, bytes_per_s) and not is_objects(host_id)
         }
+        knows_steps = _is_within(MS_BAND, told.step_ms) and _is_within(MS_BAND, told.row_ms)
+        objects_bytes_per_s = told.peer_bytes_per_s.get(OBJECTS, 0.0)
         return replace(
             self,
-            token_ms=_either(told.token_ms, self.token_ms),
-            step_ms=_either(told.step_ms, self.step_ms),
-            row_ms=_either(told.row_ms, self.row_ms),
-            block_bytes=int(_either(told.block_bytes, self.block_bytes)),
-            block_tokens=block_tokens,
-            load_bytes_per_s=_either(told.load_bytes_per_s, self.load_bytes_per_s),
-            source_bytes_per_s=_either(told.source_bytes_per_s, self.source_bytes_per_s),
+            token_ms=_either(MS_BAND, told.token_ms, self.token_ms),
+            step_ms=told.step_ms if knows_steps else self.step_ms,
+            row_ms=told.row_ms if knows_steps else self.row_ms,
+            block_bytes=_either(BLOCK_BYTES_BAND, told.block_bytes, self.block_bytes),
+            block_tokens=_either(BLOCK_TOKENS_BAND, block_tokens, self.block_tokens),
+            load_bytes_per_s=_either(
+                BYTES_PER_S_BAND, told.load_bytes_per_s, self.load_bytes_per_s
+            ),
+            source_bytes_per_s=_either(
+                BYTES_PER_S_BAND, told.source_bytes_per_s, self.source_bytes_per_s
+            ),
             peer_bytes_per_s=peers or self.peer_bytes_per_s,
             other_bytes_per_s=sum(peers.values()) / len(peers) if peers else self.other_bytes_per_s,
+            objects_bytes_per_s=_either(
+                BYTES_PER_S_BAND, objects_bytes_per_s, self.objects_bytes_per_s
+            ),
         )
 
 
 DEFAULT_SPEEDS = Speeds()
 
 
-def _is_figure(figure: float) -> bool:
-    return isfinite(figure) and 0 < figure <= FIGURE_MAX
+def _is_within(band: tuple[float, float], figure: float) -> bool:
+    """Whether a figure can be: NaN cannot, nor an integer that is too large for a float."""
+    return band[0] <= figure <= band[1]
 
 
-def _either(told: float, else_: float) -> float:
-    return told if _is_figure(told) else else_
+def _either(band: tuple[float, float], told: N, else_: N) -> N:
+    return told if _is_within(band, told) else else_

@@ -11,6 +11,7 @@ from services.scheduler.core import (
     SchedulerCore,
     StartTurn,
 )
+from shared.blocks import BLOCK_TOKENS
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
@@ -38,12 +39,13 @@ SECOND = 1_000 * MS
 INTERVAL = 500 * MS
 
 
-def card(model: str) -> ModelCard:
+def card(model: str, block_tokens: int = BLOCK_TOKENS) -> ModelCard:
     return ModelCard(
         model_id=ModelId(model),
         source=model,
         fingerprint=model,
         max_model_len=4096,
+        block_tokens=block_tokens,
     )
 
 
@@ -82,6 +84,7 @@ class Driver:
         host: str = "h",
         speeds: ModelSpeeds | None = None,
         seats: int = 0,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> list[Effect]:
         key = f"{worker}/{incarnation}"
         self.seqs[key] = self.seqs.get(key, 0) + 1 if seq is None else seq
@@ -91,7 +94,7 @@ class Driver:
             seq=self.seqs[key],
             host_id=HostId(host),
             state=state,  # type: ignore[arg-type]
-            models=[card(model) for model in models],
+            models=[card(model, block_tokens) for model in models],
             turns=[
                 TurnRef(
                     turn_id=TurnId(t),

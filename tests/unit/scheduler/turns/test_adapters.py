@@ -36,9 +36,9 @@ def test_what_was_sent_or_is_expected_counts_before_a_report_says_so() -> None:
 def test_the_worker_of_a_sessions_kv_comes_first() -> None:
     d = Driver()
     d.report("w1")
-    d.report("w2", adapters="a")
-    d.submit("t0", "s")
+    d.submit("t0", "s", adapter=A)
     d.end("w1", "t0")
+    d.report("w2", adapters="a")
     assert starts(d.submit("t1", "s", adapter=A)) == [("w1", "t1", 1, "affinity")]
     assert starts(d.submit("t2", adapter=A)) == [("w2", "t2", 1, "adapter")]
 

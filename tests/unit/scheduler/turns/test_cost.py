@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from services.scheduler.core.turns.arrivals import SLICE_NS, Arrivals
 from services.scheduler.core.turns.placement.cost import Stay, cost_of
 from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
 from shared.ids import HostId, ModelId
+from shared.locations import OBJECTS
 from shared.messages import ModelSpeeds
 
 amounts = st.floats(0, 1e5, allow_subnormal=False)
@@ -26,6 +28,7 @@ stays = st.builds(
     adapter_ms=amounts,
 )
 few = settings(max_examples=40)
+HUGE = 10**400  # too large for a float
 GROWING = ("num_rows", "num_waiting_tokens", "num_new_tokens", "fetch_ms", "adapter_ms")
 
 
@@ -98,7 +101,8 @@ def test_what_is_removed_was_never_there(times: list[int], about: int) -> None:
     at_ns = about * SLICE_NS
     before = arrivals.about(at_ns, len(times))
     arrivals.add(at_ns)
-    assert arrivals.about(at_ns, len(times) + 1) == before + 1, "it runs beside"
+    more = arrivals.about(at_ns, len(times) + 1) - before
+    assert more == pytest.approx(1), "it runs beside"
     arrivals.remove(at_ns)
     for at in times:
         arrivals.remove(at * SLICE_NS)
@@ -125,9 +129,33 @@ def test_what_is_no_speed_is_not_heard() -> None:
     assert DEFAULT_SPEEDS.told(nonsense, DEFAULT_SPEEDS.block_tokens) == DEFAULT_SPEEDS
 
 
+@pytest.mark.parametrize("number", [HUGE, 1e-9, 1e12, -1, 0], ids=range(5))
+def test_what_no_device_does_is_not_heard(number: float) -> None:
+    wild = ModelSpeeds(
+        model_id=ModelId("m"), token_ms=number, step_ms=number, row_ms=number,
+        peer_bytes_per_s={HostId("a"): number * 1000, OBJECTS: number * 1000},
+    )  # fmt: skip
+    assert DEFAULT_SPEEDS.told(wild, DEFAULT_SPEEDS.block_tokens) == DEFAULT_SPEEDS
+
+
+@pytest.mark.parametrize("number", [HUGE, -5, 0], ids=range(3))
+def test_blocks_that_cannot_be_are_not_heard(number: int) -> None:
+    wild = ModelSpeeds(model_id=ModelId("m"), block_bytes=number)
+    assert DEFAULT_SPEEDS.told(wild, number) == DEFAULT_SPEEDS
+
+
+def test_steps_are_heard_with_what_rows_add_or_not_at_all() -> None:
+    for step_ms, row_ms in ((50, 0), (0, 5)):
+        told = ModelSpeeds(model_id=ModelId("m"), step_ms=step_ms, row_ms=row_ms)
+        assert DEFAULT_SPEEDS.told(told, 64) == DEFAULT_SPEEDS
+
+
 def test_links_that_were_not_measured_are_as_fast_as_those_that_were() -> None:
-    told = ModelSpeeds(model_id=ModelId("m"), peer_bytes_per_s={HostId("a"): 2e9, HostId("b"): 4e9})
-    assert DEFAULT_SPEEDS.told(told, 64).other_bytes_per_s == 3e9
+    links = {HostId("a"): 2e9, HostId("b"): 4e9, OBJECTS: 1e8}
+    told = ModelSpeeds(model_id=ModelId("m"), peer_bytes_per_s=links)
+    heard = DEFAULT_SPEEDS.told(told, 64)
+    assert (heard.other_bytes_per_s, heard.objects_bytes_per_s) == (3e9, 1e8)
+    assert OBJECTS not in heard.peer_bytes_per_s
 
 
 def test_a_queue_that_is_over_by_then_is_not_waited_for() -> None:

@@ -1,12 +1,14 @@
 """What bringing a session's KV to a worker takes, from where it is."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from services.scheduler.core.turns.placement.policy import Demand
 from services.scheduler.core.turns.records import Worker
 from services.scheduler.core.turns.speeds import Speeds
 from shared.eviction import RECENT_NS
 from shared.ids import HostId
+from shared.locations import is_objects
 
 
 @dataclass(slots=True)
@@ -22,18 +24,21 @@ class History:
     home: Worker | None
     is_recent: bool
     _home_host: HostId | None = field(init=False)
-    _best_host: HostId | None = field(init=False)  # that has most of it; None: nobody has any
+    _best_host: HostId | None = field(init=False)  # that has most of it; None: no host has any
     _num_best: int = field(init=False)  # blocks there, as far as somebody told
+    _num_objects: int = field(init=False)  # blocks in the object store
     _block_tokens: int = 0  # for which the next one is
     _num_tokens: int = 0
 
     def __post_init__(self) -> None:
         kv_at = self.demand.kv_at
         self._home_host = None if self.home is None else self.home.report.host_id
+        hosts = {host_id: num for host_id, num in kv_at.items() if not is_objects(host_id)}
+        self._num_objects = max((num for at, num in kv_at.items() if is_objects(at)), default=0)
         self._best_host, self._num_best = self._home_host, 0
-        if kv_at:
-            self._best_host = max(kv_at, key=lambda host_id: (kv_at[host_id], host_id))
-            self._num_best = kv_at[self._best_host]
+        if hosts:
+            self._best_host = max(hosts, key=lambda host_id: (hosts[host_id], host_id))
+            self._num_best = hosts[self._best_host]
 
     @classmethod
     def of(cls, demand: Demand, home: Worker | None) -> "History":
@@ -50,35 +55,52 @@ class History:
         if block_tokens != self._block_tokens:
             demand, self._block_tokens = self.demand, block_tokens
             self._num_tokens = 0
-            if self._best_host is not None:
-                num = max(demand.num_history_tokens, self._num_best * block_tokens)
+            if self._best_host is not None or self._num_objects:
+                num_blocks = max(self._num_best, self._num_objects)
+                num = max(demand.num_history_tokens, num_blocks * block_tokens)
                 self._num_tokens = min(num, demand.num_prompt_tokens or num)
         return self._num_tokens
 
     def fetch_ms(self, worker: Worker, speeds: Speeds) -> float:
-        """What bringing so many tokens' KV to this worker takes, by measured speeds."""
+        """What bringing so many tokens' KV to this worker takes, by measured speeds: as long as
+        the slowest of the links that it takes.
+
+        A part that the worker's host has comes from there, and only the rest from elsewhere: from
+        the host with most of it, or from the object store if that has more, as the kvstore does.
+        """
         if self.is_recent and worker is self.home:
             return 0.0
-        bytes_per_s = min(speeds.load_bytes_per_s, self._source_bytes_per_s(worker, speeds))
-        return self._num_bytes(speeds) * 1e3 / bytes_per_s
+        load_ms = self.load_ms(speeds)
+        host_id = worker.report.host_id
+        if self.is_recent and host_id == self._home_host:
+            return load_ms
+        num_blocks = self._num_blocks(speeds)
+        num_here = min(self._num_on(host_id), num_blocks)
+        block_ms = speeds.block_bytes * 1e3
+        here_ms = num_here * block_ms / speeds.source_bytes_per_s
+        rest_ms = (num_blocks - num_here) * block_ms / self._rest_bytes_per_s(speeds)
+        return max(load_ms, here_ms, rest_ms)
 
     def load_ms(self, speeds: Speeds) -> float:
         """What bringing it from a host's arena to the device takes."""
-        return self._num_bytes(speeds) * 1e3 / speeds.load_bytes_per_s
+        return self._num_blocks(speeds) * speeds.block_bytes * 1e3 / speeds.load_bytes_per_s
 
-    def _num_bytes(self, speeds: Speeds) -> float:
-        return self.tokens(speeds.block_tokens) / speeds.block_tokens * speeds.block_bytes
+    def _num_blocks(self, speeds: Speeds) -> float:
+        return self.tokens(speeds.block_tokens) / speeds.block_tokens
 
-    def _source_bytes_per_s(self, worker: Worker, speeds: Speeds) -> float:
-        """How fast it comes into the arena of the worker's host. A host that has a part of it
-        brings up that, and computes the rest or has it from another one: it counts as one that
-        has to ask.
+    def _num_on(self, host_id: HostId) -> float:
+        """Blocks of it on a host's disk: all, where nobody has more; and where nobody told, all are
+        on that of its home.
         """
-        host_id = worker.report.host_id
-        if host_id == self._home_host:
-            return speeds.load_bytes_per_s if self.is_recent else speeds.source_bytes_per_s
-        if self._num_best and self.demand.kv_at.get(host_id, 0) == self._num_best:
-            return speeds.source_bytes_per_s
+        num_here = self.demand.kv_at.get(host_id, 0)
+        num_most = max(self._num_best, self._num_objects)
+        has_all = num_here == num_most if num_most else host_id == self._home_host
+        return inf if has_all else num_here
+
+    def _rest_bytes_per_s(self, speeds: Speeds) -> float:
+        """How fast what a host has not comes into its arena."""
+        if self._num_objects > self._num_best:
+            return speeds.objects_bytes_per_s
         if self._best_host is None:
             return speeds.other_bytes_per_s
         return speeds.peer_bytes_per_s.get(self._best_host, speeds.other_bytes_per_s)

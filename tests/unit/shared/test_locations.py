@@ -1,0 +1,32 @@
+"""Where sessions' KV is, as Redis knows it."""
+
+from shared.ids import HostId
+from shared.locations import (
+    HOSTS_TOLD_MAX,
+    OBJECTS_TOLD_MAX,
+    decode_locations,
+    encode_location,
+    is_objects,
+    objects_of,
+)
+
+HOSTS = [HostId(f"h{number}") for number in range(HOSTS_TOLD_MAX)]
+LIVES = {**dict.fromkeys(HOSTS, "a"), **dict.fromkeys(map(objects_of, HOSTS), "a")}
+
+
+def located(num_blocks: dict[HostId, int]) -> dict[HostId, int]:
+    fields = {name.encode(): encode_location("a", num).encode() for name, num in num_blocks.items()}
+    return decode_locations(fields, LIVES)
+
+
+def test_what_is_in_the_object_store_crowds_out_no_host() -> None:
+    objects = {objects_of(host_id): 20 + number for number, host_id in enumerate(HOSTS)}
+    told = located({**objects, HOSTS[0]: 5, HOSTS[1]: 6})
+    assert list(told.items()) == [("@h7", 27), ("@h6", 26), ("h1", 6), ("h0", 5)]
+
+
+def test_the_most_of_the_object_store_is_told_beside_any_hosts() -> None:
+    hosts = dict.fromkeys(HOSTS, 10)
+    told = located({**hosts, objects_of(HOSTS[0]): 20, objects_of(HOSTS[1]): 3})
+    assert len(told) == HOSTS_TOLD_MAX
+    assert [each for each in told if is_objects(each)] == ["@h0"] and OBJECTS_TOLD_MAX == 2
