@@ -138,7 +138,7 @@ class BucketSide:
                 kvstore.later(RETRY_NS, self._list_all)
                 return
             for run in self._bucket.runs():
-                if run.host_id == kvstore.core.host_id:
+                if run.host_id == kvstore.host_id:
                     num_bytes = run.num_pages * run.page_bytes
                     kvstore.core.objects.on_listed(run, num_bytes, kvstore.now_ns)
             self._on_listed()

@@ -53,6 +53,7 @@ class PeerHost(Process):
     """
 
     core: KvCore
+    host_id: HostId
     arena: ArenaMemory
     is_link_cut: bool
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from services.kvstore.core import (
     BeginDiskAnew,
     DeleteBlocks,
+    DiskEffect,
     DiskWrite,
     TouchBlocks,
     WriteBlocks,
@@ -38,7 +39,6 @@ from shared.clock import Clock
 log = logging.getLogger(__name__)
 
 WriteResults: TypeAlias = list[tuple[int, WriteOutcome, int]]
-DiskOrder: TypeAlias = WriteBlocks | DeleteBlocks | TouchBlocks | BeginDiskAnew
 OnDamage: TypeAlias = Callable[[DiskDamaged], None]
 
 WRITE_BATCH_BYTES = 64 * 1024 * 1024
@@ -97,7 +97,7 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, order: DiskOrder) -> None:
+    def submit(self, order: DiskEffect) -> None:
         """Do this after everything submitted before; see the module for what finds no room."""
         match order:
             case WriteBlocks(writes):

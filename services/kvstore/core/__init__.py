@@ -7,6 +7,7 @@ from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import (
     BeginDiskAnew,
     DeleteBlocks,
+    DiskEffect,
     DiskWrite,
     DropRuns,
     DropSession,
@@ -34,6 +35,7 @@ from services.kvstore.core.events import (
 )
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations, LocationUpdate
+from services.kvstore.core.object_tier import LINKS_MAX
 from services.kvstore.core.peers import most_offered
 from services.kvstore.core.runs import (
     Place,
@@ -46,11 +48,13 @@ from services.kvstore.core.runs import (
 from services.kvstore.core.store import KvCore
 
 __all__ = [
+    "LINKS_MAX",
     "ArenaBlock",
     "BeginDiskAnew",
     "Commit",
     "Counts",
     "DeleteBlocks",
+    "DiskEffect",
     "DiskWrite",
     "DropRuns",
     "DropSession",

@@ -3,11 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
+from services.kvstore.core.disk_tier import NEVER_NS
 from services.kvstore.core.runs import Run
 from shared.owners import NOBODY, OwnerKey
 
 LINKS_MAX = 4  # sessions that begin one another, gone through
-NEVER_NS = -(1 << 62)  # before everything that was ever used
 
 
 class _Saved:

@@ -6,18 +6,16 @@ itself; what others wrote is told by Redis (`shared.locations.objects_of`) and b
 session's objects.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 
 from services.kvstore.core.budget import Budget
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import DropRuns, DropSession, Effect, SaveOutcome
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations
-from services.kvstore.core.object_tier import NEVER_NS, ObjectTier
+from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import Run
 from services.kvstore.core.saving import Saving
-from shared.blocks import BlockKey
 from shared.ids import HostId
 from shared.locations import is_objects
 from shared.owners import OwnerKey
@@ -78,10 +76,10 @@ class Objects:
 
     def on_all_listed(self, now_ns: int) -> list[Effect]:
         """All of them were told."""
-        for owner in self._disk.owners:
-            used = [block.used_at_ns for key in self._disk.owned(owner)[-1:]
-                    if (block := self._disk.get(key)) is not None]  # fmt: skip
-            self.tier.lift(owner, max(used, default=NEVER_NS))
+        for owner in self.tier.owners:
+            for key in self._disk.owned(owner)[-1:]:
+                if (newest := self._disk.get(key)) is not None:
+                    self.tier.lift(owner, newest.used_at_ns)
         self.tier.sort()
         self.locations.on_found()
         self._saving.on_found(now_ns)
@@ -112,10 +110,3 @@ class Objects:
             effects.append(DropRuns(runs))
         self._saving.send(now_ns, effects)
         return effects
-
-
-def count_reachable(
-    keys: Sequence[BlockKey], places: Container[BlockKey], is_here: Callable[[BlockKey], bool]
-) -> int:
-    """How many leading blocks can be had, from here or from there."""
-    return sum(1 for _ in takewhile(lambda key: key in places or is_here(key), keys))

@@ -2,25 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from heapq import nlargest
 
+from services.kvstore.core.backoff import Backoff
 from shared.ids import HostId
 from shared.locations import is_objects
 from shared.owners import NOBODY, OwnerKey
 
 ASKED_MAX = 2  # hosts, for one stage
-RETRY_NS = 1_000_000_000  # after a first failure; twice as long after each further one
-RETRY_MAX_NS = 60_000_000_000
 FAILED_MAX = 1024  # hosts remembered for their failures
 DELETED_NS = 60_000_000_000  # longer than what was asked for before a deletion may come after it
 DELETED_MAX = 65_536  # deletions remembered
-
-
-@dataclass(slots=True)
-class _Failures:
-    num: int
-    retry_at_ns: int
 
 
 class Peers:
@@ -30,7 +22,7 @@ class Peers:
 
     def __init__(self, host_id: HostId) -> None:
         self._host_id = host_id
-        self._failed: OrderedDict[HostId, _Failures] = OrderedDict()
+        self._failed: OrderedDict[HostId, Backoff] = OrderedDict()
 
     def worth_asking(self, kv_at: Mapping[HostId, int], num_here: int, now_ns: int) -> list[HostId]:
         """Those that are said to have more than the `num_here` leading blocks that this host has,
@@ -49,16 +41,14 @@ class Peers:
     def is_avoided(self, host_id: HostId, now_ns: int) -> bool:
         """Whether it is too early to try it again."""
         failures = self._failed.get(host_id)
-        return failures is not None and now_ns < failures.retry_at_ns
+        return failures is not None and failures.is_waiting(now_ns)
 
     def on_failed(self, host_id: HostId, now_ns: int) -> None:
         """It did not answer, broke off, or sent what cannot be right."""
-        failures = self._failed.setdefault(host_id, _Failures(0, 0))
-        if now_ns < failures.retry_at_ns:
+        failures = self._failed.setdefault(host_id, Backoff())
+        if failures.is_waiting(now_ns):
             return  # what was asked for before fails as well
-        failures.num += 1
-        wait_ns = min(RETRY_NS << min(failures.num - 1, 10), RETRY_MAX_NS)
-        failures.retry_at_ns = now_ns + wait_ns
+        failures.on_failed(now_ns)
         self._failed.move_to_end(host_id)
         if len(self._failed) > FAILED_MAX:
             self._failed.popitem(last=False)

@@ -5,6 +5,7 @@ rest, the longest resting first.
 from collections import OrderedDict
 from collections.abc import Set
 
+from services.kvstore.core.backoff import Backoff
 from services.kvstore.core.budget import Budget
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
@@ -16,8 +17,6 @@ from shared.owners import NOBODY, OwnerKey
 RUN_BYTES_MAX = 64 * 1024 * 1024
 RUNS_MAX = 2  # with the shell at once: one is read while the other is sent
 FULL_SHARE = 0.8  # of the disk: from then on sessions need not rest
-RETRY_NS = 1_000_000_000  # after a first failure; twice as long after each further one
-RETRY_MAX_NS = 60_000_000_000
 LOOKED_AT_MAX = 256  # sessions, at once
 
 
@@ -44,8 +43,7 @@ class Saving:
         self._budget = budget
         self._unsaved: OrderedDict[OwnerKey, int] = OrderedDict()  # since when, longest first
         self._saving: dict[Run, int] = {}  # bytes of those that are with the shell
-        self._num_failures = 0
-        self._retry_at_ns = 0
+        self._failures = Backoff()
 
     @property
     def num_sessions(self) -> int:
@@ -55,8 +53,7 @@ class Saving:
     def on_stored(self, block: StoredBlock, now_ns: int) -> None:
         """A block is on disk now."""
         if block.owner != NOBODY and not block.is_saved:
-            self._unsaved[block.owner] = now_ns
-            self._unsaved.move_to_end(block.owner)
+            self._begin_rest(block.owner, now_ns)
 
     def on_found(self, now_ns: int) -> None:
         """It is known what is on disk and what is saved of it."""
@@ -68,7 +65,7 @@ class Saving:
         num_looked_at = 0
         while (
             len(self._saving) < RUNS_MAX
-            and now_ns >= self._retry_at_ns
+            and not self._failures.is_waiting(now_ns)
             and self._budget.is_free(now_ns)
             and num_looked_at < LOOKED_AT_MAX
         ):
@@ -80,8 +77,6 @@ class Saving:
                 del self._unsaved[owner]
                 continue
             run = _run(owner, blocks, self._disk.get(blocks[0].parent), self._host_id)
-            if run in self._saving:
-                return
             keys = [block.key for block in blocks]
             num_bytes = sum(block.num_bytes for block in blocks)
             self._saving[run] = num_bytes
@@ -95,15 +90,12 @@ class Saving:
         if outcome is SaveOutcome.MISSING:  # what is left of it gets a run of its own
             return
         if outcome is SaveOutcome.UNREAD:  # as if it had come just now
-            self._unsaved[run.owner] = now_ns
-            self._unsaved.move_to_end(run.owner)
+            self._begin_rest(run.owner, now_ns)
             return
         if outcome is SaveOutcome.FAILED:
-            wait_ns = min(RETRY_NS << min(self._num_failures, 10), RETRY_MAX_NS)
-            self._num_failures += 1
-            self._retry_at_ns = now_ns + wait_ns
+            self._failures.on_failed(now_ns)
             return
-        self._num_failures = 0
+        self._failures.on_good()
         self._objects.add(run, num_bytes, now_ns)
 
     def on_dropped(self, run: Run) -> None:
@@ -119,6 +111,10 @@ class Saving:
         for run in [run for run in self._saving if run.owner == owner]:
             del self._saving[run]
         self._objects.forget(owner)
+
+    def _begin_rest(self, owner: OwnerKey, now_ns: int) -> None:
+        self._unsaved[owner] = now_ns
+        self._unsaved.move_to_end(owner)
 
     def _next(self, now_ns: int) -> OwnerKey | None:
         """The session that has rested for longest, if it has for long enough."""

@@ -7,7 +7,7 @@ stages, which pin.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, takewhile
@@ -33,7 +33,7 @@ from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, R
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
-from services.kvstore.core.objects import Objects, count_reachable
+from services.kvstore.core.objects import Objects
 from services.kvstore.core.peers import Deleted, Peers
 from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
@@ -60,7 +60,6 @@ class KvCore:
         host_id: our own.
 
     Attributes:
-        host_id: our own.
         arenas: by page size in bytes.
         locations: what Redis is told of sessions.
         objects: the object store.
@@ -69,7 +68,6 @@ class KvCore:
 
     def __init__(self, limits: Limits, first_ticket: int = 1, host_id: HostId = OWN_HOST) -> None:
         self._limits = limits
-        self.host_id = host_id
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max)
         self.locations = Locations(self.disk)
@@ -366,19 +364,21 @@ class KvCore:
             return 0
         num_there = self.objects.may_have(owner, worth_keeping(kv_at)) - num_before
         num_there = min(num_there, len(keys))
-        return num_there if num_there > max(num_offered, self._num_here(arena, keys)) else 0
+        if num_there <= num_offered or num_there <= self._num_here(arena, keys):
+            return 0
+        return num_there
 
     def offer_of_objects(
         self, keys: list[BlockKey], page_bytes: int, places: Mapping[BlockKey, Place]
     ) -> Offer | None:
         """What the object store gives with what is here, if these blocks are in it."""
         arena = self.arenas[page_bytes]
-        num_blocks = count_reachable(keys, places, partial(self._is_here, arena))
+        num_blocks = num_leading(keys, lambda key: key in places or self._is_here(arena, key))
         return Offer(OBJECTS, num_blocks) if num_blocks > self._num_here(arena, keys) else None
 
     def on_locate(self, keys: list[BlockKey], num_layers: int, page_bytes: int) -> int:
         """How many of these blocks, from the first on, another host can fetch here."""
-        return sum(1 for _ in takewhile(partial(self._serves, (num_layers, page_bytes)), keys))
+        return num_leading(keys, partial(self._serves, (num_layers, page_bytes)))
 
     def whom_to_ask(
         self,
@@ -540,7 +540,7 @@ class KvCore:
         return write is not None and (len(write.pages), write.page_bytes) == shape
 
     def _num_here(self, arena: ArenaTier, keys: list[BlockKey]) -> int:
-        return sum(1 for _ in takewhile(partial(self._is_here, arena), keys))
+        return num_leading(keys, partial(self._is_here, arena))
 
     def _is_here(self, arena: ArenaTier, key: BlockKey) -> bool:
         """Whether nobody else has to be asked for the block."""
@@ -563,6 +563,11 @@ class KvCore:
         for key in keys:
             self._tiers.forget(key, effects)
         self.counts.num_blocks_dropped += len(keys)
+
+
+def num_leading(keys: Iterable[BlockKey], is_had: Callable[[BlockKey], bool]) -> int:
+    """How many come before the first that is not to be had."""
+    return sum(1 for _ in takewhile(is_had, keys))
 
 
 def _by_layer(numbers: Iterable[list[int]]) -> list[int]:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from services.kvstore.core import (
+    LINKS_MAX,
     FetchedPages,
     KvCore,
     ObjectEffect,
@@ -44,7 +45,6 @@ ASKED_MAX = 64  # that wait
 PLACES_MAX = 262_144  # blocks of which it is remembered where they are
 SESSION_OBJECTS_MAX = 4096  # of one session, looked at
 LISTED_AT_ONCE = 50  # objects that the event loop looks at: more would hold it up
-LINKS_MAX = 4  # sessions that begin one another, gone through
 STOP_LOOK_S = 0.5
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # of the first listing
 NS_PER_S = 1_000_000_000

@@ -12,8 +12,7 @@ import pytest
 
 from loadtest.s3_server import NoServer, S3Server, s3_server
 from services.kvstore import peering
-from services.kvstore.core import Run, run_of
-from services.kvstore.core import peers as core_peers
+from services.kvstore.core import Run, backoff, run_of
 from services.kvstore.objects.store import Bucket
 from shared import messages as m
 from shared import subjects
@@ -314,8 +313,8 @@ def test_a_host_serves_while_the_object_store_is_away(
     places: list[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peering, "LOCATE_MIN_S", 1.0)
-    monkeypatch.setattr(core_peers, "RETRY_NS", 3600 * 1_000_000_000)
-    monkeypatch.setattr(core_peers, "RETRY_MAX_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(backoff, "RETRY_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(backoff, "RETRY_MAX_NS", 3600 * 1_000_000_000)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
 
     async def scenario() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.kvstore import peering
-from services.kvstore.core import DiskWrite
-from services.kvstore.core import peers as core_peers
+from services.kvstore.core import DiskWrite, backoff
 from services.kvstore.disk import Reader, StoredPage, Writer
 from shared import messages as m
 from shared import subjects
@@ -44,8 +43,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peering, "LOCATE_MIN_S", 30.0)
     monkeypatch.setattr(peering, "LOCATE_MAX_S", 30.0)
     monkeypatch.setattr(peering, "FETCH_S", 30.0)
-    monkeypatch.setattr(core_peers, "RETRY_NS", 3600 * 1_000_000_000)
-    monkeypatch.setattr(core_peers, "RETRY_MAX_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(backoff, "RETRY_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(backoff, "RETRY_MAX_NS", 3600 * 1_000_000_000)
 
 
 @pytest.fixture

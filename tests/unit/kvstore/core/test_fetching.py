@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from services.kvstore.core import LoadOutcome, PageReads, SetWords, Told, WriteOutcome, most_offered
+from services.kvstore.core.backoff import RETRY_MAX_NS, RETRY_NS
 from services.kvstore.core.events import Offer
 from services.kvstore.core.loads import SOURCES_MAX
 from services.kvstore.core.peers import (
     ASKED_MAX,
     DELETED_NS,
-    RETRY_MAX_NS,
-    RETRY_NS,
     Deleted,
     Peers,
 )
