@@ -1,0 +1,40 @@
+"""What a simulated cluster is, and what it is asked to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Without = Literal["cooperative", "priority", "layerwise", "balance"]
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Attributes:
+    profile: of model and GPU (`shared.profiles`).
+    gpus_per_host, dram_gb, disk_gb, link_gbit: of each host; the paper's testbed (section 4).
+    users: who ask at the same time; of traces with arrivals of their own, a factor on nothing.
+    policy: of placement, by its name (`services.scheduler.core.POLICIES`).
+    missed: share of hints that are never sent.
+    spurious: hints for turns that never come, per turn that does.
+    priority_share: of sessions that are urgent.
+    without: what is switched off.
+    trace: workload, by its name.
+    coarse: steps that only decode are taken several at once, and layers in groups.
+    """
+
+    profile: str = "a100-llama3-8b"
+    gpus: int = 8
+    gpus_per_host: int = 4
+    dram_gb: float = 256.0
+    disk_gb: float = 4000.0
+    link_gbit: float = 100.0
+    users: int = 1024
+    policy: str = "symphony"
+    missed: float = 0.0
+    spurious: float = 0.0
+    priority_share: float = 0.0
+    without: frozenset[Without] = frozenset()
+    trace: str = "sharegpt-like"
+    seed: int = 1
+    duration_ns: int = 600 * SECOND
+    coarse: bool = False

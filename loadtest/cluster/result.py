@@ -1,0 +1,54 @@
+"""What a simulated cluster did."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of times, milliseconds."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCounts:
+    """Of sessions that were announced: brought up and used, brought up for nothing, and not whole
+    when their turn came."""
+
+    used: int
+    wasted: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterResult:
+    """Attributes:
+    ttft_ms, tpot_ms: over all turns that ended.
+    normalized_ms: whole time of a turn by its output tokens (Figure 19's measure).
+    by_priority: the same by what somebody's priority was: `{"urgent": {"ttft_ms", "tpot_ms"}}`.
+    requests_per_s: turns that ended, a second of the workload.
+    load_max_over_median: turns on the fullest GPU over those on the median one, in the mean over
+        the time.
+    recomputed_tokens: of history that had been computed before.
+    prompt_tokens: of all turns, history included.
+    hits_by_tier: turns by the lowest tier that their history came from.
+    workflow_s: from the first turn's arrival to the last one's end, by script; of agents.
+    """
+
+    turns: int
+    ttft_ms: Spread
+    tpot_ms: Spread
+    normalized_ms: Spread
+    by_priority: dict[str, dict[str, Spread]]
+    requests_per_s: float
+    tokens_per_s: float
+    load_max_over_median: float
+    recomputed_tokens: int
+    prompt_tokens: int
+    prefetch: PrefetchCounts
+    hits_by_tier: dict[str, int]
+    workflow_s: list[float] = field(default_factory=list)
+    took_s: float = 0.0

@@ -1,0 +1,1 @@
+"""Workloads as scripts: what people and agents ask for, and what must have happened before."""
