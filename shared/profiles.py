@@ -89,6 +89,10 @@ PROFILES = {
             name="a100-llama3-8b", base_ms=10.5, prefill_ms_per_token=0.094,
             decode_ms_per_turn=0.05, context_ms_per_token=0.000086,
         ),
+        LatencyProfile(  # the same sizes, trained on
+            name="a100-llama3.1-8b", base_ms=10.5, prefill_ms_per_token=0.094,
+            decode_ms_per_turn=0.05, context_ms_per_token=0.000086,
+        ),
         LatencyProfile(
             name="a100-llama2-13b", base_ms=17.0, prefill_ms_per_token=0.152,
             decode_ms_per_turn=0.06, context_ms_per_token=0.00054, num_layers=40,

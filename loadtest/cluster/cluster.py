@@ -9,7 +9,7 @@ from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
 from loadtest.cluster.plant import build_plant
-from loadtest.cluster.policies import placement_of
+from loadtest.cluster.policies import Home
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
 from loadtest.workloads.script import Script
@@ -27,14 +27,14 @@ from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import Limits as SchedulerLimits
+from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from services.tracker.core import Count, Effect, Limits
 from services.tracker.core.agents import AgentLimits
-from shared.blocks import BLOCK_TOKENS
 from shared.hint_accounts import HintLimits
 from shared.ids import HostId, WorkerId
 from shared.messages import TurnStart
 
-NUM_FRONTENDS = 4
+NUM_FRONTENDS = 1  # a message of each of a worker's steps goes to each
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
 SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
 DRAIN_NS = 120 * SECOND  # for turns that run when nobody asks any more
@@ -58,6 +58,11 @@ class _Scheduler(Scheduler):
 
     def check(self) -> None:
         """Too dear after every event."""
+
+
+class _Unbalanced(_Scheduler):
+    def new_policy(self, limits: SchedulerLimits) -> PlacementPolicy:
+        return Home(limits)
 
 
 class _Tracker(Tracker):
@@ -92,7 +97,7 @@ class Cluster:
         profile, without = plant.profile, options.without
         model = Model(
             num_layers=plant.num_layers,
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=plant.block_tokens,
             page_bytes=plant.page_bytes,
             max_model_len=profile.max_model_len,
             vocab_size=VOCAB,
@@ -111,9 +116,9 @@ class Cluster:
             is_scattered=False,
             disk_bytes_max=plant.disk_bytes,
             has_peers=True,
-            placement=placement_of(options),
+            placement=options.policy,
         )
-        self.stats = stats = Stats()
+        self.stats = stats = Stats(plant.grain)
         redis, election, ledger = Redis(), Election(timeline), _Ledger(timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
@@ -137,9 +142,10 @@ class Cluster:
         self.frontends = [
             _Frontend(house, redis, ledger, number) for number in range(NUM_FRONTENDS)
         ]
-        self._scheduler = _Scheduler(house, election, ledger, 0)
+        scheduler = _Unbalanced if "balance" in without else _Scheduler
         processes: list[Process] = [
-            *hosts, *self.workers, self._scheduler, _Tracker(house, stats), *self.frontends,
+            *hosts, *self.workers, scheduler(house, election, ledger, 0), _Tracker(house, stats),
+            *self.frontends,
         ]  # fmt: skip
         for process in processes:
             process.start()
@@ -152,7 +158,7 @@ class Cluster:
         """
         timeline, options = self.house.timeline, self.options
         timeline.run_until(SETTLE_NS, 1 << 62)
-        people = People(self.house, self.frontends, scripts, options, self.stats)
+        people = People(self.house, self.frontends, scripts, options, self.stats, self.plant.grain)
         ends_at_ns = SETTLE_NS + options.duration_ns
         timeline.after(0, partial(self._sample, ends_at_ns))
         timeline.run_until(ends_at_ns, 1 << 62)

@@ -22,7 +22,7 @@ class ClusterOptions:
     coarse: steps that only decode are taken several at once, and layers in groups.
     """
 
-    profile: str = "a100-llama3-8b"
+    profile: str = "a100-llama3.1-8b"
     gpus: int = 8
     gpus_per_host: int = 4
     dram_gb: float = 256.0

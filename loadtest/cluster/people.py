@@ -60,6 +60,7 @@ class _Play:
 class People:
     """Args:
     frontends: a script stays with one.
+    grain: tokens of scripts that are one here.
 
     Attributes:
         num_open: turns that have not ended.
@@ -72,12 +73,14 @@ class People:
         scripts: Sequence[Script],
         options: ClusterOptions,
         stats: Stats,
+        grain: int,
     ) -> None:
         self._house = house
         self._timeline = house.timeline
         self._frontends = frontends
         self._options = options
         self._stats = stats
+        self._grain = grain
         self._random = Random(f"people {options.seed}")
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._idle: list[_Session] = []  # that have had turns
@@ -136,14 +139,15 @@ class People:
         for part in turn.parts:
             session.tokens += self._text(part)
         model = self._house.model
-        if len(session.tokens) + turn.num_output > model.max_model_len:
+        num_output = -(-turn.num_output // self._grain)
+        if len(session.tokens) + num_output > model.max_model_len:
             return  # the conversation is as long as the model takes: its person leaves
         turn_id = TurnId(f"{play.script.name}.{number}")
         session.is_open = True
         prompt = list(session.tokens)
         self._stats.turns[turn_id] = record = TurnRecord(
-            play.script.name, session.priority, self.now_ns, len(prompt), session.num_known,
-            turn.num_output,
+            play.script.name, session.priority, self.now_ns, len(prompt) * self._grain,
+            session.num_known * self._grain, num_output * self._grain, self._grain,
         )  # fmt: skip
         self.num_open += 1
         play.started_at_ns[number] = self.now_ns
@@ -152,7 +156,7 @@ class People:
             turn_id=turn_id,
             model_id=model.model_id,
             prompt=prompt,
-            sampling=SamplingParams(max_tokens=turn.num_output, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=num_output, ignore_eos=True),
             tenant=session.tenant,
             session_id=session.session_id,
             priority=max(turn.priority, play.priority),
@@ -258,7 +262,8 @@ class People:
         """Its tokens, which differ from those of other names."""
         if (tokens := self._texts.get(part)) is None:
             first, size = crc32(part.name.encode()), self._house.model.vocab_size - 2
-            tokens = [2 + (first + 7919 * at) % size for at in range(part.num_tokens)]
+            num_tokens = -(-part.num_tokens // self._grain)
+            tokens = [2 + (first + 7919 * at) % size for at in range(num_tokens)]
             if len(self._texts) < 4096:
                 self._texts[part] = tokens
         return tokens

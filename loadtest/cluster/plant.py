@@ -10,7 +10,7 @@ Published figures, with what becomes of them in use:
 Source of the testbed: SYMPHONY, section 4, *Testbed Setup*.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.cluster.options import ClusterOptions
 from shared.blocks import BLOCK_TOKENS
@@ -23,11 +23,16 @@ LINK_SHARE = 0.94
 DRAM_SHARE = 0.9  # of a host's memory, for its arena
 GIB = 1 << 30
 COARSE_LAYERS = 4
+COARSE_BLOCKS = 8  # blocks that are one
+COARSE_TOKENS = 16  # that are one: a step makes one, and takes so many times as long
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
     """Attributes:
+    profile: of a step; of a coarse cluster, of one that makes several tokens.
+    grain: tokens that are one here.
+    block_tokens: of those.
     num_layers: in so many groups, layers move.
     page_bytes: of a block's KV in such a group.
     pool_blocks, arena_blocks: of a GPU, of a host.
@@ -36,6 +41,8 @@ class Plant:
     """
 
     profile: LatencyProfile
+    grain: int
+    block_tokens: int
     num_layers: int
     page_bytes: int
     pool_blocks: int
@@ -51,15 +58,36 @@ def build_plant(options: ClusterOptions) -> Plant:
         ConfigError: there is no such profile.
     """
     profile = load_profile(options.profile)
-    num_layers = min(profile.num_layers, COARSE_LAYERS) if options.coarse else profile.num_layers
-    page_bytes = profile.kv_bytes_per_token * BLOCK_TOKENS // num_layers
+    num_layers, grain, block_tokens = profile.num_layers, 1, BLOCK_TOKENS
+    if options.coarse:
+        num_layers, grain = min(num_layers, COARSE_LAYERS), COARSE_TOKENS
+        block_tokens = BLOCK_TOKENS // grain * COARSE_BLOCKS
+        profile = _coarse(profile, grain)
+    page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers
     arena_bytes = int(options.dram_gb * DRAM_SHARE * GIB)
     return Plant(
         profile,
+        grain,
+        block_tokens,
         num_layers,
         page_bytes,
-        pool_blocks=profile.num_kv_tokens // BLOCK_TOKENS,
+        pool_blocks=profile.num_kv_tokens // block_tokens,
         arena_blocks=arena_bytes // (page_bytes * num_layers),
         disk_bytes=int(options.disk_gb * 1e9),
         link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE,
+    )
+
+
+def _coarse(profile: LatencyProfile, grain: int) -> LatencyProfile:
+    """Its steps, `grain` of them at once: times of what is there in each are as many times as long,
+    but a prompt's token is there in one."""
+    return replace(
+        profile,
+        base_ms=profile.base_ms * grain,
+        prefill_ms_per_token=profile.prefill_ms_per_token * grain,
+        decode_ms_per_turn=profile.decode_ms_per_turn * grain,
+        context_ms_per_token=profile.context_ms_per_token * grain * grain,
+        kv_bytes_per_token=profile.kv_bytes_per_token * grain,
+        num_kv_tokens=profile.num_kv_tokens // grain,
+        max_model_len=profile.max_model_len // grain,
     )

@@ -1,8 +1,27 @@
-"""Placement by name, with what is switched off for an ablation."""
+"""Placements for ablations alone."""
 
-from loadtest.cluster.options import ClusterOptions
+from collections.abc import Collection
+from typing import ClassVar
+
+from services.scheduler.core.effects import PlacementReason
+from services.scheduler.core.turns.placement.policy import Demand
+from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.turns.records import Worker
 
 
-def placement_of(options: ClusterOptions) -> str:
-    """The policy's name among those of schedulers."""
-    return options.policy
+class Home(Symphony):
+    """Ours without its balance: a session stays where its first turn went."""
+
+    leaves_home: ClassVar[bool] = False
+
+    def choose(
+        self, workers: Collection[Worker], home: Worker | None, demand: Demand
+    ) -> tuple[Worker, PlacementReason]:
+        if home is not None:
+            return home, "affinity"
+        return super().choose(workers, home, demand)
+
+    def better_than(
+        self, kept: Worker, workers: Collection[Worker], demand: Demand, *, is_sent: bool
+    ) -> Worker | None:
+        return None

@@ -22,6 +22,7 @@ class TurnRecord:
 
     Attributes:
         num_history: tokens of its prompt whose KV was computed before.
+        num_first: tokens that came together at first.
         num_computed: tokens of its prompt that were computed, by all of its attempts.
     """
 
@@ -31,6 +32,7 @@ class TurnRecord:
     num_prompt: int
     num_history: int
     num_output: int
+    num_first: int = 1
     first_at_ns: int = 0
     ended_at_ns: int = 0
     num_computed: int = 0
@@ -40,18 +42,20 @@ class TurnRecord:
 @dataclass(slots=True)
 class Stats:
     """Attributes:
+    grain: tokens that are one to workers.
     turns: all that were asked, in order.
     outcomes: of advisories, by name.
     loads: turns on each GPU, sample by sample.
     """
 
+    grain: int = 1
     turns: dict[TurnId, TurnRecord] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     loads: list[list[int]] = field(default_factory=list)
 
     def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
         """An attempt of a turn is over on a worker."""
-        self.turns[turn_id].num_computed += account.num_prompt - account.num_cached
+        self.turns[turn_id].num_computed += (account.num_prompt - account.num_cached) * self.grain
 
     def result(self, duration_ns: int, pages_by_tier: Counter[str], took_s: float) -> ClusterResult:
         """Of all that ended within `duration_ns`; rates are of that time."""
@@ -115,9 +119,9 @@ def _ttft(turns: Sequence[TurnRecord]) -> Spread:
 def _tpot(turns: Sequence[TurnRecord]) -> Spread:
     """Of turns with more than one token."""
     return spread(
-        (each.ended_at_ns - each.first_at_ns) / MS / (each.num_output - 1)
+        (each.ended_at_ns - each.first_at_ns) / MS / (each.num_output - each.num_first)
         for each in turns
-        if each.num_output > 1
+        if each.num_output > each.num_first
     )
 
 

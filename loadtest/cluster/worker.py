@@ -15,7 +15,7 @@ from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
 
 MS = 1_000_000
-STEPS_KNOWN, TOKENS_KNOWN = 20, 2048
+STEPS_KNOWN = 20
 PREFILL_TOKENS_MAX = 2048
 TURNS_RUNNING_MAX = 256
 
@@ -35,7 +35,7 @@ class ClusterWorker(Worker):
         model = house.model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
-            prefill_tokens_max=PREFILL_TOKENS_MAX,
+            prefill_tokens_max=PREFILL_TOKENS_MAX // plant.grain,
             turns_running_max=TURNS_RUNNING_MAX,
             layerwise=layerwise,
         )
@@ -59,9 +59,10 @@ class ClusterWorker(Worker):
         for number in range(STEPS_KNOWN):
             rows = 1 + number % 8
             costs.on_step(0, rows, int(profile.step_ms(0, rows) * MS))
-        costs.on_step(TOKENS_KNOWN, 0, int(profile.step_ms(TOKENS_KNOWN, 0) * MS))
-        took_ns = int(profile.step_ms(TOKENS_KNOWN, 0) * MS)
-        self.core.estimates.on_prefill(TOKENS_KNOWN, took_ns)
+        num_tokens = self._limits.prefill_tokens_max
+        took_ns = int(profile.step_ms(num_tokens, 0) * MS)
+        costs.on_step(num_tokens, 0, took_ns)
+        self.core.estimates.on_prefill(num_tokens, took_ns)
 
     def on_runs_loaded(self, good: list[int], bad: list[int]) -> None:
         """Loads into these pool pages ended."""

@@ -29,6 +29,7 @@ from services.scheduler.core import (
     starts_together,
 )
 from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
 from shared.messages import (
@@ -91,12 +92,16 @@ class Scheduler(Candidate):
             self.core.set_fence(self.fence)
             self.jobs.set_fence(self.fence)
 
+    def new_policy(self, limits: Limits) -> PlacementPolicy:
+        """For a new leader."""
+        if self.house.is_scattered:
+            return Scattering(self.house.random)
+        return POLICIES[self.house.placement](limits)
+
     def _take_lead(self) -> None:
         limits = self.limits
         self.core = core = SchedulerCore(
-            Scattering(self.house.random)
-            if self.house.is_scattered
-            else POLICIES[self.house.placement](limits),
+            self.new_policy(limits),
             limits,
             self.now_ns,
             attempt_floor=first_attempt(self.fence),

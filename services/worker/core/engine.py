@@ -317,7 +317,7 @@ class EngineCore:
         if self._is_short or len(self.flights) > self.limits.steps_ahead_max:
             return None
         first = self.flights[0]
-        return first.ends_at_ns - LEAD_MIN_NS - int(LEAD_SHARE * self._predicted_ns(first))
+        return first.ends_at_ns - LEAD_MIN_NS - int(LEAD_SHARE * first.takes_ns)
 
     def plan_step(self, now_ns: int) -> tuple[StepPlan | None, list[Effect]]:
         """Decide the next step; None when nothing can run now."""
@@ -347,7 +347,8 @@ class EngineCore:
         for turn in planned.turns:
             if turn.first_step_at_ns is None:
                 turn.first_step_at_ns = now_ns
-        planned.ends_at_ns = starts_at_ns + self._predicted_ns(planned)
+        planned.takes_ns = self._predicted_ns(planned)
+        planned.ends_at_ns = starts_at_ns + planned.takes_ns
         self.flights.append(planned)
         return planned.plan, effects
 
@@ -360,7 +361,8 @@ class EngineCore:
         for ticket in planned.tickets:
             effects += self.stager.let_go(ticket)
         for later in self.flights:
-            later.ends_at_ns = now_ns + self._predicted_ns(later)
+            later.takes_ns = self._predicted_ns(later)
+            later.ends_at_ns = now_ns + later.takes_ns
         ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             turn.on_landed(is_sampled=plan.sampling[index] is not None)
@@ -547,19 +549,19 @@ class EngineCore:
         """Let the speed estimates learn from a step."""
         plan = planned.plan
         self.device_time.on_step(result.started_at_ns, result.duration_ns)
-        num_prefill = plan.num_prefill_tokens
+        num_prefill = planned.num_prefill
         if result.assist_ns:
             assisted = np.isin(plan.adapters, list(plan.assists))
             self.adapters.loading.ways.assists.add(
                 int(plan.lengths[assisted].sum()), result.assist_ns
             )
         busy_ns = result.duration_ns - sum(result.stall_ns) - result.assist_ns
-        self.costs.on_step(num_prefill, plan.num_decodes, busy_ns, planned.lora)
+        self.costs.on_step(num_prefill, planned.num_decodes, busy_ns, planned.lora)
         self.estimates.on_prefill(num_prefill, busy_ns)
 
     def _predicted_ns(self, planned: PlannedStep) -> int:
         if not self.costs.is_known:
             return 0
-        plan, num_lora_bytes = planned.plan, planned.lora.num_bytes
-        busy_ns = self.costs.step_ns(plan.num_prefill_tokens, plan.num_decodes, num_lora_bytes)
+        num_lora_bytes = planned.lora.num_bytes
+        busy_ns = self.costs.step_ns(planned.num_prefill, planned.num_decodes, num_lora_bytes)
         return busy_ns + planned.stall_ns

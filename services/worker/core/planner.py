@@ -38,17 +38,22 @@ class PlannedStep:
     """A plan, and whose turns its rows are.
 
     Attributes:
+        num_prefill, num_decodes: the plan's, which counts anew whenever it is asked.
         tickets: of what the step may read in the arena, kept until it has landed.
         retired: blocks that nobody needs any more once the step has landed.
-        ends_at_ns: when that will probably be.
+        takes_ns: how long it will probably run.
+        ends_at_ns: when it will probably have landed.
         lora: the adapters that it reads.
         stall_ns: how long it will probably wait for history.
     """
 
     plan: StepPlan
     turns: list[Turn]
+    num_prefill: int
+    num_decodes: int
     tickets: list[int] = field(default_factory=list)
     retired: list[Block] = field(default_factory=list)
+    takes_ns: int = 0
     ends_at_ns: int = 0
     lora: LoraLoad = NO_LORA
     stall_ns: int = 0
@@ -130,7 +135,16 @@ class Planner:
         for ticket in tickets:
             stager.hold(ticket)
         stall_ns = max(row.stall_ns for row in rows)
-        return PlannedStep(plan, turns, tickets, lora=self._lora_load(turns), stall_ns=stall_ns)
+        num_decodes = plan.num_decodes
+        return PlannedStep(
+            plan,
+            turns,
+            plan.num_tokens - num_decodes,
+            num_decodes,
+            tickets,
+            lora=self._lora_load(turns),
+            stall_ns=stall_ns,
+        )
 
     def _lora_load(self, turns: list[Turn]) -> LoraLoad:
         images = [turn.image for turn in turns if turn.image is not None]
