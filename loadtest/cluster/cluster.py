@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
+from loadtest.cluster.door import SimulatedDoor
 from loadtest.cluster.kvstore import ClusterKvstore
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
@@ -34,12 +35,11 @@ from shared.hint_accounts import HintLimits
 from shared.ids import HostId, WorkerId
 from shared.messages import TurnStart
 
-NUM_FRONTENDS = 1  # a message of each of a worker's steps goes to each
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
 SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
 DRAIN_NS = 120 * SECOND  # for turns that run when nobody asks any more
 SAMPLE_NS = SECOND
-VOCAB = 1 << 15
+VOCAB = 128
 
 
 class _Ledger(Ledger):
@@ -139,13 +139,11 @@ class Cluster:
             )
             for number in range(options.gpus)
         ]
-        self.frontends = [
-            _Frontend(house, redis, ledger, number) for number in range(NUM_FRONTENDS)
-        ]
+        self._frontend = _Frontend(house, redis, ledger, 0)
         scheduler = _Unbalanced if "balance" in without else _Scheduler
         processes: list[Process] = [
             *hosts, *self.workers, scheduler(house, election, ledger, 0), _Tracker(house, stats),
-            *self.frontends,
+            self._frontend,
         ]  # fmt: skip
         for process in processes:
             process.start()
@@ -158,7 +156,14 @@ class Cluster:
         """
         timeline, options = self.house.timeline, self.options
         timeline.run_until(SETTLE_NS, 1 << 62)
-        people = People(self.house, self.frontends, scripts, options, self.stats, self.plant.grain)
+        people = People(
+            SimulatedDoor(self.house, self._frontend),
+            scripts,
+            options,
+            self.stats,
+            grain=self.plant.grain,
+            tokens_max=self.house.model.max_model_len,
+        )
         ends_at_ns = SETTLE_NS + options.duration_ns
         timeline.after(0, partial(self._sample, ends_at_ns))
         timeline.run_until(ends_at_ns, 1 << 62)

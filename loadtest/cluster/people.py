@@ -10,17 +10,19 @@ from functools import partial
 from random import Random
 from zlib import crc32
 
+import numpy as np
+
+from loadtest.cluster.door import Announce, Ask, Door
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.stats import Stats, TurnRecord
 from loadtest.workloads.script import Part, Script, ScriptedTurn
-from loadtest.world.frontend import Frontend
-from loadtest.world.house import House
-from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
-from shared.messages import ADVISORY_PRIORITY, Advisory, AgentRef, SamplingParams
+from shared.messages import ADVISORY_PRIORITY, AgentRef
 
 SECOND = 1_000_000_000
 URGENT = ADVISORY_PRIORITY + 1
+TEXT = (32, 127)  # tokens that texts are of: letters, where tokens are bytes
+TEXTS_KEPT = 4096
 MEMORY = 0.8  # of what was known of how long an agent's turns take
 
 
@@ -54,13 +56,12 @@ class _Play:
     num_left: list[int]
     heard_by: list[list[int]]
     hinted_by: list[list[int]]
-    started_at_ns: dict[int, int] = field(default_factory=dict)
 
 
 class People:
     """Args:
-    frontends: a script stays with one.
     grain: tokens of scripts that are one here.
+    tokens_max: of a session; somebody whose next turn would have more leaves.
 
     Attributes:
         num_open: turns that have not ended.
@@ -68,36 +69,35 @@ class People:
 
     def __init__(
         self,
-        house: House,
-        frontends: Sequence[Frontend],
+        door: Door,
         scripts: Sequence[Script],
         options: ClusterOptions,
         stats: Stats,
-        grain: int,
+        *,
+        grain: int = 1,
+        tokens_max: int,
     ) -> None:
-        self._house = house
-        self._timeline = house.timeline
-        self._frontends = frontends
+        self._door = door
         self._options = options
         self._stats = stats
         self._grain = grain
+        self._tokens_max = tokens_max
         self._random = Random(f"people {options.seed}")
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._idle: list[_Session] = []  # that have had turns
         self._seconds: dict[str, float] = {}  # that an agent's turns take
         self._texts: dict[Part, list[int]] = {}
-        self._begins_at_ns = self._timeline.now_ns
-        self._ends_at_ns = self._begins_at_ns + options.duration_ns
+        self._begins_at_ns = door.now_ns
         self.num_open = 0
-        for number, script in enumerate(scripts):
-            self._begin(script, frontends[number % len(frontends)])
+        for script in scripts:
+            self._begin(script)
 
     @property
     def now_ns(self) -> int:
         """From the beginning of the workload."""
-        return self._timeline.now_ns - self._begins_at_ns
+        return self._door.now_ns - self._begins_at_ns
 
-    def _begin(self, script: Script, frontend: Frontend) -> None:
+    def _begin(self, script: Script) -> None:
         turns = script.turns
         is_urgent = self._random.random() < self._options.priority_share
         play = _Play(
@@ -114,82 +114,70 @@ class People:
                 play.hinted_by[turn.hint.at_start_of].append(number)
         for number, turn in enumerate(turns):
             if not turn.after:
-                self._timeline.after(script.begins_ns, partial(self._wait, play, number, frontend))
+                self._door.after(script.begins_ns, partial(self._wait, play, number))
 
-    def _wait(self, play: _Play, number: int, frontend: Frontend) -> None:
+    def _wait(self, play: _Play, number: int) -> None:
         """Read, type, or run a tool; then ask."""
         turn = play.script.turns[number]
-        if self._timeline.now_ns + turn.wait_ns >= self._ends_at_ns:
+        if self.now_ns + turn.wait_ns >= self._options.duration_ns:
             return
         hint = turn.hint
         if hint is not None and hint.at_start_of is None and not self._is_missed():
-            lead_ns = min(hint.lead_ns, turn.wait_ns)
-            expected_ns = hint.expected_in_ns
-            self._timeline.after(
-                turn.wait_ns - lead_ns, lambda: self._hint(play, turn, frontend, expected_ns)
-            )
-        self._timeline.after(turn.wait_ns, lambda: self._ask(play, number, frontend))
+            delay_ns = turn.wait_ns - min(hint.lead_ns, turn.wait_ns)
+            self._door.after(delay_ns, partial(self._hint, play, turn, hint.expected_in_ns))
+        self._door.after(turn.wait_ns, partial(self._ask, play, number))
 
     def _is_missed(self) -> bool:
         return self._random.random() < self._options.missed
 
-    def _ask(self, play: _Play, number: int, frontend: Frontend) -> None:
+    def _ask(self, play: _Play, number: int) -> None:
         turn = play.script.turns[number]
         session = self._session(play, turn)
         for part in turn.parts:
             session.tokens += self._text(part)
-        model = self._house.model
         num_output = -(-turn.num_output // self._grain)
-        if len(session.tokens) + num_output > model.max_model_len:
-            return  # the conversation is as long as the model takes: its person leaves
-        turn_id = TurnId(f"{play.script.name}.{number}")
-        session.is_open = True
-        prompt = list(session.tokens)
-        self._stats.turns[turn_id] = record = TurnRecord(
-            play.script.name, session.priority, self.now_ns, len(prompt) * self._grain,
-            session.num_known * self._grain, num_output * self._grain, self._grain,
-        )  # fmt: skip
-        self.num_open += 1
-        play.started_at_ns[number] = self.now_ns
-        agent = AgentRef(agent=turn.agent, workflow_id=play.script.name) if turn.agent else None
-        new = NewTurn(
-            turn_id=turn_id,
-            model_id=model.model_id,
-            prompt=prompt,
-            sampling=SamplingParams(max_tokens=num_output, ignore_eos=True),
-            tenant=session.tenant,
+        if len(session.tokens) + num_output > self._tokens_max:
+            return
+        ask = Ask(
+            turn_id=TurnId(f"{play.script.name}.{number}"),
             session_id=session.session_id,
+            tenant=session.tenant,
+            prompt=list(session.tokens),
+            num_output=num_output,
             priority=max(turn.priority, play.priority),
-            agent=agent,
+            agent=_agent(play, turn),
         )
+        record = TurnRecord(
+            play.script.name,
+            session.priority,
+            self.now_ns,
+            len(ask.prompt) * self._grain,
+            session.num_known * self._grain,
+            num_output * self._grain,
+            self._grain,
+        )
+        self._stats.turns[ask.turn_id] = record
+        self.num_open += 1
+        session.is_open = True
 
-        def on_news(news: Deliver | Fail) -> None:
-            if isinstance(news, Fail):
-                record.is_failed = True
-                self._over(play, number, session, record, frontend)
-                return
-            if news.tokens:
-                session.tokens += news.tokens
-                record.first_at_ns = record.first_at_ns or self.now_ns
-            if news.finish is not None:
+        def on_tokens(tokens: list[int]) -> None:
+            session.tokens += tokens
+            record.first_at_ns = record.first_at_ns or self.now_ns
+
+        def on_end(is_good: bool) -> None:
+            record.is_failed = not is_good
+            if is_good:
                 session.num_known = len(session.tokens) - 1  # nobody ran on the last one
-                self._over(play, number, session, record, frontend)
+            self._over(play, number, session, record)
 
-        frontend.open(new, on_news)
+        self._door.ask(ask, on_tokens, on_end)
         for announced in play.hinted_by[number]:
             if not self._is_missed():
-                self._hint_next(play, announced, number, frontend)
+                self._hint_next(play, announced, number)
         if self._idle and self._random.random() < self._options.spurious:
-            self._mislead(frontend)
+            self._mislead()
 
-    def _over(
-        self,
-        play: _Play,
-        number: int,
-        session: _Session,
-        record: TurnRecord,
-        frontend: Frontend,
-    ) -> None:
+    def _over(self, play: _Play, number: int, session: _Session, record: TurnRecord) -> None:
         record.ended_at_ns = self.now_ns
         self.num_open -= 1
         session.is_open = False
@@ -197,53 +185,51 @@ class People:
         if session.num_turns == 1:
             self._idle.append(session)
         turn = play.script.turns[number]
-        took_s = (self.now_ns - play.started_at_ns[number]) / SECOND
+        took_s = (record.ended_at_ns - record.arrived_at_ns) / SECOND
         known_s = self._seconds.get(turn.agent, took_s)
         self._seconds[turn.agent] = MEMORY * known_s + (1 - MEMORY) * took_s
         for later in play.heard_by[number]:
             play.num_left[later] -= 1
             if not play.num_left[later]:
-                self._wait(play, later, frontend)
+                self._wait(play, later)
 
     # Hints.
 
-    def _hint(
-        self, play: _Play, turn: ScriptedTurn, frontend: Frontend, expected_ns: int | None
-    ) -> None:
+    def _hint(self, play: _Play, turn: ScriptedTurn, expected_ns: int | None) -> None:
         session = self._session(play, turn)
-        frontend.advise(
-            Advisory(
+        self._door.announce(
+            Announce(
                 session_id=session.session_id,
                 tenant=session.tenant,
-                model_id=self._house.model.model_id,
-                expected_arrival=None if expected_ns is None else expected_ns / SECOND,
+                expected_in_ns=expected_ns,
                 priority=session.priority or ADVISORY_PRIORITY,
-                agent=turn.agent,
-                workflow_id=play.script.name if turn.agent else "",
+                agent=_agent(play, turn),
                 place=play.script.name,
             )
         )
 
-    def _hint_next(self, play: _Play, announced: int, number: int, frontend: Frontend) -> None:
+    def _hint_next(self, play: _Play, announced: int, number: int) -> None:
         """What follows the turn that starts now, as far as is known of how long such turns take."""
         turns = play.script.turns
         seconds = self._seconds.get(turns[number].agent)
         expected_ns = None
         if seconds is not None:
             expected_ns = int(seconds * SECOND) + turns[announced].wait_ns
-        self._hint(play, turns[announced], frontend, expected_ns)
+        self._hint(play, turns[announced], expected_ns)
 
-    def _mislead(self, frontend: Frontend) -> None:
+    def _mislead(self) -> None:
         """Somebody types, and does not send it."""
         session = self._random.choice(self._idle)
         if session.is_open:
             return
-        frontend.advise(
-            Advisory(
+        self._door.announce(
+            Announce(
                 session_id=session.session_id,
                 tenant=session.tenant,
-                model_id=self._house.model.model_id,
-                place=str(session.session_id),
+                expected_in_ns=None,
+                priority=ADVISORY_PRIORITY,
+                agent=None,
+                place=session.session_id,
             )
         )
 
@@ -261,9 +247,13 @@ class People:
     def _text(self, part: Part) -> list[int]:
         """Its tokens, which differ from those of other names."""
         if (tokens := self._texts.get(part)) is None:
-            first, size = crc32(part.name.encode()), self._house.model.vocab_size - 2
+            drawn = np.random.default_rng(crc32(part.name.encode()))
             num_tokens = -(-part.num_tokens // self._grain)
-            tokens = [2 + (first + 7919 * at) % size for at in range(num_tokens)]
-            if len(self._texts) < 4096:
+            tokens = drawn.integers(*TEXT, size=num_tokens).tolist()
+            if len(self._texts) < TEXTS_KEPT:
                 self._texts[part] = tokens
         return tokens
+
+
+def _agent(play: _Play, turn: ScriptedTurn) -> AgentRef | None:
+    return AgentRef(agent=turn.agent, workflow_id=play.script.name) if turn.agent else None

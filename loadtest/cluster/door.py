@@ -1,0 +1,122 @@
+"""How people get at a cluster, whatever it is made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadtest.world.frontend import Frontend
+from loadtest.world.house import House
+from services.frontend.core.turns import Deliver, Fail, NewTurn
+from shared.ids import SessionId, TenantId, TurnId
+from shared.messages import Advisory, AgentRef, SamplingParams
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A turn."""
+
+    turn_id: TurnId
+    session_id: SessionId
+    tenant: TenantId
+    prompt: list[int]
+    num_output: int
+    priority: int = 0
+    agent: AgentRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """An advisory.
+
+    Attributes:
+        expected_in_ns: None: it is not said.
+        place: who says it.
+    """
+
+    session_id: SessionId
+    tenant: TenantId
+    expected_in_ns: int | None
+    priority: int
+    agent: AgentRef | None
+    place: str
+
+
+class Door(Protocol):
+    """What people see of a cluster."""
+
+    @property
+    def now_ns(self) -> int:
+        """A clock of any beginning."""
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do it in `delay_ns`."""
+
+    def ask(
+        self,
+        ask: Ask,
+        on_tokens: Callable[[list[int]], None],
+        on_end: Callable[[bool], None],
+    ) -> None:
+        """Begin a turn; told are its tokens as they come, and whether it ended well."""
+
+    def announce(self, announce: Announce) -> None:
+        """Send an advisory, whatever becomes of it."""
+
+
+class SimulatedDoor:
+    """A frontend in virtual time."""
+
+    def __init__(self, house: House, frontend: Frontend) -> None:
+        self._house = house
+        self._frontend = frontend
+
+    @property
+    def now_ns(self) -> int:
+        return self._house.timeline.now_ns
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._house.timeline.after(delay_ns, action)
+
+    def ask(
+        self,
+        ask: Ask,
+        on_tokens: Callable[[list[int]], None],
+        on_end: Callable[[bool], None],
+    ) -> None:
+        def on_news(news: Deliver | Fail) -> None:
+            if isinstance(news, Fail):
+                on_end(False)
+                return
+            if news.tokens:
+                on_tokens(news.tokens)
+            if news.finish is not None:
+                on_end(True)
+
+        new = NewTurn(
+            turn_id=ask.turn_id,
+            model_id=self._house.model.model_id,
+            prompt=ask.prompt,
+            sampling=SamplingParams(max_tokens=ask.num_output, ignore_eos=True),
+            tenant=ask.tenant,
+            session_id=ask.session_id,
+            priority=ask.priority,
+            agent=ask.agent,
+        )
+        self._frontend.open(new, on_news)
+
+    def announce(self, announce: Announce) -> None:
+        expected_ns, agent = announce.expected_in_ns, announce.agent
+        self._frontend.advise(
+            Advisory(
+                session_id=announce.session_id,
+                tenant=announce.tenant,
+                model_id=self._house.model.model_id,
+                expected_arrival=None if expected_ns is None else expected_ns / SECOND,
+                priority=announce.priority,
+                agent=agent.agent if agent is not None else "",
+                workflow_id=agent.workflow_id if agent is not None else "",
+                place=announce.place,
+            )
+        )
