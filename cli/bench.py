@@ -43,6 +43,7 @@ BENCHES = {
     "tiers": "loadtest.bench.tiers",
     "agents": "loadtest.bench.agents",
     "flood": "loadtest.bench.flood",
+    "cluster": "loadtest.bench.cluster",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -67,15 +67,16 @@ def open_house(settings: Mapping[str, str], *options: str, model: str = MODEL) -
     Args:
         settings: variables of its services.
         options: more of `up`.
-        model: that is served, as `up` takes it.
+        model: that is served, as `up` takes it; empty: `options` say.
 
     Raises:
         PeerUnavailable: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
         port = free_port()
-        up = ["up", "--model", model, "--port", str(port), "--data-dir", name, "--detach"]
-        if _cli(*up, *options, settings=settings):
+        up = ["up", "--port", str(port), "--data-dir", name, "--detach"]
+        served = ["--model", model] if model else []
+        if _cli(*up, *served, *options, settings=settings):
             raise PeerUnavailable("the house did not come up")
         try:
             yield House(Path(name), port)
