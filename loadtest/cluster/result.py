@@ -15,12 +15,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchCounts:
-    """Of sessions that were announced: brought up and used, brought up for nothing, and not whole
-    when their turn came."""
+    """Of advisories, as the tracker counts them: their turns came, or did not, or were here
+    already; and turns that had none."""
 
     used: int
     wasted: int
     late: int
+    missed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class ClusterResult:
     """
 
     turns: int
+    failed: int
+    unfinished: int
     ttft_ms: Spread
     tpot_ms: Spread
     normalized_ms: Spread
@@ -49,6 +52,6 @@ class ClusterResult:
     recomputed_tokens: int
     prompt_tokens: int
     prefetch: PrefetchCounts
-    hits_by_tier: dict[str, int]
+    pages_by_tier: dict[str, int]
     workflow_s: list[float] = field(default_factory=list)
     took_s: float = 0.0

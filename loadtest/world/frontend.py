@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from loadtest.world.house import House
 from loadtest.world.jobs import FrontendJobs
@@ -57,7 +57,6 @@ from shared.subjects import (
 
 TICK_NS = 250 * MS
 TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool
-HINT_LIMITS = HintLimits(per_place=160, per_tenant=320)
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
@@ -65,8 +64,11 @@ News = Callable[["Deliver | Fail"], None]
 
 class Frontend(Process):
     """Attributes:
+    hint_limits: small, so that they are reached.
     turns, jobs, hints: the cores, of this life.
     """
+
+    hint_limits: ClassVar = HintLimits(per_place=160, per_tenant=320)
 
     def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:
         super().__init__(house, f"frontend-{number}")
@@ -78,7 +80,7 @@ class Frontend(Process):
         self._frontend_id = FrontendId(f"{self.name}-{self.life}")
         limits = TurnLimits(prompt_bytes_max=self.house.random.choice(PROMPT_BYTES_MAX))
         self.turns = Turns(self._frontend_id, limits)
-        self.hints = HintAccounts(HINT_LIMITS)
+        self.hints = HintAccounts(self.hint_limits)
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}

@@ -115,22 +115,12 @@ class Kvstore(PeerHost):
 
     def on_start(self) -> None:
         self.core = KvCore(
-            Limits(
-                disk_bytes_max=self.house.disk_bytes_max,
-                expiry_ns=3600 * SECOND,
-                noted_ns=60 * SECOND,
-                ticket_ns=TICKET_NS,
-                load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
-                eviction=self.house.eviction,
-                has_objects=self._bucket is not None,
-                objects_bytes_max=OBJECTS_BYTES_MAX,
-                objects_rest_ns=OBJECTS_REST_NS,
-            ),
+            self.limits(),
             first_ticket=self.house.timeline.now_ns // US + 1,
             host_id=self.host_id,
         )
-        self._peering = Peering(self, self.others)
-        self.arena = ArenaMemory(self._num_pages)
+        self._peering = self.new_peering()
+        self.arena = self.new_arena()
         self._orders: deque[DiskOrder] = deque()
         self._reads: deque[list[PageReads]] = deque()
         self._opened: dict[WorkerId, tuple[int, int]] = {}
@@ -157,6 +147,28 @@ class Kvstore(PeerHost):
         wires.subscribe(self, KV_RENEW, self._answering(self._renew), self.host_id)
         wires.subscribe(self, KV_RELEASE, lambda message, _: self._release(message), self.host_id)
         self.later(TICK_NS, self._tick)
+
+    def limits(self) -> Limits:
+        """Small, so that they are reached."""
+        return Limits(
+            disk_bytes_max=self.house.disk_bytes_max,
+            expiry_ns=3600 * SECOND,
+            noted_ns=60 * SECOND,
+            ticket_ns=TICKET_NS,
+            load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
+            eviction=self.house.eviction,
+            has_objects=self._bucket is not None,
+            objects_bytes_max=OBJECTS_BYTES_MAX,
+            objects_rest_ns=OBJECTS_REST_NS,
+        )
+
+    def new_arena(self) -> ArenaMemory:
+        """For a new life."""
+        return ArenaMemory(self._num_pages)
+
+    def new_peering(self) -> Peering:
+        """For a new life."""
+        return Peering(self, self.others)
 
     def on_crash(self) -> None:
         """What the writer was at is lost; what it had acknowledged is on disk."""
@@ -204,9 +216,10 @@ class Kvstore(PeerHost):
 
     def _grow(self) -> None:
         """More of the arena has memory."""
-        arena = self.core.arenas[PAGE_BYTES]
+        page_bytes = self.house.model.page_bytes
+        arena = self.core.arenas[page_bytes]
         num_pages = min(arena.num_pages + self._num_pages // 4 + 1, self._num_pages)
-        self.core.on_arena_grown(PAGE_BYTES, num_pages)
+        self.core.on_arena_grown(page_bytes, num_pages)
         if num_pages < self._num_pages:
             self.later(GROWTH_NS, self._grow)
 
@@ -338,8 +351,7 @@ class Kvstore(PeerHost):
         for effect in effects:
             match effect:
                 case SetWords(_, pages, generations, state):
-                    for page, generation in zip(pages, generations, strict=True):
-                        self.arena.set_word(page, generation, state)
+                    self.arena.set_words(pages, generations, state)
                 case ReadPages(reads, host_id) if host_id == OBJECTS:
                     assert self._objects is not None
                     self._objects.fetch(reads)

@@ -67,6 +67,11 @@ class ArenaMemory:
         for action in self._waiting.pop(page, ()):
             action()
 
+    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
+        """Of several pages."""
+        for page, generation in zip(pages, generations, strict=True):
+            self.set_word(page, generation, state)
+
     def promise(self, page: int, generation: int) -> PageState:
         """What a reader that was promised this page under `generation` may expect."""
         current, state = self.words[page]

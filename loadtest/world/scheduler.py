@@ -1,6 +1,7 @@
 """A scheduler: a candidate for the lease; while it leads, the cores that place."""
 
 from functools import partial
+from typing import ClassVar
 
 from loadtest.world.candidate import Candidate, Election
 from loadtest.world.checks import check_batches, check_scheduler
@@ -59,8 +60,11 @@ from shared.subjects import (
 
 class Scheduler(Candidate):
     """Attributes:
+    limits: few turns run at once here.
     core, jobs: place turns, batch jobs; None while this process is a spare.
     """
+
+    limits: ClassVar = Limits(relief_gap=2)
 
     def __init__(self, house: House, election: Election, ledger: Ledger, number: int) -> None:
         super().__init__(house, f"scheduler-{number}", election)
@@ -88,7 +92,7 @@ class Scheduler(Candidate):
             self.jobs.set_fence(self.fence)
 
     def _take_lead(self) -> None:
-        limits = Limits(relief_gap=2)  # few run at once
+        limits = self.limits
         self.core = core = SchedulerCore(
             Scattering(self.house.random)
             if self.house.is_scattered

@@ -1,6 +1,6 @@
 """The tracker: the production core and its questions to the scheduler."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from loadtest.world.alarm import Alarm
 from loadtest.world.house import House
@@ -46,20 +46,24 @@ WORKFLOWS_MAX = 4  # fewer than there are
 
 class Tracker(Process):
     """Attributes:
+    limits, agent_limits: small, so that they are reached.
     core: live advisories, of this life.
     follower: what it knows of agents.
     """
+
+    limits: ClassVar = Limits(ttl_ns=5 * SECOND, slack_ns=SLACK_NS)
+    agent_limits: ClassVar = AgentLimits(
+        workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
+    )
 
     def __init__(self, house: House) -> None:
         super().__init__(house, "tracker")
 
     def on_start(self) -> None:
-        self.follower = AgentFollower(
-            AgentLimits(workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS)
-        )
+        self.follower = AgentFollower(self.agent_limits)
         self._told: set[tuple[TenantId, SessionId]] = set()
         self.core = TrackerCore(
-            Limits(ttl_ns=5 * SECOND, slack_ns=SLACK_NS),
+            self.limits,
             AgentTurns(self.follower),
             tracker_id=f"tracker-{self.life}",
         )
@@ -85,7 +89,8 @@ class Tracker(Process):
     def _on_arrived(self, arrived: TurnArrived) -> None:
         self._told.add((arrived.tenant, arrived.session_id))
         self._perform(self.core.on_turn_arrived(arrived, self.now_ns))
-        assert self.follower.num_workflows <= WORKFLOWS_MAX, "too many workflows are followed"
+        most = self.agent_limits.workflows_max
+        assert self.follower.num_workflows <= most, "too many workflows are followed"
 
     def _on_left(self, left: AgentTurnLeft) -> None:
         self._perform(self.core.on_agent_turn_left(left, self.now_ns))

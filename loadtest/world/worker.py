@@ -140,7 +140,7 @@ class Worker(Process):
         )  # fmt: skip
         self._teach(self.core.costs)
         self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
-        self.device = Device(self, model, self._hardware, self.house.random)
+        self.device = self.new_device()
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
         self.pulling = Pulling()
@@ -150,6 +150,10 @@ class Worker(Process):
         self._wake_at_ns: int | None = None
         self._open()
         self.later(self.house.random.randrange(200 * MS), self._get_ready)
+
+    def new_device(self) -> Any:
+        """For a new life."""
+        return Device(self, self.house.model, self._hardware, self.house.random)
 
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""

@@ -1,0 +1,181 @@
+"""A cluster, put together: the world's processes on a plant that has only costs."""
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import ClassVar
+
+from loadtest.cluster.kvstore import ClusterKvstore
+from loadtest.cluster.options import ClusterOptions
+from loadtest.cluster.people import People
+from loadtest.cluster.plant import build_plant
+from loadtest.cluster.policies import placement_of
+from loadtest.cluster.stats import Stats
+from loadtest.cluster.worker import ClusterWorker
+from loadtest.workloads.script import Script
+from loadtest.world.candidate import Election
+from loadtest.world.checks import check_worker
+from loadtest.world.frontend import Frontend
+from loadtest.world.house import House
+from loadtest.world.ledger import Ledger
+from loadtest.world.model import Model
+from loadtest.world.process import Process
+from loadtest.world.redis import Redis
+from loadtest.world.scheduler import Scheduler
+from loadtest.world.timeline import MS, SECOND, Timeline
+from loadtest.world.tracker import Tracker
+from loadtest.world.wires import Wires
+from services.kvstore.core.integrity import check_integrity
+from services.scheduler.core import Limits as SchedulerLimits
+from services.tracker.core import Count, Effect, Limits
+from services.tracker.core.agents import AgentLimits
+from shared.blocks import BLOCK_TOKENS
+from shared.hint_accounts import HintLimits
+from shared.ids import HostId, WorkerId
+from shared.messages import TurnStart
+
+NUM_FRONTENDS = 4
+WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
+SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
+DRAIN_NS = 120 * SECOND  # for turns that run when nobody asks any more
+SAMPLE_NS = SECOND
+VOCAB = 1 << 15
+
+
+class _Ledger(Ledger):
+    """Nobody is held to account here."""
+
+    def on_start_turn(self, start: TurnStart, worker_id: WorkerId) -> None:
+        """A turn is given to a worker."""
+
+
+class _Frontend(Frontend):
+    hint_limits: ClassVar = HintLimits()
+
+
+class _Scheduler(Scheduler):
+    limits: ClassVar = SchedulerLimits()
+
+    def check(self) -> None:
+        """Too dear after every event."""
+
+
+class _Tracker(Tracker):
+    limits: ClassVar = Limits()
+    agent_limits: ClassVar = AgentLimits()
+
+    def __init__(self, house: House, stats: Stats) -> None:
+        super().__init__(house)
+        self._stats = stats
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Count):
+                self._stats.outcomes[effect.outcome] += 1
+        super()._perform(effects)
+
+
+class Cluster:
+    """Everybody, started; nobody has asked anything yet.
+
+    Attributes:
+        stats: what happens.
+    """
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.options = options
+        self.plant = plant = build_plant(options)
+        seed = options.seed
+        timeline = Timeline()
+        wires = Wires(timeline, Random(f"network {seed}"))
+        wires.weather.delay_max_ns = WIRE_MAX_NS
+        profile, without = plant.profile, options.without
+        model = Model(
+            num_layers=plant.num_layers,
+            block_tokens=BLOCK_TOKENS,
+            page_bytes=plant.page_bytes,
+            max_model_len=profile.max_model_len,
+            vocab_size=VOCAB,
+        )
+        self.house = house = House(
+            timeline=timeline,
+            random=Random(f"cluster {seed}"),
+            fault_random=Random(0),
+            agent_random=Random(0),
+            fault_kinds=frozenset(),
+            wires=wires,
+            model=model,
+            is_crowded=False,
+            eviction="lru" if "priority" in without else "layer",
+            is_cooperative="cooperative" not in without,
+            is_scattered=False,
+            disk_bytes_max=plant.disk_bytes,
+            has_peers=True,
+            placement=placement_of(options),
+        )
+        self.stats = stats = Stats()
+        redis, election, ledger = Redis(), Election(timeline), _Ledger(timeline)
+        num_hosts = -(-options.gpus // options.gpus_per_host)
+        self.kvstores = {
+            host: ClusterKvstore(house, redis, host, plant)
+            for host in (HostId(f"h{number}") for number in range(num_hosts))
+        }
+        for kvstore in self.kvstores.values():
+            kvstore.others |= self.kvstores
+        hosts = list(self.kvstores.values())
+        self.workers = [
+            ClusterWorker(
+                house,
+                hosts[number // options.gpus_per_host],
+                number,
+                plant,
+                stats,
+                layerwise="layerwise" not in without,
+            )
+            for number in range(options.gpus)
+        ]
+        self.frontends = [
+            _Frontend(house, redis, ledger, number) for number in range(NUM_FRONTENDS)
+        ]
+        self._scheduler = _Scheduler(house, election, ledger, 0)
+        processes: list[Process] = [
+            *hosts, *self.workers, self._scheduler, _Tracker(house, stats), *self.frontends,
+        ]  # fmt: skip
+        for process in processes:
+            process.start()
+
+    def run(self, scripts: list[Script]) -> None:
+        """Let them ask, and wait for what was begun.
+
+        Raises:
+            AssertionError: an invariant does not hold.
+        """
+        timeline, options = self.house.timeline, self.options
+        timeline.run_until(SETTLE_NS, 1 << 62)
+        people = People(self.house, self.frontends, scripts, options, self.stats)
+        ends_at_ns = SETTLE_NS + options.duration_ns
+        timeline.after(0, partial(self._sample, ends_at_ns))
+        timeline.run_until(ends_at_ns, 1 << 62)
+        while people.num_open and timeline.now_ns < ends_at_ns + DRAIN_NS:
+            timeline.run_until(timeline.now_ns + SECOND, 1 << 62)
+        self.check()
+
+    def check(self) -> None:
+        """Every page is in one place, and nothing is miscounted."""
+        for worker in self.workers:
+            check_worker(worker.core)
+        for kvstore in self.kvstores.values():
+            check_integrity(kvstore.core)
+
+    def pages_by_tier(self) -> Counter[str]:
+        """That were brought to GPUs, by where they were."""
+        found: Counter[str] = Counter()
+        for kvstore in self.kvstores.values():
+            found.update(kvstore.core.counts.pages_by_tier())
+        return found
+
+    def _sample(self, until_ns: int) -> None:
+        timeline = self.house.timeline
+        self.stats.loads.append([len(worker.core.turns) for worker in self.workers])
+        if timeline.now_ns < until_ns:
+            timeline.after(SAMPLE_NS, partial(self._sample, until_ns))

@@ -1,0 +1,181 @@
+"""A kvstore of a simulated cluster: the world's, over disks and links that have only bandwidth."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from loadtest.cluster.links import Link
+from loadtest.cluster.plant import DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S, Plant
+from loadtest.world.house import House
+from loadtest.world.kvstore import Kvstore
+from loadtest.world.memory import GARBAGE, ArenaMemory
+from loadtest.world.peering import Page, PeerHost, Peering
+from loadtest.world.redis import Redis
+from services.kvstore.core import (
+    DeleteBlocks,
+    DiskWrite,
+    FetchedPages,
+    Limits,
+    LoadOutcome,
+    PageReads,
+    Told,
+    WriteOutcome,
+)
+from shared.arena import PageState
+from shared.blocks import BlockKey
+from shared.ids import HostId
+
+DAY_NS = 86_400_000_000_000
+NOTED_NS = 60_000_000_000
+
+
+class ClusterArena(ArenaMemory):
+    """Words alone: nothing is in its pages."""
+
+    def __post_init__(self) -> None:
+        self.words = [(0, PageState.FREE)] * self.num_pages
+        self.contents = []
+
+    def set_words(self, pages: list[int], generations: list[int], state: PageState) -> None:
+        words, waiting = self.words, self._waiting
+        for page, generation in zip(pages, generations, strict=True):
+            words[page] = (generation, state)
+        if waiting:
+            for page in pages:
+                for action in waiting.pop(page, ()):
+                    action()
+
+
+class LinkPeering(Peering):
+    """Pages go over both hosts' links, which have room for one batch at a time."""
+
+    def __init__(
+        self, kvstore: "ClusterKvstore", others: Mapping[HostId, PeerHost], page_bytes: int
+    ) -> None:
+        super().__init__(kvstore, others)
+        self._mine = kvstore
+        self._page_bytes = page_bytes
+
+    def _begin(self, host_id: HostId) -> None:
+        num_pages = sum(len(reads.pages) for reads in self._waiting[host_id][0])
+        other, mine = self._others[host_id], self._mine
+        assert isinstance(other, ClusterKvstore)
+        now_ns = mine.house.timeline.now_ns
+        num_bytes = num_pages * self._page_bytes
+        duration_ns = other.egress.take_through(mine.ingress, num_bytes, now_ns) - now_ns
+        mine.later(duration_ns, partial(self._end, host_id, duration_ns))
+
+    def _take(self, host_id: HostId, reads: PageReads) -> FetchedPages:
+        other = self._others[host_id]
+        assert isinstance(other, ClusterKvstore)
+        told = [other.told(key) for key in reads.keys]
+        outcomes = [LoadOutcome.READY if each else LoadOutcome.MISSING for each in told]
+        self._mine.publish(reads, outcomes)
+        return FetchedPages(reads, outcomes, told)
+
+
+class ClusterKvstore(Kvstore):
+    """Attributes:
+    stored: blocks on its disk.
+    ingress, egress: its host's link.
+    """
+
+    def __init__(self, house: House, redis: Redis, host_id: HostId, plant: Plant) -> None:
+        super().__init__(house, redis, host_id, plant.arena_blocks * plant.num_layers)
+        self._plant = plant
+        self.stored: dict[BlockKey, Told] = {}
+        self._reader = Link(DISK_READ_BYTES_PER_S)
+        self._writer = Link(DISK_WRITE_BYTES_PER_S)
+        self.ingress, self.egress = Link(plant.link_bytes_per_s), Link(plant.link_bytes_per_s)
+
+    def check(self) -> None:
+        """Too dear after every event; at the end all is checked."""
+
+    def limits(self) -> Limits:
+        return Limits(
+            disk_bytes_max=self._plant.disk_bytes,
+            expiry_ns=DAY_NS,
+            noted_ns=NOTED_NS,
+            eviction=self.house.eviction,
+        )
+
+    def new_arena(self) -> ArenaMemory:
+        return ClusterArena(self._num_pages)
+
+    def new_peering(self) -> Peering:
+        return LinkPeering(self, self.others, self._plant.page_bytes)
+
+    def told(self, key: BlockKey) -> Told | None:
+        """What goes with a page of this block; None: it is not here."""
+        if (told := self.stored.get(key)) is not None:
+            return told
+        if (write := self.core.find_written(key)) is not None:
+            return _told(write)
+        return None
+
+    def page_of(self, key: BlockKey, layer: int) -> Page | None:
+        told = self.told(key)
+        return None if told is None else Page(GARBAGE, told.num_layers, told.parent, told.owner)
+
+    def publish(self, reads: PageReads, outcomes: list[LoadOutcome]) -> None:
+        """The words of pages that came, or did not."""
+        if all(outcome is LoadOutcome.READY for outcome in outcomes):
+            self.arena.set_words(reads.pages, reads.generations, PageState.READY)
+            return
+        for page, generation, outcome in zip(reads.pages, reads.generations, outcomes, strict=True):
+            state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
+            self.arena.set_words([page], [generation], state)
+
+    def on_fetched(self, host_id: HostId, pages: list[FetchedPages], duration_ns: int) -> None:
+        self._perform(self.core.on_fetched(host_id, pages, duration_ns, self.now_ns))
+
+    # The disk.
+
+    def _begin_read(self) -> None:
+        num_pages = sum(len(reads.pages) for reads in self._reads[0])
+        now_ns = self.house.timeline.now_ns
+        duration_ns = self._reader.take(num_pages * self._plant.page_bytes, now_ns) - now_ns
+        self.later(duration_ns, partial(self._end_read, duration_ns))
+
+    def _end_read(self, duration_ns: int) -> None:
+        results = []
+        for reads in self._reads.popleft():
+            outcomes = [
+                LoadOutcome.READY if key in self.stored else LoadOutcome.MISSING
+                for key in reads.keys
+            ]
+            self.publish(reads, outcomes)
+            results.append((reads, outcomes))
+        if self._reads:
+            self._begin_read()
+        self._perform(self.core.on_loaded(results, duration_ns, self.now_ns))
+
+    def _begin_write(self) -> None:
+        """All that waits, in one go."""
+        num_blocks = sum(isinstance(order, DiskWrite) for order in self._orders)
+        num_bytes = num_blocks * self._plant.page_bytes * self._plant.num_layers
+        now_ns = self.house.timeline.now_ns
+        delay_ns = self._writer.take(num_bytes, now_ns) - now_ns
+        self.later(delay_ns, partial(self._end_writes, len(self._orders)))
+
+    def _end_writes(self, num_orders: int) -> None:
+        results = []
+        for _ in range(num_orders):
+            order = self._orders.popleft()
+            match order:
+                case DiskWrite():
+                    self.stored[order.key] = _told(order)
+                    num_bytes = self._plant.page_bytes * self._plant.num_layers
+                    results.append((order.block_id, WriteOutcome.STORED, num_bytes))
+                case DeleteBlocks(blocks):
+                    for key, _ in blocks:
+                        self.stored.pop(key, None)
+                case _:
+                    self.stored.clear()
+        if self._orders:
+            self._begin_write()
+        if results:
+            self._perform(self.core.on_written(results, self.now_ns))
+
+
+def _told(write: DiskWrite) -> Told:
+    return Told(write.parent, write.tokens, len(write.pages), 1, write.owner)

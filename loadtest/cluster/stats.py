@@ -1,0 +1,136 @@
+"""What is noted while a simulated cluster runs, and what it comes to."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
+from services.worker.core.effects import TurnAccount
+from shared.ids import TurnId
+from shared.urgency import is_urgent
+
+MS = 1e6
+SECOND = 1e9
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """A turn as who asked it sees it; times of the workload, ns.
+
+    Attributes:
+        num_history: tokens of its prompt whose KV was computed before.
+        num_computed: tokens of its prompt that were computed, by all of its attempts.
+    """
+
+    script: str
+    priority: int
+    arrived_at_ns: int
+    num_prompt: int
+    num_history: int
+    num_output: int
+    first_at_ns: int = 0
+    ended_at_ns: int = 0
+    num_computed: int = 0
+    is_failed: bool = False
+
+
+@dataclass(slots=True)
+class Stats:
+    """Attributes:
+    turns: all that were asked, in order.
+    outcomes: of advisories, by name.
+    loads: turns on each GPU, sample by sample.
+    """
+
+    turns: dict[TurnId, TurnRecord] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    loads: list[list[int]] = field(default_factory=list)
+
+    def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
+        """An attempt of a turn is over on a worker."""
+        self.turns[turn_id].num_computed += account.num_prompt - account.num_cached
+
+    def result(self, duration_ns: int, pages_by_tier: Counter[str], took_s: float) -> ClusterResult:
+        """Of all that ended within `duration_ns`; rates are of that time."""
+        records = [each for each in self.turns.values() if each.ended_at_ns]
+        done = [each for each in records if not each.is_failed]
+        in_time = [each for each in done if each.ended_at_ns <= duration_ns]
+        urgent = [each for each in done if is_urgent(each.priority)]
+        other = [each for each in done if not is_urgent(each.priority)]
+        recomputed = sum(
+            min(max(each.num_computed - (each.num_prompt - each.num_history), 0), each.num_history)
+            for each in done
+        )
+        return ClusterResult(
+            turns=len(done),
+            failed=len(records) - len(done),
+            unfinished=len(self.turns) - len(records),
+            ttft_ms=_ttft(done),
+            tpot_ms=_tpot(done),
+            normalized_ms=spread(
+                (each.ended_at_ns - each.arrived_at_ns) / MS / each.num_output for each in done
+            ),
+            by_priority={
+                name: {"ttft_ms": _ttft(some), "tpot_ms": _tpot(some)}
+                for name, some in (("urgent", urgent), ("other", other))
+                if some
+            },
+            requests_per_s=len(in_time) / (duration_ns / SECOND),
+            tokens_per_s=sum(each.num_output for each in in_time) / (duration_ns / SECOND),
+            load_max_over_median=_imbalance(self.loads),
+            recomputed_tokens=recomputed,
+            prompt_tokens=sum(each.num_prompt for each in done),
+            prefetch=PrefetchCounts(
+                used=self.outcomes["used"],
+                wasted=self.outcomes["expired"] + self.outcomes["overtaken"],
+                late=self.outcomes["late"],
+                missed=self.outcomes["missed"],
+            ),
+            pages_by_tier=dict(pages_by_tier),
+            workflow_s=_workflows(done),
+            took_s=took_s,
+        )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean and percentiles; zeros of nothing.
+
+    >>> spread([1.0, 2.0, 3.0]).p50
+    2.0
+    """
+    array = np.fromiter(values, float)
+    if not len(array):
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    p50, p95, p99 = np.percentile(array, [50, 95, 99]).tolist()
+    return Spread(float(array.mean()), p50, p95, p99)
+
+
+def _ttft(turns: Sequence[TurnRecord]) -> Spread:
+    return spread((each.first_at_ns - each.arrived_at_ns) / MS for each in turns)
+
+
+def _tpot(turns: Sequence[TurnRecord]) -> Spread:
+    """Of turns with more than one token."""
+    return spread(
+        (each.ended_at_ns - each.first_at_ns) / MS / (each.num_output - 1)
+        for each in turns
+        if each.num_output > 1
+    )
+
+
+def _imbalance(loads: Sequence[Sequence[int]]) -> float:
+    """The fullest over the median one, in the mean over samples in which that has any."""
+    ratios = [max(sample) / median for sample in loads if (median := statistics.median(sample)) > 0]
+    return statistics.fmean(ratios) if ratios else 0.0
+
+
+def _workflows(turns: Sequence[TurnRecord]) -> list[float]:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for each in turns:
+        first.setdefault(each.script, each.arrived_at_ns)
+        last[each.script] = max(last.get(each.script, 0), each.ended_at_ns)
+    return [(last[name] - first[name]) / SECOND for name in first]

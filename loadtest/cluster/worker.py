@@ -1,0 +1,77 @@
+"""A worker of a simulated cluster: the world's, on a GPU that has only costs."""
+
+from typing import Any
+
+from loadtest.cluster.device import CostDevice
+from loadtest.cluster.plant import Plant
+from loadtest.cluster.stats import Stats
+from loadtest.world.house import House
+from loadtest.world.kvstore import Kvstore
+from loadtest.world.worker import Worker
+from services.worker.core.costs import StepCosts
+from services.worker.core.effects import Effect, Ended
+from services.worker.core.intake import ModelShape
+from services.worker.core.limits import EngineLimits
+from services.worker.core.step import StepResult
+
+MS = 1_000_000
+STEPS_KNOWN, TOKENS_KNOWN = 20, 2048
+PREFILL_TOKENS_MAX = 2048
+TURNS_RUNNING_MAX = 256
+
+
+class ClusterWorker(Worker):
+    """Args:
+    limits: of the engine; with the profile's own model length.
+    """
+
+    def __init__(
+        self, house: House, kvstore: Kvstore, number: int, plant: Plant, stats: Stats,
+        *, layerwise: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(house, kvstore, number)
+        self._plant = plant
+        self._stats = stats
+        model = house.model
+        self._limits = EngineLimits(
+            max_model_len=model.max_model_len,
+            prefill_tokens_max=PREFILL_TOKENS_MAX,
+            turns_running_max=TURNS_RUNNING_MAX,
+            layerwise=layerwise,
+        )
+        self._num_pages = plant.num_layers * plant.pool_blocks
+        self._shape = ModelShape(
+            fingerprint=model.fingerprint,
+            num_layers=model.num_layers,
+            block_tokens=model.block_tokens,
+            vocab_size=model.vocab_size,
+        )
+
+    def check(self) -> None:
+        """Too dear after every event; at the end all is checked."""
+
+    def new_device(self) -> Any:
+        return CostDevice(self, self._plant)
+
+    def _teach(self, costs: StepCosts) -> None:
+        """A worker that has served for a while."""
+        profile = self._plant.profile
+        for number in range(STEPS_KNOWN):
+            rows = 1 + number % 8
+            costs.on_step(0, rows, int(profile.step_ms(0, rows) * MS))
+        costs.on_step(TOKENS_KNOWN, 0, int(profile.step_ms(TOKENS_KNOWN, 0) * MS))
+        took_ns = int(profile.step_ms(TOKENS_KNOWN, 0) * MS)
+        self.core.estimates.on_prefill(TOKENS_KNOWN, took_ns)
+
+    def on_runs_loaded(self, good: list[int], bad: list[int]) -> None:
+        """Loads into these pool pages ended."""
+        self.feed(self.core.on_loaded(good, bad, self.now_ns))
+
+    def on_step(self, result: StepResult) -> None:
+        self.feed(self.core.on_step(result, self.now_ns))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ended) and effect.account is not None:
+                self._stats.on_account(effect.end.turn_id, effect.account)
+        super()._perform(effects)
