@@ -43,6 +43,7 @@ BENCHES = {
     "tiers": "loadtest.bench.tiers",
     "agents": "loadtest.bench.agents",
     "flood": "loadtest.bench.flood",
+    "capacity": "loadtest.bench.capacity",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -1,8 +1,8 @@
 """`sharegpt-like`: people who read and type, and `prefill-heavy`: the same with short answers.
 
-The paper takes ShareGPT, of which only lengths are at hand. So people type what is in dialogues that
-are written out (OpenAssistant's, MT-Bench-101's), and answers are as long as ShareGPT's; 73.4% of
-the dialogues have several turns, as ShareGPT's have (SYMPHONY, Figure 3). ShareGPT's longest, of
+The paper takes ShareGPT, of which only lengths are at hand. So people type what is in dialogues
+that are written out (OpenAssistant's, MT-Bench-101's), and answers are as long as ShareGPT's; 73.4%
+of the dialogues have several turns, as ShareGPT's have (SYMPHONY, Figure 3). ShareGPT's longest, of
 more than 400 turns, have no counterpart: the longest here has seven.
 """
 
