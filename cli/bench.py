@@ -44,6 +44,7 @@ BENCHES = {
     "agents": "loadtest.bench.agents",
     "flood": "loadtest.bench.flood",
     "cluster": "loadtest.bench.cluster",
+    "capacity": "loadtest.bench.capacity",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -70,7 +70,7 @@ def _compare(
 
 def _figures(result: ClusterResult) -> dict[str, Any]:
     """For machines, rounded; workflows by their mean."""
-    figures = _rounded(asdict(result))
+    figures: dict[str, Any] = _rounded(asdict(result))
     workflows = figures.pop("workflow_s")
     figures["workflow_mean_s"] = round(sum(workflows) / max(len(workflows), 1), 2)
     return figures

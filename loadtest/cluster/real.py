@@ -77,6 +77,13 @@ class RealDoor:
             body |= {"agent": agent.agent, "workflow_id": agent.workflow_id}
         self._begin(self._advise(orjson.dumps(body)))
 
+    async def close(self, timeout_s: float) -> None:
+        """Wait for what was begun, so long at most; what is left then stays without an end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in self._tasks:
+            task.cancel()
+
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -119,9 +126,7 @@ async def play_real(options: ClusterOptions, scripts: list[Script], port: int) -
     """Let them ask a house on this port, and wait for what was begun."""
     door, stats = RealDoor(options.profile, port), Stats()
     tokens_max = load_profile(options.profile).max_model_len
-    people = People(door, scripts, options, stats, tokens_max=tokens_max)
+    People(door, scripts, options, stats, tokens_max=tokens_max)
     await asyncio.sleep(options.duration_ns / SECOND)
-    deadline_ns = door.now_ns + round(DRAIN_S * SECOND)
-    while people.num_open and door.now_ns < deadline_ns:
-        await asyncio.sleep(0.1)
+    await door.close(DRAIN_S)
     return stats
