@@ -30,6 +30,7 @@ class ClusterWorker(Worker):
         *, layerwise: bool,
     ) -> None:  # fmt: skip
         super().__init__(house, kvstore, number)
+        self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
         model = house.model
@@ -70,6 +71,10 @@ class ClusterWorker(Worker):
 
     def on_step(self, result: StepResult) -> None:
         self.feed(self.core.on_step(result, self.now_ns))
+
+    def _wake(self, at_ns: int) -> None:
+        if self._wake_at_ns == at_ns:  # and no earlier one has taken its place
+            super()._wake(at_ns)
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

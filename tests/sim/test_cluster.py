@@ -1,0 +1,149 @@
+"""The simulated cluster: the same run for the same seed, nothing lost under pressure, and costs as
+bandwidths say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from loadtest.cluster.cluster import Cluster
+from loadtest.cluster.links import Link
+from loadtest.cluster.options import ClusterOptions
+from loadtest.cluster.plant import build_plant
+from loadtest.cluster.result import ClusterResult
+from loadtest.cluster.run import run_cluster
+from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
+
+SECOND = 1_000_000_000
+FIRST, MORE, ANSWER = 640, 24, 12
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> ClusterOptions:
+    """Four GPUs on two hosts, whose memory is full all the time."""
+    path = tmp_path / "small.json"
+    path.write_bytes(
+        orjson.dumps(
+            {
+                "name": "small", "base_ms": 10.0, "prefill_ms_per_token": 0.4,
+                "decode_ms_per_turn": 0.1, "num_layers": 4, "kv_bytes_per_token": 65536,
+                "max_model_len": 2048, "num_kv_tokens": 4096,
+            }
+        )
+    )  # fmt: skip
+    return ClusterOptions(
+        profile=str(path), gpus=4, gpus_per_host=2, dram_gb=0.4, disk_gb=10.0, users=24,
+        duration_ns=40 * SECOND,
+    )  # fmt: skip
+
+
+def chats(num: int, num_turns: int = 4, wait_ns: int = 8 * SECOND) -> list[Script]:
+    """People whose sessions begin long and grow a little."""
+    return [
+        Script(
+            name=f"p{person}",
+            begins_ns=person * SECOND // 8,
+            turns=tuple(
+                ScriptedTurn(
+                    session="s",
+                    parts=(Part(f"{person}.{turn}", MORE if turn else FIRST),),
+                    num_output=ANSWER,
+                    after=(turn - 1,) if turn else (),
+                    wait_ns=wait_ns if turn else 0,
+                    hint=Hint(lead_ns=4 * SECOND, expected_in_ns=4 * SECOND) if turn else None,
+                )
+                for turn in range(num_turns)
+            ),
+        )
+        for person in range(num)
+    ]
+
+
+def run(options: ClusterOptions, scripts: list[Script]) -> ClusterResult:
+    return replace(run_cluster(options, scripts), took_s=0.0)
+
+
+def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
+    small: ClusterOptions,
+) -> None:
+    scripts = chats(24, num_turns=3)
+    result = run(small, scripts)
+    assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
+    assert result.pages_by_tier["disk"] > 0, "the arenas were large enough for all"
+    assert result.pages_by_tier["peer"] > 0, "nobody's history was at another host"
+    assert result.prompt_tokens == 24 * sum(FIRST + turn * (MORE + ANSWER) for turn in range(3))
+    assert run(small, scripts) == result
+
+
+def test_hinted_turns_wait_for_less_than_others_and_no_history_is_computed_again(
+    small: ClusterOptions,
+) -> None:
+    options = replace(small, users=24, dram_gb=2.0)
+    hinted = run(options, chats(24))
+    missed = run(replace(options, missed=1.0), chats(24))
+    assert hinted.prefetch.used > 60 and missed.prefetch.used == 0
+    assert hinted.recomputed_tokens < 0.02 * hinted.prompt_tokens
+    assert hinted.ttft_ms.p50 < missed.ttft_ms.p50
+
+
+def test_without_the_cooperation_of_pools_history_is_brought_up_again(
+    small: ClusterOptions,
+) -> None:
+    options = replace(small, dram_gb=4.0)
+    whole = run(options, chats(6))
+    without = run(replace(options, without=frozenset({"cooperative"})), chats(6))
+    assert sum(without.pages_by_tier.values()) > sum(whole.pages_by_tier.values())
+
+
+def test_history_that_is_not_kept_is_computed_in_every_turn(small: ClusterOptions) -> None:
+    options = replace(small, policy="recompute", without=frozenset({"cooperative"}))
+    result = run(options, chats(6, num_turns=3))
+    # of each last token of a turn nothing was computed before, and the tail of a block is not kept
+    known = 6 * sum(FIRST - 1 + turn * (MORE + ANSWER) + ANSWER for turn in range(2))
+    assert result.recomputed_tokens == known
+
+
+def test_a_coarse_cluster_decodes_as_fast(small: ClusterOptions) -> None:
+    scripts = [
+        replace(each, turns=tuple(replace(t, num_output=64) for t in each.turns))
+        for each in chats(12, num_turns=2)
+    ]
+    options = replace(small, profile="a100-llama3.1-8b", dram_gb=8.0)
+    fine, coarse = run(options, scripts), run(replace(options, coarse=True), scripts)
+    assert coarse.turns == fine.turns
+    assert coarse.tpot_ms.mean == pytest.approx(fine.tpot_ms.mean, rel=0.02)
+
+
+def test_what_a_script_waits_for_has_ended(small: ClusterOptions) -> None:
+    turns = [
+        ScriptedTurn(session="a", parts=(Part("a", 30),), num_output=5, agent="one"),
+        ScriptedTurn(session="b", parts=(Part("b", 30),), num_output=5, agent="two", after=(0,)),
+        ScriptedTurn(session="c", parts=(Part("c", 30),), num_output=5, agent="two", after=(0,)),
+        ScriptedTurn(
+            session="a", parts=(Part("d", 30),), num_output=5, agent="one", after=(1, 2),
+            wait_ns=SECOND, hint=Hint(at_start_of=1),
+        ),
+    ]  # fmt: skip
+    cluster = Cluster(replace(small, duration_ns=5 * SECOND))
+    cluster.run([Script(name="flow", turns=tuple(turns))])
+    records = [cluster.stats.turns[f"flow.{number}"] for number in range(4)]  # type: ignore[index]
+    assert records[1].arrived_at_ns == records[2].arrived_at_ns == records[0].ended_at_ns
+    last_ns = max(records[1].ended_at_ns, records[2].ended_at_ns)
+    assert records[3].arrived_at_ns == last_ns + SECOND
+    assert records[3].num_history == 30 + 5 - 1
+
+
+def test_a_link_takes_one_transfer_after_the_other() -> None:
+    link, other = Link(1e9), Link(0.5e9)
+    assert link.take(1000, 0) == 1000
+    assert link.take(1000, 500) == 2000
+    assert link.take_through(other, 1000, 5000) == 7000
+    assert (link.free_at_ns, other.free_at_ns) == (6000, 7000)
+
+
+def test_the_first_token_of_a_lone_turn_takes_one_pass(small: ClusterOptions) -> None:
+    result = run(small, chats(1, num_turns=1))
+    profile = build_plant(small).profile
+    assert result.ttft_ms.mean == pytest.approx(profile.step_ms(FIRST, 0, FIRST), abs=4.0)
+    assert result.tpot_ms.mean == pytest.approx(profile.step_ms(0, 1, FIRST), rel=0.02)
