@@ -1,5 +1,6 @@
 """A worker of a simulated cluster: the world's, on a GPU that has only costs."""
 
+from dataclasses import replace
 from typing import Any
 
 from loadtest.cluster.device import CostDevice
@@ -13,9 +14,12 @@ from services.worker.core.effects import Effect, Ended
 from services.worker.core.intake import ModelShape
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
+from shared.ids import TurnId
+from shared.messages import TurnDelta
 
 MS = 1_000_000
 STEPS_KNOWN = 20
+STEPS_KEPT = 16
 PREFILL_TOKENS_MAX = 2048
 TURNS_RUNNING_MAX = 256
 
@@ -33,6 +37,8 @@ class ClusterWorker(Worker):
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
+        self._kept: dict[TurnId, TurnDelta] = {}
+        self._num_kept = 0  # steps of which that is
         model = house.model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
@@ -71,6 +77,27 @@ class ClusterWorker(Worker):
 
     def on_step(self, result: StepResult) -> None:
         self.feed(self.core.on_step(result, self.now_ns))
+
+    def _flush(self) -> None:
+        """Tokens that are neither first nor last are told some steps together: nobody looks at when
+        they come."""
+        is_due = False
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                kept = self._kept.get(delta.turn_id)
+                if kept is None or kept.attempt != delta.attempt:
+                    self._kept[delta.turn_id] = delta
+                else:
+                    tokens = kept.tokens + delta.tokens
+                    self._kept[delta.turn_id] = replace(delta, index=kept.index, tokens=tokens)
+                is_due |= not delta.index or delta.finish is not None
+        self._num_kept += bool(self._deltas)
+        if is_due or self._num_kept >= STEPS_KEPT:
+            self._deltas = {next(iter(self._deltas)): list(self._kept.values())}
+            self._kept, self._num_kept = {}, 0
+        else:
+            self._deltas = {}
+        super()._flush()
 
     def _wake(self, at_ns: int) -> None:
         if self._wake_at_ns == at_ns:  # and no earlier one has taken its place

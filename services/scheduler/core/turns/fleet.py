@@ -41,7 +41,7 @@ class Fleet:
         self._models_known: set[ModelId] = set()
         self._in_order: dict[ModelId, list[Worker]] = {}  # those that serve it, twice
         self._on_host: dict[tuple[ModelId, HostId], dict[WorkerId, Worker]] = {}
-        self._typical: dict[ModelId, Speeds] = {}  # as somebody told last
+        self._typical: dict[ModelId, Speeds] = {}  # steps as many told, the rest as one told last
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -153,8 +153,10 @@ class Fleet:
             model_id = card.model_id
             likely = self._typical.get(model_id, DEFAULT_SPEEDS)
             if model_id in told:
-                speeds[model_id] = likely.told(told[model_id], card.block_tokens)
-                self._typical[model_id] = speeds[model_id]
+                own = likely.told(told[model_id], card.block_tokens)
+                is_first = model_id not in self._typical
+                typical = self._typical[model_id] = own if is_first else likely.with_news(own)
+                speeds[model_id] = own.among(typical)
             elif model_id in worker.speeds:
                 speeds[model_id] = worker.speeds[model_id]
             else:

@@ -18,6 +18,9 @@ MS_BAND = (1e-4, 1e4)  # of a step, or of what adds to it
 BYTES_PER_S_BAND = (1e5, 1e13)
 BLOCK_BYTES_BAND = (1, 1 << 40)
 BLOCK_TOKENS_BAND = (1, 1 << 16)
+ALIKE = 0.2  # steps that differ by less take as long: what each worker measures is no more exact
+ROWS_COMPARED = 8
+NEW_SHARE = 0.1  # of what is typical, that one worker's news are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,38 @@ class Speeds:
             ),
         )
 
+    def among(self, typical: "Speeds") -> "Speeds":
+        """The same, with typical steps if its own are much like them. Workers of one kind measure
+        a little differently, each time; where turns go must not follow from that.
+
+        >>> usual = Speeds(step_ms=10.0, row_ms=0.05)
+        >>> Speeds(step_ms=10.5, row_ms=0.01).among(usual).row_ms
+        0.05
+        >>> Speeds(step_ms=20.0, row_ms=0.01).among(usual).row_ms
+        0.01
+        """
+        own_ms = self.step_ms + ROWS_COMPARED * self.row_ms
+        typical_ms = typical.step_ms + ROWS_COMPARED * typical.row_ms
+        if not (_is_alike(own_ms, typical_ms) and _is_alike(self.token_ms, typical.token_ms)):
+            return self
+        return replace(
+            self, step_ms=typical.step_ms, row_ms=typical.row_ms, token_ms=typical.token_ms
+        )
+
+    def with_news(self, news: "Speeds") -> "Speeds":
+        """What is typical, once one worker more has told."""
+        mix = {
+            name: (1 - NEW_SHARE) * getattr(self, name) + NEW_SHARE * getattr(news, name)
+            for name in ("step_ms", "row_ms", "token_ms")
+        }
+        return replace(news, **mix)
+
 
 DEFAULT_SPEEDS = Speeds()
+
+
+def _is_alike(own_ms: float, typical_ms: float) -> bool:
+    return abs(own_ms - typical_ms) <= ALIKE * typical_ms
 
 
 def _is_within(band: tuple[float, float], figure: float) -> bool:

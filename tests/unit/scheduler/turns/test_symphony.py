@@ -60,6 +60,26 @@ def test_a_slow_worker_gets_fewer_turns() -> None:
     assert d.load("w1") < d.load("w2") / 3
 
 
+def test_what_workers_of_one_kind_measure_differently_does_not_make_turns_uneven() -> None:
+    """Each has learned another slope from batches of about eight rows."""
+    d = Driver(policy="symphony")
+    for number, row_ms in list(enumerate((0.02, 0.2, 0.1, 0.15))) * 5:
+        step_ms = 11.5 - 8 * row_ms
+        told = ModelSpeeds(model_id=ModelId("m"), token_ms=0.1, step_ms=step_ms, row_ms=row_ms)
+        d.report(f"w{number}", speeds=told)
+    for number in range(40):
+        d.submit(f"t{number}")
+    assert all(9 <= d.load(f"w{number}") <= 11 for number in range(4))
+
+
+def test_a_turn_that_is_here_goes_by_those_that_run_more_than_by_those_that_are_expected() -> None:
+    d = two_hosts()
+    fill(d, "w1", 5, "a")
+    assert {d.expect(f"s{number}", arrives_s=1)[0].worker_id for number in range(4)} == {"w2"}
+    fill(d, "w1", 3, "a")
+    assert place(d.submit("t1"))[0] == "w2"
+
+
 def test_a_session_stays_with_its_kv_as_long_as_moving_that_costs_more() -> None:
     d = two_hosts(SLOW_LINK)
     assert place(d.submit("t1", "s", num_tokens=640)) == ("w1", "balance")

@@ -15,6 +15,7 @@ RUN_NS = 5_000_000_000  # after so long half of the turns that run now are over
 STAY_SHARE = 0.1  # of its cost, that a session stays with its worker rather than save
 STAY_MS = 5.0  # in addition: what is measured is no more exact than that
 SENT_MS = 10.0  # that cancelling a turn and sending it elsewhere takes of everybody
+HERE_SHARE = 0.25  # of turns that are expected when one is here: they can still go elsewhere
 ADAPTER_MS = 50.0  # to bring up an adapter, as long as nobody measures it
 
 
@@ -67,7 +68,8 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
     num_rows = num_now * RUN_NS / (RUN_NS + ahead_ns)
     if worker.reservations:
         num_near = len(worker.reservations) - worker.num_far
-        num_rows += worker.arrivals.about(demand.now_ns + ahead_ns, num_near)
+        about = worker.arrivals.about(demand.now_ns + ahead_ns, num_near)
+        num_rows += about if ahead_ns else HERE_SHARE * about
     num_history = history.tokens(speeds.block_tokens)
     is_far_adapter = demand.adapter is not None and not worker.holds(demand.adapter.adapter_hash)
     stay = Stay(
