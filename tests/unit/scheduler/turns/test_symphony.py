@@ -74,9 +74,9 @@ def test_what_workers_of_one_kind_measure_differently_does_not_make_turns_uneven
 
 def test_a_turn_that_is_here_goes_by_those_that_run_more_than_by_those_that_are_expected() -> None:
     d = two_hosts()
-    fill(d, "w1", 5, "a")
-    assert {d.expect(f"s{number}", arrives_s=1)[0].worker_id for number in range(4)} == {"w2"}
-    fill(d, "w1", 3, "a")
+    fill(d, "w1", 6, "a")
+    assert {d.expect(f"s{number}", arrives_s=1)[0].worker_id for number in range(5)} == {"w2"}
+    fill(d, "w1", 2, "a")
     assert place(d.submit("t1"))[0] == "w2"
 
 
