@@ -76,7 +76,8 @@ def test_a_turn_that_is_here_goes_by_those_that_run_more_than_by_those_that_are_
     d = two_hosts()
     fill(d, "w1", 6, "a")
     assert {d.expect(f"s{number}", arrives_s=1)[0].worker_id for number in range(5)} == {"w2"}
-    fill(d, "w1", 2, "a")
+    for number in range(4):
+        d.end("w1", f"w1-{number}")
     assert place(d.submit("t1"))[0] == "w2"
 
 
