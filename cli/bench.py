@@ -45,6 +45,7 @@ BENCHES = {
     "flood": "loadtest.bench.flood",
     "cluster": "loadtest.bench.cluster",
     "capacity": "loadtest.bench.capacity",
+    "scale": "loadtest.bench.scale",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

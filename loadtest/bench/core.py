@@ -42,9 +42,9 @@ def run(argv: list[str]) -> dict[str, Any]:
     args = parser.parse_args(argv)
     figures: dict[str, Any] = {}
     for context in (SHORT_CONTEXT, args.context):
-        bench = _Bench(args.turns, context, args.layers)
+        bench = WorkerBench(args.turns, context, args.layers)
         figures[f"decode_{context}"] = bench.decode(args.steps)
-    figures |= _Bench(1, args.context, args.layers).history()
+    figures |= WorkerBench(1, args.context, args.layers).history()
     num_blocks = (args.context - 1) // BLOCK_TOKENS
     for name, (took_s, num_pages) in core_kvstore.measure(num_blocks, args.layers).items():
         figures[f"kvstore_{name}"] = _figures(took_s, num_pages)
@@ -53,19 +53,31 @@ def run(argv: list[str]) -> dict[str, Any]:
     return figures
 
 
-class _Bench:
-    """A core whose pool has room for `num_turns` turns and some more."""
+class WorkerBench:
+    """A core whose pool has room for `num_turns` turns and some more.
 
-    def __init__(self, num_turns: int, context: int, num_layers: int) -> None:
+    Args:
+        num_idle: sessions of as many tokens that are in the pool, too, and fill it: what comes
+            takes their pages.
+    """
+
+    def __init__(self, num_turns: int, context: int, num_layers: int, num_idle: int = 0) -> None:
         self._num_turns = num_turns
         self._context = context
         num_blocks = num_turns * (context // BLOCK_TOKENS + 16)
+        if num_idle:
+            num_blocks = max(num_blocks, num_idle * (context // BLOCK_TOKENS))
         limits = EngineLimits(
             max_model_len=2 * context, prefill_tokens_max=context, turns_running_max=num_turns
         )
         pool = PagePool(num_blocks * num_layers, num_layers)
         self._core = EngineCore(limits, pool, 1 << 16, frozenset(), BLOCK_TOKENS)
         self._now_ns = 0
+        for number in range(num_idle):
+            idle = self._turn(f"i{number}", self._num_turns + number)
+            self._core.on_turn(idle, self._now_ns)
+            self._step()
+            self._core.on_cancel(idle.turn_id)
 
     def decode(self, num_steps: int) -> dict[str, float]:
         """Milliseconds of planning and of the result, all turns decoding."""
@@ -88,26 +100,9 @@ class _Bench:
     def history(self) -> dict[str, dict[str, float]]:
         """A session comes up, is idle, makes room, and is expected."""
         core = self._core
-        core.writeback.connect(1)
-        turn = self._turn("t", 1)
-        keys = chain_keys(ROOT, turn.tokens, BLOCK_TOKENS)[: turn.num_reusable_blocks]
-        num_pages = len(keys) * core.pool.num_layers
-        figures: dict[str, dict[str, float]] = {}
+        took, num_pages = self.come_back("t", 1)
+        figures = {name: _figures(took_s, num_pages) for name, took_s in took.items()}
 
-        core.on_turn(turn, self._now_ns)
-        core.on_staged(turn.turn_id, 1, self._staged(keys, 1), self._now_ns)
-        took_s, (plan, effects) = _timed(lambda: core.plan_step(self._now_ns))
-        figures["stage"] = _figures(took_s, num_pages)
-        took_s, _ = self._load(effects)
-        figures["loaded"] = _figures(took_s, num_pages)
-        if plan is None:  # it did not join before its history was here
-            plan, _ = core.plan_step(self._now_ns)
-            assert plan is not None
-        core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
-        took_s, _ = _timed(lambda: core.on_cancel(turn.turn_id))
-        figures["leave"] = _figures(took_s, num_pages)
-
-        core.writeback.disconnect()
         other = self._turn("u", 2)
         core.on_turn(other, self._now_ns)
         took_s, _ = _timed(lambda: core.plan_step(self._now_ns))
@@ -122,7 +117,9 @@ class _Bench:
             expires_at_ns=1 << 60,
         )
         owner, now_ns = expected.owner, self._now_ns
-        absent = chain_keys(ROOT, self._turn("v", 3).tokens, BLOCK_TOKENS)[: len(keys)]
+        absent_turn = self._turn("v", 3)
+        absent = chain_keys(ROOT, absent_turn.tokens, BLOCK_TOKENS)
+        absent = absent[: absent_turn.num_reusable_blocks]
         staged = self._staged(absent, 2)
         took_s, _ = _timed(lambda: core.stager.expect(staged, (owner, ""), owner, expected, now_ns))
         figures["expect"] = _figures(took_s, num_pages)
@@ -132,6 +129,31 @@ class _Bench:
             prefetch_s += round_s
         figures["prefetch"] = _figures(prefetch_s, num_pages)
         return figures
+
+    def come_back(self, name: str, token: int) -> tuple[dict[str, float], int]:
+        """A turn whose history the kvstore has comes, and leaves: seconds by kind of event, and
+        pages."""
+        core = self._core
+        core.writeback.connect(1)
+        turn = self._turn(name, token)
+        keys = chain_keys(ROOT, turn.tokens, BLOCK_TOKENS)[: turn.num_reusable_blocks]
+        staged = self._staged(keys, 1)
+        took: dict[str, float] = {}
+
+        def arrive() -> None:
+            core.on_turn(turn, self._now_ns)
+            core.on_staged(turn.turn_id, 1, staged, self._now_ns)
+
+        took["arrive"], _ = _timed(arrive)
+        took["stage"], (plan, effects) = _timed(lambda: core.plan_step(self._now_ns))
+        took["loaded"], _ = self._load(effects)
+        if plan is None:  # it did not join before its history was here
+            plan, _ = core.plan_step(self._now_ns)
+            assert plan is not None
+        core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
+        took["leave"], _ = _timed(lambda: core.on_cancel(turn.turn_id))
+        core.writeback.disconnect()
+        return took, len(keys) * core.pool.num_layers
 
     def _load(self, effects: list[Effect]) -> tuple[float, list[Effect]]:
         """End all loads; how long the core took to hear of them, and what it starts then."""

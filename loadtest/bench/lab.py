@@ -119,12 +119,12 @@ class Lab:
         await self._bus.subscribe(subject, handler, self.host_id)
         await self._bus.flush()
 
-    async def start(self, service: str, **settings: str) -> None:
-        """Start a service (again) and wait until it works."""
+    async def start(self, service: str, *, module: str = "", **settings: str) -> None:
+        """Start a service (again), or what stands in `module` for it, and wait until it works."""
         self.stop(service)
         env = {**self._env, **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()}}
         log_path = self.directory / f"{service}.log"
-        command = [sys.executable, "-m", f"services.{service}"]
+        command = [sys.executable, "-m", module or f"services.{service}"]
         if service == "worker":
             self._report = None
             env["SYMPHONY_METRICS_PORT"] = str(self.metrics_port)

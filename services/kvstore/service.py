@@ -1,6 +1,7 @@
 """The kvstore's shell: decodes calls, feeds the core, performs its effects."""
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -78,7 +79,12 @@ STAGED_FIELDS_BYTES = 512  # of an answer to a stage, besides what it says of ea
 
 async def main(runtime: Runtime, config: KvstoreConfig) -> None:
     """Run the kvstore of this host until the runtime stops."""
-    service = await KvService.open(runtime, config)
+    gc.disable()  # what a start finds stays: to look through it takes a second for a million blocks
+    try:
+        service = await KvService.open(runtime, config)
+    finally:
+        gc.freeze()
+        gc.enable()
     adapters = await open_adapters(runtime, config)
     await service.serve()
     await adapters.serve()

@@ -15,6 +15,9 @@ from the hint until nothing is on its way any more). Each turn has a session of 
 worker's pool holds few of them. `cached_tokens` are the fewest of a turn that were not computed;
 how much of what is on its way is computed instead is for the worker to decide. `num_void` turns
 were run again, because the far host had not answered in time that it has their history.
+
+`costs` tells what hints cost that are spurious or missing, and what keeping KV costs a prompt that
+is new. `--watch` shows the first of all that, live, and nothing else.
 """
 
 import argparse
@@ -26,8 +29,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from loadtest.bench.hints.cases import Seen, Trials
+from loadtest.bench.hints.costs import Costs, never_seen
 from loadtest.bench.hints.house import SPARE_BLOCKS, open_house
-from loadtest.bench.hints.watch import watching
+from loadtest.bench.hints.watch import Watch, watching
 from loadtest.models import add_model_options, model_source, shape_of
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest
@@ -54,6 +58,10 @@ def run(argv: list[str]) -> dict[str, Any]:
         raise InvalidRequest("--sessions, --new-tokens, --lead-sessions: use numbers from 1 on")
     if args.link_gbit is not None and args.link_gbit <= 0:
         raise InvalidRequest("--link-gbit: use a number above 0")
+    if min(args.cost_turns, args.cost_rounds, args.reply_tokens, args.never_seen) < 1:
+        raise InvalidRequest(
+            "--cost-turns, --cost-rounds, --reply-tokens, --never-seen: use numbers from 1 on"
+        )
     if args.emulate:
         profile = load_profile(args.emulate)
         token_bytes = profile.num_layers * profile.page_bytes(BLOCK_TOKENS) // BLOCK_TOKENS
@@ -68,10 +76,18 @@ def run(argv: list[str]) -> dict[str, Any]:
 async def _measure(
     args: argparse.Namespace, settings: dict[str, str], token_bytes: int, vocab_size: int
 ) -> dict[str, Any]:
-    num_blocks = (args.history_tokens + args.new_tokens) // BLOCK_TOKENS + SPARE_BLOCKS
+    num_tokens = args.history_tokens + args.new_tokens + args.reply_tokens
+    num_blocks = num_tokens // BLOCK_TOKENS + SPARE_BLOCKS
+    session_bytes = num_blocks * BLOCK_TOKENS * token_bytes
+    figures: dict[str, Any] = {
+        "history_tokens": args.history_tokens,
+        "new_tokens": args.new_tokens,
+        "kv_bytes": args.history_tokens // BLOCK_TOKENS * BLOCK_TOKENS * token_bytes,
+        "link_gbit": args.link_gbit,
+    }
     async with open_house(
         settings,
-        session_bytes=num_blocks * BLOCK_TOKENS * token_bytes,
+        session_bytes=session_bytes,
         vocab_size=vocab_size,
         link_bytes_per_s=(args.link_gbit or 0.0) * GBIT_BYTES,
     ) as house:
@@ -80,18 +96,32 @@ async def _measure(
         _say("warming up")
         for each in (trials.recompute, trials.resident, trials.unhinted, trials.hinted):
             await each()
-        title = f"{args.history_tokens} tokens of history, on another host's disk"
-        with watching(title) if args.watch else nullcontext(_say_last) as on_seen:
-            seen = await _compare(trials, args.sessions, on_seen)
-        leads = await _leads(trials, _transfer_s(seen["hinted"]), args.lead_sessions)
-    return {
-        "history_tokens": args.history_tokens,
-        "new_tokens": args.new_tokens,
-        "kv_bytes": args.history_tokens // BLOCK_TOKENS * BLOCK_TOKENS * token_bytes,
-        "link_gbit": args.link_gbit,
-        **summary(seen, leads),
-        "num_void": trials.num_void,
-    }
+        title = f"two hosts; {args.history_tokens:,} tokens of history on the disk of the other one"
+        with (
+            watching(title)
+            if args.watch
+            else nullcontext(Watch(_say_last, lambda step: None)) as watch
+        ):
+            trials.on_step = watch.on_step
+            seen = await _compare(trials, args.sessions, watch.on_seen)
+        transfer_s = _transfer_s(seen["hinted"])
+        figures |= summary(seen)
+        if not args.watch:
+            leads = await _leads(trials, transfer_s, args.lead_sessions)
+            figures["lead_s_to_ttft"] = lead_curve(leads)
+        figures["num_void"] = trials.num_void
+        if args.watch or args.no_costs:
+            return figures
+        costs = Costs(house, session_bytes, args.cost_turns, args.reply_tokens, transfer_s, _say)
+        figures |= await costs.measure(args.history_tokens, args.cost_rounds)
+    return figures | await never_seen(
+        settings,
+        session_bytes=session_bytes,
+        vocab_size=vocab_size,
+        num_tokens=args.history_tokens,
+        num_pairs=args.never_seen,
+        say=_say,
+    )
 
 
 async def _compare(
@@ -112,7 +142,8 @@ async def _compare(
     }
     for _ in range(num_sessions):
         for name, trial in cases.items():
-            seen.setdefault(name, []).append(await trial())
+            turn = await trial()
+            seen.setdefault(name, []).append(turn)
             on_seen(seen)
     return seen
 
@@ -129,15 +160,15 @@ async def _leads(
     return leads
 
 
-def summary(
-    seen: dict[str, list[Seen]], leads: Sequence[tuple[float, list[Seen]]]
-) -> dict[str, Any]:
-    """What all turns come to.
-
-    Args:
-        seen: by case.
-        leads: seconds, and the turns that were hinted so long before.
+def lead_curve(leads: Sequence[tuple[float, list[Seen]]]) -> list[list[float]]:
+    """Pairs of a lead, seconds, and the median time to the first token of the turns that were
+    hinted so long before, ms.
     """
+    return [[round(lead_s, 4), _median_ms(each)] for lead_s, each in leads]
+
+
+def summary(seen: dict[str, list[Seen]]) -> dict[str, Any]:
+    """What all turns come to, by case."""
     medians = {name: _median_ms(each) for name, each in seen.items()}
     return {
         **{f"{name}_ms": ms for name, ms in medians.items()},
@@ -145,7 +176,6 @@ def summary(
             f"{name}_over_resident": round(medians[name] / medians["resident"], 2)
             for name in ("hinted", "unhinted", "recompute")
         },
-        "lead_s_to_ttft": [[round(lead_s, 4), _median_ms(each)] for lead_s, each in leads],
         "transfer_ms": round(_transfer_s(seen["hinted"]) * 1e3, 1),
         "cached_tokens": {
             name: min(each.cached_tokens for each in of_case) for name, of_case in seen.items()
@@ -182,7 +212,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--emulate", default="", help="a latency profile in place of a model, with its true pages"
     )
-    parser.add_argument("--watch", action="store_true", help="show each turn as it comes, as a bar")
+    parser.add_argument("--watch", action="store_true", help="show it live, and only the beginning")
+    parser.add_argument("--no-costs", action="store_true", help="leave out what hints cost")
+    parser.add_argument("--cost-turns", type=int, default=10, help="of a round of `costs`")
+    parser.add_argument("--cost-rounds", type=int, default=4, help="of each kind")
+    parser.add_argument("--reply-tokens", type=int, default=32, help="of the turns in `costs`")
+    parser.add_argument("--never-seen", type=int, default=8, help="pairs of prompts that are new")
     add_model_options(parser)
     return parser
 

@@ -36,6 +36,7 @@ class Trials:
         can_be_computed: a turn may well compute all of a history that is on its way.
 
     Attributes:
+        on_step: told what happens now, for people.
         num_void: turns that were run again, because the far host's kvstore had not answered in
             time where its history is.
     """
@@ -47,11 +48,13 @@ class Trials:
         self._history_tokens = history_tokens
         self._new_tokens = new_tokens
         self._can_be_computed = can_be_computed
+        self.on_step: Callable[[str], None] = lambda step: None
         self.num_void = 0
 
     async def resident(self) -> Seen:
         """The history was made here right before."""
         session = self._house.session(self._history_tokens)
+        self.on_step("the near host computes a history")
         await self._house.store(self._house.near, session)
         return await self._all_here(session, {})
 
@@ -65,6 +68,7 @@ class Trials:
         async def once() -> Seen:
             session = await self._far_session()
             begun_at = time.monotonic()
+            self.on_step("a hint: the near host begins to fetch the history")
             await self._house.hint(session, lead_s)
             await asyncio.sleep(max(begun_at + lead_s - time.monotonic(), 0.0))
             seen, _ = await self._come(session)
@@ -86,6 +90,7 @@ class Trials:
     async def recompute(self) -> Seen:
         """The history is nowhere."""
         session = self._house.session(self._history_tokens)
+        self.on_step("the turn comes, and its history is nowhere")
         trace, _ = await self._house.come(session, self._new_tokens, {})
         if trace.cached_tokens:
             raise PeerUnavailable(f"{trace.cached_tokens} tokens of a new history were cached")
@@ -96,6 +101,7 @@ class Trials:
         house, session = self._house, await self._far_session()
         num_before = (await house.near.kv_stats()).disk_blocks
         begun_at = time.monotonic()
+        self.on_step("a hint: the near host fetches the history")
         await house.hint(session, EARLY_S)
         await house.wait_arrived()
         transfer_s = time.monotonic() - begun_at
@@ -107,10 +113,12 @@ class Trials:
     async def _far_session(self) -> Session:
         """One whose history the far host has on its disk, and nobody else."""
         session = self._house.session(self._history_tokens)
+        self.on_step("the far host computes a history, and writes it to its disk")
         await self._house.store(self._house.far, session)
         return session
 
     async def _come(self, session: Session) -> tuple[Seen, list[KvStage]]:
+        self.on_step("the turn comes to the near host")
         trace, asked = await self._house.come(session, self._new_tokens, {FAR: session.num_blocks})
         await self._house.wait_settled()
         self._house.check_answered()
@@ -122,6 +130,7 @@ class Trials:
         self, session: Session, kv_at: dict[HostId, int], transfer_s: float = 0.0
     ) -> Seen:
         """A turn whose history is in the pool: it asks nobody, and computes none of it."""
+        self.on_step("the turn comes to the near host, and its history is there")
         trace, asked = await self._house.come(session, self._new_tokens, kv_at)
         missing = session.num_blocks * BLOCK_TOKENS - trace.cached_tokens
         if asked or missing > 0:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from loadtest.bench.lab import Lab, Trace, open_labs
 from shared.blocks import BLOCK_TOKENS, chain_keys, pack_keys, root_key
@@ -49,17 +50,32 @@ class Session:
 
 
 class House:
-    """Two hosts that run. Make with `open_house`."""
+    """Two hosts that run. Make with `open_house`.
 
-    def __init__(self, far: Lab, near: Lab, redis: RedisClient, vocab_size: int) -> None:
+    Args:
+        seed: of what sessions say: of two houses with a host in common, each has its own.
+    """
+
+    def __init__(
+        self, far: Lab, near: Lab, redis: RedisClient, vocab_size: int, seed: int = 1
+    ) -> None:
         self.far = far
         self.near = near
         self._redis = redis
         self._vocab_size = vocab_size
-        self._rng = random.Random(1)
+        self._rng = random.Random(seed)
         self._stages: list[KvStage] = []
         self._released = asyncio.Event()
         self._num_unanswered = 0
+
+    async def keep_little(self, disk_bytes_max: int) -> None:
+        """From now on the near host's disk has room for no more: what came is soon gone again."""
+        await restart_kvstore(
+            self.near,
+            self.tokens(BLOCK_TOKENS),
+            peer_secret_file=secret_path(self.near),
+            disk_bytes_max=str(disk_bytes_max),
+        )
 
     async def listen(self) -> None:
         """Hear what the near worker asks for, and what it lets go of."""
@@ -117,23 +133,16 @@ class House:
     async def wait_settled(self) -> None:
         """Wait until the near host writes and pins nothing, and the machine has nothing left to
         write: a turn beside that takes longer."""
-        before = None
-        while True:
-            stats = await self.near.kv_stats()
-            if not stats.arena_blocks_pinned and stats.disk_blocks == before:
-                await asyncio.to_thread(os.sync)
-                return
-            before = stats.disk_blocks
-            await asyncio.sleep(SETTLE_S)
+        await wait_settled(self.near)
 
     async def come(
-        self, session: Session, num_new: int, kv_at: dict[HostId, int]
+        self, session: Session, num_new: int, kv_at: dict[HostId, int], num_reply: int = 1
     ) -> tuple[Trace, list[KvStage]]:
         """The session's next turn on the near host, and what of its history its kvstore was asked
         for meanwhile."""
         self._stages.clear()
         tokens = session.tokens + self.tokens(num_new)
-        trace = await self.near.turn(tokens, session_id=session.session_id, kv_at=kv_at)
+        trace = await self.near.turn(tokens, num_reply, session_id=session.session_id, kv_at=kv_at)
         asked = [each for each in self._stages if not each.is_hint]
         return trace, [each for each in asked if each.num_before < session.num_blocks]
 
@@ -162,6 +171,43 @@ class House:
         await self._redis.set(name, encode_record(record))
 
 
+async def wait_settled(lab: Lab) -> None:
+    """Wait until a host writes and pins nothing, and the machine has nothing left to write."""
+    before = None
+    while True:
+        stats = await lab.kv_stats()
+        if not stats.arena_blocks_pinned and stats.disk_blocks == before:
+            await asyncio.to_thread(os.sync)
+            return
+        before = stats.disk_blocks
+        await asyncio.sleep(SETTLE_S)
+
+
+async def restart_kvstore(lab: Lab, tokens: list[int], **settings: str) -> None:
+    """Start a host's kvstore anew.
+
+    Args:
+        tokens: of a turn by which its worker hears of that.
+    """
+    await lab.wait_written()
+    lab.mark_log("worker")
+    await lab.start("kvstore", **settings)
+    await lab.turn(tokens)
+    await lab.wait_connected()
+
+
+def secret_path(lab: Lab) -> str:
+    """Of the file with the secret that all hosts beside this one share."""
+    return str(lab.directory.parent / "secret")
+
+
+def make_secret(lab: Lab) -> str:
+    """Make that file; its path."""
+    path = Path(secret_path(lab))
+    path.write_text(secrets.token_hex())
+    return str(path)
+
+
 @asynccontextmanager
 async def open_house(
     settings: dict[str, str], *, session_bytes: int, vocab_size: int, link_bytes_per_s: float
@@ -178,11 +224,10 @@ async def open_house(
         "arena_bytes": str(ARENA_SESSIONS * session_bytes),
     }
     async with open_labs(FAR, NEAR, **sizes, **settings) as (far, near):
-        secret = far.directory.parent / "secret"
-        secret.write_text(secrets.token_hex())
+        secret = make_secret(far)
         for lab in (far, near):
             speed = link_bytes_per_s if lab is far else 0.0
-            await lab.start("kvstore", peer_secret_file=str(secret), peer_bytes_per_s=str(speed))
+            await lab.start("kvstore", peer_secret_file=secret, peer_bytes_per_s=str(speed))
             await lab.start("worker")
             await lab.wait_connected()
         redis = RedisClient(near.redis_url, None, timeout_s=5.0)

@@ -4,9 +4,17 @@ Two processes. The far one has pages in its database and serves them as a kvstor
 fetches all of them into its arena, where each is checked. Beside that, in turns and with the same
 pages: bare TCP between the two, the near one's own database by its loader, copying in memory, and
 filling a new arena with memory. What is read was written before, so the kernel has it in memory.
+
+Then turns (`turns`; not with `--pages-only`): workers on three hosts, and histories of `--lengths`
+tokens on one of them. `crossover_tokens` is the length from which on fetching all of it is faster
+than computing all of it; `decided_tokens` the one from which on a worker that decides for itself
+fetches at least half, and `is_crossover_used` whether at every length it took the faster way, or
+one that was as fast. `cut_over_ms`: a link goes dead in the middle of the longest history; from
+then to the turn's first token, less what computing all of it takes. `cut_tokens`: of its reply.
 """
 
 import argparse
+import asyncio
 import json
 import signal
 import subprocess
@@ -21,6 +29,10 @@ from typing import Any
 
 from loadtest.bench.hosts.link import LOOPBACK, Link, shaped_link
 from loadtest.bench.hosts.shape import Shape
+from loadtest.bench.hosts.turns import measure_turns
+from loadtest.bench.options import numbers
+from loadtest.models import add_model_options
+from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest, PeerUnavailable
 
 KIB = 1024
@@ -41,6 +53,9 @@ def run(argv: list[str]) -> dict[str, Any]:
         raise InvalidRequest("--blocks, --layers, --page-kb, --rounds: use numbers from 1 on")
     if args.link_gbit is not None and args.link_gbit <= 0:
         raise InvalidRequest("--link-gbit: use a number above 0")
+    lengths = numbers("lengths", args.lengths, BLOCK_TOKENS)
+    if min(args.turn_rounds, args.cuts) < 1:
+        raise InvalidRequest("--turn-rounds, --cuts: use numbers from 1 on")
     link: AbstractContextManager[Link] = (
         nullcontext(LOOPBACK) if args.link_gbit is None else shaped_link(args.link_gbit)
     )
@@ -59,7 +74,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         f" {result['raw_tcp_gb_s']:g}, from disk {result['disk_gb_s']:g}, in memory"
         f" {result['memcpy_gb_s']:g}; a new arena is filled at {result['fill_gb_s']:g}"
     )
-    return result
+    return result if args.pages_only else result | asyncio.run(measure_turns(args, lengths))
 
 
 @contextmanager
@@ -138,6 +153,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--link-gbit",
         type=float,
-        help="put a link of this speed between the two (root, Linux); without it: loopback",
+        help="put a link of this speed between the two (root, Linux); without it: loopback. Of"
+        " turns the far host sends no more than that",
     )
+    parser.add_argument("--pages-only", action="store_true", help="no turns")
+    parser.add_argument(
+        "--lengths", default="64,128,256,512,1024,2048", help="of histories, tokens"
+    )
+    parser.add_argument("--turn-rounds", type=int, default=3, help="of each length and way")
+    parser.add_argument("--cuts", type=int, default=3)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--emulate", default="", help="a latency profile in place of a model, with its true pages"
+    )
+    add_model_options(parser)
     return parser

@@ -293,6 +293,8 @@ class EngineCore:
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:
         """Loads into these pool pages, or builds of them, ended."""
         self.num_load_failures += len(bad)
+        if good:
+            self.history.landed_at_ns = now_ns
         effects = self.stager.on_loaded(good, is_good=True)
         effects += self.stager.on_loaded(bad, is_good=False)
         effects += self.adapters.on_loaded(now_ns)

@@ -30,6 +30,7 @@ class History:
     """Attributes:
     costs: what computing takes.
     page_bytes: of one pool page.
+    landed_at_ns: when pages came into the pool last, whosever they were.
     num_prefix_queries, num_prefix_hits: reusable blocks that turns came with, and those of them
         that did not have to be computed.
     """
@@ -43,6 +44,7 @@ class History:
     block_tokens: int
     tails: Tails = field(init=False)
     _used: dict[BlockKey, None] = field(default_factory=dict, init=False)
+    landed_at_ns: int = field(default=0, init=False)
     num_prefix_queries: int = field(default=0, init=False)
     num_prefix_hits: int = field(default=0, init=False)
 
@@ -171,14 +173,16 @@ class History:
 
     def is_overdue(self, turn: Turn, now_ns: int, num_decodes: int) -> bool:
         """Whether to compute what is on its way rather than to wait on. Others that came later may
-        have gone before it, layer by layer: while it comes at all, it is trusted anew."""
+        have gone before it, layer by layer: while it comes at all, it is trusted anew, as of when
+        something came last, so that what stops in the middle is waited for no longer than what
+        never begins."""
         prefix = turn.prefix
         if not 0 < prefix.give_up_at_ns <= now_ns:
             return False
         num_lacking = sum(block.loading for block in prefix.coming)
         if num_lacking < prefix.num_lacking:
-            self.trust(turn, now_ns, num_decodes)
-            return False
+            self.trust(turn, min(self.landed_at_ns, now_ns), num_decodes)
+            return 0 < prefix.give_up_at_ns <= now_ns
         return num_lacking > 0
 
     def register(self, turn: Turn) -> list[Block]:

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench import hints
-from loadtest.bench.hints import cases
+from loadtest.bench.hints import cases, costs
 from loadtest.bench.hints.cases import Seen, Trials
+from loadtest.bench.hints.costs import Round
 from loadtest.bench.hints.house import FAR, House, NotAsked, Session
-from loadtest.bench.hints.watch import TOLD, chart
+from loadtest.bench.hints.watch import TOLD, chart, screen
 from loadtest.bench.lab import Trace
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.ids import HostId, SessionId
@@ -120,12 +121,13 @@ def test_figures_are_medians_and_their_ratios() -> None:
         name: [Seen(each, 64, 0.5), Seen(each, 128, 0.5), Seen(9e9, 128, 9.0)]
         for name, each in ms.items()
     }
-    figures = hints.summary(seen, [(0.0, [Seen(15.0, 0)]), (0.25, [Seen(12.0, 0)])])
+    figures = hints.summary(seen)
     assert {name: figures[f"{name}_ms"] for name in ms} == ms
     assert figures["hinted_over_resident"] == 1.1
     assert figures["unhinted_over_resident"] == 1.5
     assert figures["recompute_over_resident"] == 20.0
-    assert figures["lead_s_to_ttft"] == [[0.0, 15.0], [0.25, 12.0]]
+    leads = [(0.0, [Seen(15.0, 0)]), (0.25, [Seen(12.0, 0)])]
+    assert hints.lead_curve(leads) == [[0.0, 15.0], [0.25, 12.0]]
     assert figures["transfer_ms"] == 500.0
     assert figures["cached_tokens"] == dict.fromkeys(ms, 64)
 
@@ -137,6 +139,34 @@ def test_figures_are_medians_and_their_ratios() -> None:
 def test_options_that_cannot_be_are_refused_before_anything_starts(options: list[str]) -> None:
     with pytest.raises(InvalidRequest, match=options[0]):
         hints.run(options)
+
+
+def test_what_hints_cost_is_told_over_rounds_without_a_fault() -> None:
+    def turns(seconds: float, *token_ms: float) -> Round:
+        return Round(seconds, [10 * each for each in token_ms], list(token_ms), 1.0)
+
+    found = costs.summary(
+        {
+            "none": [turns(1, 10, 10), turns(2, 10, 10), turns(100, 10, 10)],
+            "spurious": [turns(2, 30, 30), turns(2.5, 30, 30), turns(1, 30, 30)],
+            "missed": [turns(1, 10, 10), turns(1, 10, 20)],
+        }
+    )
+    assert found["spurious_cost_percent"] == 0.0  # 1 turn a second, and 1
+    assert found["missed_cost_percent"] == found["missed_ttft_cost_percent"] == 25.0
+    assert found["turns_per_s_by_fault"] == {"none": 1.0, "spurious": 1.0, "missed": 2.0}
+    assert costs.never_seen_summary([11, 220, 30], [10, 200, 3])["never_seen_cost_percent"] == 10.0
+
+
+def test_what_is_watched_tells_what_happens_and_what_a_hint_was_worth() -> None:
+    told = io.StringIO()
+    console = Console(width=120, file=told)
+    console.print(screen({"hinted": [Seen(10.0, 64)]}, "title", "a step"))
+    assert "now: a step" in told.getvalue() and "sooner" not in told.getvalue()
+    seen = {"hinted": [Seen(10, 64)], "unhinted": [Seen(25, 64)], "recompute": [Seen(300, 0)]}
+    console.print(screen(seen, "title", "a step"))
+    assert "2.5 times sooner than without one" in told.getvalue()
+    assert "30.0 times sooner than if" in " ".join(told.getvalue().split())
 
 
 def test_bars_are_on_one_scale_that_begins_at_0() -> None:

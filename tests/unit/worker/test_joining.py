@@ -152,6 +152,15 @@ def test_what_others_went_before_of_is_waited_for_as_long_as_it_comes() -> None:
     assert [row.start for row in rows if row.turn_id == "t"] in ([], [16])
 
 
+def test_what_comes_no_more_is_waited_for_once() -> None:
+    engine, turn = returning([0, 200 * MS], num_decoding=4)
+    engine.step()
+    land(engine, 0)  # then the link is cut
+    engine.now_ns = turn.prefix.give_up_at_ns + 10 * MS
+    (row,) = [row for row in engine.step() if row.turn_id == "t"]
+    assert row.start == 0
+
+
 def test_what_does_not_come_is_computed_as_soon_as_that_is_known() -> None:
     engine, _turn = returning([0, 200 * MS], num_decoding=4)
     engine.step()
