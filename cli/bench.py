@@ -46,6 +46,7 @@ BENCHES = {
     "cluster": "loadtest.bench.cluster",
     "capacity": "loadtest.bench.capacity",
     "scale": "loadtest.bench.scale",
+    "compress": "loadtest.bench.compress",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

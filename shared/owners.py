@@ -60,6 +60,10 @@ class OwnedKeys:
         """What `owner` made and is not gone, in the order in which it came."""
         return list(self._keys.get(owner, ()))
 
+    def last_of(self, owner: OwnerKey) -> BlockKey | None:
+        """The one of those that came last."""
+        return next(reversed(self._keys.get(owner, {})), None)
+
     def num_of(self, owner: OwnerKey) -> int:
         """How many those are."""
         return len(self._keys.get(owner, ()))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Set
 
 from loadtest.world.memory import ArenaMemory
+from loadtest.world.timeline import SECOND
 from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
@@ -14,7 +15,10 @@ from services.worker.core.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
 from services.worker.core.turn import Turn
 from shared.arena import PageState
+from shared.owners import NOBODY
 from shared.urgency import is_urgent
+
+EXPIRY_NS = 3600 * SECOND  # of what nobody said anything of
 
 
 def check_worker(core: EngineCore) -> None:
@@ -126,6 +130,26 @@ def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]
                 taken = [layer for layer in gone if (block.block_id, layer) not in unread]
                 assert not taken, "a page was taken from under a ticket"
         assert {memory.words[page][1] for page in arena.free_pages} <= {PageState.FREE}
+
+
+def check_expired(core: KvCore, now_ns: int) -> None:
+    """What is over is gone from the tiers below the arena, once a tick has ended: unless somebody
+    uses it, or what continues it is not over. A session has one expiry on a disk.
+    """
+    disk = core.disk
+    for key in disk.keys:
+        block = disk.get(key)
+        assert block is not None
+        is_over = block.used_at_ns + (block.expiry_ns or EXPIRY_NS) < now_ns
+        is_used = any(not held.is_idle for a in core.arenas.values() if (held := a.blocks.get(key)))
+        assert not is_over or block.num_children or is_used, "an expired block is kept"
+        is_alike = block.owner == NOBODY or disk.expiry_ns_of(block.owner) == block.expiry_ns
+        assert is_alike, "a session has two expiries"
+    tier = core.objects.tier
+    begin = {run.before for owner in tier.owners for run in tier.runs_of(owner)}
+    for owner in tier.owners if core.objects.is_listed else ():
+        is_over = tier.used_at_ns(owner) + (tier.expiry_ns_of(owner) or EXPIRY_NS) < now_ns
+        assert not is_over or owner in begin, "an expired session is kept in the object store"
 
 
 def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:

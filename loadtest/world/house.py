@@ -9,6 +9,8 @@ from loadtest.world.wires import Wires
 from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 
+EXPIRIES_S = (0, 0, 1, 2, 8)  # 0: as every tier has it, which is long
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
@@ -24,6 +26,7 @@ class House:
     disk_bytes_max: of each kvstore.
     has_peers: hosts give each other history.
     placement: policy of all schedulers, where turns are not scattered.
+    expiries: draws how long turns want their KV kept; None: nobody says.
     """
 
     timeline: Timeline
@@ -40,6 +43,11 @@ class House:
     disk_bytes_max: int
     has_peers: bool
     placement: str
+    expiries: Random | None
+
+    def draw_expiry_s(self) -> int:
+        """What a turn says; 0: nothing."""
+        return 0 if self.expiries is None else self.expiries.choice(EXPIRIES_S)
 
     @property
     def hears_hints(self) -> bool:

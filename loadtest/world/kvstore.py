@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from loadtest.world.bucket import Bucket, BucketSide
-from loadtest.world.checks import check_kvstore
+from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
@@ -50,6 +50,7 @@ from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys
 from shared.errors import InvalidRequest, NotFound, SymphonyError
+from shared.expiry import expiry_ns
 from shared.ids import HostId, WorkerId
 from shared.locations import OBJECTS, objects_of
 from shared.messages import pack_ints, unpack_ints
@@ -126,12 +127,7 @@ class Kvstore(PeerHost):
         self._opened: dict[WorkerId, tuple[int, int]] = {}
         self.unread: set[tuple[int, int]] = set()
         self._holders: dict[tuple[WorkerId, str], tuple[Process, int]] = {}
-        found = [
-            StoredBlock(
-                key, b.num_layers, PAGE_BYTES, b.num_layers * PAGE_BYTES, 0, 0, b.owner, b.parent
-            )
-            for key, b in self.disk.items()
-        ]
+        found = [_found(key, block) for key, block in self.disk.items()]
         self._telling = Telling(self, self._redis, self.host_id, self.core.locations)
         self._objects_telling: Telling | None = None
         self._objects = None
@@ -152,7 +148,8 @@ class Kvstore(PeerHost):
         """Small, so that they are reached."""
         return Limits(
             disk_bytes_max=self.house.disk_bytes_max,
-            expiry_ns=3600 * SECOND,
+            expiry_ns=EXPIRY_NS,
+            objects_expiry_ns=EXPIRY_NS,
             noted_ns=60 * SECOND,
             ticket_ns=TICKET_NS,
             load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
@@ -297,6 +294,7 @@ class Kvstore(PeerHost):
                 checksums=unpack_ints(block.checksums, "Q"),
                 owner=OwnerKey(bytes.fromhex(block.owner)),
                 replaces=BlockKey(bytes.fromhex(block.replaces)) or None,
+                expiry_s=block.expiry_s,
             )
             for block in message.blocks
         ]
@@ -345,6 +343,7 @@ class Kvstore(PeerHost):
                 del self._holders[(worker_id, incarnation)]
                 self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
         self._perform(self.core.on_tick(self.now_ns))
+        check_expired(self.core, self.now_ns)
 
     def _perform(self, effects: list[Effect]) -> None:
         self.is_touched = True
@@ -368,8 +367,10 @@ class Kvstore(PeerHost):
                     self._order(*writes)
                 case DeleteBlocks() | BeginDiskAnew():
                     self._order(effect)
-                case TouchBlocks():
-                    pass
+                case TouchBlocks(keys, expiry_s):
+                    for key in self.disk.keys() & keys:
+                        self.disk[key].used_at_ns = self.now_ns
+                        self.disk[key].expiry_s = expiry_s
         self._telling.look()
         if self._objects_telling is not None:
             self._objects_telling.look()
@@ -491,8 +492,19 @@ class Kvstore(PeerHost):
         contents = [self.arena.contents[page] for page in write.pages]
         if [checksum_of(content) for content in contents] != write.checksums:
             return write.block_id, WriteOutcome.CORRUPT, 0
-        self.disk[write.key] = DiskBlock(len(contents), contents, write.owner, write.parent)
+        self.disk[write.key] = DiskBlock(
+            len(contents), contents, write.owner, write.parent, used_at_ns=self.now_ns,
+            expiry_s=write.expiry_s or 0,
+        )  # fmt: skip
         return write.block_id, WriteOutcome.STORED, len(contents) * PAGE_BYTES
+
+
+def _found(key: BlockKey, block: DiskBlock) -> StoredBlock:
+    num_bytes = block.num_layers * PAGE_BYTES
+    return StoredBlock(
+        key, block.num_layers, PAGE_BYTES, num_bytes, block.used_at_ns, block.used_at_ns,
+        block.owner, block.parent, expiry_ns=expiry_ns(block.expiry_s),
+    )  # fmt: skip
 
 
 MASK = (1 << 64) - 1

@@ -84,10 +84,14 @@ class ArenaMemory:
 
 @dataclass
 class DiskBlock:
-    """A block on disk: a content a layer; a damaged one fails its checksum."""
+    """A block on disk: a content a layer; a damaged one fails its checksum. `used_at_ns` and
+    `expiry_s` are what is noted of its last use.
+    """
 
     num_layers: int
     contents: list[Content]
     owner: OwnerKey
     parent: BlockKey
     is_damaged: bool = False
+    used_at_ns: int = 0
+    expiry_s: int = 0

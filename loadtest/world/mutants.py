@@ -355,6 +355,20 @@ MUTANTS = (
     Mutant(
         "locations on a lost disk stay", STORE, "        self.locations.on_lost()\n", "",
     ),
+    # How long KV is kept.
+    Mutant(
+        "what is expired stays on disk", "services/kvstore/core/use_order.py",
+        "                if not is_expired(block):\n", "                if True:\n",
+    ),
+    Mutant(
+        "a session has two expiries", STORE,
+        "                self._set_expiry(block.owner, write.expiry_s, now_ns, effects)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "what is expired stays in the object store", OBJECT_TIER,
+        "        self._deadlines.put(run.owner, self._expires_at_ns(saved))\n", "",
+    ),
     # The object store.
     Mutant(
         "a run that left for room is written again", OBJECTS,

@@ -32,6 +32,7 @@ DEFAULT_PLACEMENT_SHARE = 0.5
 SCATTERED_SHARE = 0.7  # of worlds with several hosts: turns go where their history is not
 BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
 PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
+EXPIRIES_SHARE = 0.3  # of worlds: turns say how long their KV is kept
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 
@@ -75,6 +76,7 @@ class World:
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
+        expiries = Random(f"expiries {seed}")
         model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
         hosts = [HostId(f"h{number}") for number in range(random.choice([1, 2, 3]))]
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
@@ -96,6 +98,7 @@ class World:
             disk_bytes_max=memory_random.choice(DISKS_BYTES_MAX),
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
             placement=_draw_placement(memory_random),
+            expiries=expiries if expiries.random() < EXPIRIES_SHARE else None,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)

@@ -7,12 +7,14 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from services.frontend.config import FrontendConfig, PriorityRange
 from services.frontend.core.quotas import TenantLimits
 from shared.errors import ConfigError, InvalidRequest, SymphonyError
+from shared.expiry import EXPIRY_S_MAX
 from shared.ids import DEFAULT_TENANT, TenantId
 
 SCOPE_ADMIN = "admin"  # holds every other
@@ -55,6 +57,8 @@ class _Limits(BaseModel):
     sessions: NonNegativeInt | None = None
     session_bytes: NonNegativeInt | None = None
     priority: PriorityRange | None = None
+    kv_expiry_s: Annotated[int, Field(ge=0, le=EXPIRY_S_MAX)] | None = None
+    kv_expiry_s_max: Annotated[int, Field(ge=0, le=EXPIRY_S_MAX)] | None = None
 
 
 class _Key(BaseModel):

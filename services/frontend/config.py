@@ -11,6 +11,7 @@ from services.frontend.core.quotas import PRIORITIES, TenantLimits
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
+from shared.expiry import EXPIRY_S_MAX
 from shared.hint_accounts import HintLimits
 from shared.sessions import DEFAULT_EXPIRY_S
 
@@ -95,6 +96,8 @@ class FrontendConfig(ServiceConfig):
     tenant_adapter_changes_per_minute: int = Field(default=240, ge=0)
     tenant_session_bytes_max: int = Field(default=256 * 1024 * 1024, ge=0)
     tenant_priority: PriorityRange = PRIORITIES
+    tenant_kv_expiry_s: int = Field(default=0, ge=0, le=EXPIRY_S_MAX)
+    tenant_kv_expiry_s_max: int = Field(default=0, ge=0, le=EXPIRY_S_MAX)
     hints_per_client: int = Field(default=2048, ge=0)
     hints_per_tenant: int = Field(default=8192, ge=0)
 
@@ -143,6 +146,8 @@ class FrontendConfig(ServiceConfig):
             sessions=self.tenant_sessions_max,
             session_bytes=self.tenant_session_bytes_max,
             priority=self.tenant_priority,
+            kv_expiry_s=self.tenant_kv_expiry_s,
+            kv_expiry_s_max=self.tenant_kv_expiry_s_max,
         )
 
     @property

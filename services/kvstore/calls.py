@@ -4,6 +4,7 @@ from services.kvstore.core import NewBlock
 from shared import messages as m
 from shared.blocks import BlockKey, unpack_keys
 from shared.errors import InvalidRequest
+from shared.expiry import EXPIRY_S_MAX, is_expiry_s, rounded_expiry_s
 from shared.ids import subject_token
 from shared.messages.codec import unpack_ints
 from shared.owners import OWNER_BYTES, OwnerKey
@@ -48,6 +49,8 @@ def new_block(block: m.KvBlock) -> NewBlock:
         raise InvalidRequest(
             f"replaces: a block takes the place of one, not {len(replaces)}", "replaces"
         )
+    if not is_expiry_s(block.expiry_s):
+        raise InvalidRequest(f"expiry_s must be 0 to {EXPIRY_S_MAX}", "expiry_s")
     return NewBlock(
         key=keys[0],
         parent=keys[1],
@@ -56,6 +59,7 @@ def new_block(block: m.KvBlock) -> NewBlock:
         checksums=unpack_ints(block.checksums, "Q"),
         owner=_unpack_owner(block.owner),
         replaces=replaces[0] if replaces else None,
+        expiry_s=rounded_expiry_s(block.expiry_s),
     )
 
 

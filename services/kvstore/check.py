@@ -21,7 +21,7 @@ EXIT_DAMAGED = 1
 EXIT_REFUSED = 3  # the folder or the file is not ours to open
 EXIT_OUTDATED = 4  # another release's
 _NUM_DELETED = struct.Struct("<Q")
-_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s{KEY_BYTES}s")
+_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s{KEY_BYTES}sI")
 
 
 def pack_scan(scan: Scan) -> bytes:
@@ -32,7 +32,13 @@ def pack_scan(scan: Scan) -> bytes:
     """
     blocks = [
         _BLOCK.pack(
-            block.key, block.num_layers, block.page_bytes, block.used_s, block.owner, block.parent
+            block.key,
+            block.num_layers,
+            block.page_bytes,
+            block.used_s,
+            block.owner,
+            block.parent,
+            block.expiry_s,
         )
         for block in scan.blocks
     ]
@@ -46,11 +52,14 @@ def unpack_scan(data: bytes) -> Scan:
         struct.error: the bytes are of another length.
     """
     blocks = [
-        FoundBlock(BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner), BlockKey(parent))
-        for key, num_layers, page_bytes, used_s, owner, parent in _BLOCK.iter_unpack(
+        FoundBlock(
+            BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner), BlockKey(parent),
+            expiry_s,
+        )
+        for key, num_layers, page_bytes, used_s, owner, parent, expiry_s in _BLOCK.iter_unpack(
             data[_NUM_DELETED.size :]
         )
-    ]
+    ]  # fmt: skip
     return Scan(blocks, _NUM_DELETED.unpack_from(data)[0])
 
 

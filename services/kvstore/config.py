@@ -1,6 +1,7 @@
 """Settings of the kvstore."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -34,6 +35,7 @@ class KvstoreConfig(ServiceConfig):
     objects_expiry_s: sessions unused for this long leave it.
     objects_rest_s: sessions are written there when nothing new of them came for this long.
     objects_bytes_per_s: that are written there, on average; 0: any number.
+    objects_compression: of what is written there; both kinds are read.
     adapter_dirs: folders that adapters may be loaded from, by whoever may load some.
     adapter_bytes_max: of one adapter's files.
     adapter_header_bytes_max, adapter_tensors_max: of the file that holds its weights.
@@ -61,6 +63,7 @@ class KvstoreConfig(ServiceConfig):
     objects_expiry_s: float = Field(default=float(DEFAULT_EXPIRY_S), gt=0)
     objects_rest_s: float = Field(default=30.0, ge=0)
     objects_bytes_per_s: float = Field(default=0.0, ge=0)
+    objects_compression: Literal["none", "zstd"] = "none"
     adapter_dirs: list[Path] = Field(default_factory=list)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
     adapter_header_bytes_max: int = Field(default=4 * 1024**2, gt=0)

@@ -16,6 +16,7 @@ from services.kvstore.redis_link import Presence, connect
 from services.kvstore.session_count import SessionCount
 from shared.access import RedisAccess
 from shared.errors import MalformedMessage
+from shared.expiry import NS_PER_S
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import (
     KV_HOSTS_KEY,
@@ -67,7 +68,8 @@ class RedisIndex:
     """Tells Redis where sessions' KV is on this host, as `locations` decides, and reads records.
 
     Args:
-        ttl_s: how long what is told of a session outlives its last use here.
+        ttl_s: how long what is told of a session outlives its last use here, if the session has no
+            longer expiry of its own.
     """
 
     def __init__(
@@ -187,7 +189,7 @@ class RedisIndex:
             self._host_id,
             "" if before is None else encode_claim(before),
             encode_claim(claim),
-            self._ttl_s,
+            max(self._ttl_s, math.ceil(2 * update.expiry_ns / NS_PER_S)),
             *said,
         )
         return bool(is_told)

@@ -55,6 +55,7 @@ from shared import messages as m
 from shared import subjects
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
+from shared.expiry import expiry_ns
 from shared.ids import HostId
 from shared.locations import OBJECTS, objects_of
 from shared.messages.codec import pack_ints, unpack_ints
@@ -147,6 +148,7 @@ class KvService:
             objects_expiry_ns=int(config.objects_expiry_s * NS_PER_S),
             objects_rest_ns=int(config.objects_rest_s * NS_PER_S),
             objects_bytes_per_s=config.objects_bytes_per_s,
+            packs_objects=config.objects_compression == "zstd",
         )
         for folder, variable in (
             (config.arena_path, "SYMPHONY_ARENA_DIR"),
@@ -412,9 +414,11 @@ class KvService:
             self._core.on_fetched(host_id, pages, duration_ns, now_ns, is_current=is_current)
         )
 
-    def _on_saved(self, run: Run, outcome: SaveOutcome, missing: BlockKey | None) -> None:
+    def _on_saved(
+        self, run: Run, outcome: SaveOutcome, missing: BlockKey | None, stored_bytes: int | None
+    ) -> None:
         now_ns = self._runtime.clock.now_ns()
-        self._perform(self._core.on_saved(run, outcome, missing, now_ns))
+        self._perform(self._core.on_saved(run, outcome, missing, now_ns, stored_bytes))
 
     def _on_objects_listed(self) -> None:
         """From now on Redis is told what this host has there."""
@@ -552,7 +556,7 @@ def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
     num_bytes = stored_bytes(block.num_layers, block.page_bytes)
     return StoredBlock(
         block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns,
-        block.owner, block.parent,
+        block.owner, block.parent, expiry_ns=expiry_ns(block.expiry_s),
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ class _Delete:
 @dataclass(frozen=True, slots=True)
 class _Touch:
     keys: list[BlockKey]
+    expiry_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ class WriterThread:
             case DeleteBlocks(blocks):
                 for key, _ in blocks:
                     self._steps.put(_Delete(key))
-            case TouchBlocks(keys):
+            case TouchBlocks(keys, expiry_s):
                 if self._steps.qsize() < self._steps_max:
-                    self._steps.put(_Touch(keys))
+                    self._steps.put(_Touch(keys, expiry_s))
             case BeginDiskAnew():
                 self._steps.put(order)
 
@@ -212,8 +213,8 @@ class WriterThread:
                 writer.put(step, self._arenas[step.page_bytes].pages)
             case _Delete(key):
                 writer.delete(key)
-            case _Touch(keys):
-                writer.touch(keys)
+            case _Touch(keys, expiry_s):
+                writer.touch(keys, expiry_s)
             case _Settle():
                 pass  # answered after the transaction
             case BeginDiskAnew():

@@ -187,6 +187,7 @@ class KvBlock:
     checksums: str  # packed uint64 [layer]: xxh3-64 of each page
     owner: str = NOBODY.hex()  # hex of `shared.owners.owner_key`: the session that made it
     replaces: str = ""  # key of a block that begins as this one: it may go; empty: of none
+    expiry_s: int = 0  # how long it outlives its last use; 0: as every tier has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,6 +219,7 @@ class Prompt:
     cache_salt: str = ""
     sampling: SamplingParams = SamplingParams(max_tokens=1)
     is_private: bool = False  # its session was deleted since: nothing of it may stay
+    expiry_s: int = 0  # how long its KV outlives its last use; 0: as every tier has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

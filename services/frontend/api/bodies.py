@@ -21,6 +21,7 @@ from services.frontend.api.schemas import (
 )
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
+from shared.expiry import EXPIRY_S_MAX
 from shared.ids import SessionId
 from shared.messages import ADVISORY_PRIORITY, AgentRef
 from shared.sampling import LOGPROBS_MAX, TOKEN_IDS_MAX
@@ -128,6 +129,7 @@ class Generate(Body):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
+    kv_expiry_s: Annotated[int, Field(ge=1, le=EXPIRY_S_MAX), WHOLE] | None = None
     agent: Id | None = None
     workflow_id: Id | None = None
     tenant: Id | None = None  # read on NATS only

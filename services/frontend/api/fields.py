@@ -69,7 +69,7 @@ _TEXT_WORKS = (
         " max_tokens temperature top_p top_k min_p repetition_penalty presence_penalty"
         " frequency_penalty logit_bias allowed_token_ids seed stop stop_token_ids ignore_eos"
         " min_tokens include_stop_str_in_output skip_special_tokens priority cache_salt session_id"
-        " agent workflow_id logprobs return_token_ids return_tokens_as_token_ids",
+        " kv_expiry_s agent workflow_id logprobs return_token_ids return_tokens_as_token_ids",
         TEXT,
     ),
     *_works("adapter_id", TEXT, hint="an adapter of the model; or name it as the model"),

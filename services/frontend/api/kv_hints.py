@@ -7,7 +7,9 @@ An envelope holds actions, each with a version of its own. Four of them mean som
 - ``retain``: the session's next turn comes within ``duration`` seconds.
 - ``demote``, ``release``: it does not come.
 
-What concerns the request's own session is done when its turn is over, the rest at once. All other
+What concerns the request's own session is done when its turn is over, the rest at once. Its own
+session's KV also outlives this turn for as long as it is retained, if that is longer than it would,
+and for a minute if it is released (`core.kv_expiry`). All other
 actions are counted and ignored, and so is what payloads say of blocks, tokens and other servers.
 """
 
@@ -70,6 +72,7 @@ class Wish:
     Attributes:
         is_own: about the session of the request that it came with.
         is_wanted: the session's turn is coming, within `ttl_ms`; else it is not.
+        duration_s: for so long it is to be kept; 0: nobody said.
     """
 
     action: ActionName
@@ -78,6 +81,12 @@ class Wish:
     is_wanted: bool
     expected_arrival: float | None = None
     ttl_ms: int | None = None
+    duration_s: float = 0.0
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether its KV need not be kept; what is demoted stays below."""
+        return not self.is_wanted and self.action != "demote"
 
 
 def wishes_of(hints: KvHints | None, own: SessionId | None) -> list[Wish]:
@@ -109,7 +118,8 @@ def count_ignored(hints: KvHints | None, wishes: list[Wish]) -> None:
 def _wish(name: ActionName, payload: "_Payload", own: SessionId | None) -> Wish | None:
     """None: there is nothing to do."""
     session_id = payload.session_id() or own
-    ttl_ms, arrival = payload.ttl_ms(), payload.number("expected_arrival", ARRIVAL_S_MAX)
+    duration_s, arrival = payload.duration_s(), payload.number("expected_arrival", ARRIVAL_S_MAX)
+    ttl_ms = None if duration_s is None else min(max(int(duration_s * 1e3), 1), TTL_MS_MAX)
     is_given_up = payload.is_given_up()
     is_wanted = name == "fetch" or (name == "retain" and not is_given_up)
     is_own = session_id == own
@@ -124,6 +134,7 @@ def _wish(name: ActionName, payload: "_Payload", own: SessionId | None) -> Wish 
         is_wanted=is_wanted,
         expected_arrival=arrival if name == "fetch" else None,
         ttl_ms=ttl_ms if is_wanted else None,
+        duration_s=(duration_s or 0.0) if name == "retain" and is_wanted else 0.0,
     )
 
 
@@ -156,13 +167,13 @@ class _Payload:
             raise self._wrong(field, f"give a number from 0 to {most:g}")
         return float(value)
 
-    def ttl_ms(self) -> int | None:
+    def duration_s(self) -> float | None:
         """How long the session is wanted: its own ``duration``, or the longest of a directive."""
         own = self.number("duration", DURATION_S_MAX)
         given = self._directed("duration", DURATION_S_MAX)
         if own is not None:
             given.append(own)
-        return min(max(int(max(given) * 1e3), 1), TTL_MS_MAX) if given else None
+        return max(given, default=None)
 
     def is_given_up(self) -> bool:
         """Whether all directives have priority 0, which is to let go."""

@@ -34,6 +34,8 @@ class TenantLimits:
         sessions: with a record in Redis.
         session_bytes: of those records.
         priority: the lowest and the highest that it may ask for.
+        kv_expiry_s: how long its KV outlives its last use; 0: as every tier has it.
+        kv_expiry_s_max: the longest that a request may ask for; 0: `kv_expiry_s`, or else a day.
     """
 
     turns: int = 0
@@ -43,6 +45,8 @@ class TenantLimits:
     sessions: int = 0
     session_bytes: int = 0
     priority: tuple[int, int] = PRIORITIES
+    kv_expiry_s: int = 0
+    kv_expiry_s_max: int = 0
 
 
 class Quotas:

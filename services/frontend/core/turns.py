@@ -89,6 +89,7 @@ class NewTurn:
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     num_history: int = 0
     agent: AgentRef | None = None
+    expiry_s: int = 0
 
     @property
     def is_private(self) -> bool:
@@ -196,6 +197,7 @@ def _prompt(turn: _Turn, ref: TurnRef) -> Prompt:
         cache_salt=turn.new.cache_salt,
         sampling=turn.new.sampling,
         is_private=turn.new.is_private,
+        expiry_s=turn.new.expiry_s,
     )
 
 

@@ -1,13 +1,17 @@
 """Which blocks are on disk, in order of last use, and how much of each session's sequence."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
+from services.kvstore.core.use_order import UseOrder
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnedKeys, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
+EVER_NS = 1 << 62  # longer than anything lasts
+NOTED_SHARE = 4  # of an expiry of its own: so old may be what is written down of its last use
 _UNKNOWN = -1  # a depth that is still to be found
 
 
@@ -23,6 +27,7 @@ class StoredBlock:
         depth: blocks before it, as far as they are here; set by the tier.
         num_children: blocks here that continue it; set by the tier.
         is_saved: the object store has it, too.
+        expiry_ns: how long it outlives its last use; 0: as the tier has it.
         older, newer: those used before and after it, in a ring; set by the tier. An ordered dict
             would take 80 bytes a block more.
     """
@@ -38,17 +43,22 @@ class StoredBlock:
     depth: int = _UNKNOWN
     num_children: int = 0
     is_saved: bool = False
+    expiry_ns: int = 0
     older: "StoredBlock" = field(init=False, repr=False)
     newer: "StoredBlock" = field(init=False, repr=False)
 
 
 class DiskTier:
-    """Blocks on disk, least recently used first. A block is given up only after those that continue
-    it: without it, nobody can use them.
+    """Blocks on disk. Expired ones go, and for room the least recently used first, however long
+    they have. A block is given up only after those that continue it: without it, nobody can use
+    them. So what two sessions begin with has the longer expiry of theirs.
 
     How many blocks lead a session's sequence is told by their depths. Where one goes from under
     others of its session, or comes back, those are counted again when that is next asked; not those
     of other sessions.
+
+    Args:
+        expiry_ns: how long blocks outlive their last use that have no expiry of their own.
 
     Attributes:
         num_bytes: of all blocks together.
@@ -56,10 +66,11 @@ class DiskTier:
             its sequence now: at least so many; 0: they are to be counted.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
         self._bytes_max = bytes_max
+        self._expiry_ns = expiry_ns
         self._blocks: dict[BlockKey, StoredBlock] = {}
-        self._end = _empty_ring()  # between the newest and the oldest block
+        self._order = UseOrder(_end_of_ring)
         self._owned = OwnedKeys()
         self._awaited: Counter[BlockKey] = Counter()  # blocks here, by parents that are not
         self._uncounted: set[OwnerKey] = set()  # depths of their blocks may be wrong
@@ -75,7 +86,7 @@ class DiskTier:
     @property
     def keys(self) -> list[BlockKey]:
         """Of every block here, least recently used first."""
-        return [block.key for block in self._by_use()]
+        return [block.key for block in self._order.by_use()]
 
     @property
     def owners(self) -> list[OwnerKey]:
@@ -131,7 +142,7 @@ class DiskTier:
         block = self._blocks.pop(key, None)
         if block is not None:
             self._owned.remove(block.owner, block.key)
-            self._unlink(block)
+            self._order.unlink(block)
             self._leave_parent(block)
             if block.num_children:
                 self._awaited[key] = block.num_children
@@ -142,7 +153,7 @@ class DiskTier:
     def clear(self) -> None:
         """Forget every block, and tell nobody of any."""
         self._blocks.clear()
-        self._end = _empty_ring()
+        self._order.clear()
         self._owned.clear()
         self._awaited.clear()
         self._uncounted.clear()
@@ -159,51 +170,81 @@ class DiskTier:
             block = self._blocks.get(key)
             if block is None:
                 continue
-            self._unlink(block)
-            self._link(block)
+            self._order.unlink(block)
+            self._order.link(block)
             block.used_at_ns = now_ns
-            if now_ns - block.noted_at_ns > stale_ns:
+            if now_ns - block.noted_at_ns > min(
+                stale_ns, (block.expiry_ns or EVER_NS) // NOTED_SHARE
+            ):
                 block.noted_at_ns = now_ns
                 stale.append(key)
                 self._tell(block, 1)
         return stale
 
-    def surplus(self, used_before_ns: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
-        """Blocks to give up, oldest first: those last used before `used_before_ns`, and as many as
-        bring the rest under the size limit. Busy ones stay.
+    def expiry_ns_of(self, owner: OwnerKey) -> int:
+        """How long a session's blocks outlive its last use; 0: as the tier has it."""
+        last = self._owned.last_of(owner)
+        return 0 if last is None else self._blocks[last].expiry_ns
+
+    def set_expiry(self, owner: OwnerKey, expiry_ns: int, now_ns: int) -> list[BlockKey]:
+        """A session that is here now has another expiry.
+
+        Returns:
+            Its blocks, if they had another one; in the order in which they may go.
         """
-        return self._to_give_up(self.num_bytes - self._bytes_max, used_before_ns, is_busy)
+        if self.expiry_ns_of(owner) == expiry_ns:
+            return []
+        keys = self._owned.of(owner)[::-1]
+        for key in keys:
+            block = self._blocks[key]
+            self._order.unlink(block)
+            block.expiry_ns = expiry_ns
+            block.used_at_ns = block.noted_at_ns = now_ns
+            self._order.link(block)
+        if keys:
+            self.on_change(owner, 1)
+        return keys
+
+    def surplus(self, now_ns: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
+        """Blocks to give up, in this order: those that are expired, and as many as bring the rest
+        under the size limit. Busy ones stay.
+        """
+        return self._to_give_up(self.num_bytes - self._bytes_max, now_ns, is_busy)
 
     def oldest(self, num_bytes: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
         """The least recently used blocks that together occupy at least `num_bytes`."""
         return self._to_give_up(num_bytes, NEVER_NS, is_busy)
 
     def _to_give_up(
-        self, num_bytes: int, used_before_ns: int, is_busy: Callable[[BlockKey], bool]
+        self, num_bytes: int, now_ns: int, is_busy: Callable[[BlockKey], bool]
     ) -> list[BlockKey]:
-        out: list[BlockKey] = []
+        out: dict[BlockKey, None] = {}
         num_gone: Counter[BlockKey] = Counter()  # children that go, by their parent
         kept: set[BlockKey] = set()  # for their children's sake
-        for oldest in self._by_use():
-            if num_bytes <= 0 and oldest.used_at_ns >= used_before_ns:
+
+        def is_expired(block: StoredBlock) -> bool:
+            return block.used_at_ns < now_ns - (block.expiry_ns or self._expiry_ns)
+
+        for oldest in chain(self._order.expired(is_expired), self._order.by_use()):
+            if num_bytes <= 0 and not is_expired(oldest):
                 break
             block: StoredBlock | None = oldest
-            while block is not None and not is_busy(block.key):
-                if num_bytes <= 0 and block.used_at_ns >= used_before_ns:
+            while block is not None and block.key not in out and not is_busy(block.key):
+                if num_bytes <= 0 and not is_expired(block):
                     break
                 if block.num_children > num_gone[block.key]:
                     kept.add(block.key)
                     break
-                out.append(block.key)
+                out[block.key] = None
                 num_bytes -= block.num_bytes
                 num_gone[block.parent] += 1
                 block = self._blocks.get(block.parent) if block.parent in kept else None
-        return out
+        return list(out)
 
     def _insert(self, block: StoredBlock) -> None:
         assert block.key not in self._blocks, "a block is stored once"
         self._blocks[block.key] = block
-        self._link(block)
+        self._order.link(block)
         self._owned.add(block.owner, block.key)
         block.depth = _UNKNOWN
         block.num_children = self._awaited.pop(block.key, 0)
@@ -212,21 +253,6 @@ class DiskTier:
         else:
             parent.num_children += 1
         self.num_bytes += block.num_bytes
-
-    def _link(self, block: StoredBlock) -> None:
-        """As the one used last."""
-        block.older, block.newer = self._end.older, self._end
-        block.older.newer = block.newer.older = block
-
-    def _unlink(self, block: StoredBlock) -> None:
-        block.older.newer, block.newer.older = block.newer, block.older
-
-    def _by_use(self) -> Iterator[StoredBlock]:
-        """Least recently used first; nothing may change meanwhile."""
-        block = self._end.newer
-        while block is not self._end:
-            yield block
-            block = block.newer
 
     def _leave_parent(self, block: StoredBlock) -> None:
         if (parent := self._blocks.get(block.parent)) is not None:
@@ -271,7 +297,5 @@ class DiskTier:
         self.on_change(owner, least)
 
 
-def _empty_ring() -> StoredBlock:
-    end = StoredBlock(NO_PARENT, 0, 0, 0, 0, 0)
-    end.older = end.newer = end
-    return end
+def _end_of_ring() -> StoredBlock:
+    return StoredBlock(NO_PARENT, 0, 0, 0, 0, 0)

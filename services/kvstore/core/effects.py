@@ -76,7 +76,12 @@ class ReadPages:
 
 @dataclass(frozen=True, slots=True)
 class DiskWrite:
-    """One block to store. `pages` and `checksums` (xxh3-64) hold one entry a layer."""
+    """One block to store. `pages` and `checksums` (xxh3-64) hold one entry a layer.
+
+    Attributes:
+        expiry_s: how long it outlives its last use; 0: as every tier has it; None: it came from
+            elsewhere, and has what its session has here.
+    """
 
     block_id: int
     key: BlockKey
@@ -87,6 +92,7 @@ class DiskWrite:
     pages: list[int]
     checksums: list[int]
     owner: OwnerKey = NOBODY
+    expiry_s: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,12 @@ class BeginDiskAnew:
 
 @dataclass(frozen=True, slots=True)
 class TouchBlocks:
-    """Remember on disk that these blocks were used now."""
+    """Remember on disk that these blocks were used now, and that they outlive that for so long; 0:
+    as the disk has it.
+    """
 
     keys: list[BlockKey]
+    expiry_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class NewBlock:
 
     Attributes:
         replaces: a block that begins as this one does, and may go; None: there is none.
+        expiry_s: how long it outlives its last use; 0: as every tier has it.
     """
 
     key: BlockKey
@@ -33,6 +34,7 @@ class NewBlock:
     checksums: list[int]
     owner: OwnerKey = NOBODY
     replaces: BlockKey | None = None
+    expiry_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

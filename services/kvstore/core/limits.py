@@ -25,6 +25,7 @@ class Limits:
     objects_expiry_ns: sessions unused for this long leave it.
     objects_rest_ns: sessions are written to it when they have rested for this long.
     objects_bytes_per_s: that are written to it, on average; 0: any number.
+    packs_objects: what is written to it is compressed.
     """
 
     disk_bytes_max: int
@@ -42,6 +43,7 @@ class Limits:
     objects_expiry_ns: int = 1 << 62
     objects_rest_ns: int = 30_000_000_000
     objects_bytes_per_s: float = 0.0
+    packs_objects: bool = False
 
 
 @dataclass(slots=True)

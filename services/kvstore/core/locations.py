@@ -33,11 +33,14 @@ class LocationUpdate:
         sessions: leading blocks here, by session; 0: none any more.
         claim: what is true of all that was said, then.
         before: what Redis says of this host if it has lost nothing; None: that does not matter.
+        expiry_ns: how long one of the sessions outlives its last use, at most, if one has an expiry
+            of its own.
     """
 
     sessions: dict[OwnerKey, int]
     claim: HostClaim
     before: HostClaim | None
+    expiry_ns: int = 0
 
 
 class Counted(Protocol):
@@ -54,6 +57,8 @@ class Counted(Protocol):
     def owners(self) -> list[OwnerKey]: ...
 
     def num_owned(self, owner: OwnerKey) -> int: ...
+
+    def expiry_ns_of(self, owner: OwnerKey) -> int: ...
 
     def count_leading(self, owner: OwnerKey) -> int: ...
 
@@ -155,7 +160,8 @@ class Locations:
             return None
         before = self._claim(self._life) if self._is_claimed else None
         claim = HostClaim(self._life, digest & _MASK, num_sessions)
-        self._sending = LocationUpdate(sessions, claim, before)
+        expiry_ns = max(map(self._tier.expiry_ns_of, sessions), default=0)
+        self._sending = LocationUpdate(sessions, claim, before, expiry_ns)
         return self._sending
 
     def on_sent(self) -> None:

@@ -1,33 +1,45 @@
 """What this host has written to the object store: by session, in order of last use."""
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 
-from services.kvstore.core.disk_tier import NEVER_NS
+from services.kvstore.core.deadlines import Deadlines
+from services.kvstore.core.disk_tier import EVER_NS, NEVER_NS
 from services.kvstore.core.runs import Run
+from shared.expiry import expiry_ns
 from shared.owners import NOBODY, OwnerKey
 
 LINKS_MAX = 4  # sessions that begin one another, gone through
 
 
 class _Saved:
-    __slots__ = ("end", "num_bytes", "runs", "used_at_ns")
+    __slots__ = ("end", "expiry_ns", "num_bytes", "runs", "used_at_ns")
 
     def __init__(self) -> None:
         self.runs: dict[Run, int] = {}  # and their bytes
         self.num_bytes = 0
         self.used_at_ns = NEVER_NS
+        self.expiry_ns = 0  # it outlives that for so long; 0: as the tier has it
         self.end = 0  # blocks of its longest sequence
 
 
 class ObjectTier:
-    """Attributes:
-    num_bytes: of all objects together.
-    on_change: see `locations.Counted`.
+    """Expired sessions go, and for room those used least recently, however long they have. What
+    begins a session has no shorter expiry than that.
+
+    Args:
+        expiry_ns: how long sessions outlive their last use that have no expiry of their own.
+
+    Attributes:
+        num_bytes: of all objects together.
+        on_change: see `locations.Counted`.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
         self._bytes_max = bytes_max
+        self._expiry_ns = expiry_ns
+        self._deadlines = Deadlines()
+        self._after: dict[OwnerKey, Counter[OwnerKey]] = {}  # who has runs that continue whose
         self._saved: OrderedDict[OwnerKey, _Saved] = OrderedDict()  # least recently used first
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
@@ -58,6 +70,8 @@ class ObjectTier:
     def add(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
         """A run is stored, of a session that was used then."""
         saved = self._saved.setdefault(run.owner, _Saved())
+        if run not in saved.runs and run.before not in {NOBODY, run.owner}:
+            self._after.setdefault(run.before, Counter())[run.owner] += 1
         more = num_bytes - saved.runs.get(run, 0)
         saved.runs[run] = num_bytes
         saved.num_bytes += more
@@ -65,13 +79,33 @@ class ObjectTier:
         self.num_bytes += more
         if used_at_ns >= saved.used_at_ns:
             saved.used_at_ns = used_at_ns
+            saved.expiry_ns = expiry_ns(run.expiry_s)
             self._saved.move_to_end(run.owner)
+        self._deadlines.put(run.owner, self._expires_at_ns(saved))
         self.on_change(run.owner, self.count_leading(run.owner))
 
     def names_of(self, owner: OwnerKey) -> set[bytes]:
         """What the names of a session's runs tell of its blocks."""
         saved = self._saved.get(owner)
         return set() if saved is None else {name for run in saved.runs for name in run.names()}
+
+    def used_at_ns(self, owner: OwnerKey) -> int:
+        """When a session that has runs was used last."""
+        return self._saved[owner].used_at_ns
+
+    def expiry_ns_of(self, owner: OwnerKey) -> int:
+        """How long a session outlives its last use; 0: as the tier has it."""
+        saved = self._saved.get(owner)
+        return 0 if saved is None else saved.expiry_ns
+
+    def set_expiry(self, owner: OwnerKey, expiry_ns: int, now_ns: int) -> None:
+        """A session that was used now has another expiry."""
+        saved = self._saved.get(owner)
+        if saved is not None and saved.expiry_ns != expiry_ns:
+            saved.expiry_ns = expiry_ns
+            saved.used_at_ns = max(saved.used_at_ns, now_ns)
+            self._deadlines.put(owner, self._expires_at_ns(saved))
+            self.on_change(owner, 1)
 
     def lift(self, owner: OwnerKey, used_at_ns: int) -> None:
         """A session was used at least as late as that, and so was what begins it."""
@@ -94,11 +128,13 @@ class ObjectTier:
         if saved is None or run not in saved.runs:
             return False
         num_bytes = saved.runs.pop(run)
+        self._leave(run)
         saved.num_bytes -= num_bytes
         self.num_bytes -= num_bytes
         saved.end = max((each.end for each in saved.runs), default=0)
         if not saved.runs:
             del self._saved[run.owner]
+            self._deadlines.remove(run.owner)
         self.on_change(run.owner, 0)
         return True
 
@@ -106,6 +142,9 @@ class ObjectTier:
         """Forget all of a session's runs."""
         if (saved := self._saved.pop(owner, None)) is not None:
             self.num_bytes -= saved.num_bytes
+            self._deadlines.remove(owner)
+            for run in saved.runs:
+                self._leave(run)
             self.on_change(owner, 0)
 
     def use(self, owner: OwnerKey, now_ns: int) -> None:
@@ -114,24 +153,58 @@ class ObjectTier:
             self._saved[each].used_at_ns = now_ns
             self._saved.move_to_end(each)
 
-    def surplus(self, used_before_ns: int, num_max: int) -> list[Run]:
-        """Runs to give up, the first first, at most so many: of the least recently used sessions
-        the deepest, so that none is kept without what it continues.
+    def surplus(self, now_ns: int, num_max: int) -> list[Run]:
+        """Runs to give up, the first first, at most so many: of expired sessions, and then for room
+        of the least recently used ones; the deepest first, so that none is kept without what it
+        continues.
         """
-        out: list[Run] = []
+        out = dict.fromkeys(self._take_expired(now_ns, num_max))
         too_much = self.num_bytes - self._bytes_max
+        too_much -= sum(self._saved[run.owner].runs[run] for run in out)
         for saved in self._saved.values():
-            is_expired = saved.used_at_ns < used_before_ns
-            if not is_expired and too_much <= 0:
+            if too_much <= 0 or len(out) >= num_max:
                 break
-            for run in sorted(saved.runs, key=lambda run: run.depth, reverse=True):
-                if not is_expired and too_much <= 0:
+            for run in _deepest_first(saved.runs):
+                if too_much <= 0 or len(out) >= num_max:
                     break
-                if len(out) >= num_max:
-                    return out
-                out.append(run)
-                too_much -= saved.runs[run]
-        return out
+                if run not in out:
+                    out[run] = None
+                    too_much -= saved.runs[run]
+        return list(out)
+
+    def _take_expired(self, now_ns: int, num_max: int) -> list[Run]:
+        runs: list[Run] = []
+        while len(runs) < num_max and (owner := self._deadlines.take(now_ns)) is not None:
+            if kept_until_ns := self._kept_until_ns(owner, now_ns):
+                self._deadlines.put(owner, kept_until_ns)
+            else:
+                self._deadlines.put(owner, now_ns)  # if not all of it goes
+                runs += self._saved[owner].runs
+        return _deepest_first(runs)[:num_max]
+
+    def _kept_until_ns(self, owner: OwnerKey, now_ns: int, num_links: int = LINKS_MAX) -> int:
+        """How long it is not to be looked at, because it or one that it begins is not expired; 0:
+        it may go.
+        """
+        if (saved := self._saved.get(owner)) is None:
+            return 0
+        if (expires_at_ns := self._expires_at_ns(saved)) >= now_ns:
+            return expires_at_ns
+        followers = self._after.get(owner, ()) if num_links else ()
+        kept = (self._kept_until_ns(each, now_ns, num_links - 1) for each in followers)
+        return next(filter(None, kept), 0)
+
+    def _expires_at_ns(self, saved: _Saved) -> int:
+        return saved.used_at_ns + (saved.expiry_ns or self._expiry_ns)
+
+    def _leave(self, run: Run) -> None:
+        """A run continues nobody's any more."""
+        if (after := self._after.get(run.before)) is not None and run.owner in after:
+            after[run.owner] -= 1
+            if not after[run.owner]:
+                del after[run.owner]
+            if not after:
+                del self._after[run.before]
 
     def _with_beginnings(self, owner: OwnerKey) -> list[OwnerKey]:
         """A session that has runs, and those that begin it, as far as they have some."""
@@ -144,3 +217,7 @@ class ObjectTier:
             found.append(each)
             todo += {run.before for run in saved.runs} - {NOBODY}
         return found
+
+
+def _deepest_first(runs: Iterable[Run]) -> list[Run]:
+    return sorted(runs, key=lambda run: run.depth, reverse=True)

@@ -30,19 +30,21 @@ class Objects:
     Attributes:
         tier: what this host wrote.
         locations: what Redis is told of that.
+        is_listed: it is known what was there at the start.
     """
 
     def __init__(self, limits: Limits, disk: DiskTier, host_id: HostId, counts: Counts) -> None:
         self._limits = limits
         self._counts = counts
         self._disk = disk
-        self.tier = ObjectTier(limits.objects_bytes_max)
+        self.tier = ObjectTier(limits.objects_bytes_max, limits.objects_expiry_ns)
         self.locations = Locations(self.tier)
         budget = Budget(limits.objects_bytes_per_s)
         self._saving = Saving(
-            disk, limits.disk_bytes_max, self.tier, host_id, limits.objects_rest_ns, budget
-        )
-        self._is_listed = False
+            disk, limits.disk_bytes_max, self.tier, host_id, limits.objects_rest_ns, budget,
+            packs=limits.packs_objects,
+        )  # fmt: skip
+        self.is_listed = False
 
     @property
     def num_sessions_unsaved(self) -> int:
@@ -63,11 +65,17 @@ class Objects:
         """A session's turn is here."""
         self.tier.use(owner, now_ns)
 
-    def on_saved(self, run: Run, outcome: SaveOutcome, now_ns: int) -> list[Effect]:
+    def set_expiry(self, owner: OwnerKey, expiry_ns: int, now_ns: int) -> None:
+        """A session that is here now is kept for so long; 0: as the tier has it."""
+        self.tier.set_expiry(owner, expiry_ns, now_ns)
+
+    def on_saved(
+        self, run: Run, outcome: SaveOutcome, now_ns: int, stored_bytes: int | None = None
+    ) -> list[Effect]:
         """See `KvCore.on_saved`."""
         self._counts.num_runs_saved += outcome is SaveOutcome.SAVED
         self._counts.num_runs_unsaved += outcome is SaveOutcome.FAILED
-        self._saving.on_saved(run, outcome, now_ns)
+        self._saving.on_saved(run, outcome, now_ns, stored_bytes)
         return self.on_tick(now_ns)
 
     def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
@@ -80,10 +88,11 @@ class Objects:
             for key in self._disk.owned(owner)[-1:]:
                 if (newest := self._disk.get(key)) is not None:
                     self.tier.lift(owner, newest.used_at_ns)
+                    self.tier.set_expiry(owner, newest.expiry_ns, newest.used_at_ns)
         self.tier.sort()
         self.locations.on_found()
         self._saving.on_found(now_ns)
-        self._is_listed = True
+        self.is_listed = True
         return self.on_tick(now_ns)
 
     def on_gone(self, runs: Sequence[Run]) -> None:
@@ -100,10 +109,9 @@ class Objects:
     def on_tick(self, now_ns: int) -> list[Effect]:
         """Now and then: write what has rested, drop what is expired or too much."""
         effects: list[Effect] = []
-        if not self._is_listed:
+        if not self.is_listed:
             return effects
-        used_before_ns = now_ns - self._limits.objects_expiry_ns
-        if runs := self.tier.surplus(used_before_ns, DROPPED_MAX):
+        if runs := self.tier.surplus(now_ns, DROPPED_MAX):
             for run in runs:
                 self._saving.on_dropped(run)
             self._counts.num_runs_dropped += len(runs)

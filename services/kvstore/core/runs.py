@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.blocks import BlockKey
+from shared.expiry import is_expiry_s
 from shared.ids import HostId, subject_token
 from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
 
@@ -16,6 +17,7 @@ NAMED_BYTES = 6  # of each key: what is read is held against the whole one
 BLOCKS_MAX = 64  # of a run: an object's name has at most 1,024 bytes
 COUNT_MAX = 1 << 31  # blocks before a run, bytes of a page
 LAYERS_MAX = 1 << 16
+_PACKED = "z"  # behind the first number of a name
 _KEYS_A_PART = 24  # of a path, for stores that are folders: a part has at most 255 bytes
 
 
@@ -27,6 +29,8 @@ class Run:
     before: who made the block before its first; nobody: there is none, or nobody's was it.
     named: the beginnings of its blocks' keys.
     host_id: whose kvstore wrote it.
+    expiry_s: how long its session outlives its last use; 0: as the tier has it.
+    is_packed: its values are compressed (`objects.packed`).
     """
 
     owner: OwnerKey
@@ -36,6 +40,8 @@ class Run:
     before: OwnerKey
     named: bytes
     host_id: HostId
+    expiry_s: int = 0
+    is_packed: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -58,7 +64,9 @@ class Run:
         >>> run.depth, run.num_blocks, run.host_id
         (4, 2, 'h-1')
         """
-        numbers = (self.depth, self.num_layers, self.page_bytes, self.before.hex(), self.host_id)
+        expiry = f"e{self.expiry_s}" if self.expiry_s else ""
+        first = f"{self.depth}{expiry}{_PACKED if self.is_packed else ''}"
+        numbers = (first, self.num_layers, self.page_bytes, self.before.hex(), self.host_id)
         part = _KEYS_A_PART * NAMED_BYTES
         parts = [self.named[at : at + part] for at in range(0, len(self.named), part)]
         keys = "/".join(urlsafe_b64encode(each).decode() for each in parts)
@@ -91,7 +99,8 @@ def run_of(name: str) -> Run | None:
     """Inverse of `Run.name`; None: something else has this name."""
     try:
         folder, numbers, *parts = name.split("/")
-        depth, num_layers, page_bytes, before, host_id = numbers.split("-", 4)
+        first, num_layers, page_bytes, before, host_id = numbers.split("-", 4)
+        depth, _, expiry_s = first.removesuffix(_PACKED).partition("e")
         run = Run(
             owner=OwnerKey(bytes.fromhex(folder)),
             depth=int(depth),
@@ -100,6 +109,8 @@ def run_of(name: str) -> Run | None:
             before=OwnerKey(bytes.fromhex(before)),
             named=b"".join(map(urlsafe_b64decode, parts)),
             host_id=HostId(subject_token(host_id)),
+            expiry_s=int(expiry_s or 0),
+            is_packed=first.endswith(_PACKED),
         )
     except ValueError:
         return None
@@ -110,6 +121,7 @@ def _is_sound(run: Run) -> bool:
     return (
         len(run.owner) == len(run.before) == OWNER_BYTES
         and 0 <= run.depth < COUNT_MAX
+        and is_expiry_s(run.expiry_s)
         and 0 < len(run.named) <= BLOCKS_MAX * NAMED_BYTES
         and not len(run.named) % NAMED_BYTES
         and 0 < run.num_layers <= LAYERS_MAX

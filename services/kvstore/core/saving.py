@@ -11,6 +11,7 @@ from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import BLOCKS_MAX, Run, named
+from shared.expiry import NS_PER_S
 from shared.ids import HostId
 from shared.owners import NOBODY, OwnerKey
 
@@ -24,6 +25,7 @@ class Saving:
     """Args:
     rest_ns: a session is written when nothing new of it came for so long.
     budget: of what is written.
+    packs: runs are compressed.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class Saving:
         host_id: HostId,
         rest_ns: int,
         budget: Budget,
+        *,
+        packs: bool = False,
     ) -> None:
         self._disk = disk
         self._full_bytes = int(disk_bytes_max * FULL_SHARE)
@@ -41,6 +45,7 @@ class Saving:
         self._host_id = host_id
         self._rest_ns = rest_ns
         self._budget = budget
+        self._packs = packs
         self._unsaved: OrderedDict[OwnerKey, int] = OrderedDict()  # since when, longest first
         self._saving: dict[Run, int] = {}  # bytes of those that are with the shell
         self._failures = Backoff()
@@ -76,17 +81,25 @@ class Saving:
             if not blocks:
                 del self._unsaved[owner]
                 continue
-            run = _run(owner, blocks, self._disk.get(blocks[0].parent), self._host_id)
+            before = self._disk.get(blocks[0].parent)
+            run = _run(owner, blocks, before, self._host_id, is_packed=self._packs)
             keys = [block.key for block in blocks]
             num_bytes = sum(block.num_bytes for block in blocks)
             self._saving[run] = num_bytes
             self._budget.take(num_bytes, now_ns)
             effects.append(SaveRun(run, keys))
 
-    def on_saved(self, run: Run, outcome: SaveOutcome, now_ns: int) -> None:
-        """A run was written, or was not. What was forgotten meanwhile stays so."""
+    def on_saved(
+        self, run: Run, outcome: SaveOutcome, now_ns: int, stored_bytes: int | None = None
+    ) -> None:
+        """A run was written, or was not. What was forgotten meanwhile stays so.
+
+        Args:
+            stored_bytes: of the object, if that is known.
+        """
         if (num_bytes := self._saving.pop(run, None)) is None:
             return
+        num_bytes = num_bytes if stored_bytes is None else stored_bytes
         if outcome is SaveOutcome.MISSING:  # what is left of it gets a run of its own
             return
         if outcome is SaveOutcome.UNREAD:  # as if it had come just now
@@ -156,7 +169,12 @@ def _is_saved(block: StoredBlock, names: Set[bytes]) -> bool:
 
 
 def _run(
-    owner: OwnerKey, blocks: list[StoredBlock], before: StoredBlock | None, host_id: HostId
+    owner: OwnerKey,
+    blocks: list[StoredBlock],
+    before: StoredBlock | None,
+    host_id: HostId,
+    *,
+    is_packed: bool,
 ) -> Run:
     first = blocks[0]
     return Run(
@@ -167,4 +185,6 @@ def _run(
         before=NOBODY if before is None else before.owner,
         named=b"".join(named(block.key) for block in blocks),
         host_id=host_id,
+        expiry_s=blocks[-1].expiry_ns // NS_PER_S,
+        is_packed=is_packed,
     )

@@ -43,9 +43,10 @@ from services.kvstore.core.write_queue import WriteQueue
 from services.kvstore.core.writes import Writes
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
+from shared.expiry import NS_PER_S, expiry_ns
 from shared.ids import HostId, WorkerId
 from shared.locations import OBJECTS, worth_keeping
-from shared.owners import OwnerKey
+from shared.owners import NOBODY, OwnerKey
 
 OWN_HOST = HostId("")  # of a core that has no peers
 USED_MAX = 256  # sequences that one renewal may name
@@ -69,7 +70,7 @@ class KvCore:
     def __init__(self, limits: Limits, first_ticket: int = 1, host_id: HostId = OWN_HOST) -> None:
         self._limits = limits
         self.arenas: dict[int, ArenaTier] = {}
-        self.disk = DiskTier(limits.disk_bytes_max)
+        self.disk = DiskTier(limits.disk_bytes_max, limits.expiry_ns)
         self.locations = Locations(self.disk)
         self._tiers = Tiers(self.arenas, self.disk)
         self.workers = Workers(first_ticket)
@@ -239,6 +240,8 @@ class KvCore:
         self._arrivals.keep(arena, known, now_ns)  # what they continue may have come only now
         for new in event.blocks:
             self._tiers.replace(new, effects)
+        for owner, expiry_s in {new.owner: new.expiry_s for new in event.blocks}.items():
+            self._set_expiry(owner, expiry_s, now_ns, effects)
         self._send_writes(now_ns, effects)
         self.counts.num_blocks_committed += len(event.blocks)
         return len(event.blocks), effects
@@ -290,8 +293,19 @@ class KvCore:
 
     def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
         """Blocks on disk were used; the one to give up first first."""
-        stale = self.disk.use(keys, now_ns, self._limits.noted_ns)
-        return [TouchBlocks(stale)] if stale else []
+        stale: dict[int, list[BlockKey]] = defaultdict(list)  # by their expiry, seconds
+        for key in self.disk.use(keys, now_ns, self._limits.noted_ns):
+            if (block := self.disk.get(key)) is not None:
+                stale[block.expiry_ns // NS_PER_S].append(key)
+        return [TouchBlocks(keys, expiry_s) for expiry_s, keys in stale.items()]
+
+    def _set_expiry(
+        self, owner: OwnerKey, expiry_s: int, now_ns: int, effects: list[Effect]
+    ) -> None:
+        """A session's blocks have the expiry that was told last, in every tier."""
+        if keys := self.disk.set_expiry(owner, expiry_ns(expiry_s), now_ns):
+            effects.append(TouchBlocks(keys, expiry_s))
+        self.objects.set_expiry(owner, expiry_ns(expiry_s), now_ns)
 
     def on_loaded(
         self, results: list[tuple[PageReads, list[LoadOutcome]]], duration_ns: int, now_ns: int
@@ -423,13 +437,7 @@ class KvCore:
             self._write_queue.on_written(block_id)
             block, write = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
-                size = (block.num_layers, block.page_bytes, num_bytes)
-                stored = StoredBlock(
-                    block.key, *size, now_ns, now_ns, block.owner, parent=write.parent,
-                    is_saved=block.is_saved,
-                )  # fmt: skip
-                self.disk.add(stored)
-                self.objects.on_stored(stored, now_ns)
+                self._on_stored(block, write, num_bytes, now_ns, effects)
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
@@ -446,18 +454,50 @@ class KvCore:
         self._send_writes(now_ns, effects)
         return effects
 
+    def _on_stored(
+        self,
+        block: ArenaBlock,
+        write: DiskWrite,
+        num_bytes: int,
+        now_ns: int,
+        effects: list[Effect],
+    ) -> None:
+        """A block is on disk now. What a turn left tells how long its session is kept; what came
+        from elsewhere is kept as that.
+        """
+        its_own_ns = self.disk.expiry_ns_of(block.owner)
+        stored = StoredBlock(
+            block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns, block.owner,
+            parent=write.parent, is_saved=block.is_saved, expiry_ns=its_own_ns,
+        )  # fmt: skip
+        if write.expiry_s is None:
+            if its_own_ns:
+                effects.append(TouchBlocks([block.key], its_own_ns // NS_PER_S))
+        else:
+            if block.owner != NOBODY:
+                self._set_expiry(block.owner, write.expiry_s, now_ns, effects)
+            stored.expiry_ns = expiry_ns(write.expiry_s)
+        self.disk.add(stored)
+        self.objects.on_stored(stored, now_ns)
+
     def on_saved(
-        self, run: Run, outcome: SaveOutcome, missing: BlockKey | None, now_ns: int
+        self,
+        run: Run,
+        outcome: SaveOutcome,
+        missing: BlockKey | None,
+        now_ns: int,
+        stored_bytes: int | None = None,
     ) -> list[Effect]:
         """A run was written to the object store, or was not.
 
         Args:
             missing: a block of it that the disk does not have; None: nobody knows of one.
+            stored_bytes: of the object, if that is known.
         """
         effects: list[Effect] = []
         if missing is not None:
             self._tiers.forget(missing, effects)
-        return effects + self.objects.on_saved(run, outcome, now_ns)
+        return effects + self.objects.on_saved(run, outcome, now_ns, stored_bytes)
 
     def on_disk_damaged(self, life: int, now_ns: int) -> list[Effect]:
         """The database of this life (the first is 1) cannot be used any more: a new one is begun.
@@ -557,7 +597,7 @@ class KvCore:
             self.arenas[block.page_bytes].settle([block], effects)
 
     def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
-        self._drop(self._tiers.surplus(now_ns - self._limits.expiry_ns), effects)
+        self._drop(self._tiers.surplus(now_ns), effects)
 
     def _drop(self, keys: list[BlockKey], effects: list[Effect]) -> None:
         for key in keys:

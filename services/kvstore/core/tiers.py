@@ -55,9 +55,9 @@ class Tiers:
                     break
         return stored
 
-    def surplus(self, used_before_ns: int) -> list[BlockKey]:
+    def surplus(self, now_ns: int) -> list[BlockKey]:
         """Blocks on disk to give up for age or size."""
-        return self._disk.surplus(used_before_ns, self._is_busy)
+        return self._disk.surplus(now_ns, self._is_busy)
 
     def oldest(self, num_bytes: int) -> list[BlockKey]:
         """Blocks to give up for this much room on disk."""

@@ -64,6 +64,7 @@ class Writes:
             pages=list(new.pages),
             checksums=new.checksums,
             owner=new.owner,
+            expiry_s=new.expiry_s,
         )
         self._add(block, write)
         return block, write
@@ -84,6 +85,7 @@ class Writes:
             pages=list(block.pages),
             checksums=[arrived.checksums[layer] for layer in range(block.num_layers)],
             owner=block.owner,
+            expiry_s=None,
         )
         self._add(block, write)
         return write

@@ -1,5 +1,6 @@
 """What is in an index: every block, or only which slots are taken."""
 
+import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,14 +11,18 @@ import lmdb
 from services.kvstore.disk.records import BadRecord, Head, Place, read_head, read_place
 from services.kvstore.disk.slabs import Shape, Slabs
 from shared.blocks import NO_PARENT, BlockKey
+from shared.expiry import is_expiry_s
 from shared.owners import NOBODY, OwnerKey
 
-STAMP_BYTES = 8
+_USED = struct.Struct("<Q")
+_USED_AND_EXPIRY = struct.Struct("<QI")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBlock:
-    """A block found by `Disk.scan`; `used_s` is wall clock, seconds."""
+    """A block found by `Disk.scan`. It was last used at `used_s`, wall clock, seconds, and outlives
+    that for `expiry_s`; 0: as the disk has it.
+    """
 
     key: BlockKey
     num_layers: int
@@ -25,6 +30,7 @@ class FoundBlock:
     used_s: int
     owner: OwnerKey = NOBODY
     parent: BlockKey = NO_PARENT
+    expiry_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +83,24 @@ def find_slots(transaction: Any, blocks: Any) -> dict[Shape, list[int]]:
 
 
 def _found(key: BlockKey, head: Head, used: Any) -> FoundBlock:
-    is_stamp = used is not None and len(used) == STAMP_BYTES
-    used_s = int.from_bytes(used, "little") if is_stamp else head.created_s
+    used_s, expiry_s = (head.created_s, 0) if used is None else _read_stamp(used, head.created_s)
     num_layers, page_bytes, _ = head.place
-    return FoundBlock(key, num_layers, page_bytes, used_s, head.owner, head.parent)
+    return FoundBlock(key, num_layers, page_bytes, used_s, head.owner, head.parent, expiry_s)
+
+
+def pack_stamp(used_s: int, expiry_s: int) -> bytes:
+    """What is noted of a block's last use."""
+    return _USED_AND_EXPIRY.pack(used_s, expiry_s) if expiry_s else _USED.pack(used_s)
+
+
+def _read_stamp(raw: Any, created_s: int) -> tuple[int, int]:
+    """Last use and expiry, seconds; of another length, nobody knows."""
+    if len(raw) == _USED.size:
+        return _USED.unpack(raw)[0], 0
+    if len(raw) != _USED_AND_EXPIRY.size:
+        return created_s, 0
+    used_s, expiry_s = _USED_AND_EXPIRY.unpack(raw)
+    return used_s, expiry_s if is_expiry_s(expiry_s) else 0
 
 
 def _walk(transaction: Any, database: Any) -> Iterator[tuple[bytes, Any]]:

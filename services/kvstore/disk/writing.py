@@ -7,7 +7,7 @@ from typing import Any
 from services.kvstore.core import DiskWrite
 from services.kvstore.disk.errors import CorruptPage
 from services.kvstore.disk.records import BadRecord, BlockRecord, Place, pack_record, read_place
-from services.kvstore.disk.scan import STAMP_BYTES
+from services.kvstore.disk.scan import pack_stamp
 from services.kvstore.disk.slabs import Slabs
 from services.kvstore.values import fingerprint_digest
 from shared.arena import Bytes, checksum
@@ -74,6 +74,8 @@ class Writer:
             self._now_s, place.slot, write.tokens, write.checksums, write.owner,
         )  # fmt: skip
         self._transaction.put(write.key, pack_record(record), db=self._blocks)
+        if write.expiry_s:
+            self.touch([write.key], write.expiry_s)
 
     def delete(self, key: BlockKey) -> None:
         """Remove a block, if it is there."""
@@ -81,9 +83,11 @@ class Writer:
         self._transaction.delete(key, db=self._blocks)
         self._transaction.delete(key, db=self._uses)
 
-    def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Note that these blocks were used now."""
-        stamp = self._now_s.to_bytes(STAMP_BYTES, "little")
+    def touch(self, keys: Sequence[BlockKey], expiry_s: int = 0) -> None:
+        """Note that these blocks were used now, and for how long they outlive that; 0: as the disk
+        has it.
+        """
+        stamp = pack_stamp(self._now_s, expiry_s)
         for key in keys:
             self._transaction.put(key, stamp, db=self._uses)
 

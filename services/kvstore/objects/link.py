@@ -56,8 +56,8 @@ class ObjectLink:
     """Args:
     core: that decides.
     on_fetched: called in the event loop: from where, what came, how long it took, ns.
-    on_saved: called in the event loop with what became of a run, and a block of it that the disk
-        does not have.
+    on_saved: called in the event loop with what became of a run, a block of it that the disk does
+        not have, and how many bytes it has there.
     on_listed: called in the event loop when it is known what was there at the start.
     damaged: called in a thread when the KV database cannot be used.
     fail: called in any thread with what must not have happened.

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from services.kvstore.core import FetchedPages, LoadOutcome, PageReads, Place, Run, Told
+from services.kvstore.objects.packed import Indexes
 from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
+from services.kvstore.packing import unpack
 from services.kvstore.values import HEADER_BYTES, BadValue, unpack_header
 from shared.arena import Arena, PageState, checksum
 from shared.blocks import BlockKey
@@ -74,6 +78,7 @@ class ObjectReader:
         self._num_running = 0
         self._is_stopped = False
         self._ended_s = 0.0
+        self._indexes = Indexes()
 
     def fetch(self, reads: list[PageReads], places: Mapping[BlockKey, Place]) -> None:
         """Bring these pages; those of blocks whose place is not known fail."""
@@ -154,27 +159,45 @@ class ObjectReader:
     def _read(self, batch: _Batch, each: _Range) -> None:
         reads, run = batch.reads[each.of], each.place.run
         value_bytes = HEADER_BYTES + reads.page_bytes
-        start = run.place(reads.layer, each.place.at) * value_bytes
-        data, missed = memoryview(b""), LoadOutcome.CORRUPT  # if it is shorter than its name says
+        values: list[memoryview] = []
+        missed = LoadOutcome.CORRUPT  # if it is shorter than its name says
         try:
-            data = self._bucket.get(run.name, start, (each.end - each.first) * value_bytes)
+            values = self._values(run, run.place(reads.layer, each.place.at), each.end - each.first)
+        except BadValue as error:
+            log.warning("an object is damaged", extra={"object": run.name, "error": str(error)})
         except NoObject:
             missed = LoadOutcome.MISSING
             batch.gone.add(run)
+            self._indexes.forget([run])
         except StoreFailed as error:
             log.warning("reading the object store failed", extra={"error": str(error)})
             missed = LoadOutcome.FAILED
         if self._is_stopped:  # the arena may be gone
             return
         for index in range(each.first, each.end):
-            at = (index - each.first) * value_bytes
-            value = data[at : at + value_bytes]
+            value = values[index - each.first] if values else memoryview(b"")
             outcome, told = missed, None
             if len(value) == value_bytes:
                 outcome, told = self._take(reads, index, value)
             batch.outcomes[each.of][index] = outcome
             batch.told[each.of][index] = told
             self._publish(reads, index, outcome)
+
+    def _values(self, run: Run, first: int, num: int) -> list[memoryview]:
+        """Values that lie behind each other in an object; those that are not whole are too short.
+
+        Raises:
+            BadValue, NoObject, StoreFailed: see `Indexes.get`, `Bucket.get`.
+        """
+        value_bytes = HEADER_BYTES + run.page_bytes
+        if run.is_packed:
+            read = partial(self._bucket.get, run.name)
+            at = self._indexes.get(run, read)[first : first + num + 1]
+        else:
+            at = [each * value_bytes for each in range(first, first + num + 1)]
+        data = self._bucket.get(run.name, at[0], at[-1] - at[0])
+        values = [data[begin - at[0] : end - at[0]] for begin, end in pairwise(at)]
+        return [_unpacked(value, value_bytes) for value in values] if run.is_packed else values
 
     def _take(
         self, reads: PageReads, index: int, value: memoryview
@@ -204,3 +227,11 @@ class ObjectReader:
         state = PageState.READY if outcome is LoadOutcome.READY else PageState.BAD
         arena = self._arenas[reads.page_bytes]
         arena.set_word(reads.pages[index], reads.generations[index], state)
+
+
+def _unpacked(value: memoryview, num_bytes: int) -> memoryview:
+    """Nothing, if it is not so many bytes packed."""
+    try:
+        return unpack(value, num_bytes).data
+    except BadValue:
+        return memoryview(b"")

@@ -23,6 +23,7 @@ from services.kvstore.core import (
     folder_of,
 )
 from services.kvstore.disk import Disk, DiskDamaged, DiskFailed
+from services.kvstore.objects.packed import pack_run
 from services.kvstore.objects.store import Bucket, NoObject, StoreFailed
 from services.kvstore.peers.sources import header_of
 from services.kvstore.values import HEADER_BYTES
@@ -49,15 +50,15 @@ class _Settle:
     report: Callable[[bool], None]
 
 
-OnSaved: TypeAlias = Callable[[Run, SaveOutcome, BlockKey | None], None]
+OnSaved: TypeAlias = Callable[[Run, SaveOutcome, BlockKey | None, int | None], None]
 _Order: TypeAlias = ObjectEffect | _Settle
 
 
 class ObjectWriter:
     """Args:
     damaged: called in this thread when the KV database cannot be used.
-    report: called in this thread, or by `submit`, with what became of a run, and a block of it that
-        the disk does not have, if there is one.
+    report: called in this thread, or by `submit`, with what became of a run, a block of it that the
+        disk does not have, if there is one, and how many bytes are there now.
     fail: called in this thread with what ended it.
     """
 
@@ -88,7 +89,7 @@ class ObjectWriter:
         if isinstance(order, DropSession) or self._orders.qsize() < ORDERS_MAX:
             self._orders.put(order)
         elif isinstance(order, SaveRun):
-            self._report(order.run, SaveOutcome.FAILED, None)
+            self._report(order.run, SaveOutcome.FAILED, None, None)
 
     def settle(self, report: Callable[[bool], None]) -> None:
         """Call `report` in this thread when all that was submitted is done: whether every session
@@ -150,25 +151,26 @@ class ObjectWriter:
         else:
             self._undropped.clear()
 
-    def _save(self, order: SaveRun) -> tuple[SaveOutcome, BlockKey | None]:
+    def _save(self, order: SaveRun) -> tuple[SaveOutcome, BlockKey | None, int | None]:
         self._undropped.pop(order.run.name, None)
         try:
             data = self._read(order)
         except _Missing as missing:
-            return SaveOutcome.MISSING, missing.key
+            return SaveOutcome.MISSING, missing.key, None
         except (DiskFailed, OSError) as error:
             log.warning("reading the KV database failed", extra={"error": str(error)})
             if isinstance(error, DiskDamaged):
                 self._damaged(error)
-            return SaveOutcome.UNREAD, None
+            return SaveOutcome.UNREAD, None, None
+        told = pack_run(order.run, data) if order.run.is_packed else data.reshape(-1).data
         try:
-            self._bucket.put(order.run.name, data.reshape(-1).data)
+            self._bucket.put(order.run.name, told)
         except (StoreFailed, NoObject) as error:
             log.warning("writing to the object store failed", extra={"error": str(error)})
             with suppress(StoreFailed):
                 self._bucket.delete([order.run.name])
-            return SaveOutcome.FAILED, None
-        return SaveOutcome.SAVED, None
+            return SaveOutcome.FAILED, None, None
+        return SaveOutcome.SAVED, None, len(told)
 
     def _read(self, order: SaveRun) -> Bytes:
         """The object: values (`values.py`) layer by layer, each page held against its checksum.

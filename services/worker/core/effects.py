@@ -145,6 +145,7 @@ class BlockWrite:
         replaces: key of a block that begins as this one does, and is of no use beside it.
         is_partial: its pages are not full: what is behind its tokens is no KV of it, and must not
             stay in a copy.
+        expiry_s: how long it outlives its last use below; 0: as every tier has it.
     """
 
     number: int
@@ -156,6 +157,7 @@ class BlockWrite:
     owner: OwnerKey = NOBODY
     replaces: BlockKey = NO_KEY
     is_partial: bool = False
+    expiry_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

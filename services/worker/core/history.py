@@ -241,6 +241,7 @@ class History:
         """The turn's first own block, with the KV of these tokens, can be found under `key`."""
         block = turn.own[0]
         self.residency.pool.publish(block, key, turn.owner)
+        block.expiry_s = turn.expiry_s
         turn.share(block)
         self._write(turn, index, tokens)
 

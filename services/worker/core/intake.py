@@ -7,6 +7,7 @@ from services.worker.core.turn import Turn
 from shared.adapters.layout import layout_image
 from shared.blocks import root_key
 from shared.errors import InvalidRequest
+from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
 from shared.messages import (
     SLO_MS_MAX,
@@ -53,6 +54,8 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         )
     if flaw := flaw_in(prompt.sampling, shape.vocab_size):
         raise InvalidRequest(flaw, flaw.partition(":")[0])
+    if not is_expiry_s(prompt.expiry_s):
+        raise InvalidRequest(f"expiry_s must be 0 to {EXPIRY_S_MAX}", "expiry_s")
     num_blocks = num_image_blocks(start.adapter, shape)
     outer = () if shape.lora is None else [each.name for each in shape.lora.outer]
     adapter_hash = start.adapter.adapter_hash if start.adapter is not None else ""
@@ -79,6 +82,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         num_image_blocks=num_blocks,
         kv_at=worth_keeping(start.kv_at) if start.kv_from == "any" else {},
         kv_from=start.kv_from,
+        expiry_s=prompt.expiry_s,
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
 

@@ -217,6 +217,7 @@ class KvLink:
                 checksums=pack_ints(sums, "Q"),
                 owner=write.owner.hex(),
                 replaces=write.replaces.hex(),
+                expiry_s=write.expiry_s,
             )
             for write, sums in zip(writes, checksums, strict=True)
         ]

@@ -33,6 +33,7 @@ class Block:
         lost: a load failed; the block serves no new turn.
         group: of idle blocks, see `idle_groups`; 0: it is not idle.
         owner: the session for which it was computed or brought up.
+        expiry_s: how long it outlives its last use below; 0: as every tier has it.
         is_forgotten: its session was deleted; nobody finds it, and it goes when its last user does.
         is_gapped: a layer that has a page may stand above one that has none.
     """
@@ -49,6 +50,7 @@ class Block:
     lost: bool = False
     group: int = 0
     owner: OwnerKey = NOBODY
+    expiry_s: int = 0
     is_forgotten: bool = False
     is_gapped: bool = False
 

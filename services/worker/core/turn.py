@@ -62,6 +62,7 @@ class Turn:
         image: the adapter's, here or on its way; shared with other turns.
         kv_at: how many leading blocks of its session are on which hosts, as far as known.
         kv_from: the lowest tier that its history may come from.
+        expiry_s: how long its KV outlives its last use; 0: as every tier has it.
         can_be_assisted: helpers can compute all that its adapter adds.
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
@@ -89,6 +90,7 @@ class Turn:
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     kv_from: KvFrom = "any"
+    expiry_s: int = 0
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING

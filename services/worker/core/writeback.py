@@ -178,6 +178,7 @@ class WriteBehind:
             block.owner,
             late.replaces,
             late.is_partial,
+            block.expiry_s,
         )
         self._storing[write.number] = _Storing(write, late)
         return write

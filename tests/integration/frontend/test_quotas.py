@@ -12,6 +12,7 @@ import httpx
 import orjson
 import pytest
 
+from services.frontend.core.kv_expiry import RELEASED_S
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import InvalidRequest
@@ -145,6 +146,30 @@ def test_own_sessions_leave_and_the_others_stay(
                     assert (await complete(it, key, session_id=session)).status_code == 200
             assert await known(it, "a2") == ["2", "3"]
             assert await known(it, "b") == ["1", "2", "3"]
+
+    asyncio.run(scenario())
+
+
+def test_how_long_kv_is_kept_goes_to_the_worker(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with two_tenants(
+            nats_server, redis_server, tmp_path, Gate(), tenant_kv_expiry_s=600
+        ) as it:
+            release = {"action_id": "a", "action_type": "kv.release", "action_version": "1.0"}
+            hints = {"protocol_version": "0.1", "message_id": "m", "actions": [release]}
+            for asked, told in (
+                ({}, 600),
+                ({"kv_expiry_s": 60}, 60),
+                ({"kv_hints": hints}, RELEASED_S),
+            ):
+                answer = await complete(it, "b", session_id="s", **asked)
+                assert answer.status_code == 200, answer.text
+                assert it.fake.prompts[-1].expiry_s == told
+            answer = await complete(it, "b", session_id="s", kv_expiry_s=601)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "kv_expiry_s"
 
     asyncio.run(scenario())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ import pytest
 from loadtest.s3_server import NoServer, S3Server, s3_server
 from services.kvstore import peering
 from services.kvstore.core import Run, backoff, run_of
+from services.kvstore.objects.packed import Indexes
 from services.kvstore.objects.store import Bucket
+from services.kvstore.values import HEADER_BYTES
 from shared import messages as m
 from shared import subjects
 from shared.arena import PageState
@@ -273,6 +276,52 @@ def test_damaged_cut_and_missing_objects_are_computed(places: list[Place], bucke
                 assert states[0] is PageState.READY
                 await two.release(staged.ticket)
                 await delete_all_blocks(two, keys)
+
+    asyncio.run(scenario())
+
+
+def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
+    places: list[Place], bucket: Bucket
+) -> None:
+    """The first host writes packed runs, and others as before it was told to."""
+    tokens, keys = sequence(5)
+
+    async def write(num_before: int, num: int) -> None:
+        before = keys[num_before - 1 : num_before]
+        async with host(places[0]) as one:
+            pages = await one.lease(num * NUM_LAYERS)
+            await one.commit(
+                tokens[num_before * BLOCK_TOKENS : (num_before + num) * BLOCK_TOKENS],
+                keys[num_before : num_before + num], pages, owner_of(0), *before,
+            )  # fmt: skip
+            await saved(bucket, num_before + num)
+
+    async def scenario() -> None:
+        await write(0, 2)
+        places[0].settings["objects_compression"] = "zstd"
+        await write(2, 3)
+        plain, packed = runs_in(bucket)
+        assert (plain.is_packed, packed.is_packed) == (False, True)
+        whole = bytes(bucket.get(packed.name, 0, 1 << 30))
+        value_bytes = HEADER_BYTES + PAGE_BYTES
+        assert len(whole) < packed.num_pages * value_bytes
+        async with host(places[1]) as two:
+            staged = await stage(two, keys, 5)
+            assert (staged.num_blocks, staged.num_from_disk) == (5, 5 * NUM_LAYERS)
+            await two.assert_holds(staged, keys)
+            await two.release(staged.ticket)
+        at = Indexes().get(packed, lambda start, num: memoryview(whole)[start : start + num])
+        bad = packed.place(1, 2)
+        for offset, num_good in ((at[bad] + (at[bad + 1] - at[bad]) // 2, 5 * NUM_LAYERS - 1),
+                                 (3, 2 * NUM_LAYERS)):  # fmt: skip
+            damaged = bytearray(whole)
+            damaged[offset] ^= 1
+            bucket.put(packed.name, damaged)
+            shutil.rmtree(places[1].config.disk_path)
+            async with host(places[1]) as two:
+                staged = await stage(two, keys, 5)
+                states = [two.arena.promise(*page) for page in await two.arrived(staged)]
+                assert states.count(PageState.READY) == num_good
 
     asyncio.run(scenario())
 

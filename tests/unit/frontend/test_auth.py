@@ -70,7 +70,7 @@ def ring_of(tmp_path: Path, *entries: dict[str, object], **settings: object) -> 
 
 
 def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: Path) -> None:
-    limits = {"turns": 8, "sessions": 0, "priority": [-1, 1]}
+    limits = {"turns": 8, "sessions": 0, "priority": [-1, 1], "kv_expiry_s": 60}
     ring = ring_of(
         tmp_path,
         {"key": "1", "tenant": "a"},
@@ -87,6 +87,7 @@ def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: 
         sessions=0,
         session_bytes=256 * 1024 * 1024,
         priority=(-1, 1),
+        kv_expiry_s=60,
     )
     assert ring.limits[DEFAULT_TENANT].jobs == 1
 
@@ -101,6 +102,8 @@ def test_a_tenant_s_limits_are_those_it_is_given_and_else_the_house_s(tmp_path: 
         {"priority": [1, -1]},
         {"priority": [1]},
         {"advisories": 1},
+        {"kv_expiry_s": 31_536_001},
+        {"kv_expiry_s_max": -1},
     ],
 )
 def test_wrong_limits_end_the_start(tmp_path: Path, limits: object) -> None:

@@ -53,6 +53,18 @@ def test_four_actions_mean_something() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_let_go_of_need_not_be_kept_and_what_is_demoted_stays_below() -> None:
+    gone = [{"priority": 0}]
+    found = wishes(
+        action("kv.retain", duration=12), action("release"), action("demote"),
+        action("kv.retain", duration=9, directives=gone),
+        action("kv.fetch", session_id="s", duration=5),
+    )  # fmt: skip
+    assert [(wish.lets_go, wish.duration_s) for wish in found] == [
+        (False, 12.0), (True, 0.0), (False, 0.0), (True, 0.0), (False, 0.0),
+    ]  # fmt: skip
+
+
 def test_a_request_s_own_session_needs_no_fetch_for_its_turn_is_here() -> None:
     assert wishes(action("kv.fetch"), action("kv.fetch", session_id="own")) == []
 

@@ -102,6 +102,21 @@ def test_a_scan_tells_whose_blocks_are(tmp_path: Path, arena: Arena) -> None:
     disk.close()
 
 
+def test_an_expiry_is_noted_with_the_last_use(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk(tmp_path / "kv", MIB)
+    with disk.write(now_s=100) as writer:
+        writer.put(replace(write_of(arena, 1, [0, 1]), expiry_s=60), arena.pages)
+        writer.put(write_of(arena, 2, [2, 3]), arena.pages)
+    with disk.write(now_s=150) as writer:
+        writer.touch([key(2)], 90)
+    assert [(each.used_s, each.expiry_s) for each in disk.scan().blocks] == [(100, 60), (150, 90)]
+    assert unpack_scan(pack_scan(disk.scan())) == disk.scan()
+    with disk.write(now_s=160) as writer:
+        writer.touch([key(1)])
+    assert [(each.used_s, each.expiry_s) for each in disk.scan().blocks] == [(160, 0), (150, 90)]
+    disk.close()
+
+
 def test_stored_pages_come_back_after_a_restart(tmp_path: Path, arena: Arena) -> None:
     disk = Disk(tmp_path / "kv", MIB)
     with disk.write(now_s=100) as writer:

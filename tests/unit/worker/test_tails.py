@@ -1,5 +1,7 @@
 """The last, partial block of a session: kept at a turn's end, found and gone on in by the next."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.worker.core.effects import (
@@ -15,6 +17,8 @@ from services.worker.core.integrity import check_integrity
 from services.worker.core.pages import NO_KEY, Block
 from services.worker.core.turn import Turn
 from shared.blocks import BlockKey, child_key
+from shared.errors import InvalidRequest
+from shared.expiry import EXPIRY_S_MAX
 from shared.ids import FrontendId, ModelId, SessionId, TurnId
 from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
 from tests.unit.worker.driver import (
@@ -134,6 +138,13 @@ class TestKept:
         assert writes[-1].tokens == SAID[8:] and writes[-1].parent == keys_of(SAID)[-1]
         tail = tail_in(engine)
         assert tail is not None and tail.is_safe
+
+    def test_what_goes_below_says_how_long_its_turn_wants_it_kept(self) -> None:
+        engine = connected()
+        turn = turn_of("t", SAID)
+        turn.expiry_s = 60
+        engine.run(turn)
+        assert {write.expiry_s for write in written(engine)} == {60}
 
 
 class TestGoneOnIn:
@@ -325,6 +336,18 @@ class TestBelow:
         full = engine.core.pool.blocks[keys_of(NEXT)[2]]
         assert full is turn.held(2) and not full.backed
         check_integrity(engine.core)
+
+
+@pytest.mark.parametrize("said", [-1, EXPIRY_S_MAX + 1])
+def test_an_expiry_that_cannot_be_is_refused(said: int) -> None:
+    start = TurnStart(
+        turn_id=TurnId("t"), frontend_id=FrontendId("f"), model_id=ModelId("m"), num_prompt_tokens=3
+    )
+    prompt = Prompt(turn_id=TurnId("t"), attempt=1, tokens=pack_ints([1, 2, 3]), expiry_s=said)
+    shape = ModelShape(fingerprint="f", num_layers=2, block_tokens=4, vocab_size=9)
+    with pytest.raises(InvalidRequest, match="expiry_s"):
+        take_in(start, prompt, shape, 0)
+    assert take_in(start, replace(prompt, expiry_s=60), shape, 0).expiry_s == 60
 
 
 @pytest.mark.parametrize(("said", "taken"), [(-1, 0), (0, 0), (3, 3), (4, 0), (1 << 62, 0)])

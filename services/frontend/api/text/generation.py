@@ -37,6 +37,7 @@ class Plan:
         show_special: decode special tokens too.
         wishes: of the request's `kv_hints`; `place`: where it came from.
         asked_model: as the request calls it.
+        kv_expiry_s: how long its KV outlives its last use; 0: as every tier has it.
     """
 
     model: ServedModel
@@ -54,6 +55,7 @@ class Plan:
     wishes: Sequence[Wish] = ()
     place: str = ""
     asked_model: ModelId | None = None
+    kv_expiry_s: int = 0
 
 
 @dataclass(slots=True)
@@ -210,6 +212,7 @@ class Generation:
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
             agent=plan.agent if index == 0 else None,
+            expiry_s=plan.kv_expiry_s,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:

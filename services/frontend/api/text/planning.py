@@ -7,6 +7,7 @@ from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, 
 from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
+from services.frontend.core.kv_expiry import kv_expiry_s
 from services.frontend.core.quotas import priority_within
 from services.frontend.models import ServedModel
 from services.frontend.request import Origin
@@ -84,6 +85,12 @@ async def generation_of(
         ],
         n=body.n or 1,
         rules=rules,
+        kv_expiry_s=kv_expiry_s(
+            app.quotas.of(owner.tenant),
+            body.kv_expiry_s,
+            retained_s=max((wish.duration_s for wish in wishes if wish.is_own), default=0.0),
+            is_released=any(wish.is_own and wish.lets_go for wish in wishes),
+        ),
         priority=priority_within(app.quotas.of(owner.tenant).priority, body.priority, default=0),
         show_special=body.skip_special_tokens is False,
         request_id=origin.request_id,

@@ -191,6 +191,7 @@ class Host:
         owner: OwnerKey = NOBODY,
         seq: int = 0,
         heard: int = 1,
+        expiry_s: int = 0,
     ) -> None:
         """Blocks (sequence, index) in these pages, in order."""
         blocks = [
@@ -201,6 +202,7 @@ class Host:
                 pages=pages[LAYERS * at : LAYERS * (at + 1)],
                 checksums=[0] * LAYERS,
                 owner=owner,
+                expiry_s=expiry_s,
             )
             for at, name in enumerate(names)
         ]
@@ -229,9 +231,11 @@ class Host:
         incarnation = self.incarnations[worker]
         self.perform(self.core.on_worker_gone(worker, incarnation, self.now_ns))
 
-    def store(self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY) -> None:
+    def store(
+        self, names: list[tuple[int, int]], owner: OwnerKey = NOBODY, expiry_s: int = 0
+    ) -> None:
         """Commit blocks and write them to disk."""
-        self.commit(names, self.lease(LAYERS * len(names)), owner=owner)
+        self.commit(names, self.lease(LAYERS * len(names)), owner=owner, expiry_s=expiry_s)
         while self.writes:
             self.finish_write()
 

@@ -5,20 +5,29 @@ from hypothesis import strategies as st
 
 from services.kvstore.core.disk_tier import DiskTier, StoredBlock
 from shared.blocks import NO_PARENT, BlockKey
+from shared.owners import OwnerKey
 
 SIZE = 10
+EXPIRY_NS = 1000
 
 
 def name(number: int) -> BlockKey:
     return BlockKey(b"%016d" % number)
 
 
-def tier(parents: dict[int, int], bytes_max: int = 1000) -> DiskTier:
+def tier(
+    parents: dict[int, int], bytes_max: int = 1000, expiries: dict[int, int] | None = None
+) -> DiskTier:
     """Blocks by number, each with its parent's (0: none), used one after the other."""
-    disk = DiskTier(bytes_max)
+    disk = DiskTier(bytes_max, EXPIRY_NS)
     for at_ns, (number, parent) in enumerate(parents.items(), start=1):
         before = name(parent) if parent else NO_PARENT
-        disk.add(StoredBlock(name(number), 1, SIZE, SIZE, at_ns, at_ns, parent=before))
+        expiry_ns = (expiries or {}).get(number, 0)
+        disk.add(
+            StoredBlock(
+                name(number), 1, SIZE, SIZE, at_ns, at_ns, parent=before, expiry_ns=expiry_ns
+            )
+        )
     return disk
 
 
@@ -52,8 +61,8 @@ def test_what_is_busy_stays_and_so_does_what_it_stands_on() -> None:
 def test_age_takes_no_block_before_a_younger_one_that_continues_it() -> None:
     disk = tier({1: 0, 2: 1, 3: 0})
     disk.use([name(2)], now_ns=50, stale_ns=100)
-    assert numbers(disk.surplus(10, nobody)) == [3]
-    assert numbers(disk.surplus(60, nobody)) == [3, 2, 1]
+    assert numbers(disk.surplus(EXPIRY_NS + 10, nobody)) == [3]
+    assert numbers(disk.surplus(EXPIRY_NS + 60, nobody)) == [3, 2, 1]
 
 
 def test_children_that_left_do_not_count() -> None:
@@ -62,6 +71,59 @@ def test_children_that_left_do_not_count() -> None:
     assert numbers(disk.oldest(SIZE, nobody)) == [1]
     disk.clear()
     assert not disk._awaited and disk.oldest(SIZE, nobody) == []
+
+
+def test_blocks_with_an_expiry_of_their_own_go_by_that_and_room_is_made_by_use_alone() -> None:
+    disk = tier({1: 0, 2: 0, 3: 0, 4: 0}, expiries={1: 5000, 3: 30})
+    assert numbers(disk.surplus(33, nobody)) == []
+    assert numbers(disk.surplus(34, nobody)) == [3]
+    assert numbers(disk.surplus(EXPIRY_NS + 5, nobody)) == [2, 4, 3]
+    assert numbers(disk.surplus(5002, nobody)) == [1, 2, 4, 3]
+    assert numbers(disk.oldest(3 * SIZE, nobody)) == [1, 2, 3]
+
+
+def test_what_sessions_share_lives_as_long_as_the_longest_of_them() -> None:
+    disk = tier({1: 0, 2: 1, 3: 1}, expiries={1: 10, 2: 10, 3: 5000})
+    assert numbers(disk.surplus(50, nobody)) == [2]
+    disk.remove(name(2))
+    assert numbers(disk.surplus(5003, nobody)) == []
+    assert numbers(disk.surplus(5004, nobody)) == [3, 1]
+
+
+def test_a_session_that_is_told_another_expiry_has_it_with_all_its_blocks() -> None:
+    disk, owner = DiskTier(1000, EXPIRY_NS), OwnerKey(b"s" * 16)
+    for number in (1, 2):
+        before = name(1) if number == 2 else NO_PARENT
+        disk.add(StoredBlock(name(number), 1, SIZE, SIZE, 0, 0, owner, before))
+    assert disk.set_expiry(owner, 0, 7) == []
+    assert numbers(disk.set_expiry(owner, 20, 7)) == [2, 1]
+    assert disk.expiry_ns_of(owner) == 20
+    assert numbers(disk.surplus(27, nobody)) == []
+    assert numbers(disk.surplus(28, nobody)) == [2, 1]
+    stale = disk.use([name(2)], now_ns=12, stale_ns=10**6)
+    assert numbers(stale) == [], "noted a quarter of its expiry ago at most"
+    assert numbers(disk.use([name(2)], now_ns=13, stale_ns=10**6)) == [2]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_what_is_expired_goes_and_nothing_else(data: st.DataObject) -> None:
+    parents = {
+        number: data.draw(st.integers(0, number - 1))
+        for number in range(1, data.draw(st.integers(1, 10)))
+    }
+    expiries = {number: data.draw(st.sampled_from([0, 5, 40])) for number in parents}
+    disk = tier(parents, expiries=expiries)
+    now_ns = data.draw(st.sampled_from([3, 12, 44, 48, EXPIRY_NS + 4, EXPIRY_NS + 50]))
+    busy = data.draw(st.sets(st.sampled_from([*parents, 99])))
+    kept: set[int] = set()
+    for number in reversed(parents):  # those that continue it have higher numbers
+        is_alive = number >= now_ns - (expiries[number] or EXPIRY_NS)
+        if is_alive or number in busy or number in kept:
+            kept |= {number, parents[number]}
+    gone = numbers(disk.surplus(now_ns, lambda key: int(key) in busy))
+    assert sorted(gone) == sorted(parents.keys() - kept)
+    assert all(parents[each] not in gone[: gone.index(each)] for each in gone)
 
 
 @settings(deadline=None)
@@ -75,7 +137,7 @@ def test_a_block_never_outlives_its_parent(data: st.DataObject) -> None:
     for number in data.draw(st.lists(st.sampled_from([*parents, 99]))):
         disk.use([name(number)], now_ns=100 + number, stale_ns=10**9)
     busy = data.draw(st.sets(st.sampled_from([*parents, 99])))
-    gone = disk.surplus(data.draw(st.integers(0, 112)), lambda key: int(key) in busy)
+    gone = disk.surplus(EXPIRY_NS + data.draw(st.integers(0, 112)), lambda key: int(key) in busy)
     assert len(set(gone)) == len(gone) and not set(numbers(gone)) & busy
     for key in gone:
         disk.remove(key)

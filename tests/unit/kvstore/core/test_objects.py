@@ -288,7 +288,7 @@ def test_a_session_keeps_what_begins_it_in_use() -> None:
 
 def test_after_a_restart_what_begins_a_session_is_as_young_as_that_is() -> None:
     made = tier(objects_expiry_ns=100 * SECOND)
-    made.objects._is_listed = False
+    made.objects.is_listed = False
     keys = chain(4)
     first = Run(T, 0, 2, 64, NOBODY, b"".join(map(named, keys[:2])), H1)
     later = Run(S, 2, 2, 64, T, b"".join(map(named, keys[2:])), H1)

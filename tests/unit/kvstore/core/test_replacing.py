@@ -115,3 +115,19 @@ def test_a_key_that_is_none_is_refused_by_its_name(replaces: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         new_block(block)
     assert refused.value.param == "replaces"
+
+
+@pytest.mark.parametrize(("expiry_s", "taken"), [(0, 0), (60, 60), (3600, 3840), (-1, None)])
+def test_an_expiry_is_rounded_and_one_that_is_none_is_refused(
+    expiry_s: int, taken: int | None
+) -> None:
+    block = KvBlock(
+        key=key_of([1]).hex(), parent=ROOT.hex(), tokens=pack_ints([1]), pages="", checksums="",
+        expiry_s=expiry_s,
+    )  # fmt: skip
+    if taken is not None:
+        assert new_block(block).expiry_s == taken
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        new_block(block)
+    assert refused.value.param == "expiry_s"
