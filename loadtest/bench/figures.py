@@ -1,9 +1,9 @@
-"""``symphony bench figures SET``: draws a paper's figures again, those of `deferred` by the
-simulator, others by measuring on this machine, one thing at a time.
+"""``symphony bench figures SET``: draws a paper's figures again, those of `deferred` and `symphony`
+by simulators, others by measuring on this machine, one thing at a time.
 
 Pictures and numbers go to docs/figures, the page that shows them beside the paper's numbers to
-docs/SET-figures.md. ``--quick`` takes minutes; without it `deferred` takes half an hour, and others
-some twenty minutes each, in which the machine should do nothing else.
+docs/SET-figures.md. ``--quick`` takes minutes; without it `deferred` takes half an hour, `symphony`
+longer, and others some twenty minutes each, in which the machine should do nothing else.
 """
 
 import argparse
@@ -37,6 +37,7 @@ SETS = {
     "deferred": "loadtest.figures.deferred",
     "punica": "loadtest.figures.punica",
     "caraserve": "loadtest.figures.caraserve",
+    "symphony": "loadtest.figures.symphony",
 }
 """Modules, each with its `SET`; only that of the wanted one is imported."""
 
@@ -151,6 +152,6 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=int,
         default=min(os.cpu_count() or 1, PROCESSES_MAX),
-        help="for deferred; the others take one",
+        help="for what is simulated; the others take one",
     )
     return parser

@@ -117,6 +117,7 @@ class Cluster:
             disk_bytes_max=plant.disk_bytes,
             has_peers=True,
             placement=options.policy,
+            expiries=None,
         )
         self.stats = stats = Stats(plant.grain)
         redis, election, ledger = Redis(), Election(timeline), _Ledger(timeline)

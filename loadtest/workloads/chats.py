@@ -1,9 +1,16 @@
-"""`sharegpt-like`: people who read and type, and `prefill-heavy`: the same with short answers.
+"""`sharegpt-like`: people who read and type. `sharegpt-busy`: who only type. `prefill-heavy` and
+`prefill-busy`: the same people with long prompts and short answers.
 
 The paper takes ShareGPT, of which only lengths are at hand. So people type what is in dialogues
 that are written out (OpenAssistant's, MT-Bench-101's), and answers are as long as ShareGPT's; 73.4%
-of the dialogues have several turns, as ShareGPT's have (SYMPHONY, Figure 3). ShareGPT's longest, of
-more than 400 turns, have no counterpart: the longest here has seven.
+of the dialogues have several turns, as ShareGPT's have (SYMPHONY, Figure 3), and those have as many
+as BurstGPT's sessions with several. That comes to 2.4 K tokens a session, where the paper has 2.2.
+ShareGPT's longest, of more than 400 turns, have no counterpart: the longest here has 24.
+
+Who reads 238 words a minute reads a token in 190 ms, and an answer comes at 20 ms a token: so at
+most one in ten of those who read is being answered (Little's law). The paper tells of GPUs that are
+300 requests apart among 1,024 users; so its users cannot have read for so long. `sharegpt-busy` is
+for its numbers of users, and for short runs: a session's next turn comes soon.
 """
 
 from dataclasses import dataclass, replace
@@ -12,11 +19,14 @@ from itertools import count
 from random import Random
 
 from loadtest.typing_people import load_dialogues
+from loadtest.workloads.burstgpt import load_sessions
 from loadtest.workloads.people import draw_person, tokens_of
 from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
 from loadtest.workloads.traces import records_of, rows_of
 
 SEVERAL_TURNS_SHARE = 0.734
+ANSWER_MS_A_TOKEN = 20.0  # of the first cycle; the paper's TPOT at load
+BEGIN_NS = 60_000_000_000  # at least; or all would bring their texts at once
 HEAVY_PROMPT, HEAVY_ANSWER = 1024, 1  # tokens: section 4.5, prefill-heavy requests
 LENGTHS = "text/sharegpt_turn_lengths_300.csv"
 WRITTEN = "text/mt_bench_101.jsonl.gz"
@@ -27,18 +37,22 @@ class Dialogues:
     """What there is to draw from.
 
     Attributes:
-        single, several: words of each message of the dialogues with one message, and with more.
+        written: words of each message of each dialogue.
+        num_turns: of dialogues with several.
         answers: tokens.
     """
 
-    single: tuple[tuple[int, ...], ...]
-    several: tuple[tuple[int, ...], ...]
+    written: tuple[tuple[int, ...], ...]
+    num_turns: tuple[int, ...]
     answers: tuple[int, ...]
 
     def draw(self, rng: Random) -> tuple[int, ...]:
-        """Words of each message of one."""
-        is_long = rng.random() < SEVERAL_TURNS_SHARE
-        return rng.choice(self.several if is_long else self.single)
+        """Words of each message of one; a long one is put together from several written ones."""
+        num_turns = rng.choice(self.num_turns) if rng.random() < SEVERAL_TURNS_SHARE else 1
+        words: tuple[int, ...] = ()
+        while len(words) < num_turns:
+            words += rng.choice(self.written)
+        return words[:num_turns]
 
 
 @cache
@@ -50,8 +64,8 @@ def load() -> Dialogues:
         for row in records_of(WRITTEN)
     ]
     return Dialogues(
-        single=tuple(words for words in told if len(words) == 1),
-        several=tuple(words for words in told if len(words) > 1),
+        written=tuple(told),
+        num_turns=tuple(len(each) for each in load_sessions() if len(each) > 1),
         answers=tuple(int(row["output_tokens"]) for row in rows_of(LENGTHS)),
     )
 
@@ -59,41 +73,72 @@ def load() -> Dialogues:
 def sharegpt_like(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """Everybody reads an answer, types, and sends, one dialogue after the other: as many turns as
     would fill the duration if answers took no time. They tell of a message when they begin to type.
+    All are somewhere in a dialogue, whose text their first turn brings with it.
     """
+    return _people(num_users, duration_ns, seed, reads=True)
+
+
+def sharegpt_busy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
+    """The same people, who begin to type when they have their answer."""
+    return _people(num_users, duration_ns, seed, reads=False)
+
+
+def prefill_heavy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
+    """The people of `sharegpt-like` at the same pace, but whatever they send has 1,024 tokens, and
+    the answer one (SYMPHONY, section 4.5 and Figure 18)."""
+    return _heavy(sharegpt_like(num_users, duration_ns, seed))
+
+
+def prefill_busy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
+    """The same for the people of `sharegpt-busy`."""
+    return _heavy(sharegpt_busy(num_users, duration_ns, seed))
+
+
+def _heavy(scripts: list[Script]) -> list[Script]:
+    return [
+        replace(
+            script,
+            turns=tuple(
+                replace(
+                    turn,
+                    parts=(Part(turn.parts[-1].name, HEAVY_PROMPT),),
+                    num_output=HEAVY_ANSWER,
+                )
+                for turn in script.turns
+            ),
+        )
+        for script in scripts
+    ]
+
+
+def _people(num_users: int, duration_ns: int, seed: int, *, reads: bool) -> list[Script]:
     dialogues = load()
     return [
-        _one(f"user{number}", dialogues, duration_ns, Random(f"{seed}/chat/{number}"))
+        _one(f"user{number}", dialogues, duration_ns, Random(f"{seed}/chat/{number}"), reads)
         for number in range(num_users)
     ]
 
 
-def prefill_heavy(num_users: int, duration_ns: int, seed: int) -> list[Script]:
-    """The same people at the same pace, but whatever they send has 1,024 tokens, and the answer one
-    (SYMPHONY, section 4.5 and Figure 18)."""
-    return [
-        replace(script, turns=tuple(_heavy(turn) for turn in script.turns))
-        for script in sharegpt_like(num_users, duration_ns, seed)
-    ]
-
-
-def _heavy(turn: ScriptedTurn) -> ScriptedTurn:
-    parts = (Part(turn.parts[0].name, HEAVY_PROMPT),)
-    return replace(turn, parts=parts, num_output=HEAVY_ANSWER)
-
-
-def _one(name: str, dialogues: Dialogues, duration_ns: int, rng: Random) -> Script:
+def _one(name: str, dialogues: Dialogues, duration_ns: int, rng: Random, reads: bool) -> Script:
     person = draw_person(rng)
     turns: list[ScriptedTurn] = []
     reading_ns = elapsed_ns = 0
     for number in count():
-        session = f"{name}/{number}"
-        for place, said_words in enumerate(dialogues.draw(rng)):
+        session, words = f"{name}/{number}", dialogues.draw(rng)
+        begin = 0 if turns else rng.randrange(len(words))
+        for place, said_words in enumerate(words[begin:], begin):
             typing_ns = person.typing_ns(said_words)
             num_output = rng.choice(dialogues.answers)
+            parts = [Part(f"{session}/{place}", tokens_of(said_words))]
+            if place and place == begin:
+                before = sum(
+                    tokens_of(each) + rng.choice(dialogues.answers) for each in words[:place]
+                )
+                parts.insert(0, Part(f"{session}/before", before))
             turns.append(
                 ScriptedTurn(
                     session=session,
-                    parts=(Part(f"{session}/{place}", tokens_of(said_words)),),
+                    parts=tuple(parts),
                     num_output=num_output,
                     after=(len(turns) - 1,) if turns else (),
                     wait_ns=reading_ns + typing_ns,
@@ -101,9 +146,11 @@ def _one(name: str, dialogues: Dialogues, duration_ns: int, rng: Random) -> Scri
                 )
             )
             elapsed_ns += reading_ns + typing_ns
-            reading_ns = person.reading_ns(num_output)
+            reading_ns = person.reading_ns(num_output) if reads else 0
             if len(turns) == 1:  # people are anywhere in their first cycle when this begins
-                begins_ns = round(rng.random() * min(reading_ns + typing_ns, duration_ns))
+                cycle_ns = typing_ns + round(num_output * ANSWER_MS_A_TOKEN * 1e6) + reading_ns
+                within_ns = min(max(cycle_ns, BEGIN_NS), duration_ns // 3)
+                begins_ns = round(rng.random() * within_ns)
                 elapsed_ns += begins_ns
             if elapsed_ns >= duration_ns:
                 return Script(name=name, turns=tuple(turns), begins_ns=begins_ns)

@@ -13,7 +13,7 @@ from math import gamma
 from random import Random
 
 from loadtest.workloads.script import Part, Script, ScriptedTurn
-from loadtest.workloads.traces import rows_of
+from loadtest.workloads.traces import cells_of, rows_of
 
 AZURE = "azure/azure_llm_2023_conv.csv.gz"
 RATES = "servegen/client_rates.csv.gz"
@@ -87,22 +87,29 @@ def _weibull_mean(shape: float) -> float:
 
 
 @cache
-def _windows() -> dict[float, tuple[Client, ...]]:
-    """Clients by the beginning of the window, seconds."""
-    found: dict[float, list[Client]] = {}
-    for row in rows_of(RATES, MODEL):
-        if float(row["p1"] or 0) > 0 and float(row["rate_rps"]) > 0:
-            client = Client(row["client"], float(row["rate_rps"]), row["pattern"], float(row["p1"]))
-            found.setdefault(float(row["t_s"]), []).append(client)
-    return {at_s: tuple(clients) for at_s, clients in found.items()}
+def _windows() -> dict[str, list[list[str]]]:
+    """Rows by the beginning of the window."""
+    found: dict[str, list[list[str]]] = {}
+    for row in cells_of(RATES, MODEL):
+        found.setdefault(row[2], []).append(row)
+    return found
+
+
+def _clients(window: str) -> list[Client]:
+    """Who asks in it, and how; not of whom no shape is known."""
+    return [
+        Client(client, float(rate_rps), pattern, float(shape))
+        for _, client, _, rate_rps, _, pattern, shape, _ in _windows()[window]
+        if shape and float(shape) > 0 and float(rate_rps) > 0
+    ]
 
 
 @cache
 def _lengths() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
     """Quantiles of prompts and answers by client: those of its first window."""
     found: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
-    for row in rows_of(LENGTHS, MODEL):
-        if row["client"] not in found and row["in_p5"] and row["out_p5"]:
+    for row in rows_of(LENGTHS):
+        if row["model"] == MODEL and row["client"] not in found and row["in_p5"] and row["out_p5"]:
             said, heard = (
                 tuple(float(row[f"{way}_{column}"]) for column in COLUMNS) for way in ("in", "out")
             )
@@ -114,9 +121,7 @@ def servegen(num_users: int, duration_ns: int, seed: int) -> list[Script]:
     """Tenants of one window of the trace, with their shares of the load and their bursts. Of those
     without published lengths each has somebody else's."""
     rng = Random(f"{seed}/servegen")
-    windows = _windows()
-    begin_s = rng.choice(sorted(windows))
-    clients = windows[begin_s]
+    clients = _clients(rng.choice(sorted(_windows())))
     factor = num_users / USER_S / sum(client.rate_rps for client in clients)
     lengths = _lengths()
     scripts = []

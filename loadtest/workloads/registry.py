@@ -6,12 +6,14 @@ from loadtest.workloads.script import Workload
 from loadtest.workloads.traces import path_of
 
 _PEOPLE = (str(SPEEDS.relative_to(TRACES)),)
-_CHATS = (*_PEOPLE, str(DIALOGUES.relative_to(TRACES)), chats.LENGTHS, chats.WRITTEN)
+_CHATS = (*_PEOPLE, str(DIALOGUES.relative_to(TRACES)), chats.LENGTHS, chats.WRITTEN, burstgpt.FILE)
 
 # With the files that each needs.
 _KNOWN: dict[str, tuple[Workload, tuple[str, ...]]] = {
     "sharegpt-like": (chats.sharegpt_like, _CHATS),
     "prefill-heavy": (chats.prefill_heavy, _CHATS),
+    "sharegpt-busy": (chats.sharegpt_busy, _CHATS),
+    "prefill-busy": (chats.prefill_busy, _CHATS),
     "burstgpt": (burstgpt.burstgpt, (*_PEOPLE, burstgpt.FILE)),
     "burstgpt-10x": (burstgpt.burstgpt_squeezed, (*_PEOPLE, burstgpt.FILE)),
     "mooncake": (mooncake.mooncake, (*_CHATS, mooncake.FILE)),

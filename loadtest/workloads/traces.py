@@ -16,16 +16,21 @@ def path_of(name: str) -> Path:
     return TRACES / name
 
 
-def rows_of(name: str, first: str = "") -> Iterator[dict[str, str]]:
-    """Of a table, by the names of its columns; only those of which the first column is `first`, if
-    that is not empty."""
+def cells_of(name: str, first: str) -> Iterator[list[str]]:
+    """Of a large packed table without quotes, the rows of which the first column is `first`."""
+    with gzip.open(path_of(name), "rt") as file:
+        for line in file:
+            if line.startswith(f"{first},"):
+                yield line.rstrip("\n").split(",")
+
+
+def rows_of(name: str) -> Iterator[dict[str, str]]:
+    """Of a table, by the names of its columns."""
     path = path_of(name)
     with (
         gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file
     ):
-        names = next(csv.reader([file.readline()]))
-        lines = (line for line in file if line.startswith(f"{first},")) if first else file
-        yield from csv.DictReader(lines, names)
+        yield from csv.DictReader(file)
 
 
 def records_of(name: str) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ was decided minutes ago.
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cli.reporting import out
@@ -64,7 +64,7 @@ def replay(memory: Memory, prompts: list[tuple[int, ...]], times: list[int]) -> 
 
 
 def _memories(
-    num_blocks: int, num_layers: int, prompts: list[Prompt]
+    num_blocks: int, num_layers: int, prompts: Sequence[Prompt]
 ) -> dict[str, Callable[[], Memory]]:
     return {
         "plain-lru": lambda: PlainLru(num_blocks),

@@ -7,7 +7,7 @@ import pytest
 from loadtest.bench import capacity
 from loadtest.bench.capacity import replay, run
 from loadtest.bench.capacity.memories import Clairvoyant, Memory, Ordered, PlainLru
-from loadtest.workloads.mooncake import Request
+from loadtest.workloads import mooncake
 from shared.errors import InvalidRequest
 
 SECOND = 1_000_000_000
@@ -16,7 +16,9 @@ LAYERS = 4
 
 def made_up() -> list[tuple[int, ...]]:
     """Sessions in any order, each with one block more every time."""
-    rng, prompts, blocks, fresh = Random(5), [], {}, iter(range(1, 10_000))
+    rng, fresh = Random(5), iter(range(1, 10_000))
+    prompts: list[tuple[int, ...]] = []
+    blocks: dict[int, tuple[int, ...]] = {}
     for _ in range(400):
         session = rng.randrange(12)
         blocks[session] = (*blocks.get(session, (0,)), next(fresh))[:20]
@@ -75,10 +77,10 @@ def test_a_prompt_beyond_all_room_is_kept_as_far_as_it_fits() -> None:
 
 def test_run_tells_percents_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = tuple(
-        Request(at_ns, 512 * len(prompt), 1, prompt)
+        mooncake.Request(at_ns, 512 * len(prompt), 1, prompt)
         for at_ns, prompt in zip(TIMES, PROMPTS, strict=True)
     )
-    monkeypatch.setattr(capacity.mooncake, "load_requests", lambda: requests)
+    monkeypatch.setattr(mooncake, "load_requests", lambda: requests)
     monkeypatch.setattr(capacity, "why_absent", lambda name: "")
     result = run(["--tb", "0.002,inf", "--requests", "300"])
     assert result["requests"] == 300

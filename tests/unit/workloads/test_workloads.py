@@ -4,7 +4,8 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from statistics import median
+from random import Random
+from statistics import mean, median
 
 import pytest
 
@@ -122,9 +123,16 @@ def test_people_read_type_and_tell_of_it() -> None:
         first = script.turns[0]
         assert first.hint is not None
         assert first.wait_ns == first.hint.lead_ns  # nothing to read yet
-    lengths = [len(words) for words in (chats.load().single + chats.load().several)]
-    assert min(lengths) == 1
-    assert set(map(len, chats.load().single)) == {1}
+
+
+def test_dialogues_have_as_many_turns_and_tokens_as_the_papers() -> None:
+    if why := why_absent("sharegpt-like"):
+        pytest.skip(why)
+    dialogues, rng = chats.load(), Random(3)
+    drawn = [dialogues.draw(rng) for _ in range(4000)]
+    assert 0.71 < mean(len(words) > 1 for words in drawn) < 0.76
+    tokens = mean(len(words) for words in drawn) * mean(dialogues.answers)
+    assert 1_900 < tokens < 2_600  # section 2.2: 2.2 K
 
 
 def test_leads_are_no_longer_than_waits() -> None:
@@ -134,13 +142,27 @@ def test_leads_are_no_longer_than_waits() -> None:
     assert mean_lead_s(made("metagpt")) == 0
 
 
-def test_prefill_heavy_keeps_the_pace() -> None:
+def test_some_are_in_the_middle_of_a_dialogue() -> None:
+    firsts = [script.turns[0].parts for script in made("sharegpt-like")]
+    assert {len(parts) for parts in firsts} == {1, 2}
+    assert all(parts[0].num_tokens > 500 for parts in firsts if len(parts) == 2)
+
+
+def test_busy_people_do_not_read() -> None:
+    turns = turns_of(made("sharegpt-busy"))
+    assert all(turn.hint and turn.hint.lead_ns == turn.wait_ns for turn in turns)
+    assert len(turns) > 3 * len(turns_of(made("sharegpt-like")))
+
+
+@pytest.mark.parametrize(("heavy", "plain"), [("heavy", "like"), ("busy", "busy")])
+def test_prefill_heavy_keeps_the_pace(heavy: str, plain: str) -> None:
     def paces(name: str) -> list[tuple[int, int]]:
         return [(turn.wait_ns, script.begins_ns) for script in made(name) for turn in script.turns]
 
-    assert paces("prefill-heavy") == paces("sharegpt-like")
-    for turn in turns_of(made("prefill-heavy")):
-        assert (turn.parts[0].num_tokens, turn.num_output) == (1024, 1)
+    assert paces(f"prefill-{heavy}") == paces(f"sharegpt-{plain}")
+    for turn in turns_of(made(f"prefill-{heavy}")):
+        ((prompt,), num_output) = turn.parts, turn.num_output
+        assert (prompt.num_tokens, num_output) == (1024, 1)
 
 
 def test_burstgpt_has_the_sessions_and_pauses_of_its_file() -> None:
