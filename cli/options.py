@@ -59,7 +59,10 @@ TruePages = Annotated[
     ),
 ]
 NumSpares = Annotated[
-    int, typer.Option(metavar="N", min=0, max=8, help="Hot spares of each scheduler process.")
+    int,
+    typer.Option(
+        metavar="N", min=0, max=8, help="Hot spares of each scheduler process and the tracker."
+    ),
 ]
 NumShards = Annotated[
     int,

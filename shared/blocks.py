@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NewType
 
+from shared.errors import MalformedMessage
+
 BlockKey = NewType("BlockKey", bytes)
 
 BLOCK_TOKENS = 64
 KEY_BYTES = 16
+PREFIX_BLOCKS_MAX = 128  # of what an agent's prompts all begin with: 8,192 tokens
 IMAGE_SALT = "adapter image 1"  # counts how images are laid out
 NO_PARENT = BlockKey(bytes(KEY_BYTES))  # where what stands before a block is not known
 
@@ -76,6 +79,19 @@ def image_root(fingerprint: str, adapter_hash: str) -> BlockKey:
 def pack_keys(keys: Sequence[BlockKey]) -> str:
     """Keys as one hex string, for messages and session records."""
     return b"".join(keys).hex()
+
+
+def prefix_keys(packed: str) -> list[BlockKey]:
+    """Of a message: what an agent's prompts begin with, as much of it as anybody tells who keeps to
+    the rules.
+
+    Raises:
+        MalformedMessage: something else is in its place.
+    """
+    try:
+        return unpack_keys(packed[: PREFIX_BLOCKS_MAX * 2 * KEY_BYTES])
+    except ValueError as error:
+        raise MalformedMessage(f"keys: {error}", "keys") from None
 
 
 def unpack_keys(packed: str) -> list[BlockKey]:

@@ -28,7 +28,7 @@ class HouseOptions:
         num_workers: of each host.
         emulate: latency profile of emulated workers; None: real ones.
         has_true_pages: emulated pages are as large as the profile's model would have them.
-        num_spares: hot spares of each scheduler process.
+        num_spares: hot spares of each scheduler process, and of the tracker.
         num_shards: processes among which the batching of one-shot models is divided; 1: it is done
             in the one scheduler.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.

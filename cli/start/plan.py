@@ -179,7 +179,7 @@ def _services(
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         *((name, "kvstore", 4, told) for name, told in _kvstores(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
-        ("tracker", "tracker", 1, {}),
+        *((name, "tracker", 1, told) for name, told in _trackers(options)),
         *((name, "worker", 3, told) for name, told in _workers(options, common, metrics_port)),
         ("frontend", "frontend", 0, frontend),
     ]
@@ -275,6 +275,13 @@ def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
         (name, {**settings, "SYMPHONY_INSTANCE": name.removeprefix("scheduler-") or "0"})
         for name, settings in roles + spares
     ]
+
+
+def _trackers(options: HouseOptions) -> Iterator[tuple[str, dict[str, str]]]:
+    """(name, settings) of the tracker and of its spares."""
+    yield "tracker", {}
+    for number in range(options.num_spares):
+        yield f"tracker-spare-{number}", {"SYMPHONY_INSTANCE": f"spare-{number}"}
 
 
 def _service(

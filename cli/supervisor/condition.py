@@ -9,7 +9,7 @@ from shared.urls import hide_password
 
 WITHOUT = {
     "kvstore": "history is kept by the workers alone",
-    "tracker": "turns come unannounced",
+    "tracker": "turns come unannounced, unless a spare leads",
     "scheduler": "new turns wait, unless a spare leads",
     "worker": "its turns go to others, or wait",
     "frontend": "nobody can connect",

@@ -1,13 +1,17 @@
 """Who announces calls in a replay: nobody, the production core, or somebody who knows them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.agents.calls import Call
 from services.tracker.core.agents import AgentFollower
-from shared.ids import DEFAULT_TENANT, SessionId
+from services.tracker.core.agents.prefixes import AgentPrefixes
+from shared.blocks import NO_PARENT
+from shared.ids import DEFAULT_TENANT, ModelId, SessionId
 
 SECOND_NS = 1_000_000_000
+NO_MODEL = ModelId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +21,14 @@ class Told:
     Attributes:
         lead_s: how long before it was announced; None: it was not.
         error_s: how far from when it was expected it came, if that was told.
+        is_new: its session was not there before, so that there was no history to announce.
+        has_prefix: what its agent's prompts begin with was known, and announced in place of that.
     """
 
     lead_s: float | None = None
     error_s: float | None = None
+    is_new: bool = False
+    has_prefix: bool = False
 
 
 class Policy(Protocol):
@@ -75,10 +83,17 @@ class Oracle(Silent):
 
 
 class Learned:
-    """The production core."""
+    """The production core. Traces tell no prompts: all of an agent's are taken to begin alike.
 
-    def __init__(self, follower: AgentFollower) -> None:
+    Args:
+        learned_from: calls whose prompts it has seen before.
+    """
+
+    def __init__(self, follower: AgentFollower, learned_from: Iterable[Call] = ()) -> None:
         self._follower = follower
+        self._prefixes = AgentPrefixes()
+        for call in learned_from:
+            self._see_prompt(call)
 
     @property
     def num_given(self) -> int:
@@ -99,10 +114,12 @@ class Learned:
         ).used
         if used is None:
             return Told()
-        lead_s = (now_ns - used.sent_at_ns) / SECOND_NS
-        if used.arrives_at_ns is None:
-            return Told(lead_s)
-        return Told(lead_s, abs(now_ns - used.arrives_at_ns) / SECOND_NS)
+        error_s = None
+        if used.arrives_at_ns is not None:
+            error_s = abs(now_ns - used.arrives_at_ns) / SECOND_NS
+        is_new = used.hint.session_id is None
+        has_prefix = is_new and self._prefixes.of((DEFAULT_TENANT, call.agent)) is not None
+        return Told((now_ns - used.sent_at_ns) / SECOND_NS, error_s, is_new, has_prefix)
 
     def end(self, call: Call, now_s: float) -> None:
         self._follower.on_turn_ended(
@@ -113,6 +130,11 @@ class Learned:
             int(now_s * SECOND_NS),
             tools=call.tools,
         )
+        self._see_prompt(call)
 
     def over(self, workflow: str) -> None:
         self._follower.on_workflow_over(DEFAULT_TENANT, workflow)
+
+    def _see_prompt(self, call: Call) -> None:
+        who, session_id = (DEFAULT_TENANT, call.agent), SessionId(call.session)
+        self._prefixes.learn(who, session_id, NO_MODEL, None, NO_PARENT)

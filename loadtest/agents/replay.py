@@ -34,12 +34,16 @@ class Measured:
     Attributes:
         num_calls: all of them.
         num_led_to: those that are not the first of their workflow.
+        num_new: of those, announced in a session that was not there yet.
+        num_prefixes: of those, by what their agent's prompts begin with.
         leads_s, errors_s: of those that were announced.
         times_s: from the beginning to the end of each workflow.
     """
 
     num_calls: int = 0
     num_led_to: int = 0
+    num_new: int = 0
+    num_prefixes: int = 0
     leads_s: list[float] = field(default_factory=list)
     errors_s: list[float] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -49,6 +53,10 @@ class Measured:
         lives = policy.num_used + policy.num_expired
         found = {
             "recall": round(len(self.leads_s) / self.num_led_to, 3) if self.num_led_to else None,
+            "new_session_share": round(self.num_new / self.num_led_to, 3)
+            if self.num_led_to
+            else None,
+            "prefix_share": round(self.num_prefixes / self.num_new, 3) if self.num_new else None,
             "precision": round(policy.num_used / lives, 3) if lives else None,
             "hints_per_call": round(policy.num_given / self.num_calls, 3),
             "lead_s": round(mean(self.leads_s), 2) if self.leads_s else None,
@@ -144,6 +152,8 @@ class _Run:
         measured.num_calls += 1
         if led_from is not None:
             measured.num_led_to += 1
+            measured.num_new += told.is_new
+            measured.num_prefixes += told.has_prefix
             if told.lead_s is not None:
                 measured.leads_s.append(told.lead_s)
             if told.error_s is not None:

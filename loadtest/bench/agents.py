@@ -48,7 +48,7 @@ def policies(learned_from: AgentTrace, seconds: Seconds) -> dict[str, Callable[[
     def table(plain: AgentLimits) -> Policy:
         graph = learn(learned_from, plain, seconds)
         graph.is_frozen = True
-        return Learned(AgentFollower(plain, {"": graph}))
+        return Learned(AgentFollower(plain, {"": graph}), learned_from.calls)
 
     return {
         "none": Silent,
@@ -56,7 +56,7 @@ def policies(learned_from: AgentTrace, seconds: Seconds) -> dict[str, Callable[[
         "order2": lambda: table(PLAIN_2),
         "live": lambda: Learned(AgentFollower(limits)),
         "backoff": lambda: Learned(
-            AgentFollower(limits, {"": learn(learned_from, limits, seconds)})
+            AgentFollower(limits, {"": learn(learned_from, limits, seconds)}), learned_from.calls
         ),
         "oracle": Oracle,
     }

@@ -70,7 +70,7 @@ class _Tracker(Tracker):
     agent_limits: ClassVar = AgentLimits()
 
     def __init__(self, house: House, stats: Stats) -> None:
-        super().__init__(house)
+        super().__init__(house, Election(house.timeline), 0)
         self._stats = stats
 
     def _perform(self, effects: list[Effect]) -> None:

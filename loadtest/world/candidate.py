@@ -9,12 +9,12 @@ from loadtest.world.house import House
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, SECOND, Timeline
 from loadtest.world.wires import Reply
-from services.scheduler.core.lease import effects as le
-from services.scheduler.core.lease.core import LeaseCore
-from services.scheduler.core.lease.times import LeaseTimes
 from shared.effects import WakeAt
 from shared.errors import NobodyListens, SymphonyError
-from shared.messages import Empty
+from shared.lease.core import effects as le
+from shared.lease.core.core import LeaseCore
+from shared.lease.core.times import LeaseTimes
+from shared.messages import Empty, LeaseHolder
 from shared.subjects import LEASE_HOLDER
 
 TIMES = LeaseTimes(beat_ns=500 * MS, ttl_ns=2 * SECOND)
@@ -64,8 +64,11 @@ class Candidate(Process):
     num_dropped: events that found no room there, in all lives.
     """
 
-    def __init__(self, house: House, name: str, election: Election) -> None:
+    def __init__(
+        self, house: House, name: str, election: Election, leadership: str = "all"
+    ) -> None:
         super().__init__(house, name)
+        self._leadership = leadership
         self._election = election
         election.candidates.append(self)
         self.queue_max = QUEUE_MAX
@@ -171,5 +174,15 @@ class Candidate(Process):
                 self._lead_on(self.lease.on_holder_silent(self.now_ns))
 
         self.house.wires.request(
-            self, LEASE_HOLDER, Empty(), on_reply, on_error, ident="all", timeout_ns=TIMES.answer_ns
+            self, LEASE_HOLDER, Empty(), on_reply, on_error,
+            ident=self._leadership, timeout_ns=TIMES.answer_ns,
+        )  # fmt: skip
+
+    def _be_present(self) -> None:
+        """Answer spares, in this life, that it is there."""
+        self.house.wires.subscribe(
+            self,
+            LEASE_HOLDER,
+            lambda _, reply: reply(LeaseHolder(instance=self.instance)),
+            ident=self._leadership,
         )

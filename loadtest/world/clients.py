@@ -1,6 +1,7 @@
 """People and agents: sessions of several turns, and what each turn must be answered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from loadtest.world.frontend import Frontend
@@ -23,6 +24,7 @@ CALL_TIMEOUT_NS = 5 * SECOND
 WORKFLOWS = ("w0", "w1", "w2")  # of every tenant
 AGENTS = ("planner", "writer", "reader")
 AGENTS_SHARE = 0.5  # of worlds: most sessions are agents'
+ANEW_SHARE = 0.5  # of those: agents take up every piece of work in a session of its own
 CHANGE_SHARE = 0.1  # of turns that go on, on another adapter
 
 
@@ -63,6 +65,10 @@ class Clients:
         self._adapters = self._random.sample(ADAPTERS, self._random.choice([0, 1, 3, 6]))
         system = [self._tokens(self._random.randrange(1, 14)) for _ in range(2)]
         has_agents = house.agent_random.random() < AGENTS_SHARE
+        begins_anew = has_agents and house.agent_random.random() < ANEW_SHARE
+        self._system_of: dict[str, list[int]] = {}  # of agents whose sessions have one turn each
+        if begins_anew:
+            self._system_of = {agent: self._tokens(9) for agent in AGENTS}
         for number in range(num_sessions):
             session = Session(
                 SessionId(f"s{number}"),
@@ -72,6 +78,8 @@ class Clients:
                 self._some_adapter(),
                 self._some_agent() if has_agents else None,
             )
+            if session.agent is not None and begins_anew:
+                session = self._anew(session)
             self._ask_in(self._random.randrange(asking_ns), session)
 
     def check_progress(
@@ -252,6 +260,9 @@ class Clients:
         if not session.turns_left:
             return
         think_ns = self._random.randrange(2 * SECOND) // (8 if self._house.is_crowded else 1)
+        if self._system_of and session.agent is not None:
+            self._ask_in(think_ns, self._anew(session))
+            return
         if self._random.random() < 0.6:
             self._advise(session, think_ns)
         # Or only as the turn comes, or too late, which matters where history is slow to come.
@@ -259,6 +270,18 @@ class Clients:
             late_ns = max(think_ns + self._random.randrange(-50, 100) * MS, 0)
             self._timeline.after(late_ns, lambda: self._advise(session, 0))
         self._ask_in(think_ns, session)
+
+    def _anew(self, session: Session) -> Session:
+        """Another agent of its workflow goes on with the work, in a session of its own."""
+        assert session.agent is not None
+        agent = self._house.agent_random.choice(list(self._system_of))
+        return replace(
+            session,
+            session_id=SessionId(f"{session.session_id}+"),
+            history=list(self._system_of[agent]),
+            adapter=None,
+            agent=replace(session.agent, agent=agent),
+        )
 
     def _advise(self, session: Session, in_ns: int) -> None:
         frontends = [frontend for frontend in self._frontends if frontend.is_ready]

@@ -161,6 +161,7 @@ class Device:
             self._loading[load.pool_page] = load
             arena = self._arena
             if arena is None or load.epoch != self._epoch:
+                self._copying.add(load.pool_page)
                 self._owner.later(0, partial(self._settle, load.pool_page, is_good=False))
                 continue
             now_ns = self._owner.now_ns

@@ -24,7 +24,7 @@ from services.frontend.core.turns import (
     TurnLimits,
     Turns,
 )
-from shared.blocks import chain_keys, child_key, pack_keys, root_key
+from shared.blocks import BlockKey, chain_keys, child_key, pack_keys, root_key
 from shared.errors import HintsThrottled
 from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
@@ -214,22 +214,27 @@ class Frontend(Process):
         self._forget(turn_id)
         if new.agent is not None and new.session_id is not None:
             tools = ["ls"] if self.house.agent_random.random() < TOOL_SHARE else []
+            keys = chain_keys(self._root(new), new.prompt, self.house.model.block_tokens)
             left = AgentTurnLeft(
-                agent=new.agent, session_id=new.session_id, tenant=new.tenant, tools=tools
-            )
+                agent=new.agent, session_id=new.session_id, tenant=new.tenant, tools=tools,
+                model_id=new.model_id, adapter=new.adapter, keys=pack_keys(keys),
+            )  # fmt: skip
             self.house.wires.publish(self, AGENT_TURN_LEFT, left)
         if new.session_id is None:
             reader(news)
             return
         model = self.house.model
-        adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
-        root = root_key(model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
+        root = self._root(new)
         tokens = tokens[:-1]  # nobody ran on the last one
         keys = chain_keys(root, tokens, model.block_tokens)
         if rest := tokens[len(keys) * model.block_tokens :]:
             keys.append(child_key(keys[-1] if keys else root, rest))
         record = Record(pack_keys(keys), len(tokens))
         self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
+
+    def _root(self, new: NewTurn) -> BlockKey:
+        adapter_hash = new.adapter.adapter_hash if new.adapter is not None else ""
+        return root_key(self.house.model.fingerprint, new.tenant, adapter_hash, new.cache_salt)
 
     def _forget(self, turn_id: TurnId) -> None:
         self._readers.pop(turn_id, None)

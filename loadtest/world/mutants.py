@@ -23,7 +23,7 @@ SCHEDULER_BOARD = "services/scheduler/core/turns/board.py"
 SCHEDULER = "services/scheduler/core/turns/core.py"
 FLEET = "services/scheduler/core/turns/fleet.py"
 RESERVATIONS = "services/scheduler/core/turns/reservations.py"
-LEASE = "services/scheduler/core/lease/core.py"
+LEASE = "shared/lease/core/core.py"
 JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 FOLLOWER = "services/tracker/core/agents/follower.py"
@@ -188,6 +188,10 @@ MUTANTS = (
         "        else:\n            due_at_ns = record.expires_at_ns\n",
         "        else:\n            due_at_ns = record.expires_at_ns + 3_600_000_000_000\n",
     ),
+    Mutant(
+        "a spare tracker acts", TRACKER,
+        "        if self._is_spare:\n            return []\n", "",
+    ),
     # Agents.
     Mutant(
         "workflows of all tenants are one", FOLLOWER,
@@ -196,6 +200,10 @@ MUTANTS = (
     Mutant(
         "a workflow is followed for ever", FOLLOWER,
         "                self._forget_workflow()\n", "                pass\n",
+    ),
+    Mutant(
+        "agents of all tenants begin alike", "services/tracker/core/agent_turns.py",
+        "    return tenant, agent\n", '    return TenantId(""), agent\n',
     ),
     # Hints.
     Mutant(

@@ -84,6 +84,7 @@ class _Watch:
         world, options = self._world, self._world.options
         timeline = world.house.timeline
         world.election.check_leaders()
+        world.trackers_election.check_leaders()
         is_served = (
             world.house.wires.is_up
             and any(scheduler.is_well and scheduler.is_leading for scheduler in world.schedulers)

@@ -36,12 +36,10 @@ from shared.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
-    LeaseHolder,
     SchedulerStatus,
     TurnsStart,
 )
 from shared.subjects import (
-    LEASE_HOLDER,
     SCHEDULER_STATUS,
     SESSION_DROP,
     SESSION_EXPECT,
@@ -109,9 +107,7 @@ class Scheduler(Candidate):
         self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, starts_together)
         self._desk.put(core.on_wake)
         wires = self.house.wires
-        wires.subscribe(
-            self, LEASE_HOLDER, lambda _, r: r(LeaseHolder(instance=self.instance)), ident="all"
-        )
+        self._be_present()
         for subject, handler in (
             (WORKER_REPORT, core.on_report),
             (TURNS_ENDED, core.on_turns_ended),

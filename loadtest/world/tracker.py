@@ -1,10 +1,12 @@
-"""The tracker: the production core and its questions to the scheduler."""
+"""A tracker: a candidate for the lease of trackers, the production core, and its questions to the
+scheduler.
+"""
 
 from typing import Any, ClassVar
 
 from loadtest.world.alarm import Alarm
+from loadtest.world.candidate import Candidate, Election
 from loadtest.world.house import House
-from loadtest.world.process import Process
 from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
 from services.tracker.core import (
@@ -19,6 +21,7 @@ from services.tracker.core import (
     TrackerCore,
 )
 from services.tracker.core.agents import AgentFollower, AgentLimits
+from shared.blocks import BlockKey, unpack_keys
 from shared.effects import WakeAt
 from shared.errors import SymphonyError
 from shared.ids import SessionId, TenantId
@@ -29,6 +32,7 @@ from shared.messages import (
     AgentTurnLeft,
     ExpectSession,
     TurnArrived,
+    prefix_session,
 )
 from shared.subjects import (
     ADVISORY_SUBMIT,
@@ -44,7 +48,7 @@ SLACK_NS = 3 * SECOND
 WORKFLOWS_MAX = 4  # fewer than there are
 
 
-class Tracker(Process):
+class Tracker(Candidate):
     """Attributes:
     limits, agent_limits: small, so that they are reached.
     core: live advisories, of this life.
@@ -56,22 +60,32 @@ class Tracker(Process):
         workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
     )
 
-    def __init__(self, house: House) -> None:
-        super().__init__(house, "tracker")
+    def __init__(self, house: House, election: Election, number: int) -> None:
+        super().__init__(house, f"tracker-{number}", election, "tracker")
 
     def on_start(self) -> None:
+        self._has_led = False
         self.follower = AgentFollower(self.agent_limits)
         self._told: set[tuple[TenantId, SessionId]] = set()
+        self._keys: set[tuple[TenantId, BlockKey]] = set()  # that agents' prompts began with
         self.core = TrackerCore(
             self.limits,
             AgentTurns(self.follower),
-            tracker_id=f"tracker-{self.life}",
+            tracker_id=f"{self.name}-{self.life}",
+            is_spare=True,
         )
         self._alarm = Alarm(self, self._wake)
         wires = self.house.wires
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
         wires.subscribe(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
-        wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
+        super().on_start()
+
+    def on_lead(self) -> None:
+        if not self._has_led:
+            self._has_led = True
+            self._be_present()
+            self.house.wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
+            self._perform(self.core.on_lead(self.now_ns))
 
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
         self._told.add((advisory.tenant, advisory.session_id))
@@ -93,9 +107,11 @@ class Tracker(Process):
         assert self.follower.num_workflows <= most, "too many workflows are followed"
 
     def _on_left(self, left: AgentTurnLeft) -> None:
+        self._keys.update((left.tenant, key) for key in unpack_keys(left.keys))
         self._perform(self.core.on_agent_turn_left(left, self.now_ns))
 
     def _perform(self, effects: list[Effect]) -> None:
+        assert self._has_led or not effects, "a spare acts"
         for effect in effects:
             match effect:
                 case Expect(message):
@@ -114,8 +130,14 @@ class Tracker(Process):
 
     def _ask(self, message: ExpectSession) -> None:
         key = AdvisoryKey(tenant=message.tenant, session_id=message.session_id)
-        is_told = (message.tenant, message.session_id) in self._told
-        assert is_told, f"{message.tenant} has no session {message.session_id}"
+        if message.prefix is None:
+            is_told = (message.tenant, message.session_id) in self._told
+            assert is_told, f"{message.tenant} has no session {message.session_id}"
+        else:
+            assert message.session_id == prefix_session(message.prefix.agent)
+            keys = unpack_keys(message.prefix.keys)
+            are_told = self._keys.issuperset((message.tenant, key) for key in keys)
+            assert keys and are_told, f"no agent of {message.tenant} begins so"
 
         def on_reply(placement: Any) -> None:
             self._perform(self.core.on_placed(key, placement.worker_id, self.now_ns))

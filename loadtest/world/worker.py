@@ -450,7 +450,7 @@ class Worker(Process):
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_session_staged(effect.number, staged, self.now_ns))
 
-        self._stage(self.link.stage_session(effect), None, then)
+        self._stage(self.link.stage_session(effect), list(effect.keys) or None, then)
 
     def _stage(self, message: KvStage, keys: list[BlockKey] | None, then: Any) -> None:
         epoch = self.link.epoch

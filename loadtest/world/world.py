@@ -118,12 +118,16 @@ class World:
         self.schedulers = [
             Scheduler(house, election, ledger, number) for number in range(random.choice([1, 2]))
         ]
-        self.tracker = Tracker(house)
+        self.trackers_election = Election(timeline)
+        num_trackers = Random(f"trackers {seed}").choice([1, 2])
+        self.trackers = [
+            Tracker(house, self.trackers_election, number) for number in range(num_trackers)
+        ]
         self.frontends = [
             Frontend(house, redis, ledger, number) for number in range(random.choice([1, 2]))
         ]
         self.processes: list[Process] = [
-            *self.kvstores.values(), *self.workers, *self.schedulers, self.tracker,
+            *self.kvstores.values(), *self.workers, *self.schedulers, *self.trackers,
             *self.frontends,
         ]  # fmt: skip
         for process in self.processes:
@@ -133,6 +137,17 @@ class World:
         asking_ns = options.faults_for_ns
         hinters = Hinters(timeline, self.frontends, Random(f"hints {seed}"), asking_ns)
         self.clients = Clients(house, self.frontends, ledger, num_sessions, asking_ns, hinters)
+
+    @property
+    def tracker(self) -> Tracker:
+        """The one that leads.
+
+        Raises:
+            AssertionError: none does, or several do.
+        """
+        leaders = [tracker for tracker in self.trackers if tracker.is_leading]
+        assert len(leaders) == 1, f"{len(leaders)} trackers lead"
+        return leaders[0]
 
 
 def _draw_placement(random: Random) -> str:

@@ -8,13 +8,12 @@ from services.scheduler.core import DEFAULT_POLICY as DEFAULT_PLACEMENT
 from services.scheduler.core import Limits
 from services.scheduler.core.batching.rules import make_rules
 from services.scheduler.core.jobs import JobLimits
-from services.scheduler.core.lease.times import LeaseTimes
 from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_placement
-from shared.config import ServiceConfig
 from shared.errors import ConfigError
+from shared.lease.settings import LeaseConfig
 
 
-class SchedulerConfig(ServiceConfig):
+class SchedulerConfig(LeaseConfig):
     """Times in seconds; what they mean is told in `services.scheduler.core.Limits`."""
 
     scheduler_policy: str = DEFAULT_PLACEMENT
@@ -24,9 +23,6 @@ class SchedulerConfig(ServiceConfig):
     scheduler_affinity_margin: int = Field(default=1, ge=0)
     scheduler_turns_max: int = Field(default=100_000, gt=0)
     scheduler_queue_max: int = Field(default=65_536, gt=0)
-    scheduler_lease: Literal["auto", "off"] = "auto"
-    scheduler_lease_beat_ms: int = Field(default=250, gt=0)
-    scheduler_lease_ttl_ms: int = Field(default=2000, gt=0)
     scheduler_role: Literal["all", "rank", "shard"] = "all"
     scheduler_shard: int = Field(default=0, ge=0)
     batch_policy: str = DEFAULT_POLICY
@@ -73,23 +69,6 @@ class SchedulerConfig(ServiceConfig):
             return_ns=_ns(self.batch_return_ms / 1e3),
             overdue_ns=_ns(self.batch_overdue_ms / 1e3),
             jobs_max=self.batch_jobs_max,
-        )
-
-    @field_validator("scheduler_lease_ttl_ms")
-    @classmethod
-    def _outlives_a_lost_renewal(cls, value: int, info: ValidationInfo) -> int:
-        beat_ms = info.data.get("scheduler_lease_beat_ms", 0)
-        if value < 3 * beat_ms:
-            raise ValueError(
-                f"must be at least three times SYMPHONY_SCHEDULER_LEASE_BEAT_MS ({beat_ms})"
-            )
-        return value
-
-    def lease_times(self) -> LeaseTimes:
-        """Beat and end of the leader's lease."""
-        return LeaseTimes(
-            beat_ns=self.scheduler_lease_beat_ms * 1_000_000,
-            ttl_ns=self.scheduler_lease_ttl_ms * 1_000_000,
         )
 
     def limits(self) -> Limits:

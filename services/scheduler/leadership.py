@@ -5,15 +5,14 @@ import logging
 from collections.abc import Callable
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.lease import Lease
 from shared.errors import PeerUnavailable
+from shared.lease.lease import Lease
 from shared.messages import LeaderChanged
 from shared.service import Runtime
 from shared.subjects import LEADER_CHANGED
 
 log = logging.getLogger(__name__)
 
-SPARE_AFTER_S = 0.5
 LOOK_AGAIN_S = 0.01
 
 
@@ -44,23 +43,8 @@ class Leadership:
         self._followers.append(follower)
 
     async def take(self) -> bool:
-        """Wait until this process leads; False if it is told to stop before.
-
-        A spare counts as ready: that it waits is its work.
-        """
-        leading = asyncio.create_task(self._lease.lead())
-        stopping = asyncio.create_task(self._runtime.stopping.wait())
-        both = {leading, stopping}
-        await asyncio.wait(both, timeout=SPARE_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-        if not leading.done() and not stopping.done():
-            await self._runtime.ready()
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if leading.done():
-            leading.result()
-            return True
-        leading.cancel()
-        return False
+        """Wait until this process leads; False if it is told to stop before."""
+        return await self._lease.lead_or_stop()
 
     async def may_act(self) -> None:
         """Return while this process leads; before anything is dispatched.

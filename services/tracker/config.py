@@ -5,11 +5,11 @@ from pathlib import Path
 from pydantic import Field
 
 from services.tracker.core import Limits
-from shared.config import ServiceConfig
 from shared.hint_accounts import HintLimits
+from shared.lease.settings import LeaseConfig
 
 
-class TrackerConfig(ServiceConfig):
+class TrackerConfig(LeaseConfig):
     """Times in seconds; what they mean is told in `services.tracker.core.Limits`, and of
     `hints_per_...` in `shared.hint_accounts.HintLimits`.
     """

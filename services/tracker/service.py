@@ -24,6 +24,7 @@ from shared.effects import WakeAt
 from shared.errors import HintsThrottled, SymphonyError
 from shared.events import EventQueue
 from shared.ids import FrontendId, TenantId, new_id
+from shared.lease.lease import Lease
 from shared.messages import (
     Advisory,
     AdvisoryKey,
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 
 PLACEMENT_TIMEOUT_S = 2.0
 SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
+LEADERSHIP = "tracker"  # one process of a house has it
 LEADS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 UNLIKELY = "so few announced turns of this kind came lately that nothing is brought up for them"
 
@@ -77,19 +79,27 @@ class TrackerService:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._agents = _agents_of(config)
-        self._core = TrackerCore(config.limits(), self._agents, tracker_id=new_id("tracker"))
+        self._core = TrackerCore(
+            config.limits(), self._agents, tracker_id=new_id("tracker"), is_spare=True
+        )
+        self._is_leading = False
         self._events: EventQueue[Effect] = EventQueue(
             config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}
         self._num_counted: dict[str, int] = {}
-        runtime.hints = lambda: self._core.status(runtime.clock.now_ns())
 
     async def start(self) -> None:
-        """Subscribe to everything and begin to consume."""
+        """Hear of what agents do, and learn from it: as a spare does until it leads."""
         self._runtime.spawn(self._consume(), "tracker events")
         await self._bus.subscribe(TURN_ARRIVED, self._turn_arrived)
         await self._bus.subscribe(AGENT_TURN_LEFT, self._agent_turn_left)
+
+    async def lead(self) -> None:
+        """Take advisories, and act."""
+        self._is_leading = True
+        self._runtime.hints = lambda: self._core.status(self._clock.now_ns())
+        await self._events.put_surely(self._core.on_lead)
         await self._bus.serve(ADVISORY_SUBMIT, self._submit)
         await self._bus.serve(ADVISORY_INVALIDATE, self._invalidate)
         await self._bus.serve(ADVISORY_GET, self._get)
@@ -168,9 +178,10 @@ class TrackerService:
             "given": agents.outcomes.num_given,
             "used": agents.outcomes.num_used,
             "expired": agents.outcomes.num_expired,
+            "of_prefix": agents.num_of_prefix,
             "without_session": agents.num_without_session,
         }
-        for outcome, num in counts.items():
+        for outcome, num in counts.items() if self._is_leading else ():
             AGENT_HINTS.labels(outcome).inc(num - self._num_counted.get(outcome, 0))
         self._num_counted = counts
 
@@ -250,9 +261,15 @@ def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
 
 
 async def main(runtime: Runtime, config: TrackerConfig) -> None:
-    """Run the tracker until told to stop."""
+    """Run the tracker until told to stop; as a spare until it leads."""
     service = TrackerService(runtime, config)
     runtime.stack.callback(service.stop)
     await service.start()
-    await runtime.ready()
-    await runtime.stopping.wait()
+    # Two that lead for a moment do no harm, as hints do none: nothing waits for the lease.
+    lost = partial(runtime.fail, "another tracker leads: leaving")
+    lease = Lease(runtime, config, key=LEADERSHIP, on_lost=lost)
+    if await lease.lead_or_stop():
+        await service.lead()
+        await runtime.ready()
+        await runtime.stopping.wait()
+    await lease.release()

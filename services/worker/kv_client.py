@@ -151,7 +151,7 @@ class KvClient:
 
     async def stage_session(self, effect: StageSession) -> Staged | None:
         """Bring an expected session's blocks into the arena."""
-        return await self._stage(self._link.stage_session(effect), None)
+        return await self._stage(self._link.stage_session(effect), list(effect.keys) or None)
 
     async def release(
         self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0

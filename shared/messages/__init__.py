@@ -27,7 +27,7 @@ from shared.messages.advisories import (
     SessionPlacement,
     TurnArrived,
 )
-from shared.messages.agents import AgentRef, AgentTurnLeft
+from shared.messages.agents import AgentPrefix, AgentRef, AgentTurnLeft, prefix_session
 from shared.messages.codec import decode, encode, pack_ints, prepare, unpack_ints
 from shared.messages.jobs import (
     NO_GRANT,
@@ -157,6 +157,7 @@ __all__ = [
     "AdvisoryKey",
     "AdvisoryLife",
     "AdvisoryState",
+    "AgentPrefix",
     "AgentRef",
     "AgentTurnLeft",
     "AutoscaleAdvice",
@@ -252,6 +253,7 @@ __all__ = [
     "encode",
     "pack_hashes",
     "pack_ints",
+    "prefix_session",
     "prepare",
     "start_of",
     "unpack_hashes",

@@ -16,7 +16,7 @@ from shared.ids import (
     WorkerId,
 )
 from shared.messages.adapters import AdapterRef
-from shared.messages.agents import AgentRef
+from shared.messages.agents import AgentPrefix, AgentRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "overtaken", "invalidated"]
 
@@ -100,6 +100,9 @@ class ExpectSession:
     arrives_in_ns: int = 0  # when its turn is expected; 0: at any time
     adapter: AdapterRef | None = None  # of `model_id`
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
+    prefix: AgentPrefix | None = (
+        None  # the session is only known to begin so; `session_id` names it
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

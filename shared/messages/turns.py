@@ -125,6 +125,7 @@ class TurnStart:
     adapter: AdapterRef | None = None  # as in `TurnSubmit`
     kv_at: dict[HostId, int] = field(default_factory=dict)  # as in `TurnSubmit`
     kv_from: KvFrom = "any"  # what lies below is computed again, as in systems without those tiers
+    expected_as: SessionId | None = None  # its prefetch went by this name; None: by its session's
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
 
 
@@ -135,6 +136,7 @@ def start_of(
     *,
     was_lost: bool = False,
     kv_from: KvFrom = "any",
+    expected_as: SessionId | None = None,
 ) -> TurnStart:
     """An attempt at what was submitted."""
     return TurnStart(
@@ -153,6 +155,7 @@ def start_of(
         adapter=submit.adapter,
         kv_at=submit.kv_at,
         kv_from=kv_from,
+        expected_as=expected_as,
         prompt=prompt,
     )
 

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from services.scheduler.core.lease.core import LeaseCore
-from services.scheduler.core.lease.effects import (
+from shared.effects import WakeAt
+from shared.lease.core.core import LeaseCore
+from shared.lease.core.effects import (
     Announce,
     AskHolder,
     Lead,
@@ -20,8 +21,7 @@ from services.scheduler.core.lease.effects import (
     Suspend,
     WriteLease,
 )
-from services.scheduler.core.lease.times import LeaseTimes
-from shared.effects import WakeAt
+from shared.lease.core.times import LeaseTimes
 from tests.sim.heap import MS, SECOND, Action, Network, World
 
 TIMES = LeaseTimes(beat_ns=250 * MS, ttl_ns=2 * SECOND)

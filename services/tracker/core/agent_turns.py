@@ -3,50 +3,86 @@ runtime, advisories go out for all next hops of an agent as soon as it runs).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from services.tracker.core.agents import AgentFollower, AgentHint
+from services.tracker.core.agents.prefixes import AgentKey, AgentPrefixes
 from services.tracker.core.limits import SECOND_NS
 from shared.advisory_checks import EXPECTED_ARRIVAL_MAX_S, TTL_MAX_MS
-from shared.ids import TenantId
-from shared.messages import Advisory, AgentTurnLeft, TurnArrived
+from shared.blocks import prefix_keys
+from shared.errors import MalformedMessage
+from shared.ids import SessionId, TenantId
+from shared.messages import (
+    Advisory,
+    AgentPrefix,
+    AgentRef,
+    AgentTurnLeft,
+    TurnArrived,
+    prefix_session,
+)
 
 MS_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """An advisory that nobody sent, and the chance of its turn's coming, 0 to 1."""
+    """An advisory that nobody sent.
+
+    Attributes:
+        chance: of its turn's coming, 0 to 1.
+        prefix: what stands for its session, if nobody knows that yet.
+    """
 
     advisory: Advisory
     chance: float
+    prefix: AgentPrefix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a turn's arrival means to those of agents.
+
+    Attributes:
+        expected_as: the session under whose name it was expected, if not under its own.
+        foreseen: what follows it.
+    """
+
+    expected_as: SessionId | None = None
+    foreseen: list[Foreseen] = field(default_factory=list)
 
 
 class AgentTurns:
     """Tells the follower of every turn that names its agent.
 
     Attributes:
-        num_without_session: hints of agents that were not called in their workflow yet: what all
-            of their prompts begin with cannot be brought up by its name yet.
+        num_of_prefix: hints of agents in sessions that nobody knows yet: what all prompts of these
+            agents begin with is brought up.
+        num_without_session: such hints of agents of which that is not known.
     """
 
     def __init__(self, follower: AgentFollower) -> None:
         self._follower = follower
+        self._prefixes = AgentPrefixes()
         self.outcomes = follower.outcomes
+        self.num_of_prefix = 0
         self.num_without_session = 0
 
-    def on_arrived(self, arrived: TurnArrived, now_ns: int) -> list[Foreseen]:
+    def on_arrived(self, arrived: TurnArrived, now_ns: int) -> Followed:
         """A turn was placed: what its agent is followed by is expected from now on."""
         if arrived.agent is None:
-            return []
+            return Followed()
         tenant, agent = arrived.tenant, arrived.agent
         reaction = self._follower.on_turn_began(
             tenant, agent.workflow_id, agent.agent, arrived.session_id, now_ns
         )
-        return list(self._foreseen(tenant, agent.workflow_id, reaction.hints, arrived.request_id))
+        is_new = reaction.used is not None and reaction.used.hint.session_id is None
+        foreseen = self._foreseen(tenant, agent.workflow_id, reaction.hints, arrived.request_id)
+        return Followed(prefix_session(agent) if is_new else None, list(foreseen))
 
     def on_left(self, left: AgentTurnLeft, now_ns: int) -> list[Foreseen]:
         """A turn is over; if it called tools, its session is back when they are done."""
+        self._learn_prefix(left)
         reaction = self._follower.on_turn_ended(
             left.tenant,
             left.agent.workflow_id,
@@ -61,21 +97,44 @@ class AgentTurns:
         self, tenant: TenantId, workflow_id: str, hints: list[AgentHint], request_id: str
     ) -> Iterator[Foreseen]:
         for hint in hints:
-            if hint.session_id is None:
-                self.num_without_session += 1
-                continue
+            session_id, prefix, model_id, adapter = hint.session_id, None, None, None
+            if session_id is None:
+                agent = AgentRef(agent=hint.agent, workflow_id=workflow_id)
+                learned = self._prefixes.of(_key_of(tenant, hint.agent))
+                if learned is None:
+                    self.num_without_session += 1
+                    continue
+                self.num_of_prefix += 1
+                prefix = AgentPrefix(agent=agent, keys=learned.keys.hex())
+                session_id, model_id = prefix_session(agent), learned.model_id
+                adapter = learned.adapter
             arrival = ttl_ms = None
             if hint.arrives_in_ns is not None:
                 arrival = min(hint.arrives_in_ns / SECOND_NS, EXPECTED_ARRIVAL_MAX_S)
             if hint.expires_in_ns is not None:  # until then the follower takes it for announced
                 ttl_ms = min(-(-hint.expires_in_ns // MS_NS), TTL_MAX_MS)
             advisory = Advisory(
-                session_id=hint.session_id,
+                session_id=session_id,
                 tenant=tenant,
+                model_id=model_id,
+                adapter=adapter,
                 expected_arrival=arrival,
                 request_id=request_id,
                 agent=hint.agent,
                 workflow_id=workflow_id,
                 ttl_ms=ttl_ms,
             )
-            yield Foreseen(advisory, hint.chance)
+            yield Foreseen(advisory, hint.chance, prefix)
+
+    def _learn_prefix(self, left: AgentTurnLeft) -> None:
+        if left.model_id is None:
+            return
+        with suppress(MalformedMessage):  # then nothing is learned of it
+            keys = b"".join(prefix_keys(left.keys))
+            who = _key_of(left.tenant, left.agent.agent)
+            self._prefixes.learn(who, left.session_id, left.model_id, left.adapter, keys)
+
+
+def _key_of(tenant: TenantId, agent: str) -> AgentKey:
+    """Whose prompts are compared: nobody hears of another tenant's."""
+    return tenant, agent

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.tracker.core.levels import Whose
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, WorkerId
-from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife, ExpectSession
+from shared.messages import AdapterRef, AdvisoryKey, AdvisoryLife, AgentPrefix, ExpectSession
 
 SessionKey = tuple[TenantId, SessionId]
 ARRIVAL_SLACK_NS = 1_000_000_000  # told again when the turn is expected so much sooner or later
@@ -28,6 +28,7 @@ class Record:
         is_acted_on: the scheduler is asked for a place; else it is only seen what becomes of it.
         is_dated: somebody said when its turn comes.
         came_after_all: its turn came after it had expired.
+        prefix: what stands for its session, which nobody knows yet; None: it is known.
         told_*: what the scheduler was told when last asked.
         due_at_ns: when this record is next looked at.
     """
@@ -62,6 +63,7 @@ class Record:
     is_dated: bool = False
     came_after_all: bool = False
     is_own: bool = False
+    prefix: AgentPrefix | None = None
 
     @property
     def whose(self) -> Whose:
@@ -100,4 +102,5 @@ class Record:
             adapter=self.adapter,
             arrives_in_ns=max(self.arrives_at_ns - now_ns, 0),
             kv_at=self.kv_at,
+            prefix=self.prefix,
         )

@@ -20,7 +20,14 @@ from shared.effects import WakeAt
 from shared.errors import NoCapacity, NotFound, TenantQuota
 from shared.ids import TenantId, WorkerId
 from shared.locations import worth_keeping
-from shared.messages import Advisory, AdvisoryKey, AgentTurnLeft, HintStatus, TurnArrived
+from shared.messages import (
+    Advisory,
+    AdvisoryKey,
+    AgentPrefix,
+    AgentTurnLeft,
+    HintStatus,
+    TurnArrived,
+)
 
 STALE_TIMERS_MIN = 1024
 STEP_MAX = 128  # records that are looked at, or given up, before others have their turn
@@ -37,11 +44,19 @@ class TrackerCore:
 
     Args:
         tracker_id: of this life of the tracker.
+        is_spare: another tracker leads. This one hears what agents do, so that it knows what that
+            one has learned of them; what is announced to the other it cannot hear.
     """
 
     def __init__(
-        self, limits: Limits, agents: AgentTurns | None = None, *, tracker_id: str = ""
+        self,
+        limits: Limits,
+        agents: AgentTurns | None = None,
+        *,
+        tracker_id: str = "",
+        is_spare: bool = False,
     ) -> None:
+        self._is_spare = is_spare
         self._limits = limits
         self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
         self._learned = Learned(limits)
@@ -60,6 +75,11 @@ class TrackerCore:
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def on_lead(self, now_ns: int) -> list[Effect]:
+        """The other one is gone. Places that are kept on its word end by themselves."""
+        self._is_spare = False
+        return self._take_effects()
 
     def get(self, key: AdvisoryKey) -> Record:
         """The session's advisory, live or recently over.
@@ -96,11 +116,18 @@ class TrackerCore:
         record = self._announce(advisory, now_ns)
         return record, self._take_effects()
 
-    def _announce(self, advisory: Advisory, now_ns: int, foreseen: float | None = None) -> Record:
+    def _announce(
+        self,
+        advisory: Advisory,
+        now_ns: int,
+        foreseen: float | None = None,
+        prefix: AgentPrefix | None = None,
+    ) -> Record:
         """A session's turn is announced; the effects go out with the next ones.
 
         Args:
             foreseen: as in `Learned.begin`.
+            prefix: as in `Foreseen`.
 
         Raises:
             NoCapacity: too many advisories live.
@@ -126,6 +153,7 @@ class TrackerCore:
             else:
                 self._order.remove(record)
         record.kv_at = worth_keeping(advisory.kv_at) or record.kv_at
+        record.prefix = prefix or record.prefix
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if record.is_acted_on and not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -170,11 +198,16 @@ class TrackerCore:
         if not self._arrivals.is_new(arrived):
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
+        followed = self._agents.on_arrived(arrived, now_ns)
+        if self._is_spare:
+            return []
         record = self._live.get(key)
+        if record is None and followed.expected_as is not None:
+            record = self._live.get((arrived.tenant, followed.expected_as))
         if record is None:
             self._out.append(Count("missed"))
             self._see_after_all(self._over.get(key), now_ns)
-            return self._foresee(self._agents.on_arrived(arrived, now_ns), now_ns)
+            return self._foresee(followed.foreseen, now_ns)
         if not arrived.reserved:  # whatever is reserved still, is of no use any more
             self._drop(record)
         in_time = arrived.reserved or record.state == "placed"
@@ -183,11 +216,12 @@ class TrackerCore:
         self._finish(record, "used" if in_time else "late", now_ns)
         self._see_lead(record, now_ns)
         self._give_up_overtaken(now_ns)
-        return self._foresee(self._agents.on_arrived(arrived, now_ns), now_ns)
+        return self._foresee(followed.foreseen, now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
         """An agent's turn is over."""
-        return self._foresee(self._agents.on_left(left, now_ns), now_ns)
+        foreseen = self._agents.on_left(left, now_ns)
+        return [] if self._is_spare else self._foresee(foreseen, now_ns)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The instant asked for with `WakeAt` has come."""
@@ -209,7 +243,7 @@ class TrackerCore:
         """
         for each in foreseen:
             with suppress(NoCapacity, TenantQuota):
-                self._announce(each.advisory, now_ns, each.chance)
+                self._announce(each.advisory, now_ns, each.chance, each.prefix)
         return self._take_effects()
 
     def _give_up_overtaken(self, now_ns: int) -> None:

@@ -40,6 +40,7 @@ class StageSession:
 
     Attributes:
         kv_at: as in `StageTurn`.
+        keys: of the blocks; empty: those of the session's record.
     """
 
     number: int
@@ -47,6 +48,7 @@ class StageSession:
     session_id: SessionId
     priority: int
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    keys: tuple[BlockKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,9 +199,10 @@ class EngineCore:
         if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
         self.queue.add(turn)
-        self.expecting.drop(turn.owner)
-        self.adapters.unexpect(turn.owner)
-        effects += self.stager.on_arrived(turn.owner)
+        for owner in turn.announced_as:
+            self.expecting.drop(owner)
+            self.adapters.unexpect(owner)
+            effects += self.stager.on_arrived(owner)
         effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 
 from services.worker.core.effects import StageSession
+from shared.blocks import BlockKey
 from shared.hints import TENANT_SHARE, HintShares
 from shared.ids import HostId, SessionId, TenantId
 from shared.messages import AdapterRef
@@ -32,6 +33,7 @@ class Expected:
         adapter: that it will run on.
         num_image_blocks: of the adapter's image.
         kv_at: how many leading blocks of the session are on which hosts, as far as known.
+        keys: of the blocks that it needs; empty: those of the session's record.
     """
 
     tenant: TenantId
@@ -43,6 +45,7 @@ class Expected:
     adapter: AdapterRef | None = None
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    keys: tuple[BlockKey, ...] = ()
     owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class Expecting:
             expected.session_id,
             expected.priority,
             expected.kv_at,
+            expected.keys,
         )
 
     def answered(self, number: int) -> Expected | None:

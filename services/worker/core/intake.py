@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.worker.core.expecting import Expected
 from services.worker.core.turn import Turn
 from shared.adapters.layout import layout_image
-from shared.blocks import root_key
+from shared.blocks import prefix_keys, root_key
 from shared.errors import InvalidRequest
 from shared.expiry import EXPIRY_S_MAX, is_expiry_s
 from shared.locations import worth_keeping
@@ -18,6 +18,7 @@ from shared.messages import (
     TurnStart,
     unpack_ints,
 )
+from shared.owners import owner_key
 from shared.sampling import flaw_in
 
 
@@ -83,6 +84,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         kv_at=worth_keeping(start.kv_at) if start.kv_from == "any" else {},
         kv_from=start.kv_from,
         expiry_s=prompt.expiry_s,
+        expected_as=owner_key(start.tenant, start.expected_as),
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
 
@@ -91,21 +93,24 @@ def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expecte
     """An announced turn.
 
     Raises:
+        MalformedMessage: its keys cannot be read.
         InvalidRequest: its adapter is none of this model's, or a number is none.
     """
     for name in ("expires_in_ns", "arrives_in_ns", "num_tokens"):
         if getattr(prefetch, name) < 0:
             raise InvalidRequest(f"{name}: {getattr(prefetch, name)} is below 0", name)
+    keys = prefix_keys(prefetch.keys)
     return Expected(
         tenant=prefetch.tenant,
         session_id=prefetch.session_id,
         priority=prefetch.priority,
         expires_at_ns=now_ns + prefetch.expires_in_ns,
         arrives_at_ns=now_ns + prefetch.arrives_in_ns if prefetch.arrives_in_ns else 0,
-        num_tokens=prefetch.num_tokens,
+        num_tokens=len(keys) * shape.block_tokens or prefetch.num_tokens,
         adapter=prefetch.adapter,
         num_image_blocks=num_image_blocks(prefetch.adapter, shape),
         kv_at=worth_keeping(prefetch.kv_at),
+        keys=tuple(keys),
     )
 
 

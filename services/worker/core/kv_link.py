@@ -160,7 +160,8 @@ class KvLink:
 
     def stage_session(self, effect: StageSession) -> KvStage:
         """Bring an expected session's blocks into the arena."""
-        stage = self._stage("", effect.session_id, effect.tenant, effect.priority)
+        keys = pack_keys(effect.keys)
+        stage = self._stage(keys, effect.session_id, effect.tenant, effect.priority)
         return replace(stage, is_hint=True, kv_at=dict(effect.kv_at))
 
     def on_staged(self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int) -> Staged | None:

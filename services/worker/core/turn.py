@@ -11,7 +11,7 @@ from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, KvFrom, SamplingParams, TokenLogprobs
-from shared.owners import OwnerKey, owner_key
+from shared.owners import NOBODY, OwnerKey, owner_key
 
 NO_SLOT = -1
 
@@ -63,6 +63,7 @@ class Turn:
         kv_at: how many leading blocks of its session are on which hosts, as far as known.
         kv_from: the lowest tier that its history may come from.
         expiry_s: how long its KV outlives its last use; 0: as every tier has it.
+        expected_as: it was announced under this name, too; `NOBODY`: under its session's only.
         can_be_assisted: helpers can compute all that its adapter adds.
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
@@ -91,6 +92,7 @@ class Turn:
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     kv_from: KvFrom = "any"
     expiry_s: int = 0
+    expected_as: OwnerKey = NOBODY
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING
@@ -122,6 +124,11 @@ class Turn:
         self.num_known = len(self.tokens)
         self.owner = owner_key(self.tenant, self.session_id)
         self.prefix = Chain(self.owner)
+
+    @property
+    def announced_as(self) -> tuple[OwnerKey, ...]:
+        """Whose hints are used up now that it is here."""
+        return (self.owner,) if self.expected_as == NOBODY else (self.owner, self.expected_as)
 
     @property
     def num_prompt(self) -> int:

@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 
 from shared import messages as m
+from shared.blocks import chain_keys, pack_keys, root_key
+from shared.ids import DEFAULT_TENANT
 from shared.subjects import AGENT_TURN_LEFT
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, house
@@ -21,8 +23,10 @@ def test_an_agent_s_turn_is_told_from_its_beginning_to_its_end(
             await h.bus.subscribe(AGENT_TURN_LEFT, left.append)
             await h.bus.flush()
 
-            async def ask(headers: dict[str, str] | None = None, **fields: str) -> int:
-                body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+            async def ask(
+                headers: dict[str, str] | None = None, *, text: str = "Hi", **fields: str
+            ) -> int:
+                body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
                 path = "/v1/chat/completions"
                 return (await h.http.post(path, json=body, headers=headers)).status_code
 
@@ -37,6 +41,14 @@ def test_an_agent_s_turn_is_told_from_its_beginning_to_its_end(
                 (WRITER, "s"),
                 (WRITER, "t"),
             ]
+            assert {(each.model_id, each.keys) for each in left} == {(MODEL, "")}, "no full block"
+            named = {"X-Agent": "writer", "X-Workflow-Id": "w", "X-Session-Id": "v"}
+            assert await ask(named, text="Hi " * 99) == 200
+            await eventually(lambda: len(left) == 3)
+            tokens = m.unpack_ints(h.fake.prompts[-1].tokens)
+            root = root_key(h.fake.card().fingerprint, DEFAULT_TENANT)
+            keys = chain_keys(root, tokens, h.fake.card().block_tokens)
+            assert keys and left[2].keys == pack_keys(keys)
             assert await ask(agent="writer", session_id="s") == 400
             assert await ask(agent="tool:x", workflow_id="w", session_id="s") == 400
             assert await ask(named | {"X-Agent": "a" * 257}) == 400

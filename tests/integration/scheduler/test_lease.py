@@ -17,8 +17,8 @@ from cli.supervisor.children import (
     wait_for_port,
 )
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.lease import Lease
 from shared.bus import Bus
+from shared.lease.lease import Lease
 from shared.messages import LeaderLease
 from shared.subjects import LEASES
 from tests.conftest import Server

@@ -231,3 +231,17 @@ def test_names_of_others_end_no_label() -> None:
     graph = learn(line(2, ['a"];x', "b\n"]), LIMITS)  # type: ignore[arg-type]
     assert 'label="a\'];x"' in dot_of(graph)
     assert "b\n" not in dot_of(graph).replace("];\n", "")
+
+
+def test_calls_in_new_sessions_are_told_from_those_that_go_on() -> None:
+    calls = [
+        call(f"w{n}", agent, start_s, start_s + 5, session=f"{n}{agent}")
+        for n in range(4)
+        for agent, start_s in (("a", 0), ("b", 10), ("b", 20))
+    ]
+    learned, rest = halves(make_trace("new", calls, is_timed=True))
+    policy = Learned(AgentFollower(LIMITS, {"": learn(learned, LIMITS)}), learned.calls)
+    found = replay(rest, policy).summary(policy, is_timed=True)
+    assert (found["new_session_share"], found["prefix_share"]) == (0.5, 1.0)
+    unseen = Learned(AgentFollower(LIMITS, {"": learn(learned, LIMITS)}))
+    assert replay(rest, unseen).summary(unseen, is_timed=True)["prefix_share"] == 0.0

@@ -224,3 +224,21 @@ def test_what_waits_is_bounded(engine: Engine) -> None:
         far(engine, in_ns=HOUR + again, num_tokens=8)
     assert len(engine.core.expecting._due) <= STALE_MIN + 2
     assert waiting.num_held == 1
+
+
+def test_an_agent_s_beginning_is_asked_for_by_its_keys_until_the_turn_is_here(
+    engine: Engine,
+) -> None:
+    name = SessionId("#agent")
+    asked = announce(engine, name, keys=tuple(KEYS))
+    (ask,) = of_kind(asked, StageSession)
+    assert ask.keys == tuple(KEYS)
+    come(engine, 1, asked)
+    assert engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, name))
+    come(engine, 2, announce(engine, name, keys=tuple(KEYS)))
+    turn = new_turn("t", [*range(1, 9), 9], session_id=S)
+    turn.expected_as = owner_key(DEFAULT_TENANT, name)
+    engine.submit(turn)
+    assert len(turn.prefix.blocks) == 2, "they are found by what they are"
+    hints = engine.core.stager.hints.take_all(owner_key(DEFAULT_TENANT, name))
+    assert not hints, "and are nobody's hint any more"

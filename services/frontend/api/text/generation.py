@@ -21,6 +21,7 @@ from services.frontend.core.turns import Deliver, Fail, NewTurn
 from services.frontend.errors import TooManyRequests, TurnError
 from services.frontend.hub import Mailbox
 from services.frontend.models import ServedModel
+from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id
 from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
@@ -239,6 +240,9 @@ class Generation:
                 session_id=plan.owner.session_id,
                 tenant=plan.owner.tenant,
                 tools=self.tools,
+                model_id=plan.model.card.model_id,
+                adapter=plan.model.adapter,
+                keys=pack_keys(plan.prompts[0].keys[:PREFIX_BLOCKS_MAX]),
             )
             self._app.hub.tell(left)
 

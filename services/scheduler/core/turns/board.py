@@ -14,9 +14,9 @@ from services.scheduler.core.effects import (
     StartTurn,
 )
 from services.scheduler.core.turns.limits import Limits
-from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.placer import Placer, last_of
 from services.scheduler.core.turns.records import Ended, Turn, Worker
-from shared.ids import ModelId, TurnId
+from shared.ids import ModelId, SessionId, TurnId
 from shared.messages import (
     KvFrom,
     TurnArrived,
@@ -103,12 +103,14 @@ class Board:
         reason: PlacementReason,
         now_ns: int,
         kv_from: KvFrom | None = None,
+        expected_as: SessionId | None = None,
     ) -> None:
         """Send a turn that is on no worker to this one, under its next attempt; if its frontend has
         sent the first one there, it is on its way.
 
         Args:
             kv_from: the lowest tier that its history may come from; None: the policy's.
+            expected_as: its place was kept there under this name; None: under its session's.
         """
         is_sent = (
             submit.sent_to == worker.worker_id
@@ -128,6 +130,7 @@ class Board:
             prompt,
             was_lost=turn.num_placements > 1,
             kv_from=kv_from or self._placer.kv_from,
+            expected_as=expected_as,
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
         if submit.prompt:
@@ -141,9 +144,12 @@ class Board:
         if submit.session_id is None:
             return
         key = (submit.tenant, submit.session_id)
-        self._placer.remember(
-            key, worker.worker_id, submit.model_id, submit.adapter, submit.num_prompt_tokens, now_ns
-        )
+        names = [key] if submit.agent is None else [key, last_of(submit.tenant, submit.agent)]
+        for name in names:
+            self._placer.remember(
+                name, worker.worker_id, submit.model_id, submit.adapter, submit.num_prompt_tokens,
+                now_ns,
+            )  # fmt: skip
         if turn.num_placements == 1:
             arrived = TurnArrived(
                 session_id=submit.session_id,

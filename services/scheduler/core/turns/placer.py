@@ -11,8 +11,9 @@ from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand, PlacementPolicy
 from services.scheduler.core.turns.records import SessionKey, Worker
-from shared.ids import ModelId, WorkerId
-from shared.messages import AdapterRef, KvFrom
+from shared.ids import HostId, ModelId, TenantId, WorkerId
+from shared.locations import worth_keeping
+from shared.messages import AdapterRef, AgentPrefix, AgentRef, KvFrom, prefix_session
 
 WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
 
@@ -172,6 +173,14 @@ class Placer:
         last = self._last_turns.get(key)
         return 0 if last is None or not last.fits(model_id, adapter) else last.num_tokens
 
+    def prefix_at(self, tenant: TenantId, prefix: AgentPrefix) -> dict[HostId, int]:
+        """Where what an agent's prompts begin with is, as far as is known: its last turn left it on
+        a host.
+        """
+        last = self._last_turns.get(last_of(tenant, prefix.agent))
+        worker = self._fleet.get(last.worker_id) if last is not None else None
+        return {} if worker is None else worth_keeping({worker.report.host_id: prefix.num_blocks})
+
     def _home(
         self, last: _LastTurn | None, model_id: ModelId, demand: Demand, now_ns: int
     ) -> Worker | None:
@@ -184,13 +193,18 @@ class Placer:
         return worker if worker is not None and model_id in worker.models else None
 
 
+def last_of(tenant: TenantId, agent: AgentRef) -> SessionKey:
+    """Under what the last turn of an agent is remembered, in whatever workflow that was."""
+    return tenant, prefix_session(replace(agent, workflow_id=""))
+
+
 def _with_history(demand: Demand, last: _LastTurn | None, now_ns: int) -> Demand:
     if last is None or not last.fits(demand.model_id, demand.adapter):
         return replace(demand, now_ns=now_ns)
     return replace(
         demand,
         now_ns=now_ns,
-        num_history_tokens=last.num_tokens,
+        num_history_tokens=min(last.num_tokens, demand.num_history_tokens or last.num_tokens),
         idle_ns=max(now_ns - last.at_ns, 0),
     )
 

@@ -8,7 +8,14 @@ from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.turns.arrivals import Arrivals
 from services.scheduler.core.turns.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
-from shared.messages import AdapterRef, TurnFailed, TurnRef, TurnSubmit, WorkerReport
+from shared.messages import (
+    AdapterRef,
+    AgentPrefix,
+    TurnFailed,
+    TurnRef,
+    TurnSubmit,
+    WorkerReport,
+)
 from shared.urgency import is_urgent
 
 SessionKey = tuple[TenantId, SessionId]
@@ -150,6 +157,7 @@ class Reservation:
         is_far: not soon, or it should have been here long ago: it is no load.
         looked_at_ns: when it is next seen whether it is.
         kv_at: leading blocks of the session by host.
+        prefix: of an agent that is expected in a session that is not known yet.
     """
 
     key: SessionKey
@@ -163,6 +171,7 @@ class Reservation:
     is_far: bool = False
     looked_at_ns: int = NEVER_NS
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
+    prefix: AgentPrefix | None = None
 
     @property
     def is_urgent(self) -> bool:

@@ -2,24 +2,29 @@
 turn to the node chosen when its advisory came).
 """
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.effects import DropPrefetch, Effect, SendPrefetch, TellPlace
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand
-from services.scheduler.core.turns.placer import Placer
+from services.scheduler.core.turns.placer import Placer, last_of
 from services.scheduler.core.turns.records import Reservation, SessionKey, Worker
+from shared.blocks import BLOCK_TOKENS
 from shared.hints import HINT_HOLD_NS
 from shared.ids import ModelId
 from shared.locations import worth_keeping
 from shared.messages import (
     AdvisoryKey,
+    AgentPrefix,
     ExpectSession,
     Prefetch,
     PrefetchDrop,
     SessionPlaced,
     SessionPlacement,
+    TurnSubmit,
+    prefix_session,
 )
 from shared.urgency import is_urgent
 
@@ -71,6 +76,8 @@ class Reservations:
         if model_id is None:
             return SessionPlacement()
         kv_at = worth_keeping(message.kv_at)
+        if message.prefix is not None:
+            kv_at = self._placer.prefix_at(message.tenant, message.prefix)
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:
@@ -79,6 +86,7 @@ class Reservations:
             held.worker.num_urgent += held.is_urgent
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter, held.kv_at = adapter, kv_at or held.kv_at
+            held.prefix = message.prefix
             held.worker.arrivals.remove(held.arrives_at_ns)
             held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
             held.worker.arrivals.add(held.arrives_at_ns)
@@ -94,8 +102,10 @@ class Reservations:
                 name=message.session_id,
                 is_urgent=is_urgent(message.priority),
                 ahead_ns=message.arrives_in_ns or None,
+                num_history_tokens=_num_prefix_tokens(message.prefix),
             )
-            chosen = self._placer.choose(model_id, key, now_ns, demand)
+            place_of = _history_of(key, message.prefix)
+            chosen = self._placer.choose(model_id, place_of, now_ns, demand)
             if chosen is None or len(self._held) >= self._limits.reservations_max:
                 return SessionPlacement()
             held = Reservation(
@@ -108,6 +118,7 @@ class Reservations:
                 _arrival(message, now_ns),
                 now_ns,
                 kv_at=kv_at,
+                prefix=message.prefix,
             )
             self._hold(held, now_ns)
         self._prefetch(held, now_ns)
@@ -141,6 +152,31 @@ class Reservations:
         self._drop_prefetch(held)
         return None
 
+    def key_of(self, submit: TurnSubmit) -> SessionKey | None:
+        """Under what name a place may be kept for a turn: its session's, or, if there is none and
+        nothing of the session is known, that of its agent in its workflow.
+        """
+        if submit.session_id is None:
+            return None
+        key = submit.tenant, submit.session_id
+        if submit.agent is None or key in self._held or submit.kv_at:
+            return key
+        by_agent = submit.tenant, prefix_session(submit.agent)
+        held = self._held.get(by_agent)
+        if held is None or self._placer.num_tokens_of(key):
+            return key
+        adapter_hash = "" if submit.adapter is None else submit.adapter.adapter_hash
+        is_its = (held.model_id, held.adapter_hash) == (submit.model_id, adapter_hash)
+        return by_agent if is_its else key
+
+    def with_prefix(self, key: SessionKey | None, demand: Demand) -> Demand:
+        """What a turn needs whose place is kept under this name, which may stand for an agent."""
+        held = self._held.get(key) if key is not None else None
+        if held is None or held.prefix is None:
+            return demand
+        num_tokens = min(_num_prefix_tokens(held.prefix), demand.num_prompt_tokens)
+        return replace(demand, num_history_tokens=num_tokens, kv_at=held.kv_at)
+
     def gave_up(self, key: SessionKey, model_id: ModelId, worker: Worker) -> None:
         """The place was taken, but its turn goes elsewhere."""
         self._tell_dropped(key, model_id, worker)
@@ -154,7 +190,8 @@ class Reservations:
             if worker.alive:
                 self._drop_prefetch(held)
             demand = _demand_of(held, now_ns)
-            chosen = self._placer.choose(held.model_id, held.key, now_ns, demand, avoid=worker)
+            place_of = _history_of(held.key, held.prefix)
+            chosen = self._placer.choose(held.model_id, place_of, now_ns, demand, avoid=worker)
             if chosen is not None:
                 held.worker = chosen[0]
                 self._hold(held, now_ns)
@@ -222,8 +259,11 @@ class Reservations:
             arrives_in_ns=max(held.arrives_at_ns - now_ns, 0),
             num_tokens=self._placer.num_tokens_of(held.key),
             kv_at=dict(held.kv_at),
+            keys=held.prefix.keys if held.prefix is not None else "",
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
+        if held.prefix is not None:  # of a session that no frontend has heard of
+            return
         placed = SessionPlaced(
             session_id=session_id,
             tenant=tenant,
@@ -249,9 +289,19 @@ def _demand_of(held: Reservation, now_ns: int) -> Demand:
         adapter=held.adapter,
         kv_at=held.kv_at,
         name=held.key[1],
+        num_history_tokens=_num_prefix_tokens(held.prefix),
         is_urgent=is_urgent(held.priority),
         ahead_ns=max(held.arrives_at_ns - now_ns, 0) if held.arrives_at_ns else None,
     )
+
+
+def _history_of(key: SessionKey, prefix: AgentPrefix | None) -> SessionKey:
+    """Whose last turn left what the turn will go on from."""
+    return key if prefix is None else last_of(key[0], prefix.agent)
+
+
+def _num_prefix_tokens(prefix: AgentPrefix | None) -> int:
+    return 0 if prefix is None else prefix.num_blocks * BLOCK_TOKENS
 
 
 def _arrival(message: ExpectSession, now_ns: int) -> int:

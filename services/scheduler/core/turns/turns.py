@@ -214,12 +214,13 @@ class Turns:
             return
         key = (submit.tenant, submit.session_id) if submit.session_id is not None else None
         is_first = turn.num_placements == 0
-        reserved = self._reservations.take(key, submit.model_id) if key and is_first else None
+        name = self._reservations.key_of(submit) if is_first else None
+        demand = self._reservations.with_prefix(name, Demand.of(submit))
+        reserved = self._reservations.take(name, submit.model_id) if name else None
         sent_to = submit.sent_to if is_first else None
         chosen: tuple[Worker, PlacementReason] | None
-        demand = Demand.of(submit)
-        if reserved is not None and key is not None:
-            chosen = self._at_place(reserved, key, submit, demand, now_ns)
+        if reserved is not None and name is not None:
+            chosen = self._at_place(reserved, name, submit, demand, now_ns)
         else:
             chosen = self._placer.choose(submit.model_id, key, now_ns, demand, avoid)
         if chosen is None:
@@ -228,7 +229,14 @@ class Turns:
             worker, reason = chosen
             if sent_to is not None and sent_to != worker.worker_id:
                 self._cancel_sent(turn, sent_to)
-            self._board.start(turn, submit, worker, reason if is_first else "replaced", now_ns)
+            self._board.start(
+                turn,
+                submit,
+                worker,
+                reason if is_first else "replaced",
+                now_ns,
+                expected_as=name[1] if reserved is worker and name and name != key else None,
+            )
 
     def _at_place(
         self, kept: Worker, key: SessionKey, submit: TurnSubmit, demand: Demand, now_ns: int

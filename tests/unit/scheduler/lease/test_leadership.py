@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.lease.core import LeaseCore
-from services.scheduler.core.lease.effects import (
+from shared.effects import WakeAt
+from shared.lease.core.core import LeaseCore
+from shared.lease.core.effects import (
     Announce,
     AskHolder,
     Lead,
@@ -18,8 +19,7 @@ from services.scheduler.core.lease.effects import (
     Suspend,
     WriteLease,
 )
-from services.scheduler.core.lease.times import LeaseTimes
-from shared.effects import WakeAt
+from shared.lease.core.times import LeaseTimes
 from shared.messages import LeaderLease
 
 BEAT, TTL = 80, 250  # small numbers: the core does not care what a nanosecond is

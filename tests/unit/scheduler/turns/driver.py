@@ -17,6 +17,8 @@ from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
 from shared.messages import (
     AdapterRef,
     AdvisoryKey,
+    AgentPrefix,
+    AgentRef,
     ExpectSession,
     ModelCard,
     ModelSpeeds,
@@ -128,6 +130,7 @@ class Driver:
         slo_tpot_ms: float | None = None,
         kv_at: dict[str, int] | None = None,
         num_tokens: int = 100,
+        agent: AgentRef | None = None,
     ) -> list[Effect]:
         message = TurnSubmit(
             turn_id=TurnId(turn),
@@ -142,6 +145,7 @@ class Driver:
             adapter=adapter,
             slo_tpot_ms=slo_tpot_ms,
             kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
+            agent=agent,
         )
         return self._note(self.core.on_turns_submit(TurnsSubmit(turns=[message]), self.now_ns))
 
@@ -163,6 +167,7 @@ class Driver:
         adapter: AdapterRef | None = None,
         arrives_s: float = 0,
         kv_at: dict[str, int] | None = None,
+        prefix: AgentPrefix | None = None,
     ) -> tuple[SessionPlacement, list[Effect]]:
         message = ExpectSession(
             session_id=SessionId(session),
@@ -172,6 +177,7 @@ class Driver:
             adapter=adapter,
             arrives_in_ns=int(arrives_s * SECOND),
             kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
+            prefix=prefix,
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
         return placement, self._note(effects)

@@ -1,8 +1,9 @@
 """Agents' turns in the tracker: what follows them is expected as if it had been announced."""
 
-from services.tracker.core import AgentTurns, Count, Expect, Limits, Record, Tell, TrackerCore
+from services.tracker.core import AgentTurns, Count, Drop, Expect, Limits, Record, Tell, TrackerCore
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.outcomes import FIRST_CHANCE
+from shared.blocks import KEY_BYTES
 from shared.ids import (
     DEFAULT_TENANT,
     FrontendId,
@@ -15,10 +16,12 @@ from shared.ids import (
 from shared.messages import (
     Advisory,
     AdvisoryKey,
+    AgentPrefix,
     AgentRef,
     AgentTurnLeft,
     ExpectSession,
     TurnArrived,
+    prefix_session,
 )
 
 SECOND = 1_000_000_000
@@ -114,17 +117,74 @@ def test_agents_have_no_more_advisories_than_their_tenant_may_have() -> None:
     assert driver.core.num_live == 1
 
 
-def test_an_agent_without_a_session_is_only_counted() -> None:
-    driver = Driver()
-    before = driver.agents.num_without_session
+def in_new(
+    driver: Driver, agent: str, workflow: str, *, is_reserved: bool = False
+) -> list[Expect | Drop]:
+    """An agent's turn in a session of its own, of another workflow."""
+    driver.num_turns += 1
     arrived = TurnArrived(
-        session_id=SessionId("other"),
-        turn_id=TurnId("t"),
-        agent=AgentRef(agent="a", workflow_id="new"),
+        session_id=SessionId(f"{workflow}-{agent}"),
+        turn_id=TurnId(f"t{driver.num_turns}"),
+        reserved=is_reserved,
+        agent=AgentRef(agent=agent, workflow_id=workflow),
     )
     effects = driver.core.on_turn_arrived(arrived, driver.now_ns)
-    assert not [effect for effect in effects if isinstance(effect, Expect)]
+    return [effect for effect in effects if isinstance(effect, Expect | Drop)]
+
+
+def leave(
+    driver: Driver, agent: str, session: str, keys: str, tenant: str = DEFAULT_TENANT
+) -> None:
+    left = AgentTurnLeft(
+        agent=AgentRef(agent=agent, workflow_id="earlier"),
+        session_id=SessionId(session),
+        tenant=TenantId(tenant),
+        model_id=ModelId("m"),
+        keys=keys,
+    )
+    driver.core.on_agent_turn_left(left, driver.now_ns)
+
+
+SYSTEM = "5a" * KEY_BYTES
+OF_B = AgentRef(agent="b", workflow_id="new")
+
+
+def test_an_agent_without_a_session_and_of_no_known_beginning_is_only_counted() -> None:
+    driver = Driver()
+    before = driver.agents.num_without_session
+    leave(driver, "b", "one", SYSTEM)
+    for session, keys in (("two", "no hex"), ("three", SYSTEM[:5])):
+        leave(driver, "b", session, keys)
+        leave(driver, "b", session, SYSTEM, tenant="other")
+    assert not in_new(driver, "a", "new")
     assert driver.agents.num_without_session == before + 1
+
+
+def test_an_agent_in_an_unknown_session_is_expected_by_what_its_prompts_begin_with() -> None:
+    driver = Driver()
+    for session in ("one", "two"):
+        leave(driver, "b", session, SYSTEM + "00" * KEY_BYTES * len(session))
+    (expected,) = in_new(driver, "a", "new")
+    assert isinstance(expected, Expect)
+    told = expected.message
+    assert told.prefix == AgentPrefix(agent=OF_B, keys=SYSTEM + "00" * 3 * KEY_BYTES)
+    assert (told.session_id, told.model_id) == (prefix_session(OF_B), "m")
+    assert 8 * SECOND < told.arrives_in_ns < 12 * SECOND
+    assert driver.agents.num_of_prefix == 1
+    driver.core.on_placed(AdvisoryKey(session_id=told.session_id), WorkerId("w1"), driver.now_ns)
+    driver.now_ns += 10 * SECOND
+    in_new(driver, "b", "new", is_reserved=True)
+    assert driver.core.get(AdvisoryKey(session_id=told.session_id)).state == "used"
+
+
+def test_a_turn_that_came_before_its_place_gives_that_back() -> None:
+    driver = Driver()
+    for session in ("one", "two"):
+        leave(driver, "b", session, SYSTEM)
+    in_new(driver, "a", "new")
+    key = AdvisoryKey(session_id=prefix_session(OF_B))
+    assert Drop(key) in in_new(driver, "b", "new")
+    assert driver.core.get(key).state == "late"
 
 
 def key(agent: str) -> AdvisoryKey:

@@ -6,7 +6,7 @@ That is proof where the holder was heard on this connection before; otherwise it
 way back, as after a restart of the bus, and is given time. Silence proves nothing: it may be busy.
 """
 
-from services.scheduler.core.lease.effects import Stored
+from shared.lease.core.effects import Stored
 
 SURE_AFTER = 2  # answers "nobody" in a row: one can be a subscription that is being renewed
 

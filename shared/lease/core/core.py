@@ -19,7 +19,8 @@ Source: deferred batch scheduling, section 6 (hot spares that exchange heartbeat
 
 from enum import Enum, auto
 
-from services.scheduler.core.lease.effects import (
+from shared.effects import WakeAt
+from shared.lease.core.effects import (
     NOBODY,
     Announce,
     AskHolder,
@@ -33,9 +34,8 @@ from services.scheduler.core.lease.effects import (
     Suspend,
     WriteLease,
 )
-from services.scheduler.core.lease.holder_watch import HolderWatch
-from services.scheduler.core.lease.times import LeaseTimes
-from shared.effects import WakeAt
+from shared.lease.core.holder_watch import HolderWatch
+from shared.lease.core.times import LeaseTimes
 from shared.messages import LeaderLease
 
 

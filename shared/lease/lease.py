@@ -7,9 +7,13 @@ from functools import partial
 
 from nats.aio.subscription import Subscription
 
-from services.scheduler.config import SchedulerConfig
-from services.scheduler.core.lease.core import LeaseCore
-from services.scheduler.core.lease.effects import (
+from shared.bucket import KvBucket, NoStore, RevisionConflict
+from shared.effects import WakeAt
+from shared.errors import NobodyListens, PeerUnavailable
+from shared.events import EventQueue
+from shared.ids import new_id
+from shared.lease.core.core import LeaseCore
+from shared.lease.core.effects import (
     Announce,
     AskHolder,
     Lead,
@@ -22,11 +26,7 @@ from services.scheduler.core.lease.effects import (
     Suspend,
     WriteLease,
 )
-from shared.bucket import KvBucket, NoStore, RevisionConflict
-from shared.effects import WakeAt
-from shared.errors import NobodyListens, PeerUnavailable
-from shared.events import EventQueue
-from shared.ids import new_id
+from shared.lease.settings import LeaseConfig
 from shared.messages import Empty, LeaderLease, LeaseHolder, LeaseWritten
 from shared.metrics import counter, gauge
 from shared.service import Runtime
@@ -39,6 +39,7 @@ EVENTS_MAX = 1024
 # A server that has just started, or a fresh connection, may deny for a moment what it has.
 NO_STORE_GRACE_S = 1.0
 RETRY_S = 0.1
+SPARE_AFTER_S = 0.5
 
 CHANGES = counter("scheduler_lease_changes_total", "What became of the leader's lease", ["change"])
 DROPPED = counter(
@@ -67,7 +68,7 @@ class Lease:
     def __init__(
         self,
         runtime: Runtime,
-        config: SchedulerConfig,
+        config: LeaseConfig,
         *,
         key: str = "leader",
         on_fence: Callable[[int], None] | None = None,
@@ -150,6 +151,26 @@ class Lease:
                 self._lead(above + 1)
         else:
             self._events.put(partial(self._core.raise_fence, above))
+
+    async def lead_or_stop(self) -> bool:
+        """Wait until this process leads; False if it is told to stop before. Then `release`.
+
+        A spare counts as ready: that it waits is its work.
+        """
+        runtime = self._runtime
+        leading = asyncio.create_task(self.lead())
+        stopping = asyncio.create_task(runtime.stopping.wait())
+        both = {leading, stopping}
+        await asyncio.wait(both, timeout=SPARE_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done() and not stopping.done():
+            await runtime.ready()
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if leading.done():
+            leading.result()
+            return True
+        leading.cancel()
+        return False
 
     async def release(self, timeout_s: float = 1.0) -> None:
         """Stop leading, and give the lease back so that a spare leads at once.

@@ -1,0 +1,110 @@
+"""docs/scale.md says how large messages and records are: as large as they are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shared import messages as m
+from shared.blocks import BLOCK_TOKENS, KEY_BYTES
+from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.sessions import SessionRecord, TextMark, encode_record
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
+SESSION, MODEL = SessionId("order-17/engineer-abcdef"), ModelId("llama-3.1-8b")
+WORKER, HOST = WorkerId("host-12-w3"), HostId("host-12")
+AGENT = m.AgentRef(agent="shop/engineer", workflow_id="order-17")
+SUBMIT = m.TurnSubmit(
+    turn_id=TurnId("t-0123456789abcdef"),
+    frontend_id=FrontendId("frontend-0123"),
+    model_id=MODEL,
+    num_prompt_tokens=2000,
+    session_id=SESSION,
+    kv_at={HOST: 31},
+    request_id="req-0123456789",
+)
+CARD = m.ModelCard(
+    model_id=MODEL, source="meta-llama/Llama-3.1-8B", fingerprint="f" * 32, max_model_len=131072,
+    block_tokens=BLOCK_TOKENS,
+)  # fmt: skip
+
+
+def refs(num: int) -> list[m.TurnRef]:
+    name = "t-0123456789abc{:03d}"
+    return [
+        m.TurnRef(turn_id=TurnId(name.format(at)), attempt=4096, num_generated=100)
+        for at in range(num)
+    ]
+
+
+def report(num: int) -> m.WorkerReport:
+    return m.WorkerReport(
+        worker_id=WORKER, incarnation="inc-0123456789", seq=1234, host_id=HOST, state="ready",
+        models=[CARD], turns=refs(num),
+    )  # fmt: skip
+
+
+def output(num: int) -> m.StepOutput:
+    return m.StepOutput(
+        deltas=[
+            m.TurnDelta(turn_id=ref.turn_id, attempt=4096, index=17, tokens=[1234])
+            for ref in refs(num)
+        ]
+    )
+
+
+ROWS = {
+    "`TurnsSubmit`, a turn without its prompt": m.TurnsSubmit(turns=[SUBMIT]),
+    "`TurnsStart`, a turn without its prompt": m.TurnsStart(turns=[m.start_of(SUBMIT, 4096)]),
+    "`TurnArrived`": m.TurnArrived(
+        session_id=SESSION, turn_id=SUBMIT.turn_id, worker_id=WORKER
+    ),
+    "`TurnsEnded`, a turn": m.TurnsEnded(
+        turns=[m.TurnEnd(turn_id=SUBMIT.turn_id, attempt=4096, reason="stop")]
+    ),
+    "`WorkerReport`, nothing runs": report(0),
+    "`WorkerReport`, 64 turns": report(64),
+    "`StepOutput`, a token": output(1),
+    "`StepOutput`, tokens of 32 turns": output(32),
+    "`Advisory`": m.Advisory(session_id=SESSION, model_id=MODEL, expected_arrival=2.5),
+    "`ExpectSession`": m.ExpectSession(session_id=SESSION, model_id=MODEL),
+    "`ExpectSession` of an agent whose prompts share 32 blocks": m.ExpectSession(
+        session_id=m.prefix_session(AGENT),
+        model_id=MODEL,
+        prefix=m.AgentPrefix(agent=AGENT, keys="5a" * KEY_BYTES * 32),
+    ),
+    "`Prefetch`": m.Prefetch(session_id=SESSION, model_id=MODEL, num_tokens=2000),
+}  # fmt: skip
+
+
+def told(row: str) -> float:
+    """The number in the second column of the page's row of this name."""
+    found = re.search(rf"^\| {re.escape(row)} \| ([\d,]+) ", PAGE, re.MULTILINE)
+    assert found is not None, f"no row {row!r}"
+    return float(found[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_messages_are_as_large_as_the_page_says(row: str) -> None:
+    assert len(m.encode(ROWS[row])) == pytest.approx(told(row), rel=0.1)
+
+
+@pytest.mark.parametrize("num_tokens", [500, 2_000, 8_000, 32_000])
+def test_records_are_as_large_as_the_page_says(num_tokens: int) -> None:
+    num_blocks = -(-num_tokens // BLOCK_TOKENS)
+    mark = TextMark(12_345, "5" * 32)
+    record = SessionRecord(
+        session_id=SESSION, tenant=TenantId("some-tenant"), model_id=MODEL, fingerprint="f" * 32,
+        tokens=m.pack_ints(list(range(num_tokens))), block_keys="5a" * KEY_BYTES * num_blocks,
+        prompt=mark, reply=mark, stripped_reply=mark, num_tokens=num_tokens, num_turns=12,
+        last_used=1.8e9, expires=1.8e9,
+    )  # fmt: skip
+    size = len(encode_record(record))
+    row = f"| {num_tokens:,} | {_rounded(size):,} | {_rounded(1e9 / size):,} |"
+    assert row in PAGE, row
+
+
+def _rounded(number: float) -> int:
+    """To two places."""
+    scale = 10 ** (len(str(int(number))) - 2)
+    return int(number / scale + 0.5) * int(scale)
