@@ -45,7 +45,7 @@ from services.kvstore.core import (
     WriteOutcome,
 )
 from services.kvstore.core.arena_block import NO_PAGE, ArenaBlock
-from services.kvstore.core.disk_tier import StoredBlock
+from services.kvstore.core.stored_block import StoredBlock
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys, unpack_keys

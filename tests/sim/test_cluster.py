@@ -67,13 +67,13 @@ def run(options: ClusterOptions, scripts: list[Script]) -> ClusterResult:
 def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
     small: ClusterOptions,
 ) -> None:
-    scripts = chats(24, num_turns=3)
-    result = run(small, scripts)
+    scripts, options = chats(24, num_turns=3), replace(small, policy="random")
+    result = run(options, scripts)
     assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
     assert result.pages_by_tier["disk"] > 0, "the arenas were large enough for all"
     assert result.pages_by_tier["peer"] > 0, "nobody's history was at another host"
     assert result.prompt_tokens == 24 * sum(FIRST + turn * (MORE + ANSWER) for turn in range(3))
-    assert run(small, scripts) == result
+    assert run(options, scripts) == result
 
 
 def test_hinted_turns_wait_for_less_than_others_and_no_history_is_computed_again(

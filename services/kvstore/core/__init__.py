@@ -3,7 +3,6 @@
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arrivals import FetchedPages
 from services.kvstore.core.arrived import Told
-from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import (
     BeginDiskAnew,
     DeleteBlocks,
@@ -46,6 +45,7 @@ from services.kvstore.core.runs import (
     run_of,
 )
 from services.kvstore.core.store import KvCore
+from services.kvstore.core.stored_block import StoredBlock
 
 __all__ = [
     "LINKS_MAX",

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 
+from services.kvstore.core.stored_block import UNKNOWN, StoredBlock
 from services.kvstore.core.use_order import UseOrder
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnedKeys, OwnerKey
@@ -12,40 +12,6 @@ from shared.owners import NOBODY, OwnedKeys, OwnerKey
 NEVER_NS = -(1 << 62)  # before everything that was ever used
 EVER_NS = 1 << 62  # longer than anything lasts
 NOTED_SHARE = 4  # of an expiry of its own: so old may be what is written down of its last use
-_UNKNOWN = -1  # a depth that is still to be found
-
-
-@dataclass(slots=True, eq=False)
-class StoredBlock:
-    """A block whose every layer is on disk.
-
-    Attributes:
-        num_bytes: what it occupies there, all layers.
-        noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
-        owner: the session that made it.
-        parent: key of the block before it.
-        depth: blocks before it, as far as they are here; set by the tier.
-        num_children: blocks here that continue it; set by the tier.
-        is_saved: the object store has it, too.
-        expiry_ns: how long it outlives its last use; 0: as the tier has it.
-        older, newer: those used before and after it, in a ring; set by the tier. An ordered dict
-            would take 80 bytes a block more.
-    """
-
-    key: BlockKey
-    num_layers: int
-    page_bytes: int
-    num_bytes: int
-    used_at_ns: int
-    noted_at_ns: int
-    owner: OwnerKey = NOBODY
-    parent: BlockKey = NO_PARENT
-    depth: int = _UNKNOWN
-    num_children: int = 0
-    is_saved: bool = False
-    expiry_ns: int = 0
-    older: "StoredBlock" = field(init=False, repr=False)
-    newer: "StoredBlock" = field(init=False, repr=False)
 
 
 class DiskTier:
@@ -110,7 +76,7 @@ class DiskTier:
         if owner in self._uncounted:
             self._uncounted.remove(owner)
             for block in blocks:
-                block.depth = _UNKNOWN
+                block.depth = UNKNOWN
             self._find_depths(blocks)
         return max((block.depth + 1 for block in blocks), default=0)
 
@@ -246,7 +212,7 @@ class DiskTier:
         self._blocks[block.key] = block
         self._order.link(block)
         self._owned.add(block.owner, block.key)
-        block.depth = _UNKNOWN
+        block.depth = UNKNOWN
         block.num_children = self._awaited.pop(block.key, 0)
         if (parent := self._blocks.get(block.parent)) is None:
             self._awaited[block.parent] += 1
@@ -267,11 +233,11 @@ class DiskTier:
         above: list[StoredBlock] = []
         for block in blocks:
             at: StoredBlock | None = block
-            while at is not None and at.depth == _UNKNOWN:
+            while at is not None and at.depth == UNKNOWN:
                 at.depth = 0  # were it its own ancestor, nobody would go round
                 above.append(at)
                 at = self._parent_of(at)
-            depth = _UNKNOWN if at is None else at.depth
+            depth = UNKNOWN if at is None else at.depth
             while above:
                 depth += 1
                 above.pop().depth = depth

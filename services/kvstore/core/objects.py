@@ -9,13 +9,14 @@ session's objects.
 from collections.abc import Mapping, Sequence
 
 from services.kvstore.core.budget import Budget
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DropRuns, DropSession, Effect, SaveOutcome
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import Run
 from services.kvstore.core.saving import Saving
+from services.kvstore.core.stored_block import StoredBlock
 from shared.ids import HostId
 from shared.locations import is_objects
 from shared.owners import OwnerKey

@@ -7,10 +7,11 @@ from collections.abc import Set
 
 from services.kvstore.core.backoff import Backoff
 from services.kvstore.core.budget import Budget
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import Effect, SaveOutcome, SaveRun
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import BLOCKS_MAX, Run, named
+from services.kvstore.core.stored_block import StoredBlock
 from shared.expiry import NS_PER_S
 from shared.ids import HostId
 from shared.owners import NOBODY, OwnerKey

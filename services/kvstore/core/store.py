@@ -17,7 +17,7 @@ from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.arrivals import Arrivals, FetchedPages
 from services.kvstore.core.backlog import TierSpeed
 from services.kvstore.core.checks import check_commit
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import (
     BeginDiskAnew,
     DiskWrite,
@@ -37,6 +37,7 @@ from services.kvstore.core.objects import Objects
 from services.kvstore.core.peers import Deleted, Peers
 from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
+from services.kvstore.core.stored_block import StoredBlock
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
 from services.kvstore.core.write_queue import WriteQueue

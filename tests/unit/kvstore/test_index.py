@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.kvstore.core import locations
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.locations import Locations, LocationUpdate
+from services.kvstore.core.stored_block import StoredBlock
 from services.kvstore.index import RedisIndex
 from shared.blocks import BlockKey
 from shared.ids import HostId

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
+from services.kvstore.core.stored_block import StoredBlock
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import OwnerKey
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kvstore.core.deadlines import STALE_MAX, Deadlines
-from services.kvstore.core.disk_tier import StoredBlock
 from services.kvstore.core.effects import TouchBlocks
 from services.kvstore.core.events import Offer
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import Run, run_of
+from services.kvstore.core.stored_block import StoredBlock
 from shared.expiry import EXPIRY_S_MAX, rounded_expiry_s
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import NOBODY, OwnerKey, owner_key

@@ -5,8 +5,9 @@ from random import Random
 import pytest
 
 from services.kvstore.core import locations as module
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.locations import Locations
+from services.kvstore.core.stored_block import StoredBlock
 from shared.blocks import BlockKey
 from shared.locations import HostClaim
 from shared.owners import NOBODY, OwnerKey

@@ -6,12 +6,13 @@ import pytest
 
 from services.kvstore.core.backoff import RETRY_MAX_NS, RETRY_NS
 from services.kvstore.core.budget import BURST_NS, Budget
-from services.kvstore.core.disk_tier import DiskTier, StoredBlock
+from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DropRuns, DropSession, Effect, SaveOutcome, SaveRun
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.objects import DROPPED_MAX, Objects
 from services.kvstore.core.runs import BLOCKS_MAX, Run, named
 from services.kvstore.core.saving import RUN_BYTES_MAX, RUNS_MAX
+from services.kvstore.core.stored_block import StoredBlock
 from shared.blocks import BlockKey, chain_keys, root_key
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import objects_of

@@ -1,0 +1,41 @@
+"""A block on disk, as the tier knows it."""
+
+from dataclasses import dataclass, field
+
+from shared.blocks import NO_PARENT, BlockKey
+from shared.owners import NOBODY, OwnerKey
+
+UNKNOWN = -1  # a depth that is still to be found
+
+
+@dataclass(slots=True, eq=False)
+class StoredBlock:
+    """A block whose every layer is on disk.
+
+    Attributes:
+        num_bytes: what it occupies there, all layers.
+        noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
+        owner: the session that made it.
+        parent: key of the block before it.
+        depth: blocks before it, as far as they are here; set by the tier.
+        num_children: blocks here that continue it; set by the tier.
+        is_saved: the object store has it, too.
+        expiry_ns: how long it outlives its last use; 0: as the tier has it.
+        older, newer: those used before and after it, in a ring; set by the tier. An ordered dict
+            would take 80 bytes a block more.
+    """
+
+    key: BlockKey
+    num_layers: int
+    page_bytes: int
+    num_bytes: int
+    used_at_ns: int
+    noted_at_ns: int
+    owner: OwnerKey = NOBODY
+    parent: BlockKey = NO_PARENT
+    depth: int = UNKNOWN
+    num_children: int = 0
+    is_saved: bool = False
+    expiry_ns: int = 0
+    older: "StoredBlock" = field(init=False, repr=False)
+    newer: "StoredBlock" = field(init=False, repr=False)
