@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from services.scheduler.core.turns.kinds import Kinds, Steps
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import NO_MODELS, Worker
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds, steps_told
 from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import ModelSpeeds, WorkerReport, unpack_hashes
 
@@ -41,7 +42,8 @@ class Fleet:
         self._models_known: set[ModelId] = set()
         self._in_order: dict[ModelId, list[Worker]] = {}  # those that serve it, twice
         self._on_host: dict[tuple[ModelId, HostId], dict[WorkerId, Worker]] = {}
-        self._typical: dict[ModelId, Speeds] = {}  # steps as many told, the rest as one told last
+        self._typical: dict[ModelId, Speeds] = {}  # as somebody told last
+        self._kinds: dict[ModelId, Kinds] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -118,6 +120,8 @@ class Fleet:
         """Drop a dead worker that stayed silent."""
         assert not worker.alive and not worker.turns and not worker.reservations
         del self._workers[worker.worker_id]
+        for kinds in self._kinds.values():
+            kinds.forget(worker.worker_id)
 
     def probe_at_ns(self, worker: Worker) -> int:
         """When its silence asks for a question."""
@@ -153,12 +157,17 @@ class Fleet:
             model_id = card.model_id
             likely = self._typical.get(model_id, DEFAULT_SPEEDS)
             if model_id in told:
-                own = likely.told(told[model_id], card.block_tokens)
-                is_first = model_id not in self._typical
-                typical = self._typical[model_id] = own if is_first else likely.with_news(own)
-                speeds[model_id] = own.among(typical)
+                speeds[model_id] = likely.told(told[model_id], card.block_tokens)
+                self._typical[model_id] = speeds[model_id]
             elif model_id in worker.speeds:
                 speeds[model_id] = worker.speeds[model_id]
             else:
                 speeds[model_id] = likely.told(ModelSpeeds(model_id=model_id), card.block_tokens)
+            worker.steps[model_id] = self._steps_of(worker, model_id, told.get(model_id))
         worker.speeds = speeds
+
+    def _steps_of(self, worker: Worker, model_id: ModelId, told: ModelSpeeds | None) -> Steps:
+        """As its kind measures them; as is usual as long as it has told nothing."""
+        kinds = self._kinds.setdefault(model_id, Kinds())
+        steps = None if told is None else steps_told(told)
+        return kinds.of(worker.worker_id) if steps is None else kinds.tell(worker.worker_id, steps)

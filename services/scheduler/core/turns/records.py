@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.batching.job import NEVER_NS
 from services.scheduler.core.turns.arrivals import Arrivals
+from services.scheduler.core.turns.kinds import Steps
 from services.scheduler.core.turns.speeds import Speeds
 from shared.ids import HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
@@ -41,6 +42,7 @@ class Worker:
         num_far: reservations whose turns are not near yet.
         num_urgent: turns of more than the usual priority, and reservations that are near.
         speeds: by model, as it told last.
+        steps: by model, what its kind measured, or what is usual as long as it has not.
         arrivals: when the turns of its reservations are expected.
     """
 
@@ -60,6 +62,7 @@ class Worker:
     num_far: int = 0
     num_urgent: int = 0
     speeds: dict[ModelId, Speeds] = field(default_factory=dict)
+    steps: dict[ModelId, Steps] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
+from services.scheduler.core.turns.kinds import Steps
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import HostId
 from shared.locations import OBJECTS, is_objects
@@ -18,20 +19,14 @@ MS_BAND = (1e-4, 1e4)  # of a step, or of what adds to it
 BYTES_PER_S_BAND = (1e5, 1e13)
 BLOCK_BYTES_BAND = (1, 1 << 40)
 BLOCK_TOKENS_BAND = (1, 1 << 16)
-ALIKE = 0.2  # steps that differ by less take as long: what each worker measures is no more exact
-ROWS_COMPARED = 8
-NEW_SHARE = 0.1  # of what is typical, that one worker's news are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What steps and transfers take. The defaults are those of an 8 B model on a GPU of 2022 with
+    """What transfers take. The defaults are those of an 8 B model on a GPU of 2022 with
     its host's disk, and of 10 Gbit/s between hosts.
 
     Attributes:
-        token_ms: a prompt token more in a step.
-        step_ms: a step without rows.
-        row_ms: a decoding turn more in a step.
         block_bytes: KV of a block in all layers.
         block_tokens: of the model's blocks.
         load_bytes_per_s: from the host's arena to the device.
@@ -41,9 +36,6 @@ class Speeds:
         objects_bytes_per_s: from the object store.
     """
 
-    token_ms: float = 0.1
-    step_ms: float = 10.0
-    row_ms: float = 0.05
     block_bytes: int = 8 << 20
     block_tokens: int = BLOCK_TOKENS
     load_bytes_per_s: float = 10e9
@@ -53,27 +45,21 @@ class Speeds:
     objects_bytes_per_s: float = 0.5e9
 
     def told(self, told: ModelSpeeds, block_tokens: int) -> "Speeds":
-        """The same, but for what the worker knows better. What is no speed is not heard. Of its
-        steps it knows both figures, or none: one alone would not fit with the other of somebody
-        else's.
+        """The same, but for what the worker knows better. What is no speed is not heard.
 
         >>> from shared.ids import ModelId
-        >>> slow = Speeds().told(ModelSpeeds(model_id=ModelId("m"), token_ms=3, step_ms=-1.0), 64)
-        >>> slow.token_ms, slow.step_ms == Speeds().step_ms
-        (3, True)
+        >>> told = ModelSpeeds(model_id=ModelId("m"), load_bytes_per_s=2e9, source_bytes_per_s=-1)
+        >>> Speeds().told(told, 64).load_bytes_per_s, Speeds().told(told, 64).source_bytes_per_s
+        (2000000000.0, 1000000000.0)
         """
         peers = {
             host_id: bytes_per_s
             for host_id, bytes_per_s in islice(told.peer_bytes_per_s.items(), PEERS_MAX)
             if _is_within(BYTES_PER_S_BAND, bytes_per_s) and not is_objects(host_id)
         }
-        knows_steps = _is_within(MS_BAND, told.step_ms) and _is_within(MS_BAND, told.row_ms)
         objects_bytes_per_s = told.peer_bytes_per_s.get(OBJECTS, 0.0)
         return replace(
             self,
-            token_ms=_either(MS_BAND, told.token_ms, self.token_ms),
-            step_ms=told.step_ms if knows_steps else self.step_ms,
-            row_ms=told.row_ms if knows_steps else self.row_ms,
             block_bytes=_either(BLOCK_BYTES_BAND, told.block_bytes, self.block_bytes),
             block_tokens=_either(BLOCK_TOKENS_BAND, block_tokens, self.block_tokens),
             load_bytes_per_s=_either(
@@ -89,38 +75,14 @@ class Speeds:
             ),
         )
 
-    def among(self, typical: "Speeds") -> "Speeds":
-        """The same, with typical steps if its own are much like them. Workers of one kind measure
-        a little differently, each time; where turns go must not follow from that.
-
-        >>> usual = Speeds(step_ms=10.0, row_ms=0.05)
-        >>> Speeds(step_ms=10.5, row_ms=0.01).among(usual).row_ms
-        0.05
-        >>> Speeds(step_ms=20.0, row_ms=0.01).among(usual).row_ms
-        0.01
-        """
-        own_ms = self.step_ms + ROWS_COMPARED * self.row_ms
-        typical_ms = typical.step_ms + ROWS_COMPARED * typical.row_ms
-        if not (_is_alike(own_ms, typical_ms) and _is_alike(self.token_ms, typical.token_ms)):
-            return self
-        return replace(
-            self, step_ms=typical.step_ms, row_ms=typical.row_ms, token_ms=typical.token_ms
-        )
-
-    def with_news(self, news: "Speeds") -> "Speeds":
-        """What is typical, once one worker more has told."""
-        mix = {
-            name: (1 - NEW_SHARE) * getattr(self, name) + NEW_SHARE * getattr(news, name)
-            for name in ("step_ms", "row_ms", "token_ms")
-        }
-        return replace(news, **mix)
-
 
 DEFAULT_SPEEDS = Speeds()
 
 
-def _is_alike(own_ms: float, typical_ms: float) -> bool:
-    return abs(own_ms - typical_ms) <= ALIKE * typical_ms
+def steps_told(told: ModelSpeeds) -> Steps | None:
+    """What a worker has measured of its steps; None as long as it has not."""
+    figures = told.token_ms, told.step_ms, told.row_ms
+    return Steps(*figures) if all(_is_within(MS_BAND, each) for each in figures) else None
 
 
 def _is_within(band: tuple[float, float], figure: float) -> bool:

@@ -7,15 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.turns.arrivals import SLICE_NS, Arrivals
+from services.scheduler.core.turns.kinds import GUESSED, Steps
 from services.scheduler.core.turns.placement.cost import Stay, cost_of
-from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS, Speeds
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
 from shared.ids import HostId, ModelId
 from shared.locations import OBJECTS
 from shared.messages import ModelSpeeds
 
 amounts = st.floats(0, 1e5, allow_subnormal=False)
 speeds_ms = st.floats(1e-3, 1e3)
-speeds = st.builds(Speeds, token_ms=speeds_ms, step_ms=speeds_ms, row_ms=speeds_ms)
+speeds = st.builds(Steps, token_ms=speeds_ms, step_ms=speeds_ms, row_ms=speeds_ms)
 stays = st.builds(
     Stay,
     num_rows=st.floats(0, 500),
@@ -34,16 +35,14 @@ GROWING = ("num_rows", "num_waiting_tokens", "num_new_tokens", "fetch_ms", "adap
 
 @few
 @given(speeds, stays, st.sampled_from(GROWING), amounts)
-def test_more_of_anything_never_costs_less(
-    fast: Speeds, stay: Stay, name: str, more: float
-) -> None:
+def test_more_of_anything_never_costs_less(fast: Steps, stay: Stay, name: str, more: float) -> None:
     worse = replace(stay, **{name: getattr(stay, name) + more})
     assert cost_of(fast, worse).total_ms >= cost_of(fast, stay).total_ms * (1 - 1e-12)
 
 
 @few
 @given(speeds, stays, st.floats(1, 10))
-def test_longer_history_never_costs_less(fast: Speeds, stay: Stay, factor: float) -> None:
+def test_longer_history_never_costs_less(fast: Steps, stay: Stay, factor: float) -> None:
     num_tokens, fetch_ms = stay.num_history_tokens * factor, stay.fetch_ms * factor
     longer = replace(stay, num_history_tokens=num_tokens, fetch_ms=fetch_ms, ahead_ms=0)
     assert cost_of(fast, longer).total_ms >= cost_of(fast, replace(stay, ahead_ms=0)).total_ms
@@ -51,20 +50,20 @@ def test_longer_history_never_costs_less(fast: Speeds, stay: Stay, factor: float
 
 @few
 @given(speeds, stays, amounts)
-def test_time_before_a_turn_comes_never_costs(fast: Speeds, stay: Stay, more: float) -> None:
+def test_time_before_a_turn_comes_never_costs(fast: Steps, stay: Stay, more: float) -> None:
     later = replace(stay, ahead_ms=stay.ahead_ms + more)
     assert cost_of(fast, later).total_ms <= cost_of(fast, stay).total_ms * (1 + 1e-12)
 
 
 @few
 @given(speeds, stays, st.sampled_from(("token_ms", "step_ms", "row_ms")), speeds_ms)
-def test_a_slower_worker_never_costs_less(fast: Speeds, stay: Stay, name: str, more: float) -> None:
+def test_a_slower_worker_never_costs_less(fast: Steps, stay: Stay, name: str, more: float) -> None:
     slow = replace(fast, **{name: getattr(fast, name) + more})
     assert cost_of(slow, stay).total_ms >= cost_of(fast, stay).total_ms * (1 - 1e-12)
 
 
 def test_history_is_fetched_or_computed_whichever_is_sooner() -> None:
-    fast = Speeds(token_ms=1.0)
+    fast = Steps(token_ms=1.0, step_ms=10.0, row_ms=0.05)
     far = Stay(num_history_tokens=500, fetch_ms=400)
     assert cost_of(fast, far).kv_ms == 420, "it takes something of the link besides"
     assert cost_of(fast, replace(far, fetch_ms=4000)).kv_ms == 500
@@ -73,23 +72,21 @@ def test_history_is_fetched_or_computed_whichever_is_sooner() -> None:
 def test_computing_history_costs_those_beside_too() -> None:
     fetched = Stay(num_rows=2, num_history_tokens=500, fetch_ms=10)
     computed = replace(fetched, fetch_ms=1e6)
-    more_ms = (
-        cost_of(DEFAULT_SPEEDS, computed).others_ms - cost_of(DEFAULT_SPEEDS, fetched).others_ms
-    )
-    assert round(more_ms) == 2 * 500 * DEFAULT_SPEEDS.token_ms
+    more_ms = cost_of(GUESSED, computed).others_ms - cost_of(GUESSED, fetched).others_ms
+    assert round(more_ms) == 2 * 500 * GUESSED.token_ms
 
 
 def test_what_is_brought_up_before_a_turn_comes_costs_next_to_nothing() -> None:
     far = Stay(num_history_tokens=5000, fetch_ms=400, ahead_ms=1000)
-    assert cost_of(DEFAULT_SPEEDS, far).kv_ms == 20
+    assert cost_of(GUESSED, far).kv_ms == 20
 
 
 def test_without_a_seat_it_waits_for_one() -> None:
     held = Stay(num_rows=7, num_seats=8)
     full = Stay(num_rows=8, num_seats=8)
-    one_more_ms = cost_of(DEFAULT_SPEEDS, replace(held, num_rows=6)).queue_ms
-    assert cost_of(DEFAULT_SPEEDS, held).queue_ms - one_more_ms < 1
-    assert cost_of(DEFAULT_SPEEDS, full).queue_ms - cost_of(DEFAULT_SPEEDS, held).queue_ms > 100
+    one_more_ms = cost_of(GUESSED, replace(held, num_rows=6)).queue_ms
+    assert cost_of(GUESSED, held).queue_ms - one_more_ms < 1
+    assert cost_of(GUESSED, full).queue_ms - cost_of(GUESSED, held).queue_ms > 100
 
 
 @few
@@ -160,5 +157,5 @@ def test_links_that_were_not_measured_are_as_fast_as_those_that_were() -> None:
 
 def test_a_queue_that_is_over_by_then_is_not_waited_for() -> None:
     queued = Stay(num_waiting_tokens=1000)
-    waits = [cost_of(DEFAULT_SPEEDS, replace(queued, ahead_ms=ms)).queue_ms for ms in (0, 40, 200)]
+    waits = [cost_of(GUESSED, replace(queued, ahead_ms=ms)).queue_ms for ms in (0, 40, 200)]
     assert waits == [100, 60, 0]

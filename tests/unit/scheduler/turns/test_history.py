@@ -3,6 +3,7 @@
 import pytest
 
 from services.scheduler.core import Limits, StartTurn
+from services.scheduler.core.turns.kinds import GUESSED
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placement.history import History
 from services.scheduler.core.turns.placement.symphony import Symphony
@@ -107,7 +108,7 @@ def test_numbers_that_cannot_be_break_and_steer_nothing() -> None:
             assert d.expect(f"s{arrives_s}", arrives_s=arrives_s)[0].worker_id
     (worker,) = [each for each in workers_of(d) if each.worker_id == "w3"]
     assert worker.report.turns_running_max == worker.report.num_waiting_tokens == 0
-    assert worker.speeds[M].step_ms == FAST.step_ms, "as others told"
+    assert worker.steps[M].step_ms == FAST.step_ms, "as others told"
 
 
 def test_what_is_no_figure_is_typical_of_nobody() -> None:
@@ -115,6 +116,7 @@ def test_what_is_no_figure_is_typical_of_nobody() -> None:
     d.report("w1", speeds=ModelSpeeds(model_id=M, token_ms=1e12, step_ms=1e12, row_ms=1e12))
     d.report("w2")
     assert [worker.speeds[M] for worker in workers_of(d)] == [DEFAULT_SPEEDS] * 2
+    assert [worker.steps[M] for worker in workers_of(d)] == [GUESSED] * 2
 
 
 def test_a_turn_that_moves_tells_blocks_as_its_model_cuts_them() -> None:

@@ -11,7 +11,7 @@ alike, which is the paper's default (SYMPHONY, section 3.3), and uneven where th
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.scheduler.core.turns.speeds import Speeds
+from services.scheduler.core.turns.kinds import Steps
 
 DECODE_TOKENS = 200  # of an answer, whose length nobody knows before
 HIDDEN_SHARE = 0.05  # of a transfer, that is felt though nobody waits for it: links are shared
@@ -60,22 +60,23 @@ class Cost(NamedTuple):
     total_ms: float
 
 
-def cost_of(speeds: Speeds, stay: Stay) -> Cost:
+def cost_of(steps: Steps, stay: Stay) -> Cost:
     """What this stay costs on a worker that is so fast.
 
-    >>> idle = cost_of(Speeds(), Stay(num_new_tokens=100))
-    >>> busy = cost_of(Speeds(), Stay(num_new_tokens=100, num_rows=4))
+    >>> from services.scheduler.core.turns.kinds import GUESSED
+    >>> idle = cost_of(GUESSED, Stay(num_new_tokens=100))
+    >>> busy = cost_of(GUESSED, Stay(num_new_tokens=100, num_rows=4))
     >>> idle.others_ms, round(busy.total_ms - idle.total_ms)
     (0.0, 130)
     """
-    token_ms, row_ms, num_rows = speeds.token_ms, speeds.row_ms, stay.num_rows
-    step_ms = speeds.step_ms + row_ms * num_rows
+    token_ms, row_ms, num_rows = steps.token_ms, steps.row_ms, stay.num_rows
+    step_ms = steps.step_ms + row_ms * num_rows
     queue_ms = max(stay.num_waiting_tokens * token_ms - stay.ahead_ms, 0.0)
     if num_rows:
         queue_ms += step_ms  # the one that runs
     if stay.num_seats and num_rows >= stay.num_seats:
         num_before = num_rows - stay.num_seats + 1
-        full_ms = speeds.step_ms + row_ms * stay.num_seats
+        full_ms = steps.step_ms + row_ms * stay.num_seats
         queue_ms += num_before / stay.num_seats * DECODE_TOKENS * full_ms
     kv_ms, num_computed = stay.fetch_ms, stay.num_new_tokens
     if stay.fetch_ms:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from services.scheduler.core.effects import PlacementReason
+from services.scheduler.core.turns.kinds import GUESSED
 from services.scheduler.core.turns.placement.cost import Cost, Stay, cost_of
 from services.scheduler.core.turns.placement.history import History
 from services.scheduler.core.turns.placement.policy import Demand, PlacementPolicy, burden
@@ -82,7 +83,7 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
         ahead_ms=ahead_ns / 1e6,
         adapter_ms=ADAPTER_MS if is_far_adapter else 0.0,
     )
-    return cost_of(speeds, stay)
+    return cost_of(worker.steps.get(demand.model_id, GUESSED), stay)
 
 
 def _costs(

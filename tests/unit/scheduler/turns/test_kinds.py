@@ -1,0 +1,55 @@
+"""What is reckoned with for the steps of workers that measure a little differently."""
+
+from services.scheduler.core.turns.kinds import GUESSED, KINDS_MAX, Kinds, Steps
+from shared.ids import WorkerId
+
+
+def steps(step_ms: float, row_ms: float = 0.05) -> Steps:
+    return Steps(token_ms=0.1, step_ms=step_ms, row_ms=row_ms)
+
+
+def names(num: int) -> list[WorkerId]:
+    return [WorkerId(f"w{number}") for number in range(num)]
+
+
+def test_workers_of_one_kind_have_the_very_same_figures_and_one_vote_each() -> None:
+    kinds = Kinds()
+    a, b, c = names(3)
+    shared = kinds.tell(a, steps(10.0))
+    assert kinds.tell(b, steps(11.0)) is shared
+    for _ in range(100):
+        assert kinds.tell(b, steps(11.0)) is shared
+    assert shared.step_ms == 10.5
+    assert kinds.of(c) is shared, "who has measured nothing is as most are"
+
+
+def test_nobody_has_measured_anything_yet() -> None:
+    kinds = Kinds()
+    (a,) = names(1)
+    assert kinds.of(a) is GUESSED
+    assert kinds.tell(a, steps(2.0)).step_ms == 2.0, "the first to measure is believed at once"
+
+
+def test_other_kinds_stay_apart_and_a_wild_one_moves_nobody() -> None:
+    kinds = Kinds()
+    workers = names(9)
+    for number, worker in enumerate(workers[:8]):
+        kinds.tell(worker, steps(10.0 if number % 2 else 14.0))
+    assert [round(kinds.of(each).step_ms, 6) for each in workers[:4]] == [14.0, 10.0, 14.0, 10.0]
+    kinds.tell(workers[8], steps(1000.0))
+    assert {round(kinds.of(each).step_ms, 6) for each in workers[:8]} == {10.0, 14.0}
+
+
+def test_who_is_gone_counts_no_more_and_there_are_never_many_kinds() -> None:
+    kinds = Kinds()
+    a, b = names(2)
+    kinds.tell(a, steps(10.0))
+    shared = kinds.tell(b, steps(11.0))
+    kinds.forget(a)
+    assert shared.step_ms == 11.0
+    kinds.forget(b)
+    kinds.forget(b)
+    assert kinds.of(b) is GUESSED
+    for number, worker in enumerate(names(3 * KINDS_MAX)):
+        assert kinds.tell(worker, steps(2.0**number)).step_ms == 2.0**number
+    assert len(kinds._kinds) == KINDS_MAX
