@@ -7,6 +7,7 @@ and tells how far the simulation is from them.
 """
 
 import argparse
+import math
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -21,10 +22,12 @@ from loadtest.cluster.run import run_cluster
 from loadtest.fuzz.house import open_house
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
-from services.scheduler.core import POLICIES
+from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
 
 SECOND = 1_000_000_000
+SPURIOUS_MAX = 100
+NOT_SEEN = ("load_max_over_median", "recomputed_tokens", "prefetch", "pages_by_tier", "took_s")
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")
 
 
@@ -65,7 +68,8 @@ def _compare(
         for name in COMPARED
     }
     ratios["requests_per_s"] = round(simulated.requests_per_s / max(real.requests_per_s, 1e-9), 3)
-    return {"real": _figures(real), "simulated_over_real": ratios}
+    seen = {name: each for name, each in _figures(real).items() if name not in NOT_SEEN}
+    return {"real": seen, "simulated_over_real": ratios}
 
 
 def _figures(result: ClusterResult) -> dict[str, Any]:
@@ -90,9 +94,23 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
     for name in ("missed", "priority_share"):
         if not 0 <= getattr(args, name) <= 1:
             raise InvalidRequest(f"--{name.replace('_', '-')}: not between 0 and 1", name)
+    if not 0 <= args.spurious <= SPURIOUS_MAX:
+        raise InvalidRequest(f"--spurious: not between 0 and {SPURIOUS_MAX}", "spurious")
     for name in ("gpus", "gpus_per_host", "users", "seconds", "dram_gb", "disk_gb", "link_gbit"):
-        if getattr(args, name) <= 0:
-            raise InvalidRequest(f"--{name.replace('_', '-')}: not above 0", name)
+        if not 0 < getattr(args, name) < math.inf:
+            raise InvalidRequest(f"--{name.replace('_', '-')}: not a number above 0", name)
+    if "balance" in args.without and args.policy != DEFAULT_POLICY:
+        raise InvalidRequest(f"--without balance is of --policy {DEFAULT_POLICY} only", "without")
+    if args.real:
+        known = ClusterOptions()
+        for name in ("dram_gb", "disk_gb", "link_gbit"):
+            if getattr(args, name) != getattr(known, name):
+                flag = name.replace("_", "-")
+                raise InvalidRequest(f"--{flag} is not what the real processes have", name)
+        if args.without or args.coarse:
+            raise InvalidRequest("--without and --coarse are of the simulation only", "real")
+        if args.gpus % min(args.gpus_per_host, args.gpus):
+            raise InvalidRequest("--real: every host has as many GPUs", "gpus")
     return ClusterOptions(
         profile=args.profile,
         gpus=args.gpus,

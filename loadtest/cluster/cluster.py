@@ -167,7 +167,8 @@ class Cluster:
         )
         ends_at_ns = SETTLE_NS + options.duration_ns
         timeline.after(0, partial(self._sample, ends_at_ns))
-        timeline.run_until(ends_at_ns, 1 << 62)
+        while people.num_left and timeline.now_ns < ends_at_ns:
+            timeline.run_until(min(timeline.now_ns + SECOND, ends_at_ns), 1 << 62)
         while people.num_open and timeline.now_ns < ends_at_ns + DRAIN_NS:
             timeline.run_until(timeline.now_ns + SECOND, 1 << 62)
         self.check()

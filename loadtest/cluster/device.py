@@ -219,6 +219,7 @@ class CostDevice:
             run = self._runs.get(page)
             if run is None or run.is_copying:
                 continue
+            assert not any(page in step.awaited for step in self._steps), "a step waits for it"
             del run.pages[page]
             del self._runs[page]
             taken.append(page)

@@ -20,6 +20,7 @@ from services.kvstore.core import (
     Told,
     WriteOutcome,
 )
+from services.kvstore.core.arena_block import NO_PAGE
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId
@@ -46,7 +47,9 @@ class ClusterArena(ArenaMemory):
 
 
 class LinkPeering(Peering):
-    """Pages go over both hosts' links, which have room for one batch at a time."""
+    """Pages go over both hosts' links, which have room for one batch at a time; what the other host
+    has on its disk only is read there meanwhile.
+    """
 
     def __init__(
         self, kvstore: "ClusterKvstore", others: Mapping[HostId, PeerHost], page_bytes: int
@@ -56,12 +59,15 @@ class LinkPeering(Peering):
         self._page_bytes = page_bytes
 
     def _begin(self, host_id: HostId) -> None:
-        num_pages = sum(len(reads.pages) for reads in self._waiting[host_id][0])
+        batch = self._waiting[host_id][0]
         other, mine = self._others[host_id], self._mine
         assert isinstance(other, ClusterKvstore)
         now_ns = mine.house.timeline.now_ns
-        num_bytes = num_pages * self._page_bytes
-        duration_ns = other.egress.take_through(mine.ingress, num_bytes, now_ns) - now_ns
+        num_bytes = sum(len(reads.pages) for reads in batch) * self._page_bytes
+        ends_at_ns = other.egress.take_through(mine.ingress, num_bytes, now_ns)
+        if num_below := sum(other.num_below(reads) for reads in batch):
+            ends_at_ns = max(ends_at_ns, other.read(num_below * self._page_bytes))
+        duration_ns = ends_at_ns - now_ns
         mine.later(duration_ns, partial(self._end, host_id, duration_ns))
 
     def _take(self, host_id: HostId, reads: PageReads) -> FetchedPages:
@@ -90,6 +96,9 @@ class ClusterKvstore(Kvstore):
     def check(self) -> None:
         """Too dear after every event; at the end all is checked."""
 
+    def check_expired(self) -> None:
+        """The same."""
+
     def limits(self) -> Limits:
         return Limits(
             disk_bytes_max=self._plant.disk_bytes,
@@ -112,6 +121,18 @@ class ClusterKvstore(Kvstore):
             return _told(write)
         return None
 
+    def num_below(self, reads: PageReads) -> int:
+        """Pages of these that are not in the arena here."""
+        blocks = self.core.arenas[reads.page_bytes].blocks
+        return sum(
+            (block := blocks.get(key)) is None or block.pages[reads.layer] == NO_PAGE
+            for key in reads.keys
+        )
+
+    def read(self, num_bytes: int) -> int:
+        """When so much is read from the disk, behind all that is asked of it."""
+        return self._reader.take(num_bytes, self.house.timeline.now_ns)
+
     def page_of(self, key: BlockKey, layer: int) -> Page | None:
         told = self.told(key)
         return None if told is None else Page(GARBAGE, told.num_layers, told.parent, told.owner)
@@ -132,8 +153,8 @@ class ClusterKvstore(Kvstore):
 
     def _begin_read(self) -> None:
         num_pages = sum(len(reads.pages) for reads in self._reads[0])
-        now_ns = self.house.timeline.now_ns
-        duration_ns = self._reader.take(num_pages * self._plant.page_bytes, now_ns) - now_ns
+        read_at_ns = self.read(num_pages * self._plant.page_bytes)
+        duration_ns = read_at_ns - self.house.timeline.now_ns
         self.later(duration_ns, partial(self._end_read, duration_ns))
 
     def _end_read(self, duration_ns: int) -> None:

@@ -4,6 +4,7 @@ A turn's prompt is all that its session has said and heard. Hints go the way tha
 through a frontend to the tracker.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,13 +34,13 @@ class _Session:
     num_known: tokens whose KV was computed by them.
     """
 
+    name: str
     session_id: SessionId
     tenant: TenantId
     priority: int
     tokens: list[int] = field(default_factory=list)
     num_turns: int = 0
     num_known: int = 0
-    is_open: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class _Play:
     Attributes:
         num_left: of each turn, turns before it that have not ended.
         heard_by: of each turn, those that wait for its end; `hinted_by`: for its start.
+        num_turns_of: of each session.
     """
 
     script: Script
@@ -56,6 +58,7 @@ class _Play:
     num_left: list[int]
     heard_by: list[list[int]]
     hinted_by: list[list[int]]
+    num_turns_of: Counter[str]
 
 
 class People:
@@ -64,7 +67,7 @@ class People:
     tokens_max: of a session; somebody whose next turn would have more leaves.
 
     Attributes:
-        num_open: turns that have not ended.
+        num_open: turns that have not ended; `num_left`: with those that have not begun.
     """
 
     def __init__(
@@ -84,11 +87,12 @@ class People:
         self._tokens_max = tokens_max
         self._random = Random(f"people {options.seed}")
         self._sessions: dict[tuple[str, str], _Session] = {}
-        self._idle: list[_Session] = []  # that have had turns
+        self._over_for_good: list[_Session] = []  # sessions that had their last turn
         self._seconds: dict[str, float] = {}  # that an agent's turns take
         self._texts: dict[Part, list[int]] = {}
         self._begins_at_ns = door.now_ns
         self.num_open = 0
+        self.num_left = sum(len(script.turns) for script in scripts)
         for script in scripts:
             self._begin(script)
 
@@ -106,7 +110,9 @@ class People:
             [len(turn.after) for turn in turns],
             [[] for _ in turns],
             [[] for _ in turns],
+            Counter(turn.session for turn in turns),
         )
+        self._stats.num_turns_of[script.name] = len(turns)
         for number, turn in enumerate(turns):
             for before in turn.after:
                 play.heard_by[before].append(number)
@@ -153,12 +159,12 @@ class People:
             self.now_ns,
             len(ask.prompt) * self._grain,
             session.num_known * self._grain,
+            turn.num_output,
             num_output * self._grain,
             self._grain,
         )
         self._stats.turns[ask.turn_id] = record
         self.num_open += 1
-        session.is_open = True
 
         def on_tokens(tokens: list[int]) -> None:
             session.tokens += tokens
@@ -174,16 +180,17 @@ class People:
         for announced in play.hinted_by[number]:
             if not self._is_missed():
                 self._hint_next(play, announced, number)
-        if self._idle and self._random.random() < self._options.spurious:
+        num_spurious, rest = divmod(self._options.spurious, 1)
+        for _ in range(int(num_spurious) + (self._random.random() < rest)):
             self._mislead()
 
     def _over(self, play: _Play, number: int, session: _Session, record: TurnRecord) -> None:
         record.ended_at_ns = self.now_ns
         self.num_open -= 1
-        session.is_open = False
+        self.num_left -= 1
         session.num_turns += 1
-        if session.num_turns == 1:
-            self._idle.append(session)
+        if session.num_turns == play.num_turns_of[session.name]:
+            self._over_for_good.append(session)
         turn = play.script.turns[number]
         took_s = (record.ended_at_ns - record.arrived_at_ns) / SECOND
         known_s = self._seconds.get(turn.agent, took_s)
@@ -212,16 +219,18 @@ class People:
         """What follows the turn that starts now, as far as is known of how long such turns take."""
         turns = play.script.turns
         seconds = self._seconds.get(turns[number].agent)
-        expected_ns = None
+        hint = turns[announced].hint
+        expected_ns = None if hint is None else hint.expected_in_ns  # as it was learned before
         if seconds is not None:
             expected_ns = int(seconds * SECOND) + turns[announced].wait_ns
         self._hint(play, turns[announced], expected_ns)
 
     def _mislead(self) -> None:
-        """Somebody types, and does not send it."""
-        session = self._random.choice(self._idle)
-        if session.is_open:
+        """Somebody types in a session that has no turn any more, and does not send it."""
+        if not self._over_for_good:
             return
+        session = self._random.choice(self._over_for_good)
+        self._stats.num_spurious += 1
         self._door.announce(
             Announce(
                 session_id=session.session_id,
@@ -239,7 +248,7 @@ class People:
         name = play.script.name, turn.session
         if (session := self._sessions.get(name)) is None:
             session = _Session(
-                SessionId("/".join(name)), TenantId(play.script.tenant), play.priority
+                turn.session, SessionId("/".join(name)), TenantId(play.script.tenant), play.priority
             )
             self._sessions[name] = session
         return session

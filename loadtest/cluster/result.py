@@ -15,8 +15,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchCounts:
-    """Of advisories, as the tracker counts them: their turns came, or did not, or were here
-    already; and turns that had none."""
+    """Of advisories, as the tracker counts them: their turns came, or did not, or came before a
+    place was kept, as all do where nobody keeps places; and turns that had none."""
 
     used: int
     wasted: int
@@ -36,7 +36,9 @@ class ClusterResult:
     recomputed_tokens: of history that had been computed before.
     prompt_tokens: of all turns, history included.
     hits_by_tier: turns by the lowest tier that their history came from.
-    workflow_s: from the first turn's arrival to the last one's end, by script; of agents.
+    workflow_s: from the first turn's arrival to the last one's end, of scripts that came to
+        their end; `workflows` are all.
+    spurious: advisories that were sent for nothing.
     """
 
     turns: int
@@ -54,4 +56,6 @@ class ClusterResult:
     prefetch: PrefetchCounts
     pages_by_tier: dict[str, int]
     workflow_s: list[float] = field(default_factory=list)
+    workflows: int = 0
+    spurious: int = 0
     took_s: float = 0.0

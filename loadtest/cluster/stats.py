@@ -22,7 +22,8 @@ class TurnRecord:
 
     Attributes:
         num_history: tokens of its prompt whose KV was computed before.
-        num_first: tokens that came together at first.
+        num_made: tokens that were made, no less than `num_output`; `num_first` of them came
+            together at first.
         num_computed: tokens of its prompt that were computed, by all of its attempts.
     """
 
@@ -32,7 +33,8 @@ class TurnRecord:
     num_prompt: int
     num_history: int
     num_output: int
-    num_first: int = 1
+    num_made: int
+    num_first: int
     first_at_ns: int = 0
     ended_at_ns: int = 0
     num_computed: int = 0
@@ -45,12 +47,16 @@ class Stats:
     grain: tokens that are one to workers.
     turns: all that were asked, in order.
     outcomes: of advisories, by name.
+    num_turns_of: that each script has.
+    num_spurious: advisories for nothing.
     loads: turns on each GPU, sample by sample.
     """
 
     grain: int = 1
     turns: dict[TurnId, TurnRecord] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
+    num_turns_of: dict[str, int] = field(default_factory=dict)
+    num_spurious: int = 0
     loads: list[list[int]] = field(default_factory=list)
 
     def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
@@ -58,7 +64,7 @@ class Stats:
         self.turns[turn_id].num_computed += (account.num_prompt - account.num_cached) * self.grain
 
     def result(self, duration_ns: int, pages_by_tier: Counter[str], took_s: float) -> ClusterResult:
-        """Of all that ended within `duration_ns`; rates are of that time."""
+        """Times of all that ended, after `duration_ns` too; rates of what ended within it."""
         records = [each for each in self.turns.values() if each.ended_at_ns]
         done = [each for each in records if not each.is_failed]
         in_time = [each for each in done if each.ended_at_ns <= duration_ns]
@@ -94,9 +100,23 @@ class Stats:
                 missed=self.outcomes["missed"],
             ),
             pages_by_tier=dict(pages_by_tier),
-            workflow_s=_workflows(done),
+            workflow_s=self._workflows(done),
+            workflows=len(self.num_turns_of),
+            spurious=self.num_spurious,
             took_s=took_s,
         )
+
+    def _workflows(self, turns: Sequence[TurnRecord]) -> list[float]:
+        """Of scripts that came to their end."""
+        by_script: dict[str, list[TurnRecord]] = {}
+        for each in turns:
+            by_script.setdefault(each.script, []).append(each)
+        return [
+            (max(each.ended_at_ns for each in own) - min(each.arrived_at_ns for each in own))
+            / SECOND
+            for name, own in by_script.items()
+            if len(own) == self.num_turns_of[name]
+        ]
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -119,9 +139,9 @@ def _ttft(turns: Sequence[TurnRecord]) -> Spread:
 def _tpot(turns: Sequence[TurnRecord]) -> Spread:
     """Of turns with more than one token."""
     return spread(
-        (each.ended_at_ns - each.first_at_ns) / MS / (each.num_output - each.num_first)
+        (each.ended_at_ns - each.first_at_ns) / MS / (each.num_made - each.num_first)
         for each in turns
-        if each.num_output > each.num_first
+        if each.num_made > each.num_first
     )
 
 
@@ -129,12 +149,3 @@ def _imbalance(loads: Sequence[Sequence[int]]) -> float:
     """The fullest over the median one, in the mean over samples in which that has any."""
     ratios = [max(sample) / median for sample in loads if (median := statistics.median(sample)) > 0]
     return statistics.fmean(ratios) if ratios else 0.0
-
-
-def _workflows(turns: Sequence[TurnRecord]) -> list[float]:
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for each in turns:
-        first.setdefault(each.script, each.arrived_at_ns)
-        last[each.script] = max(last.get(each.script, 0), each.ended_at_ns)
-    return [(last[name] - first[name]) / SECOND for name in first]

@@ -74,14 +74,23 @@ def burstgpt(num_users: int, duration_ns: int, seed: int) -> list[Script]:
 
 
 def burstgpt_squeezed(num_users: int, duration_ns: int, seed: int) -> list[Script]:
-    """The same with all pauses a tenth: the load of ten times the people, from as many sessions."""
+    """The same with all pauses and typing a tenth: the load of ten times the people, from as many
+    sessions.
+    """
     return [
         replace(
             script,
-            turns=tuple(replace(turn, wait_ns=turn.wait_ns // SQUEEZED) for turn in script.turns),
+            turns=tuple(_squeezed(turn) for turn in script.turns),
         )
         for script in burstgpt(num_users, duration_ns * SQUEEZED, seed)
     ]
+
+
+def _squeezed(turn: ScriptedTurn) -> ScriptedTurn:
+    hint = turn.hint
+    if hint is not None:
+        hint = replace(hint, lead_ns=hint.lead_ns // SQUEEZED)
+    return replace(turn, wait_ns=turn.wait_ns // SQUEEZED, hint=hint)
 
 
 @cache

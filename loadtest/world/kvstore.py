@@ -343,6 +343,10 @@ class Kvstore(PeerHost):
                 del self._holders[(worker_id, incarnation)]
                 self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
         self._perform(self.core.on_tick(self.now_ns))
+        self.check_expired()
+
+    def check_expired(self) -> None:
+        """No tier keeps what nobody wants any more."""
         check_expired(self.core, self.now_ns)
 
     def _perform(self, effects: list[Effect]) -> None:

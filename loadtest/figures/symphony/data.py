@@ -152,6 +152,5 @@ FIGURE_5 = Figure(
     draw_wasted,
     rows_of_wasted,
     "Of all tokens of a session's prompts, those that were in it before. Section 1 of the paper "
-    "has over 99% of ShareGPT's tokens, its Figure 5 a majority after three turns; 99% take "
-    "sessions of hundreds of turns.",
+    "has over 99% of ShareGPT's tokens, its Figure 5 a majority after three turns.",
 )

@@ -57,9 +57,8 @@ def options(effort: Effort, **changes: Any) -> ClusterOptions:
         gpus=gpus,
         gpus_per_host=effort.pick(1, 2, 4),
         dram_gb=effort.pick(64.0, 128.0, 256.0),
-        duration_ns=effort.pick(5, 100, 300) * SECOND,
+        duration_ns=effort.pick(5, 60, 300) * SECOND,
         trace=CHATS,
-        coarse=True,
     )
     asked = replace(plain, **changes)
     return replace(asked, users=max(asked.users * gpus // TESTBED_GPUS, 1))
