@@ -15,7 +15,7 @@ INTRO = (
     "systems are placement policies with parts switched off, not those systems' own code, so "
     "compare shapes and ratios. The paper's column is empty where its text gives no number; where "
     "it contradicts itself, both are there, with the section. Quick figures come from half of the "
-    "cluster and of the users (the users in the tables are those of the whole) and 100 s: their "
+    "cluster and of the users (the users in the tables are those of the whole) and a minute: their "
     "last digits are noise, and a third of it is the beginning, in which nobody has history yet. "
     "Ranges are over the numbers of users of the same figure.\n\n"
     "Left out: Figures 7 to 10, which are drawings of a design."
