@@ -203,6 +203,8 @@ class ObjectTier:
             after[run.owner] -= 1
             if not after[run.owner]:
                 del after[run.owner]
+                if (begins := self._saved.get(run.before)) is not None:  # kept for it, perhaps
+                    self._deadlines.put(run.before, self._expires_at_ns(begins))
             if not after:
                 del self._after[run.before]
 

@@ -73,6 +73,8 @@ def test_figure(figure: Figure) -> None:
     if figure.key in DRAWN | {"4", "20"}:
         look(figure, results)
     rows = figure.rows(results)
+    if "skipped" in results:
+        pytest.skip(results["skipped"])
     assert all(row.ours and row.how.startswith("simulated: ") for row in rows)
     assert not any("|" in "".join(row) for row in rows)
     assert len({row.what for row in rows}) == len(rows) > 0

@@ -168,6 +168,16 @@ def test_what_begins_another_session_there_is_kept_as_long_as_that() -> None:
     assert not tier._after
 
 
+def test_what_was_kept_for_another_session_goes_with_it() -> None:
+    tier = ObjectTier(100, expiry_ns=1000)
+    tier.add(run(T, 0), 10, 1)
+    tier.add(run(S, 1, before=T), 10, 1)
+    tier.set_expiry(T, 5, 2)
+    assert drop(tier, 100) == [], "kept until the other one expires"
+    tier.forget(S)
+    assert drop(tier, 101) == [run(T, 0)]
+
+
 def test_two_sessions_that_begin_each_other_go_all_the_same() -> None:
     tier = ObjectTier(100, expiry_ns=1000)
     tier.add(run(T, 1, before=S), 10, 1)
