@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "a spare tracker acts", TRACKER,
-        "        if self._is_spare:\n            return []\n", "",
+        "            self._unsaid.add(followed.foreseen, now_ns)\n            return []\n", "",
     ),
     # Agents.
     Mutant(

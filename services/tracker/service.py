@@ -151,15 +151,16 @@ class TrackerService:
         return await self._get(replace(key, tenant=own_tenant(tenant, key.tenant)))
 
     def _turn_arrived(self, arrived: TurnArrived) -> None:
-        log.info(
-            "turn arrived",
-            extra={
-                "request_id": arrived.request_id,
-                "session_id": arrived.session_id,
-                "turn_id": arrived.turn_id,
-                "reserved": arrived.reserved,
-            },
-        )
+        if self._is_leading:  # else every spare tells the same
+            log.info(
+                "turn arrived",
+                extra={
+                    "request_id": arrived.request_id,
+                    "session_id": arrived.session_id,
+                    "turn_id": arrived.turn_id,
+                    "reserved": arrived.reserved,
+                },
+            )
         self._events.put(partial(self._core.on_turn_arrived, arrived))
 
     def _agent_turn_left(self, left: AgentTurnLeft) -> None:

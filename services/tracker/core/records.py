@@ -51,6 +51,7 @@ class Record:
     told_priority: int = 0
     told_expires_at_ns: int = 0
     told_arrives_at_ns: int = 0
+    told_prefix: AgentPrefix | None = None
     due_at_ns: int | None = None
     kv_at: dict[HostId, int] = field(default_factory=dict)
     agent: str = ""
@@ -80,10 +81,10 @@ class Record:
     def is_told(self) -> bool:
         """Whether the scheduler knows what matters; a later expiry can wait until the earlier one
         is near."""
-        told = self.told_model_id, self.told_adapter
+        told = self.told_model_id, self.told_adapter, self.told_prefix
         is_in_time = abs(self.told_arrives_at_ns - self.arrives_at_ns) <= ARRIVAL_SLACK_NS
         is_high = self.told_priority >= self.priority
-        return is_high and is_in_time and told == (self.model_id, self.adapter)
+        return is_high and is_in_time and told == (self.model_id, self.adapter, self.prefix)
 
     def tell(self, now_ns: int) -> ExpectSession:
         """What to ask the scheduler, which then knows it."""
@@ -93,6 +94,7 @@ class Record:
         self.told_priority = self.priority
         self.told_expires_at_ns = self.expires_at_ns
         self.told_arrives_at_ns = self.arrives_at_ns
+        self.told_prefix = self.prefix
         return ExpectSession(
             session_id=session_id,
             tenant=tenant,

@@ -14,6 +14,7 @@ from services.tracker.core.learned import Learned
 from services.tracker.core.limits import Limits
 from services.tracker.core.order import Order
 from services.tracker.core.records import Record, SessionKey
+from services.tracker.core.unsaid import Unsaid
 from services.tracker.core.verdicts import Verdicts
 from shared.advisory_checks import check_advisory
 from shared.effects import WakeAt
@@ -62,6 +63,7 @@ class TrackerCore:
         self._learned = Learned(limits)
         self._order = Order()
         self._arrivals = Arrivals()
+        self._unsaid = Unsaid()
         self._verdicts = Verdicts(tracker_id)
         self._live: dict[SessionKey, Record] = {}
         self._num_of: Counter[TenantId] = Counter()  # live ones
@@ -77,9 +79,11 @@ class TrackerCore:
         return len(self._live)
 
     def on_lead(self, now_ns: int) -> list[Effect]:
-        """The other one is gone. Places that are kept on its word end by themselves."""
+        """The other one is gone. Places that are kept on its word end by themselves; what was
+        foreseen while nobody led is announced.
+        """
         self._is_spare = False
-        return self._take_effects()
+        return self._foresee(self._unsaid.take(now_ns), now_ns)
 
     def get(self, key: AdvisoryKey) -> Record:
         """The session's advisory, live or recently over.
@@ -199,29 +203,39 @@ class TrackerCore:
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
         followed = self._agents.on_arrived(arrived, now_ns)
+        names = [key]
+        if followed.expected_as is not None:
+            names.append((arrived.tenant, followed.expected_as))
         if self._is_spare:
+            for name in names:
+                self._unsaid.came(name)
+            self._unsaid.add(followed.foreseen, now_ns)
             return []
-        record = self._live.get(key)
-        if record is None and followed.expected_as is not None:
-            record = self._live.get((arrived.tenant, followed.expected_as))
-        if record is None:
+        records = [self._live[name] for name in names if name in self._live]
+        if not records:
             self._out.append(Count("missed"))
             self._see_after_all(self._over.get(key), now_ns)
             return self._foresee(followed.foreseen, now_ns)
-        if not arrived.reserved:  # whatever is reserved still, is of no use any more
-            self._drop(record)
-        in_time = arrived.reserved or record.state == "placed"
-        record.worker_id = arrived.worker_id
-        self._order.came(record)
-        self._finish(record, "used" if in_time else "late", now_ns)
-        self._see_lead(record, now_ns)
+        for record in records:
+            # Whatever is reserved still, is of no use any more. `reserved` does not say under
+            # which name: a client may have announced, in its session, what was foreseen too.
+            if not arrived.reserved or record.key != key:
+                self._drop(record)
+            in_time = arrived.reserved or record.state == "placed"
+            record.worker_id = arrived.worker_id
+            self._order.came(record)
+            self._finish(record, "used" if in_time else "late", now_ns)
+            self._see_lead(record, now_ns)
         self._give_up_overtaken(now_ns)
         return self._foresee(followed.foreseen, now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
         """An agent's turn is over."""
         foreseen = self._agents.on_left(left, now_ns)
-        return [] if self._is_spare else self._foresee(foreseen, now_ns)
+        if self._is_spare:
+            self._unsaid.add(foreseen, now_ns)
+            return []
+        return self._foresee(foreseen, now_ns)
 
     def on_wake(self, now_ns: int) -> list[Effect]:
         """The instant asked for with `WakeAt` has come."""

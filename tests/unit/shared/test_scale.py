@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from services.scheduler.core.turns.placement.symphony import Symphony
+from services.scheduler.core.turns.placer import WORKERS_OF_HOST_MAX
 from shared import messages as m
-from shared.blocks import BLOCK_TOKENS, KEY_BYTES
+from shared.blocks import BLOCK_TOKENS, KEY_BYTES, PREFIX_BLOCKS_MAX
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
+from shared.locations import HOSTS_TOLD_MAX
 from shared.sessions import SessionRecord, TextMark, encode_record
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
@@ -73,6 +76,10 @@ ROWS = {
         model_id=MODEL,
         prefix=m.AgentPrefix(agent=AGENT, keys="5a" * KEY_BYTES * 32),
     ),
+    "`AgentTurnLeft` of a prompt of 128 blocks or more": m.AgentTurnLeft(
+        agent=AGENT, session_id=SESSION, model_id=MODEL,
+        keys="5a" * KEY_BYTES * PREFIX_BLOCKS_MAX,
+    ),
     "`Prefetch`": m.Prefetch(session_id=SESSION, model_id=MODEL, num_tokens=2000),
 }  # fmt: skip
 
@@ -87,6 +94,26 @@ def told(row: str) -> float:
 @pytest.mark.parametrize("row", ROWS)
 def test_messages_are_as_large_as_the_page_says(row: str) -> None:
     assert len(m.encode(ROWS[row])) == pytest.approx(told(row), rel=0.1)
+
+
+def test_what_is_counted_from_the_rows_is_counted_right() -> None:
+    bytes_of_report = told("`WorkerReport`, 64 turns")
+    reports = 2 * 1_000 * (16 + 1)
+    megabytes = reports * bytes_of_report / 1e6
+    assert f"{reports:,} reports a second and {megabytes:.0f} MB/s" in PAGE
+    reports = 2 * 10_000 * (160 + 1)
+    gigabytes = reports * bytes_of_report / 1e9
+    assert f"{reports / 1e6:.1f} million and {gigabytes:.0f} GB/s" in PAGE
+    steps, frontends = 640 * 25, 6
+    gigabytes = steps * 64 * told("`StepOutput`, tokens of 32 turns") / 32 / 1e9
+    said = f"{steps:,} steps a second to {frontends} frontends: {steps * frontends:,} messages"
+    assert f"{said}, {gigabytes:.1f} GB/s" in PAGE
+
+
+def test_a_decision_looks_at_as_many_workers_as_the_page_says() -> None:
+    some = Symphony.num_looked_at
+    assert some is not None
+    assert f": {some + 1 + HOSTS_TOLD_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
 
 
 @pytest.mark.parametrize("num_tokens", [500, 2_000, 8_000, 32_000])

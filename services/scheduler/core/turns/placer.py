@@ -173,12 +173,20 @@ class Placer:
         last = self._last_turns.get(key)
         return 0 if last is None or not last.fits(model_id, adapter) else last.num_tokens
 
-    def prefix_at(self, tenant: TenantId, prefix: AgentPrefix) -> dict[HostId, int]:
+    def prefix_at(
+        self,
+        tenant: TenantId,
+        prefix: AgentPrefix,
+        model_id: ModelId,
+        adapter: AdapterRef | None,
+    ) -> dict[HostId, int]:
         """Where what an agent's prompts begin with is, as far as is known: its last turn left it on
-        a host.
+        a host, if that was on this model with this adapter.
         """
         last = self._last_turns.get(last_of(tenant, prefix.agent))
-        worker = self._fleet.get(last.worker_id) if last is not None else None
+        if last is None or not last.fits(model_id, adapter):
+            return {}
+        worker = self._fleet.get(last.worker_id)
         return {} if worker is None else worth_keeping({worker.report.host_id: prefix.num_blocks})
 
     def _home(

@@ -77,7 +77,7 @@ class Reservations:
             return SessionPlacement()
         kv_at = worth_keeping(message.kv_at)
         if message.prefix is not None:
-            kv_at = self._placer.prefix_at(message.tenant, message.prefix)
+            kv_at = self._placer.prefix_at(message.tenant, message.prefix, model_id, adapter)
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
         if held is not None and held.model_id == model_id:

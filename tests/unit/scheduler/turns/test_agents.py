@@ -72,3 +72,12 @@ def test_the_place_is_kept_where_the_agent_ran_last_and_its_host_is_told() -> No
     assert place == "w2", "though the other one has nothing to do"
     (told,) = only(SendPrefetch, d.expect(NAME, prefix=PREFIX)[1])
     assert told.prefetch.kv_at == {"b": 40}
+
+
+def test_what_the_agent_left_of_another_adapter_is_nowhere_for_this_one() -> None:
+    d = two_hosts()
+    earlier = AgentRef(agent="coder", workflow_id="earlier")
+    num_tokens = 50 * BLOCK_TOKENS
+    d.submit("t", "s", agent=earlier, num_tokens=num_tokens, adapter=adapter_of("a"))
+    (told,) = only(SendPrefetch, d.expect(NAME, prefix=PREFIX)[1])
+    assert told.prefetch.kv_at == {}

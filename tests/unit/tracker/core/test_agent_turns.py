@@ -1,5 +1,7 @@
 """Agents' turns in the tracker: what follows them is expected as if it had been announced."""
 
+import pytest
+
 from services.tracker.core import AgentTurns, Count, Drop, Expect, Limits, Record, Tell, TrackerCore
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.outcomes import FIRST_CHANCE
@@ -185,6 +187,57 @@ def test_a_turn_that_came_before_its_place_gives_that_back() -> None:
     key = AdvisoryKey(session_id=prefix_session(OF_B))
     assert Drop(key) in in_new(driver, "b", "new")
     assert driver.core.get(key).state == "late"
+
+
+def test_a_turn_that_its_client_announced_too_gives_the_foreseen_place_back() -> None:
+    driver = Driver()
+    for session in ("one", "two"):
+        leave(driver, "b", session, SYSTEM)
+    in_new(driver, "a", "new")
+    driver.core.on_submit(Advisory(session_id=SessionId("new-b")), driver.now_ns)
+    key = AdvisoryKey(session_id=prefix_session(OF_B))
+    dropped = [each for each in in_new(driver, "b", "new", is_reserved=True) if each == Drop(key)]
+    assert dropped == [Drop(key)], "the session's own place was the one that was used"
+    assert driver.core.get(key).over_at_ns is not None
+    assert driver.core.get(AdvisoryKey(session_id=SessionId("new-b"))).state == "used"
+
+
+def test_what_was_foreseen_while_nobody_led_is_announced_by_who_leads_then() -> None:
+    driver = calm()
+    driver.core = TrackerCore(Limits(), driver.agents, is_spare=True)
+    assert not driver.begin("a")
+    driver.now_ns += 2 * SECOND
+    told = [each for each in driver.core.on_lead(driver.now_ns) if isinstance(each, Expect)]
+    assert [each.message.session_id for each in told] == ["s-b"]
+    assert 6 * SECOND < told[0].message.arrives_in_ns < 10 * SECOND
+
+
+def test_a_beginning_that_changed_is_not_told_yet() -> None:
+    driver = Driver()
+    for session in ("one", "two"):
+        leave(driver, "b", session, SYSTEM)
+    in_new(driver, "a", "new")
+    record = driver.core.get(AdvisoryKey(session_id=prefix_session(OF_B)))
+    assert record.is_told
+    record.prefix = AgentPrefix(agent=OF_B, keys="00" * KEY_BYTES)
+    assert not record.is_told
+
+
+@pytest.mark.parametrize("why", ["its turn came", "the last leader has said it"])
+def test_what_needs_no_announcement_any_more_gets_none(why: str) -> None:
+    driver = calm()
+    driver.core = TrackerCore(Limits(), driver.agents, is_spare=True)
+    driver.begin("a")
+    if why == "its turn came":
+        driver.begin("b")
+    else:
+        driver.now_ns += 5 * SECOND
+    told = [
+        each.message.session_id
+        for each in driver.core.on_lead(driver.now_ns)
+        if isinstance(each, Expect)
+    ]
+    assert "s-b" not in told
 
 
 def key(agent: str) -> AdvisoryKey:
