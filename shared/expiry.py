@@ -21,6 +21,15 @@ def rounded_expiry_s(seconds: int) -> int:
     return -(-seconds >> shift) << shift
 
 
+def is_rounded_expiry_s(value: int) -> bool:
+    """Whether `rounded_expiry_s` may say so of what a message may say.
+
+    >>> [is_rounded_expiry_s(each) for each in (0, 3840, EXPIRY_S_MAX, 1 << 25, 1 << 26)]
+    [True, True, True, True, False]
+    """
+    return 0 <= value <= rounded_expiry_s(EXPIRY_S_MAX)
+
+
 def expiry_ns(seconds: int) -> int:
     """In ns.
 

@@ -370,7 +370,7 @@ MUTANTS = (
     ),
     Mutant(
         "a session has two expiries", STORE,
-        "                self._set_expiry(block.owner, write.expiry_s, now_ns, effects)\n",
+        "                self._set_expiry(block.owner, expiry_s, now_ns, effects)\n",
         "                pass\n",
     ),
     Mutant(

@@ -56,7 +56,9 @@ for i = 2, #KEYS do
     redis.pcall('HDEL', KEYS[i], host)
   else
     set(KEYS[i], host, ARGV[i + 3])
-    redis.call('EXPIRE', KEYS[i], ARGV[4])
+    if redis.call('TTL', KEYS[i]) < tonumber(ARGV[4]) then
+      redis.call('EXPIRE', KEYS[i], ARGV[4])
+    end
   end
 end
 redis.call('HSET', KEYS[1], host, ARGV[3])

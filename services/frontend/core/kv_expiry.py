@@ -35,6 +35,6 @@ def kv_expiry_s(
             )
         return asked
     if is_released:
-        return min(RELEASED_S, most)
+        return min(RELEASED_S, usual or most)
     retained = min(int(retained_s), most)
     return retained if retained > (usual or DEFAULT_EXPIRY_S) else usual

@@ -52,7 +52,8 @@ class DiskTier:
     @property
     def keys(self) -> list[BlockKey]:
         """Of every block here, least recently used first."""
-        return [block.key for block in self._order.by_use()]
+        blocks = [*self._order.aside, *self._order.by_use()]
+        return [block.key for block in sorted(blocks, key=lambda block: block.used_at_ns)]
 
     @property
     def owners(self) -> list[OwnerKey]:
@@ -186,7 +187,7 @@ class DiskTier:
     ) -> list[BlockKey]:
         out: dict[BlockKey, None] = {}
         num_gone: Counter[BlockKey] = Counter()  # children that go, by their parent
-        kept: set[BlockKey] = set()  # for their children's sake
+        kept: dict[BlockKey, StoredBlock] = {}  # for their children's sake
 
         def is_expired(block: StoredBlock) -> bool:
             return block.used_at_ns < now_ns - (block.expiry_ns or self._expiry_ns)
@@ -199,12 +200,16 @@ class DiskTier:
                 if num_bytes <= 0 and not is_expired(block):
                     break
                 if block.num_children > num_gone[block.key]:
-                    kept.add(block.key)
+                    kept[block.key] = block
                     break
                 out[block.key] = None
                 num_bytes -= block.num_bytes
                 num_gone[block.parent] += 1
-                block = self._blocks.get(block.parent) if block.parent in kept else None
+                was_met = block.parent in kept or self._order.is_aside(block.parent)
+                block = self._blocks.get(block.parent) if was_met else None
+        for key, each in kept.items():
+            if each.num_children > num_gone[key] and is_expired(each):
+                self._order.set_aside(each)
         return list(out)
 
     def _insert(self, block: StoredBlock) -> None:
@@ -223,6 +228,8 @@ class DiskTier:
     def _leave_parent(self, block: StoredBlock) -> None:
         if (parent := self._blocks.get(block.parent)) is not None:
             parent.num_children -= 1
+            if not parent.num_children:
+                self._order.put_back(parent)
             return
         self._awaited[block.parent] -= 1
         if not self._awaited[block.parent]:

@@ -67,8 +67,11 @@ class ObjectTier:
         """The same of every session."""
         return {owner: self.count_leading(owner) for owner in self._saved}
 
-    def add(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
-        """A run is stored, of a session that was used then."""
+    def add(self, run: Run, num_bytes: int, used_at_ns: int, *, is_listed: bool = False) -> None:
+        """A run is stored, of a session that was used then. Its name tells what was so when it was
+        begun: the expiry of a session that is known was told since.
+        """
+        is_new = run.owner not in self._saved
         saved = self._saved.setdefault(run.owner, _Saved())
         if run not in saved.runs and run.before not in {NOBODY, run.owner}:
             self._after.setdefault(run.before, Counter())[run.owner] += 1
@@ -79,7 +82,8 @@ class ObjectTier:
         self.num_bytes += more
         if used_at_ns >= saved.used_at_ns:
             saved.used_at_ns = used_at_ns
-            saved.expiry_ns = expiry_ns(run.expiry_s)
+            if is_new or is_listed:
+                saved.expiry_ns = expiry_ns(run.expiry_s)
             self._saved.move_to_end(run.owner)
         self._deadlines.put(run.owner, self._expires_at_ns(saved))
         self.on_change(run.owner, self.count_leading(run.owner))
@@ -104,6 +108,7 @@ class ObjectTier:
         if saved is not None and saved.expiry_ns != expiry_ns:
             saved.expiry_ns = expiry_ns
             saved.used_at_ns = max(saved.used_at_ns, now_ns)
+            self._saved.move_to_end(owner)
             self._deadlines.put(owner, self._expires_at_ns(saved))
             self.on_change(owner, 1)
 

@@ -81,7 +81,7 @@ class Objects:
 
     def on_listed(self, run: Run, num_bytes: int, used_at_ns: int) -> None:
         """A run was there before the start, and is this host's."""
-        self.tier.add(run, num_bytes, used_at_ns)
+        self.tier.add(run, num_bytes, used_at_ns, is_listed=True)
 
     def on_all_listed(self, now_ns: int) -> list[Effect]:
         """All of them were told."""

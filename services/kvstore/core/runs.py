@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.blocks import BlockKey
-from shared.expiry import is_expiry_s
+from shared.expiry import is_rounded_expiry_s
 from shared.ids import HostId, subject_token
 from shared.owners import NOBODY, OWNER_BYTES, OwnerKey
 
@@ -121,7 +121,7 @@ def _is_sound(run: Run) -> bool:
     return (
         len(run.owner) == len(run.before) == OWNER_BYTES
         and 0 <= run.depth < COUNT_MAX
-        and is_expiry_s(run.expiry_s)
+        and is_rounded_expiry_s(run.expiry_s)
         and 0 < len(run.named) <= BLOCKS_MAX * NAMED_BYTES
         and not len(run.named) % NAMED_BYTES
         and 0 < run.num_layers <= LAYERS_MAX

@@ -242,6 +242,7 @@ class KvCore:
         for new in event.blocks:
             self._tiers.replace(new, effects)
         for owner, expiry_s in {new.owner: new.expiry_s for new in event.blocks}.items():
+            self._writes.set_expiry(owner, expiry_s)
             self._set_expiry(owner, expiry_s, now_ns, effects)
         self._send_writes(now_ns, effects)
         self.counts.num_blocks_committed += len(event.blocks)
@@ -332,7 +333,8 @@ class KvCore:
     ) -> list[Effect]:
         """A peer answered a batch, page by page, or did not; the words are published. Blocks that
         are whole now are written to this host's disk. Once it let us down, what it was not asked
-        for yet is given up: who waits for that computes.
+        for yet is given up: who waits for that computes. An object that is damaged says nothing of
+        the others.
 
         Args:
             is_current: they were asked for where the host is reached now; else they say nothing of
@@ -353,7 +355,7 @@ class KvCore:
             self.peers.on_failed(host_id, now_ns)
             for block in self._loads.take_waiting(source):
                 self.arenas[block.page_bytes].abandon(block, effects)
-        elif is_current and outcomes == {LoadOutcome.CORRUPT}:
+        elif is_current and outcomes == {LoadOutcome.CORRUPT} and host_id != OBJECTS:
             self.peers.on_failed(host_id, now_ns)
         elif is_current and LoadOutcome.CORRUPT not in outcomes:
             self.peers.on_good(host_id)
@@ -436,9 +438,10 @@ class KvCore:
                     num_bytes_wanted += len(write.pages) * write.page_bytes
                 continue
             self._write_queue.on_written(block_id)
+            expiry_s = self._writes.expiry_s_of(block_id)
             block, write = self._writes.end(block_id)
             if outcome is WriteOutcome.STORED and block.is_alive:
-                self._on_stored(block, write, num_bytes, now_ns, effects)
+                self._on_stored(block, write, expiry_s, num_bytes, now_ns, effects)
             elif is_untaken:
                 self.counts.num_blocks_unwritten += 1
             elif outcome is WriteOutcome.CORRUPT:
@@ -459,6 +462,7 @@ class KvCore:
         self,
         block: ArenaBlock,
         write: DiskWrite,
+        expiry_s: int | None,
         num_bytes: int,
         now_ns: int,
         effects: list[Effect],
@@ -471,13 +475,15 @@ class KvCore:
             block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns, block.owner,
             parent=write.parent, is_saved=block.is_saved, expiry_ns=its_own_ns,
         )  # fmt: skip
-        if write.expiry_s is None:
+        if expiry_s is None:
             if its_own_ns:
                 effects.append(TouchBlocks([block.key], its_own_ns // NS_PER_S))
         else:
             if block.owner != NOBODY:
-                self._set_expiry(block.owner, write.expiry_s, now_ns, effects)
-            stored.expiry_ns = expiry_ns(write.expiry_s)
+                self._set_expiry(block.owner, expiry_s, now_ns, effects)
+            if expiry_s != write.expiry_s:  # as it was written, before another turn said so
+                effects.append(TouchBlocks([block.key], expiry_s))
+            stored.expiry_ns = expiry_ns(expiry_s)
         self.disk.add(stored)
         self.objects.on_stored(stored, now_ns)
 

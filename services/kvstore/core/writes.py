@@ -1,5 +1,6 @@
 """Blocks of which the arena holds the only copy, until the writer has stored or given them up."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from services.kvstore.core.arena_block import ArenaBlock
@@ -10,6 +11,7 @@ from services.kvstore.core.events import NewBlock
 from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
 from shared.locations import OBJECTS
+from shared.owners import NOBODY, OwnerKey
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class Writes:
     def __init__(self) -> None:
         self._writing: dict[int, _Writing] = {}
         self._by_key: dict[BlockKey, _Writing] = {}  # the latest of each
+        self._num_of: Counter[OwnerKey] = Counter()
+        self._expiry_s: dict[OwnerKey, int] = {}  # what was said last, of those with writes
 
     def __len__(self) -> int:
         return len(self._writing)
@@ -99,8 +103,21 @@ class Writes:
         """Whether anybody could still find the block."""
         return self._writing[write.block_id].block.is_alive
 
+    def set_expiry(self, owner: OwnerKey, expiry_s: int) -> None:
+        """What a commit says of its session: it holds for what is still to be stored, too."""
+        if self._num_of[owner]:
+            self._expiry_s[owner] = expiry_s
+
+    def expiry_s_of(self, block_id: int) -> int | None:
+        """How long a block that is stored now is kept; None: nobody here has said."""
+        write = self._writing[block_id].write
+        if write.expiry_s is None or write.owner == NOBODY:
+            return write.expiry_s
+        return self._expiry_s.get(write.owner, write.expiry_s)
+
     def _add(self, block: ArenaBlock, write: DiskWrite) -> None:
         self._writing[block.block_id] = self._by_key[block.key] = _Writing(block, write)
+        self._num_of[write.owner] += 1
 
     def retry(self, block_id: int) -> DiskWrite | None:
         """The same write once more; None if it was tried again already, or nobody wants it."""
@@ -116,4 +133,9 @@ class Writes:
         writing.block.is_writing = False
         if self._by_key.get(writing.block.key) is writing:
             del self._by_key[writing.block.key]
+        owner = writing.write.owner
+        self._num_of[owner] -= 1
+        if not self._num_of[owner]:
+            del self._num_of[owner]
+            self._expiry_s.pop(owner, None)
         return writing.block, writing.write

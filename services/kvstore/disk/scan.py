@@ -11,7 +11,7 @@ import lmdb
 from services.kvstore.disk.records import BadRecord, Head, Place, read_head, read_place
 from services.kvstore.disk.slabs import Shape, Slabs
 from shared.blocks import NO_PARENT, BlockKey
-from shared.expiry import is_expiry_s
+from shared.expiry import is_rounded_expiry_s
 from shared.owners import NOBODY, OwnerKey
 
 _USED = struct.Struct("<Q")
@@ -100,7 +100,7 @@ def _read_stamp(raw: Any, created_s: int) -> tuple[int, int]:
     if len(raw) != _USED_AND_EXPIRY.size:
         return created_s, 0
     used_s, expiry_s = _USED_AND_EXPIRY.unpack(raw)
-    return used_s, expiry_s if is_expiry_s(expiry_s) else 0
+    return used_s, expiry_s if is_rounded_expiry_s(expiry_s) else 0
 
 
 def _walk(transaction: Any, database: Any) -> Iterator[tuple[bytes, Any]]:

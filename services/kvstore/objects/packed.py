@@ -53,6 +53,8 @@ def read_index(run: Run, raw: memoryview) -> list[int]:
     if xxhash.xxh3_64_intdigest(raw[:end]).to_bytes(_CHECKSUM_BYTES, "little") != raw[end:]:
         raise BadValue("a damaged index")
     sizes = np.frombuffer(raw[len(_MAGIC) : end], _SIZE)
+    if not sizes.min():
+        raise BadValue("a value of nothing")
     if sizes.max() > HEADER_BYTES + run.page_bytes + NOTES_BYTES:
         raise BadValue("a value is larger than it can be")
     return [len(raw) + offset for offset in offsets_of(sizes.tolist())]

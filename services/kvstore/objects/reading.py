@@ -189,6 +189,13 @@ class ObjectReader:
         Raises:
             BadValue, NoObject, StoreFailed: see `Indexes.get`, `Bucket.get`.
         """
+        values = self._values_once(run, first, num)
+        if run.is_packed and not all(values):  # its name may have been written again since
+            self._indexes.forget([run])
+            values = self._values_once(run, first, num)
+        return values
+
+    def _values_once(self, run: Run, first: int, num: int) -> list[memoryview]:
         value_bytes = HEADER_BYTES + run.page_bytes
         if run.is_packed:
             read = partial(self._bucket.get, run.name)

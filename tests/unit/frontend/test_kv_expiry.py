@@ -37,4 +37,5 @@ def test_a_hint_only_prolongs_and_a_release_shortens() -> None:
     assert kv_expiry_s(limits(600, DAY), None, retained_s=30 * DAY) == DAY
     assert kv_expiry_s(limits(), None, is_released=True) == RELEASED_S
     assert kv_expiry_s(limits(5), None, is_released=True) == 5
+    assert kv_expiry_s(limits(5, DAY), None, is_released=True) == 5, "it never prolongs"
     assert kv_expiry_s(limits(), 120, is_released=True) == 120, "its own word is the last"

@@ -1,5 +1,8 @@
 """Which blocks the disk gives up: the least recently used, and none before what stands on it."""
 
+import gc
+import weakref
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +92,60 @@ def test_what_sessions_share_lives_as_long_as_the_longest_of_them() -> None:
     disk.remove(name(2))
     assert numbers(disk.surplus(5003, nobody)) == []
     assert numbers(disk.surplus(5004, nobody)) == [3, 1]
+
+
+def test_what_is_kept_only_for_what_continues_it_is_not_looked_at_time_and_again() -> None:
+    disk = tier({number: number - 1 for number in range(1, 50)}, expiries={49: 5000})
+    looked_at: list[BlockKey] = []
+
+    def is_busy(key: BlockKey) -> bool:
+        looked_at.append(key)
+        return False
+
+    assert disk.surplus(EXPIRY_NS + 100, is_busy) == []
+    assert set(looked_at) == {name(number) for number in range(1, 49)}
+    looked_at.clear()
+    assert disk.surplus(EXPIRY_NS + 101, is_busy) == []
+    assert not looked_at
+    assert numbers(disk.keys) == list(range(1, 50))
+    assert numbers(disk.surplus(5050, is_busy)) == list(range(49, 0, -1)), "all with the last"
+
+
+def test_what_was_kept_so_goes_when_nothing_continues_it_or_room_is_needed() -> None:
+    disk = tier({1: 0, 2: 1, 3: 0, 4: 3, 5: 0, 6: 5}, expiries={2: 5000, 4: 5000, 6: 5000})
+    now_ns = EXPIRY_NS + 10
+    assert disk.surplus(now_ns, nobody) == []
+    disk.remove(name(2))
+    assert numbers(disk.surplus(now_ns, lambda key: key == name(1))) == [], "it is busy"
+    assert numbers(disk.surplus(now_ns, nobody)) == [1]
+    assert numbers(disk.oldest(2 * SIZE, nobody)) == [1, 4]
+    assert numbers(disk.oldest(3 * SIZE, nobody)) == [1, 4, 3]
+    disk.use([name(5)], now_ns, 10**9)
+    disk.remove(name(6))
+    disk.remove(name(3))
+    assert numbers(disk.surplus(now_ns, nobody)) == [1], "used again"
+    assert numbers(disk.keys) == [1, 4, 5]
+    disk.clear()
+    assert disk.keys == []
+
+
+def test_a_disk_that_begins_anew_leaves_nothing_to_the_collector() -> None:
+    class Watched(StoredBlock):
+        """Can be referred to weakly."""
+
+    disk = DiskTier(1000, EXPIRY_NS)
+    left = []
+    for number in (1, 2, 3):
+        block = Watched(name(number), 1, SIZE, SIZE, number, number)
+        disk.add(block)
+        left.append(weakref.ref(block))
+    del block
+    gc.disable()
+    try:
+        disk.clear()
+        assert [each() for each in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_session_that_is_told_another_expiry_has_it_with_all_its_blocks() -> None:

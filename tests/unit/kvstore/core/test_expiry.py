@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.kvstore.core.deadlines import STALE_MAX, Deadlines
-from services.kvstore.core.effects import TouchBlocks
+from services.kvstore.core.effects import TouchBlocks, WriteOutcome
 from services.kvstore.core.events import Offer
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import Run, run_of
 from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.disk.scan import _read_stamp, pack_stamp
 from shared.expiry import EXPIRY_S_MAX, rounded_expiry_s
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import NOBODY, OwnerKey, owner_key
@@ -26,6 +27,7 @@ from tests.unit.kvstore.core.host import (
 
 S, T = (owner_key(TenantId("t"), SessionId(name)) for name in "st")
 SECOND = 1_000_000_000
+LONGEST_S = rounded_expiry_s(EXPIRY_S_MAX)
 
 
 def chain(sequence: int, num_blocks: int) -> list[tuple[int, int]]:
@@ -64,6 +66,17 @@ def test_what_a_turn_says_last_is_said_of_its_whole_session(host: Host) -> None:
     host.store([(0, 3)], S, expiry_s=1)
     assert sum(isinstance(effect, TouchBlocks) for effect in host.effects) == 1, "once"
     assert on_disk(host, SECOND + 1) == set()
+
+
+def test_a_write_that_is_late_does_not_set_its_session_back(host: Host) -> None:
+    host.commit(chain(0, 1), host.lease(LAYERS), owner=S, expiry_s=60)
+    host.commit([(0, 1)], host.lease(LAYERS), owner=S, expiry_s=5000)
+    host.finish_write(WriteOutcome.FAILED)
+    while host.writes:
+        host.finish_write()
+    assert TouchBlocks([key_of(0, 0)], 5000) in host.effects, "it was written with 60"
+    assert len(on_disk(host, 4000 * SECOND)) == 2
+    assert not host.core._writes._num_of and not host.core._writes._expiry_s
 
 
 def test_a_turn_of_which_all_is_here_says_it_too(host: Host) -> None:
@@ -106,6 +119,15 @@ def test_an_expiry_is_rounded_up_by_little(seconds: int) -> None:
     assert seconds <= rounded_expiry_s(seconds) <= seconds * 1.125
 
 
+@given(st.integers(0, EXPIRY_S_MAX))
+@example(EXPIRY_S_MAX)
+def test_whatever_may_be_asked_for_is_found_again_after_a_restart(seconds: int) -> None:
+    rounded = rounded_expiry_s(seconds)
+    assert _read_stamp(pack_stamp(7, rounded), 0) == (7, rounded)
+    named = run(S, 4, rounded)
+    assert run_of(named.name) == named
+
+
 def test_there_are_few_expiries() -> None:
     powers = [1 << power for power in range(25)]
     asked = [each + more for each in powers for more in range(0, each, 1 + each // 64)]
@@ -122,7 +144,7 @@ def test_a_run_s_name_tells_the_expiry_of_its_session() -> None:
         assert run_of(each.name) == each
     assert "/4-2-64-" in run(S, 4).name, "as earlier releases wrote it"
     wrong = run(S, 4, 3600).name
-    for number in ("e", "e0", "e-1", "ee", "e1zz", "ze1", "y", f"e{EXPIRY_S_MAX + 1}"):
+    for number in ("e", "e0", "e-1", "ee", "e1zz", "ze1", "y", f"e{LONGEST_S + 1}"):
         assert run_of(wrong.replace("e3600-", f"{number}-")) is None
 
 
@@ -154,6 +176,25 @@ def test_a_session_that_is_let_go_of_leaves_the_object_store_soon() -> None:
     assert drop(tier, 9) == []
     assert drop(tier, 59) == [run(S, 0)]
     assert drop(tier, 5000) == []
+
+
+def test_a_run_begun_before_its_session_was_told_another_expiry_changes_nothing() -> None:
+    tier = ObjectTier(25, expiry_ns=1000)
+    tier.add(run(S, 0, 60), 10, 1)
+    tier.add(run(T, 0), 10, 2)
+    tier.set_expiry(S, 7000 * SECOND, 3)
+    tier.add(run(S, 1, 60), 10, 4)
+    assert tier.expiry_ns_of(S) == 7000 * SECOND
+    tier.add(run(S, 2, 90), 0, 5, is_listed=True)
+    assert tier.expiry_ns_of(S) == 90 * SECOND
+
+
+def test_who_is_told_another_expiry_is_the_last_to_make_room() -> None:
+    tier = ObjectTier(15, expiry_ns=1000)
+    tier.add(run(S, 0), 10, 1)
+    tier.add(run(T, 0), 10, 2)
+    tier.set_expiry(S, 500, 3)
+    assert drop(tier, 4) == [run(T, 0)]
 
 
 def test_what_begins_another_session_there_is_kept_as_long_as_that() -> None:
