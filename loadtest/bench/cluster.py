@@ -22,10 +22,10 @@ from loadtest.cluster.run import run_cluster
 from loadtest.fuzz.house import open_house
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
+from loadtest.world.timeline import SECOND
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
 
-SECOND = 1_000_000_000
 SPURIOUS_MAX = 100
 NOT_SEEN = ("load_max_over_median", "recomputed_tokens", "prefetch", "pages_by_tier", "took_s")
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")

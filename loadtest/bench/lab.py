@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cli.supervisor.children import (
     free_port,
@@ -380,23 +380,39 @@ async def open_lab(**settings: str) -> AsyncIterator[Lab]:
         yield lab
 
 
+class Servers(NamedTuple):
+    """NATS and Redis of a bench, and what tells services where they are."""
+
+    nats: "subprocess.Popen[bytes]"
+    redis: "subprocess.Popen[bytes]"
+    env: dict[str, str]
+
+
+def start_servers(stack: ExitStack, directory: Path) -> Servers:
+    """Start them on free ports, until `stack` closes."""
+    nats_port, redis_port = free_port(), free_port()
+    nats = start_nats(nats_port, directory / "nats")
+    stack.callback(stop_child, nats)
+    redis = start_redis(redis_port, directory / "redis")
+    stack.callback(stop_child, redis)
+    wait_for_port(nats, nats_port, "nats")
+    wait_for_port(redis, redis_port, "redis")
+    env = {
+        "SYMPHONY_NATS_URL": f"nats://127.0.0.1:{nats_port}",
+        "SYMPHONY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+    }
+    return Servers(nats, redis, env)
+
+
 @asynccontextmanager
 async def open_labs(*host_ids: HostId, **settings: str) -> AsyncIterator[list[Lab]]:
     """Several hosts, each with a directory of its own, that share NATS and Redis."""
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="symphony-lab-")
         directory = Path(stack.enter_context(temporary))
-        nats_port, redis_port = free_port(), free_port()
-        nats = start_nats(nats_port, directory / "nats")
-        stack.callback(stop_child, nats)
-        redis = start_redis(redis_port, directory / "redis")
-        stack.callback(stop_child, redis)
-        wait_for_port(nats, nats_port, "nats")
-        wait_for_port(redis, redis_port, "redis")
         shared = {
             **os.environ,
-            "SYMPHONY_NATS_URL": f"nats://127.0.0.1:{nats_port}",
-            "SYMPHONY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+            **start_servers(stack, directory).env,
             "SYMPHONY_LOG_LEVEL": "info",
             **{f"SYMPHONY_{k.upper()}": v for k, v in settings.items()},
         }

@@ -87,7 +87,6 @@ class _Step:
 class CostDevice:
     """Attributes:
     page_ns: what a page's copy takes.
-    num_busy_ns: that passes computed.
     """
 
     def __init__(self, owner: Owner, plant: Plant) -> None:
@@ -102,7 +101,6 @@ class CostDevice:
         self._num_asked = 0
         self._is_copying = False
         self._missing: set[int] = set()  # pool pages whose latest load failed
-        self.num_busy_ns = 0
 
     @property
     def page_ns(self) -> int:
@@ -259,7 +257,6 @@ class CostDevice:
         num_prefill = plan.num_tokens - num_decodes
         context = int(plan.context_lens.sum())
         step.compute_ns = round(self._plant.profile.step_ms(num_prefill, num_decodes, context) * MS)
-        self.num_busy_ns += step.compute_ns
         if not step.awaited:
             self._owner.later(step.compute_ns, partial(self._finish, step))
             return

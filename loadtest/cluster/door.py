@@ -6,11 +6,10 @@ from typing import Protocol
 
 from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
+from loadtest.world.timeline import SECOND
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, AgentRef, SamplingParams
-
-SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SECOND = 1_000_000_000
+from loadtest.world.timeline import SECOND
 
 
 @dataclass(slots=True)
@@ -11,19 +11,16 @@ class Link:
 
     Attributes:
         free_at_ns: what is given to it now begins then.
-        num_bytes: that it has taken.
     """
 
     bytes_per_s: float
     free_at_ns: int = 0
-    num_bytes: int = 0
 
     def take(self, num_bytes: int, now_ns: int) -> int:
         """When so many bytes are through that come now."""
         return self._take(num_bytes, max(now_ns, self.free_at_ns))
 
     def _take(self, num_bytes: int, starts_at_ns: int) -> int:
-        self.num_bytes += num_bytes
         self.free_at_ns = starts_at_ns + round(num_bytes * SECOND / self.bytes_per_s)
         return self.free_at_ns
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtest.world.timeline import SECOND
+
 Without = Literal["cooperative", "priority", "layerwise", "balance"]
-SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +13,7 @@ class ClusterOptions:
     """Attributes:
     profile: of model and GPU (`shared.profiles`).
     gpus_per_host, dram_gb, disk_gb, link_gbit: of each host; the paper's testbed (section 4).
-    users: who ask at the same time; of traces with arrivals of their own, a factor on nothing.
+    users: who ask at the same time; of a trace with arrivals of its own, how much of it is played.
     policy: of placement, by its name (`services.scheduler.core.POLICIES`).
     missed: share of hints that are never sent.
     spurious: hints for turns that never come, per turn that does.

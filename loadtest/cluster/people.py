@@ -17,10 +17,10 @@ from loadtest.cluster.door import Announce, Ask, Door
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.stats import Stats, TurnRecord
 from loadtest.workloads.script import Part, Script, ScriptedTurn
+from loadtest.world.timeline import SECOND
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import ADVISORY_PRIORITY, AgentRef
 
-SECOND = 1_000_000_000
 URGENT = ADVISORY_PRIORITY + 1
 TEXT = (32, 127)  # tokens that texts are of: letters, where tokens are bytes
 TEXTS_KEPT = 4096

@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine
 
 import orjson
 
-from loadtest.cluster.door import SECOND, Announce, Ask
+from loadtest.cluster.door import Announce, Ask
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
 from loadtest.cluster.stats import Stats
 from loadtest.fuzz.plain_http import request_bytes
 from loadtest.workloads.script import Script
+from loadtest.world.timeline import SECOND
 from shared.profiles import load_profile
 
 TURNS, ADVISORIES = "/v1/completions", "/v1/advisories"

@@ -5,6 +5,7 @@ import time
 from loadtest.cluster.cluster import Cluster
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult
+from loadtest.workloads.registry import WORKLOADS
 from loadtest.workloads.script import Script
 
 
@@ -17,8 +18,6 @@ def run_cluster(options: ClusterOptions, scripts: list[Script] | None = None) ->
     """
     started_s = time.perf_counter()
     if scripts is None:
-        from loadtest.workloads.registry import WORKLOADS
-
         scripts = WORKLOADS[options.trace](options.users, options.duration_ns, options.seed)
     cluster = Cluster(options)
     cluster.run(scripts)

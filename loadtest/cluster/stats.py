@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
+from loadtest.world.timeline import MS, SECOND
 from services.worker.core.effects import TurnAccount
 from shared.ids import TurnId
 from shared.urgency import is_urgent
-
-MS = 1e6
-SECOND = 1e9
 
 
 @dataclass(slots=True)

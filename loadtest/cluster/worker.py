@@ -8,6 +8,7 @@ from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
 from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
+from loadtest.world.timeline import MS
 from loadtest.world.worker import Worker
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Effect, Ended
@@ -17,7 +18,6 @@ from services.worker.core.step import StepResult
 from shared.ids import TurnId
 from shared.messages import TurnDelta
 
-MS = 1_000_000
 STEPS_KNOWN = 20
 STEPS_KEPT = 16
 PREFILL_TOKENS_MAX = 2048

@@ -17,13 +17,10 @@ from cli.inspection.snapshot import take_snapshot
 from cli.inspection.status import render
 from cli.runfile import RunningService, RunState
 from cli.supervisor.children import (
-    free_port,
     start_child,
-    start_nats,
-    start_redis,
     stop_child,
-    wait_for_port,
 )
+from loadtest.bench.lab import start_servers
 from loadtest.bench.scale.watched import BEATS_NAME, Beat, read_beats
 from shared.bus import Bus
 from shared.errors import NobodyListens, PeerUnavailable
@@ -176,17 +173,10 @@ class House:
 async def open_house(directory: Path) -> AsyncIterator[House]:
     """NATS, Redis and a scheduler; the kvstore is started by the caller."""
     with ExitStack() as stack:
-        nats_port, redis_port = free_port(), free_port()
-        nats = start_nats(nats_port, directory / "nats")
-        stack.callback(stop_child, nats)
-        redis = start_redis(redis_port, directory / "redis")
-        stack.callback(stop_child, redis)
-        wait_for_port(nats, nats_port, "nats")
-        wait_for_port(redis, redis_port, "redis")
+        servers = start_servers(stack, directory)
         env = {
             **os.environ,
-            "SYMPHONY_NATS_URL": f"nats://127.0.0.1:{nats_port}",
-            "SYMPHONY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+            **servers.env,
             "SYMPHONY_HOST_ID": HOST_ID,
             "SYMPHONY_DATA_DIR": str(directory),
             "SYMPHONY_ARENA_DIR": f"/dev/shm/{directory.name}",
@@ -196,7 +186,7 @@ async def open_house(directory: Path) -> AsyncIterator[House]:
             log_path=directory / "scheduler.log", env=env,
         )  # fmt: skip
         stack.callback(stop_child, scheduler)
-        pids = {"nats": nats.pid, "redis": redis.pid, "scheduler": scheduler.pid}
+        pids = {"nats": servers.nats.pid, "redis": servers.redis.pid, "scheduler": scheduler.pid}
         bus = await Bus.connect(env["SYMPHONY_NATS_URL"], "scale")
         house = House(directory, bus, env, pids)
         stack.callback(house.stop)

@@ -3,11 +3,11 @@
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, ratio
+from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.figures.symphony.sweeps import (
     draw_sweep,
     how,
     rows_of_values,
-    rows_skipped,
     series,
     sweep,
 )
@@ -33,9 +33,8 @@ def draw(results: Results) -> Drawing:
     return draw_sweep(results, SHOWN)
 
 
+@unless_skipped
 def rows(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     lines = []
     for part, paper in PARTS.items():
         for metric, name in (

@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure as Drawing
 
-from loadtest.cluster.options import SECOND
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.symphony.runs import COLOURS, SYSTEMS, options, run_all
-from loadtest.figures.symphony.sweeps import rows_skipped
+from loadtest.figures.symphony.skipping import unless_skipped
+from loadtest.world.timeline import SECOND
 
 FILES = [4, 8, 12]
 SHOWN = {"symphony": "ours", "recompute": "vLLM", "sticky": "in place of Parrot"}
@@ -56,9 +56,8 @@ def draw(results: Results) -> Drawing:
     return drawing
 
 
+@unless_skipped
 def rows(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     told = (
         f"simulated: {results['gpus']} GPUs, {results['profile']}, {results['workflows']} workflows"
     )

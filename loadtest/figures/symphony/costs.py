@@ -9,12 +9,12 @@ from loadtest.cluster.plant import PCIE_BYTES_PER_S, build_plant
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.plots import doubling_x, log_y
 from loadtest.figures.symphony.runs import NAMES
+from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.figures.symphony.sweeps import (
     draw_sweep,
     how,
     row_of_ratio,
     rows_of_values,
-    rows_skipped,
     series,
     sweep,
 )
@@ -140,9 +140,8 @@ def draw_distributed(results: Results) -> Drawing:
     return draw_sweep(results, ["normalized_ms"])
 
 
+@unless_skipped
 def rows_of_distributed(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     last = {system: series(results, system, "normalized_ms")[-1] for system in results["runs"]}
     told = how(results)
     rows = [

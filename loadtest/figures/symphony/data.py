@@ -5,6 +5,7 @@ from random import Random
 from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing
+from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.workloads import burstgpt, chats
 from loadtest.workloads.people import tokens_of
 from loadtest.workloads.registry import why_absent
@@ -89,9 +90,8 @@ def draw_wasted(results: Results) -> Drawing:
 HOW = "simulated: drawn from the data, no cluster"
 
 
+@unless_skipped
 def rows_of_turns(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return [Row(results["skipped"], "", "", "not measured")]
     rows = []
     for name, found in results.items():
         is_chat = name == "sharegpt-like"
@@ -118,9 +118,8 @@ def rows_of_turns(results: Results) -> list[Row]:
     return rows
 
 
+@unless_skipped
 def rows_of_wasted(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return [Row(results["skipped"], "", "", "not measured")]
     paper = {3: "over 50"}
     return [
         Row(

@@ -6,13 +6,13 @@ from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.symphony.runs import COLOURS, LLAMA_13B, NAMES, SYSTEMS, options, run_all
+from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.figures.symphony.sweeps import (
     METRICS,
     draw_sweep,
     how,
     row_of_ratio,
     rows_of_values,
-    rows_skipped,
     sweep,
 )
 
@@ -34,9 +34,8 @@ def draw_prefill(results: Results) -> Drawing:
     return draw_sweep(results, ["ttft_ms", "requests_per_s"])
 
 
+@unless_skipped
 def rows_prefill(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     return [
         row_of_ratio(results, "ttft_ms", "sticky", "better"),
         row_of_ratio(results, "ttft_ms", "migrate-sticky", "better"),
@@ -104,9 +103,8 @@ def draw_spurious(results: Results) -> Drawing:
     return _draw_shares(results, "requests_per_s", "spurious hints for 100 turns")
 
 
+@unless_skipped
 def rows_missed(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     none, beside = results["runs"][0]["normalized_ms"], results["beside"]["normalized_ms"]
     paper = {0.1: "6 (4.5); 14.6 (21.3 to 24.4 ms, same place and Figure 19)"}
     lines = [
@@ -133,9 +131,8 @@ def rows_missed(results: Results) -> list[Row]:
     ]
 
 
+@unless_skipped
 def rows_spurious(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     none = results["runs"][0]["requests_per_s"]
     return [
         *(
@@ -201,9 +198,8 @@ def draw_urgent(results: Results) -> Drawing:
     return drawing
 
 
+@unless_skipped
 def rows_urgent(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     return [
         Row(
             f"{share:.0%} urgent: TPOT of {who} sessions, recompute / ours, ms",

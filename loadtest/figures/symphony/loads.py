@@ -4,7 +4,8 @@ from matplotlib.figure import Figure as Drawing
 
 from loadtest.figures.base import Effort, Figure, Results, Row, Work
 from loadtest.figures.symphony.runs import NAMES
-from loadtest.figures.symphony.sweeps import draw_sweep, how, rows_skipped, series, sweep
+from loadtest.figures.symphony.skipping import unless_skipped
+from loadtest.figures.symphony.sweeps import draw_sweep, how, series, sweep
 
 SHOWN = ["symphony", "recompute", "sticky"]
 
@@ -32,9 +33,8 @@ def rows_of_few(results: Results) -> list[Row]:
     return _rows(results, 0, paper)
 
 
+@unless_skipped
 def _rows(results: Results, place: int, paper: dict[str, str]) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     users = results["users"][place]
     return [
         Row(

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from loadtest.cluster.options import SECOND, ClusterOptions
+from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult
 from loadtest.figures.base import Effort, Results, Work
 from loadtest.workloads.registry import why_absent
+from loadtest.world.timeline import SECOND
 
 TESTBED_GPUS = 8
 LLAMA_13B = "a100-llama2-13b"

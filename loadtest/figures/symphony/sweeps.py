@@ -80,11 +80,6 @@ def draw_metric(axes: Axes, results: Results, metric: str) -> None:
     axes.legend(fontsize=7)
 
 
-def rows_skipped(results: Results) -> list[Row]:
-    """What stands in place of rows where data are not here."""
-    return [Row(results["skipped"], "", "", "not measured")]
-
-
 def rows_of_values(results: Results, metrics: Sequence[str]) -> list[Row]:
     """Each system's, from the fewest users to the most."""
     users = "/".join(str(each) for each in results["users"])

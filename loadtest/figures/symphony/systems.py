@@ -10,12 +10,12 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.cluster.options import ClusterOptions
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, ratio
 from loadtest.figures.symphony.runs import LLAMA_13B, NAMES
+from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.figures.symphony.sweeps import (
     draw_sweep,
     how,
     row_of_ratio,
     rows_of_values,
-    rows_skipped,
     series,
     sweep,
     users_at,
@@ -59,9 +59,8 @@ def draw(results: Results) -> Drawing:
     return draw_sweep(results, SHOWN)
 
 
+@unless_skipped
 def rows_8b(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     rows = [
         row_of_ratio(results, "tpot_ms", "recompute", "1.4 to 1.9"),
         row_of_ratio(results, "tpot_ms", "prefix-cache", ""),
@@ -102,9 +101,8 @@ def _row_of_users(results: Results) -> Row:
     )
 
 
+@unless_skipped
 def rows_13b(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     return [
         row_of_ratio(results, "tpot_ms", "recompute", "1.31 to 1.9 (4.2); up to 2.6 (Figure 12)"),
         row_of_ratio(results, "tpot_ms", "sticky", "up to 2.6 (Figure 12)"),
@@ -116,9 +114,8 @@ def rows_13b(results: Results) -> list[Row]:
     ]
 
 
+@unless_skipped
 def rows_burst(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     return [
         row_of_ratio(results, "tpot_ms", "recompute", "up to 2.5"),
         row_of_ratio(results, "tpot_ms", "sticky", "up to 2.5"),
@@ -152,9 +149,8 @@ def draw_remote(results: Results) -> Drawing:
     return draw_sweep(results, ["normalized_ms", "ttft_ms"])
 
 
+@unless_skipped
 def rows_remote(results: Results) -> list[Row]:
-    if "skipped" in results:
-        return rows_skipped(results)
     rows = []
     for ours, paper in (("symphony", "35"), ("symphony, int8 below", "47")):
         gains = [

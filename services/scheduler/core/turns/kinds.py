@@ -65,10 +65,12 @@ class _Kind:
         self._count(self.told.pop(worker_id), -1)
 
     def _count(self, told: Steps, sign: int) -> None:
-        num, sums, mean = max(len(self.told), 1), self._sums, self.steps
+        num, sums, mean = len(self.told), self._sums, self.steps
         sums.token_ms += sign * told.token_ms
         sums.step_ms += sign * told.step_ms
         sums.row_ms += sign * told.row_ms
+        if not num:
+            return  # somebody who has not measured may still be reckoned with as it was
         mean.token_ms, mean.step_ms, mean.row_ms = (
             sums.token_ms / num, sums.step_ms / num, sums.row_ms / num,
         )  # fmt: skip

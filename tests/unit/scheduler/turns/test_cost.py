@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.turns.arrivals import SLICE_NS, Arrivals
@@ -57,6 +57,7 @@ def test_time_before_a_turn_comes_never_costs(fast: Steps, stay: Stay, more: flo
 
 @few
 @given(speeds, stays, st.sampled_from(("token_ms", "step_ms", "row_ms")), speeds_ms)
+@example(Steps(2.0, 1.0, 1.0), Stay(num_rows=1, num_history_tokens=91, fetch_ms=240), "token_ms", 1)
 def test_a_slower_worker_never_costs_less(fast: Steps, stay: Stay, name: str, more: float) -> None:
     slow = replace(fast, **{name: getattr(fast, name) + more})
     assert cost_of(slow, stay).total_ms >= cost_of(fast, stay).total_ms * (1 - 1e-12)

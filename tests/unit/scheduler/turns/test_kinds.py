@@ -40,6 +40,15 @@ def test_other_kinds_stay_apart_and_a_wild_one_moves_nobody() -> None:
     assert {round(kinds.of(each).step_ms, 6) for each in workers[:8]} == {10.0, 14.0}
 
 
+def test_a_kind_that_its_last_one_left_is_no_device_without_cost() -> None:
+    kinds = Kinds()
+    a, b = names(2)
+    kinds.tell(a, steps(10.0))
+    unmeasured = kinds.of(b)
+    assert kinds.tell(a, steps(20.0)).step_ms == 20.0
+    assert unmeasured.step_ms == 10.0, "until it hears what is usual now"
+
+
 def test_who_is_gone_counts_no_more_and_there_are_never_many_kinds() -> None:
     kinds = Kinds()
     a, b = names(2)

@@ -82,7 +82,7 @@ def cost_of(steps: Steps, stay: Stay) -> Cost:
     if stay.fetch_ms:
         kv_ms = HIDDEN_SHARE * stay.fetch_ms + max(stay.fetch_ms - stay.ahead_ms, 0.0)
         again_ms = stay.num_history_tokens * token_ms
-        if again_ms < kv_ms:
+        if again_ms * (1 + num_rows) < kv_ms:  # those beside wait for that, too
             kv_ms, num_computed = again_ms, num_computed + stay.num_history_tokens
     kv_ms += max(stay.adapter_ms - stay.ahead_ms, 0.0)
     prompt_ms = stay.num_new_tokens * token_ms
