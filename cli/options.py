@@ -66,7 +66,12 @@ NumSpares = Annotated[
 ]
 NumShards = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=64, help="Processes that batch jobs of one-shot models."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=64,
+        help="Schedulers that turns and one-shot models are divided among.",
+    ),
 ]
 Host = Annotated[
     str,

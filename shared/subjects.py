@@ -107,9 +107,9 @@ PUBLIC = {
 }
 """What tenants publish, and what becomes of it."""
 
-# Frontend and scheduler.
-TURN_SUBMIT = Subject("symphony.scheduler.turn.submit", m.TurnsSubmit, NoReply)
-TURN_CANCEL = Subject("symphony.scheduler.turn.cancel", m.TurnCancel, NoReply)
+# Frontend and scheduler: the star is a scheduler shard.
+TURN_SUBMIT = Subject("symphony.scheduler.*.turn.submit", m.TurnsSubmit, NoReply)
+TURN_CANCEL = Subject("symphony.scheduler.*.turn.cancel", m.TurnCancel, NoReply)
 TURN_FAILED = Subject("symphony.frontend.*.failed", m.TurnFailed, NoReply)
 
 # Worker and frontend: prompts down, tokens up, past the scheduler.
@@ -124,6 +124,10 @@ WORKER_PREFETCH = Subject("symphony.worker.*.prefetch", m.Prefetch, NoReply)
 WORKER_PREFETCH_DROP = Subject("symphony.worker.*.prefetch_drop", m.PrefetchDrop, NoReply)
 WORKER_PING = Subject("symphony.worker.*.ping", m.Empty, m.Empty)
 TURNS_ENDED = Subject("symphony.scheduler.turn.ended", m.TurnsEnded, NoReply)
+
+# Schedulers among themselves, where turns are divided.
+TURNS_PLACED = Subject("symphony.scheduler.turn.placed", m.TurnsPlaced, NoReply)
+SCHEDULER_PING = Subject("symphony.scheduler.*.ping", m.Empty, m.Empty)
 
 # Jobs of one-shot models: the first star is a scheduler shard, a frontend or a worker.
 JOBS_SUBMIT = Subject("symphony.scheduler.*.jobs", m.JobsSubmit, NoReply)
@@ -143,9 +147,9 @@ LEASE_WRITTEN = Subject("symphony.lease.*", m.LeaseWritten, NoReply)
 # Outside of `symphony.`: who watches all of that must not seem to be a holder.
 LEASE_HOLDER = Subject("symphony-lease.*.holder", m.Empty, m.LeaseHolder)
 
-# Tracker and scheduler.
-SESSION_EXPECT = Subject("symphony.scheduler.session.expect", m.ExpectSession, m.SessionPlacement)
-SESSION_DROP = Subject("symphony.scheduler.session.drop", m.AdvisoryKey, m.Empty)
+# Tracker and scheduler: the star is a scheduler shard.
+SESSION_EXPECT = Subject("symphony.scheduler.*.session.expect", m.ExpectSession, m.SessionPlacement)
+SESSION_DROP = Subject("symphony.scheduler.*.session.drop", m.AdvisoryKey, m.Empty)
 SESSION_PLACED = Subject("symphony.session.placed", m.SessionPlaced, NoReply)
 TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
 AGENT_TURN_LEFT = Subject("symphony.tracker.turn.left", m.AgentTurnLeft, NoReply)

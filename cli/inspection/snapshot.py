@@ -1,7 +1,8 @@
 """Asks a running house, and its Redis, how they are."""
 
 import asyncio
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from redis.exceptions import RedisError
 from cli.runfile import RunState
 from shared.access import RedisAccess
 from shared.bus import Bus
-from shared.errors import ConfigError, PeerUnavailable, SymphonyError, reason
-from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus
+from shared.errors import ConfigError, SymphonyError, reason
+from shared.ids import WorkerId
+from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus, WorkerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 2.0
 HOSTS_MAX = 1024
+SHARD_NAME = re.compile(r"scheduler-shard-\d+")
 SERVERS = ("nats", "redis")  # they answer no status call
 
 
@@ -69,9 +72,11 @@ async def take_snapshot(run: RunState) -> Snapshot:
         # Our own NATS reaches our kvstores alone; on a shared one there may be more: wait for them.
         is_own = any(child.name == "nats" for child in run.services)
         num_stores = run.num_hosts if is_own else HOSTS_MAX
-        services, scheduler, stores, trouble = await asyncio.gather(
+        services, schedulers, stores, trouble = await asyncio.gather(
             bus.gather(SERVICE_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_services),
-            _scheduler(bus),
+            bus.gather(
+                SCHEDULER_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=_num_shards(run)
+            ),
             bus.gather(KV_STATS, Empty(), timeout_s=ANSWER_TIMEOUT_S, num_max=num_stores),
             redis_trouble(run.redis_url, run.redis_access),
         )
@@ -80,18 +85,43 @@ async def take_snapshot(run: RunState) -> Snapshot:
     return Snapshot(
         states={service.pid: service.state for service in services},
         models_served=frozenset(name for service in services for name in service.models),
-        scheduler=scheduler,
+        scheduler=whole_status(schedulers),
         stores=stores,
         hints=[service.hints for service in services if service.hints is not None],
         redis_trouble=trouble,
     )
 
 
-async def _scheduler(bus: Bus) -> SchedulerStatus | None:
-    try:
-        return await bus.request(SCHEDULER_STATUS, Empty(), timeout_s=ANSWER_TIMEOUT_S)
-    except PeerUnavailable:
-        return None
+def _num_shards(run: RunState) -> int:
+    """Schedulers that place turns: of those that are divided all, else the one that leads."""
+    shards = {name for name in run.names if SHARD_NAME.fullmatch(name)}
+    return len(shards) or 1
+
+
+def whole_status(parts: list[SchedulerStatus]) -> SchedulerStatus | None:
+    """What the schedulers among which turns are divided say together: each knows all turns that a
+    worker has, and only the places that it keeps itself. None if there is none.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    workers: dict[WorkerId, WorkerStatus] = {}
+    for told in (worker for part in parts for worker in part.workers):
+        known = workers.get(told.worker_id)
+        if known is None:
+            workers[told.worker_id] = told
+            continue
+        latest = min(known, told, key=lambda each: each.report_age_ms)
+        workers[told.worker_id] = replace(
+            latest,
+            num_turns=max(known.num_turns, told.num_turns),
+            num_reservations=known.num_reservations + told.num_reservations,
+        )
+    return SchedulerStatus(
+        workers=[workers[worker_id] for worker_id in sorted(workers)],
+        num_turns_placed=sum(part.num_turns_placed for part in parts),
+        num_turns_waiting=sum(part.num_turns_waiting for part in parts),
+        num_reservations=sum(part.num_reservations for part in parts),
+    )
 
 
 async def redis_trouble(url: str, access: RedisAccess) -> str:

@@ -29,8 +29,8 @@ class HouseOptions:
         emulate: latency profile of emulated workers; None: real ones.
         has_true_pages: emulated pages are as large as the profile's model would have them.
         num_spares: hot spares of each scheduler process, and of the tracker.
-        num_shards: processes among which the batching of one-shot models is divided; 1: it is done
-            in the one scheduler.
+        num_shards: processes among which turns and one-shot models are divided; 1: one scheduler
+            does all.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.

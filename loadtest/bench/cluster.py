@@ -128,6 +128,7 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         seed=args.seed,
         duration_ns=round(args.seconds * SECOND),
         coarse=args.coarse,
+        schedulers=args.schedulers,
     )
 
 
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", choices=list(WORKLOADS), default=known.trace)
     add("--seed", type=int, default=known.seed)
     add("--seconds", type=float, default=known.duration_ns / SECOND, help="of the workload")
+    add("--schedulers", type=int, default=1, help="among which turns are divided")
     add("--coarse", action="store_true", help="for large clusters: 16 tokens are one")
     add("--real", action="store_true", help="also real processes, for as long in real time")
     return parser

@@ -34,6 +34,7 @@ from services.tracker.core.agents import AgentLimits
 from shared.hint_accounts import HintLimits
 from shared.ids import HostId, WorkerId
 from shared.messages import TurnStart
+from shared.shards import Share
 
 WIRE_MAX_NS = MS // 2  # a message takes a random time up to this
 SETTLE_NS = 5 * SECOND  # until everybody is connected, and a scheduler leads
@@ -118,9 +119,10 @@ class Cluster:
             has_peers=True,
             placement=options.policy,
             expiries=None,
+            num_shards=options.schedulers,
         )
         self.stats = stats = Stats(plant.grain)
-        redis, election, ledger = Redis(), Election(timeline), _Ledger(timeline)
+        redis, ledger = Redis(), _Ledger(timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
             host: ClusterKvstore(house, redis, host, plant)
@@ -142,9 +144,11 @@ class Cluster:
         ]
         self._frontend = _Frontend(house, redis, ledger, 0)
         scheduler = _Unbalanced if "balance" in without else _Scheduler
+        shares = [Share(shard, options.schedulers) for shard in range(options.schedulers)]
         processes: list[Process] = [
-            *hosts, *self.workers, scheduler(house, election, ledger, 0), _Tracker(house, stats),
-            self._frontend,
+            *hosts, *self.workers,
+            *(scheduler(house, Election(timeline), ledger, 0, share) for share in shares),
+            _Tracker(house, stats), self._frontend,
         ]  # fmt: skip
         for process in processes:
             process.start()

@@ -20,6 +20,7 @@ class ClusterOptions:
     priority_share: of sessions that are urgent.
     without: what is switched off.
     trace: workload, by its name.
+    schedulers: among which turns are divided.
     coarse: steps that only decode are taken several at once, and layers in groups.
     """
 
@@ -39,3 +40,4 @@ class ClusterOptions:
     seed: int = 1
     duration_ns: int = 600 * SECOND
     coarse: bool = False
+    schedulers: int = 1

@@ -18,8 +18,9 @@ from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.stats import Stats, TurnRecord
 from loadtest.workloads.script import Part, Script, ScriptedTurn
 from loadtest.world.timeline import SECOND
-from shared.ids import SessionId, TenantId, TurnId
+from shared.ids import SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, AgentRef
+from shared.shards import expected_as, turn_id_in
 
 URGENT = ADVISORY_PRIORITY + 1
 TEXT = (32, 127)  # tokens that texts are of: letters, where tokens are bytes
@@ -144,14 +145,16 @@ class People:
         num_output = -(-turn.num_output // self._grain)
         if len(session.tokens) + num_output > self._tokens_max:
             return
+        agent = _agent(play, turn)
+        name = expected_as(session.session_id, agent, is_new=not session.num_known)
         ask = Ask(
-            turn_id=TurnId(f"{play.script.name}.{number}"),
+            turn_id=turn_id_in(f"{play.script.name}.{number}", session.tenant, name),
             session_id=session.session_id,
             tenant=session.tenant,
             prompt=list(session.tokens),
             num_output=num_output,
             priority=max(turn.priority, play.priority),
-            agent=_agent(play, turn),
+            agent=agent,
         )
         record = TurnRecord(
             play.script.name,

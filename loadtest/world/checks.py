@@ -160,7 +160,8 @@ def check_scheduler(core: SchedulerCore, *, is_lossy: bool) -> None:
     """
     for worker in core._fleet:
         assert worker.alive or is_lossy, f"{worker.worker_id} lives, and counts as dead"
-        assert worker.alive or not worker.turns, f"{worker.worker_id} is dead and keeps its turns"
+        is_empty = not worker.num_turns and worker.kept_by is None
+        assert worker.alive or is_empty, f"{worker.worker_id} is dead and keeps its turns"
         for turn in worker.turns.values():
             assert turn.worker is worker, f"{turn.turn_id} is in two places"
         for held in worker.reservations.values():
@@ -174,6 +175,7 @@ def _check_load(worker: Worker) -> None:
     held = list(worker.reservations.values())
     assert worker.num_far == sum(each.is_far for each in held), "far places are miscounted"
     num_urgent = sum(turn.is_urgent for turn in worker.turns.values())
+    num_urgent += sum(turn.is_urgent for turn in worker.others.values())
     num_urgent += sum(is_urgent(each.priority) and not each.is_far for each in held)
     assert worker.num_urgent == num_urgent, "urgent turns are miscounted"
     expected = Arrivals()

@@ -16,6 +16,7 @@ from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
+from shared.shards import expected_as, turn_id_in
 
 TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
@@ -189,8 +190,10 @@ class Clients:
         )
         if random.random() < CHANGE_SHARE:
             session.adapter = self._some_adapter()
+        name = expected_as(session.session_id, session.agent, is_new=not session.history)
+        turn_id = turn_id_in(f"t{len(self._ledger.turns)}", session.tenant, name)
         turn = ClientTurn(
-            TurnId(f"t{len(self._ledger.turns)}"), session, prompt, sampling,
+            turn_id, session, prompt, sampling,
             timeline.now_ns, timeline.now_ns, timeline.now_ns, session.adapter,
         )  # fmt: skip
         self._ledger.turns[turn.turn_id] = turn

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from loadtest.world.house import House
@@ -41,12 +42,13 @@ from shared.messages import (
     TurnStart,
     TurnSubmit,
 )
+from shared.shards import by_shard, turn_shard
 from shared.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
     HINTS_ENDED,
     PROMPT_PULL,
-    SCHEDULER_STATUS,
+    SCHEDULER_PING,
     SESSION_PLACED,
     STEP_OUTPUT,
     TURN_CANCEL,
@@ -185,22 +187,29 @@ class Frontend(Process):
                 case Start(worker_id, start):
                     starts.append((worker_id, start))
                 case Cancel(message):
-                    self.house.wires.publish(self, TURN_CANCEL, message)
+                    shard = str(turn_shard(message.turn_id, self.house.num_shards))
+                    self.house.wires.publish(self, TURN_CANCEL, message, shard)
                 case AskScheduler():
                     self._ask_scheduler()
-        if submits:
-            self.house.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=submits))
+        for number, its in by_shard(submits, self.house.num_shards).items():
+            self.house.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=its), str(number))
         for worker_id, start in starts:
             self._ledger.on_start_turn(start, worker_id)
             self.house.wires.publish(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
 
     def _ask_scheduler(self) -> None:
-        def on_reply(_: Any) -> None:
-            self.turns.on_scheduler_seen(self.now_ns)
+        missing = set(range(self.house.num_shards))
 
-        self.house.wires.request(
-            self, SCHEDULER_STATUS, Empty(), on_reply, lambda _: None, timeout_ns=SECOND
-        )
+        def on_reply(shard: int, _: Any) -> None:
+            missing.discard(shard)
+            if not missing:
+                self.turns.on_scheduler_seen(self.now_ns)
+
+        for shard in range(self.house.num_shards):
+            self.house.wires.request(
+                self, SCHEDULER_PING, Empty(), partial(on_reply, shard), lambda _: None,
+                ident=str(shard), timeout_ns=SECOND,
+            )  # fmt: skip
 
     def _deliver(self, news: Deliver) -> None:
         """The session's record is stored before the last piece is handed out."""

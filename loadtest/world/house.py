@@ -27,6 +27,7 @@ class House:
     has_peers: hosts give each other history.
     placement: policy of all schedulers, where turns are not scattered.
     expiries: draws how long turns want their KV kept; None: nobody says.
+    num_shards: schedulers among which turns are divided.
     """
 
     timeline: Timeline
@@ -44,6 +45,7 @@ class House:
     has_peers: bool
     placement: str
     expiries: Random | None
+    num_shards: int = 1
 
     def draw_expiry_s(self) -> int:
         """What a turn says; 0: nothing."""

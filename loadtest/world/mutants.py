@@ -20,6 +20,8 @@ FRONTEND_TURNS = "services/frontend/core/turns.py"
 FRONTEND_JOBS = "services/frontend/core/jobs.py"
 SCHEDULER_TURNS = "services/scheduler/core/turns/turns.py"
 SCHEDULER_BOARD = "services/scheduler/core/turns/board.py"
+OTHERS = "services/scheduler/core/turns/others.py"
+TRIALS = "services/scheduler/core/turns/trials.py"
 SCHEDULER = "services/scheduler/core/turns/core.py"
 FLEET = "services/scheduler/core/turns/fleet.py"
 RESERVATIONS = "services/scheduler/core/turns/reservations.py"
@@ -110,6 +112,19 @@ MUTANTS = (
     Mutant(
         "every turn fails", SCHEDULER_TURNS,
         "        if len(self._board) >= self._limits.turns_max:", "        if True:",
+    ),
+    Mutant(
+        "a scheduler takes others' turns for its own", SCHEDULER_TURNS,
+        "            if self._share.has_turn(ref.turn_id):\n", "            if True:\n",
+    ),
+    Mutant(
+        "others' turns that are over stay", OTHERS,
+        "        worker = self._where.pop(turn_id, None)", "        worker = None",
+    ),
+    Mutant(
+        "a suspect does not wait for others' turns", TRIALS,
+        "        if worker.others:\n            self._others.keep(worker, now_ns)",
+        "        if False:\n            self._others.keep(worker, now_ns)",
     ),
     Mutant(
         "a lost turn is never placed again", SCHEDULER_TURNS,

@@ -5,6 +5,7 @@ from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
 from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
+from loadtest.world.scheduler import Scheduler
 from loadtest.world.timeline import SECOND
 from loadtest.world.worker import Worker
 from loadtest.world.world import World
@@ -27,14 +28,8 @@ def check_rest(world: World) -> None:
         assert not len(frontend.turns), f"{frontend.name} still waits for turns"
         assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
         _check_hints(frontend)
-    leaders = [scheduler for scheduler in world.schedulers if scheduler.is_leading]
-    assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
-    assert leaders[0].core is not None and leaders[0].jobs is not None
-    jobs = leaders[0].jobs.core
-    assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
-    status = leaders[0].core.status(leaders[0].now_ns)
-    assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
-    assert status.num_reservations == 0, "places are still kept"
+    for election in world.elections:
+        _check_schedulers([each for each in world.schedulers if each in election.candidates])
     _check_announced(world.tracker.core)
     for worker in world.workers:
         _check_idle(worker)
@@ -43,6 +38,22 @@ def check_rest(world: World) -> None:
         _check_told(kvstore, world.redis)
         if world.bucket is not None:
             _check_saved(kvstore, world.bucket)
+
+
+def _check_schedulers(candidates: list[Scheduler]) -> None:
+    """Of one shard."""
+    leaders = [scheduler for scheduler in candidates if scheduler.is_leading]
+    assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
+    (leader,) = leaders
+    assert leader.core is not None
+    if leader.jobs is not None:
+        jobs = leader.jobs.core
+        assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
+    status = leader.core.status(leader.now_ns)
+    assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
+    assert status.num_reservations == 0, "places are still kept"
+    assert not leader.core._turns.others._where, "turns of others are still counted"
+    assert all(worker.kept_by is None for worker in leader.core._fleet), "a worker is still kept"
 
 
 def _check_announced(tracker: TrackerCore) -> None:

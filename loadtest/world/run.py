@@ -83,11 +83,15 @@ class _Watch:
         """Note the moments at which nobody could have served a turn."""
         world, options = self._world, self._world.options
         timeline = world.house.timeline
-        world.election.check_leaders()
+        for election in world.elections:
+            election.check_leaders()
         world.trackers_election.check_leaders()
         is_served = (
             world.house.wires.is_up
-            and any(scheduler.is_well and scheduler.is_leading for scheduler in world.schedulers)
+            and all(
+                any(scheduler.is_well and scheduler.is_leading for scheduler in election.candidates)
+                for election in world.elections
+            )
             and any(worker.is_well for worker in world.workers)
             and any(frontend.is_well for frontend in world.frontends)
         )

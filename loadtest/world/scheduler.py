@@ -25,10 +25,12 @@ from services.scheduler.core import (
     SchedulerCore,
     SendPrefetch,
     StartTurns,
+    TellOthers,
     TellPlace,
-    starts_together,
+    together,
 )
 from services.scheduler.core.turns.board import first_attempt
+from services.scheduler.core.turns.core import EVERYTHING
 from services.scheduler.core.turns.placement.policy import PlacementPolicy
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
@@ -36,11 +38,12 @@ from shared.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
-    SchedulerStatus,
+    TurnsPlaced,
     TurnsStart,
 )
+from shared.shards import Share
 from shared.subjects import (
-    SCHEDULER_STATUS,
+    SCHEDULER_PING,
     SESSION_DROP,
     SESSION_EXPECT,
     SESSION_PLACED,
@@ -49,6 +52,7 @@ from shared.subjects import (
     TURN_FAILED,
     TURN_SUBMIT,
     TURNS_ENDED,
+    TURNS_PLACED,
     WORKER_CANCEL,
     WORKER_PREFETCH,
     WORKER_PREFETCH_DROP,
@@ -60,20 +64,32 @@ from shared.subjects import (
 class Scheduler(Candidate):
     """Attributes:
     limits: few turns run at once here.
-    core, jobs: place turns, batch jobs; None while this process is a spare.
+    core, jobs: place turns, batch jobs; None while this process is a spare, and jobs are the first
+        shard's.
     """
 
     limits: ClassVar = Limits(relief_gap=2)
 
-    def __init__(self, house: House, election: Election, ledger: Ledger, number: int) -> None:
-        super().__init__(house, f"scheduler-{number}", election)
+    def __init__(
+        self,
+        house: House,
+        election: Election,
+        ledger: Ledger,
+        number: int,
+        share: Share = EVERYTHING,
+    ) -> None:
+        of_shard = f"-shard-{share.index}" if share.index else ""
+        leadership = f"shard-{share.index}" if share.index else "all"
+        super().__init__(house, f"scheduler{of_shard}-{number}", election, leadership)
         self._ledger = ledger
+        self._share = share
         self.core: SchedulerCore | None = None
         self.jobs: SchedulerJobs | None = None
 
     def check(self) -> None:
-        if self.core is not None and self.jobs is not None:
+        if self.core is not None:
             check_scheduler(self.core, is_lossy=bool(self.house.fault_kinds & SILENCING))
+        if self.jobs is not None:
             check_batches(self.jobs.core)
 
     def on_start(self) -> None:
@@ -84,10 +100,11 @@ class Scheduler(Candidate):
         self.core = self.jobs = None
 
     def on_lead(self) -> None:
-        if self.core is None or self.jobs is None:
+        if self.core is None:
             self._take_lead()
-        else:
-            self.core.set_fence(self.fence)
+            return
+        self.core.set_fence(self.fence)
+        if self.jobs is not None:
             self.jobs.set_fence(self.fence)
 
     def new_policy(self, limits: Limits) -> PlacementPolicy:
@@ -103,22 +120,25 @@ class Scheduler(Candidate):
             limits,
             self.now_ns,
             attempt_floor=first_attempt(self.fence),
+            share=self._share,
         )
-        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, starts_together)
+        self._desk = Desk(self, core.on_wake, core.on_worker_gone, self._perform, together)
         self._desk.put(core.on_wake)
-        wires = self.house.wires
+        wires, shard = self.house.wires, str(self._share.index)
         self._be_present()
-        for subject, handler in (
-            (WORKER_REPORT, core.on_report),
-            (TURNS_ENDED, core.on_turns_ended),
-            (TURN_CANCEL, core.on_turn_cancel),
-            (TURN_SUBMIT, core.on_turns_submit),
+        for subject, handler, ident in (
+            (WORKER_REPORT, core.on_report, ""),
+            (TURNS_ENDED, core.on_turns_ended, ""),
+            (TURNS_PLACED, core.on_turns_placed, ""),
+            (TURN_CANCEL, core.on_turn_cancel, shard),
+            (TURN_SUBMIT, core.on_turns_submit, shard),
         ):
-            wires.subscribe(self, subject, self._desk.feeding(handler))
-        wires.subscribe(self, SESSION_EXPECT, self._on_expect)
-        wires.subscribe(self, SESSION_DROP, self._on_drop)
-        wires.subscribe(self, SCHEDULER_STATUS, lambda _, r: r(SchedulerStatus(workers=[])))
-        self.jobs = SchedulerJobs(self, self._ledger)
+            wires.subscribe(self, subject, self._desk.feeding(handler), ident)
+        wires.subscribe(self, SESSION_EXPECT, self._on_expect, shard)
+        wires.subscribe(self, SESSION_DROP, self._on_drop, shard)
+        wires.subscribe(self, SCHEDULER_PING, lambda _, reply: reply(Empty()), shard)
+        if self._share.index == 0:
+            self.jobs = SchedulerJobs(self, self._ledger)
 
     def _on_expect(self, message: ExpectSession, reply: Reply) -> None:
         def event(now_ns: int) -> list[Effect]:
@@ -151,6 +171,9 @@ class Scheduler(Candidate):
                 wires.publish(self, WORKER_PREFETCH, prefetch, worker_id)
             case DropPrefetch(worker_id, drop):
                 wires.publish(self, WORKER_PREFETCH_DROP, drop, worker_id)
+            case TellOthers(turns, kept):
+                told = TurnsPlaced(shard=self._share.index, turns=turns, kept=kept)
+                wires.publish(self, TURNS_PLACED, told)
             case TellPlace(placed):
                 wires.publish(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):

@@ -34,6 +34,7 @@ from shared.messages import (
     TurnArrived,
     prefix_session,
 )
+from shared.shards import session_shard
 from shared.subjects import (
     ADVISORY_SUBMIT,
     AGENT_TURN_LEFT,
@@ -119,7 +120,7 @@ class Tracker(Candidate):
                 case Drop(key):
                     self.house.wires.request(
                         self, SESSION_DROP, key, lambda _: None, lambda _: None,
-                        timeout_ns=PLACEMENT_TIMEOUT_NS,
+                        ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
                     )  # fmt: skip
                 case Count() | SeeLead():
                     pass
@@ -146,8 +147,12 @@ class Tracker(Candidate):
             self._perform(self.core.on_placed(key, None, self.now_ns))
 
         self.house.wires.request(
-            self, SESSION_EXPECT, message, on_reply, on_error, timeout_ns=PLACEMENT_TIMEOUT_NS
-        )
+            self, SESSION_EXPECT, message, on_reply, on_error,
+            ident=self._scheduler_of(key), timeout_ns=PLACEMENT_TIMEOUT_NS,
+        )  # fmt: skip
+
+    def _scheduler_of(self, key: AdvisoryKey) -> str:
+        return str(session_shard(key.tenant, key.session_id, self.house.num_shards))
 
     def _wake(self) -> bool:
         self._perform(self.core.on_wake(self.now_ns))

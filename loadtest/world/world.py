@@ -24,6 +24,7 @@ from loadtest.world.worker import Worker
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
 from shared.ids import HostId
+from shared.shards import Share
 
 CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
@@ -34,6 +35,7 @@ BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
 PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
 EXPIRIES_SHARE = 0.3  # of worlds: turns say how long their KV is kept
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
+SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
 
 
@@ -99,10 +101,11 @@ class World:
             has_peers=self.bucket is None or memory_random.random() < PEERS_SHARE,
             placement=_draw_placement(memory_random),
             expiries=expiries if expiries.random() < EXPIRIES_SHARE else None,
+            num_shards=Random(f"shards {seed}").choice(SHARDS),
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
-        self.election = election = Election(timeline)
+        self.elections = [Election(timeline) for _ in range(house.num_shards)]
         num_pages = model.num_layers * num_blocks
         self.kvstores = {
             host: Kvstore(house, redis, host, num_pages, slowness, self.bucket) for host in hosts
@@ -115,8 +118,11 @@ class World:
             Worker(house, self.kvstores[hosts[number % len(hosts)]], number)
             for number in range(num_workers)
         ]
+        num_each = random.choice([1, 2])
         self.schedulers = [
-            Scheduler(house, election, ledger, number) for number in range(random.choice([1, 2]))
+            Scheduler(house, election, ledger, number, Share(shard, house.num_shards))
+            for shard, election in enumerate(self.elections)
+            for number in range(num_each)
         ]
         self.trackers_election = Election(timeline)
         num_trackers = Random(f"trackers {seed}").choice([1, 2])

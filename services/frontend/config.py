@@ -42,7 +42,7 @@ class FrontendConfig(ServiceConfig):
     text_processes: that render and tokenize long texts, at most.
     text_limit_s: how long one text may take them.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
-    scheduler_shards: processes among which the scheduler divides one-shot models.
+    scheduler_shards: processes among which turns are divided by session, and one-shot models.
     inputs_max: of one request to a one-shot model.
     jobs_max: inputs for one-shot models at once; more are answered with 429.
     job_bytes_max: of all those inputs together, and of large bodies of any kind.

@@ -34,10 +34,11 @@ from shared.messages import (
     TurnSubmit,
 )
 from shared.service import Runtime
+from shared.shards import by_shard, turn_shard
 from shared.subjects import (
     AGENT_TURN_LEFT,
     PROMPT_PULL,
-    SCHEDULER_STATUS,
+    SCHEDULER_PING,
     SESSION_PLACED,
     STEP_OUTPUT,
     TURN_CANCEL,
@@ -127,10 +128,17 @@ class Mailbox:
 
 
 class Hub:
-    """Every turn in flight, on the bus."""
+    """Every turn in flight, on the bus.
 
-    def __init__(self, bus: Bus, clock: Clock, frontend_id: FrontendId, turns: Turns) -> None:
+    Args:
+        num_shards: schedulers among which turns are divided.
+    """
+
+    def __init__(
+        self, bus: Bus, clock: Clock, frontend_id: FrontendId, turns: Turns, num_shards: int = 1
+    ) -> None:
         self._bus = bus
+        self._num_shards = num_shards
         self._clock = clock
         self._frontend_id = frontend_id
         self._turns = turns
@@ -203,14 +211,17 @@ class Hub:
                     )
                     self._outbox.put("submit", send)
                 case Cancel(message):
-                    self._outbox.put("cancel", partial(self._bus.publish, TURN_CANCEL, message))
+                    shard = str(turn_shard(message.turn_id, self._num_shards))
+                    send = partial(self._bus.publish, TURN_CANCEL, message, shard)
+                    self._outbox.put("cancel", send)
                 case AskScheduler():
                     self._asked.set()
 
     async def _submit(self, submits: list[TurnSubmit]) -> None:
         room = min(self._bus.payload_bytes_max // 2, SUBMITS_BYTES_MAX)
-        for turns in in_groups(submits, lambda s: SUBMIT_BYTES + len(s.prompt), room):
-            await self._bus.publish(TURN_SUBMIT, TurnsSubmit(turns=turns))
+        for shard, its in by_shard(submits, self._num_shards).items():
+            for turns in in_groups(its, lambda s: SUBMIT_BYTES + len(s.prompt), room):
+                await self._bus.publish(TURN_SUBMIT, TurnsSubmit(turns=turns), str(shard))
 
     def _hand_over(self, event: Deliver | Fail) -> None:
         is_last = isinstance(event, Fail) or event.finish is not None
@@ -229,5 +240,8 @@ class Hub:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            if await self._bus.has_responder(SCHEDULER_STATUS, Empty()):
+            # One that is away keeps its turns: that others are there is nothing to them.
+            shards = range(self._num_shards)
+            there = [self._bus.has_responder(SCHEDULER_PING, Empty(), str(i)) for i in shards]
+            if all(await asyncio.gather(*there)):
                 self._turns.on_scheduler_seen(self._clock.now_ns())

@@ -74,7 +74,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     runtime.stack.callback(models.close)
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")
-    hub = Hub(runtime.bus, runtime.clock, frontend_id, Turns(frontend_id, _limits(config)))
+    turns = Turns(frontend_id, _limits(config))
+    hub = Hub(runtime.bus, runtime.clock, frontend_id, turns, config.scheduler_shards)
     jobs = JobHub(
         runtime.bus,
         runtime.clock,

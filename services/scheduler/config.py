@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.scheduler.core import DEFAULT_POLICY as DEFAULT_PLACEMENT
 from services.scheduler.core import Limits
@@ -11,6 +11,7 @@ from services.scheduler.core.jobs import JobLimits
 from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_placement
 from shared.errors import ConfigError
 from shared.lease.settings import LeaseConfig
+from shared.shards import Share
 
 
 class SchedulerConfig(LeaseConfig):
@@ -25,6 +26,7 @@ class SchedulerConfig(LeaseConfig):
     scheduler_queue_max: int = Field(default=65_536, gt=0)
     scheduler_role: Literal["all", "rank", "shard"] = "all"
     scheduler_shard: int = Field(default=0, ge=0)
+    scheduler_shards: int = Field(default=1, gt=0)
     batch_policy: str = DEFAULT_POLICY
     batch_learning_ms: float = Field(default=150.0, ge=0)
     batch_ctrl_ms: float = Field(default=2.0, ge=0)
@@ -43,6 +45,14 @@ class SchedulerConfig(LeaseConfig):
             raise ValueError(error.message) from None
         return value
 
+    @model_validator(mode="after")
+    def _one_of_the_shards(self) -> "SchedulerConfig":
+        if self.scheduler_role == "shard" and self.scheduler_shard >= self.scheduler_shards:
+            raise ValueError(
+                f"scheduler_shard {self.scheduler_shard} is none of {self.scheduler_shards}"
+            )
+        return self
+
     @field_validator("batch_policy")
     @classmethod
     def _known_batch_policy(cls, value: str, info: ValidationInfo) -> str:
@@ -58,6 +68,13 @@ class SchedulerConfig(LeaseConfig):
         """Which of the schedulers that work at the same time this one is, or is a spare of."""
         is_shard = self.scheduler_role == "shard"
         return f"shard-{self.scheduler_shard}" if is_shard else self.scheduler_role
+
+    @property
+    def share(self) -> Share:
+        """What of all turns this process places."""
+        if self.scheduler_role == "shard":
+            return Share(self.scheduler_shard, self.scheduler_shards)
+        return Share()
 
     def job_limits(self) -> JobLimits:
         """The job cores' numbers."""

@@ -20,8 +20,10 @@ from services.scheduler.core import (
     SendPrefetch,
     StartTurn,
     StartTurns,
+    TellOthers,
     TellPlace,
-    starts_together,
+    TellPlaced,
+    together,
 )
 from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
@@ -36,14 +38,17 @@ from shared.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
+    PlacedTurn,
     SchedulerStatus,
     SessionPlacement,
+    TurnsPlaced,
     TurnsStart,
     TurnStart,
 )
 from shared.metrics import counter, gauge
 from shared.service import Runtime
 from shared.subjects import (
+    SCHEDULER_PING,
     SCHEDULER_STATUS,
     SESSION_DROP,
     SESSION_EXPECT,
@@ -53,6 +58,7 @@ from shared.subjects import (
     TURN_FAILED,
     TURN_SUBMIT,
     TURNS_ENDED,
+    TURNS_PLACED,
     WORKER_CANCEL,
     WORKER_PREFETCH,
     WORKER_PREFETCH_DROP,
@@ -65,6 +71,7 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 GAUGES_EVERY_S = 1.0
+PLACED_BYTES = 256  # told of one to the other schedulers, at most
 START_BYTES = 1024  # of one besides its prompt, more or less
 PAYLOAD_SHARE = 0.5  # of a message, for what is only estimated
 
@@ -93,7 +100,9 @@ class SchedulerService:
             limits,
             started_at_ns=self._clock.now_ns(),
             attempt_floor=first_attempt(leadership.fence),
+            share=config.share,
         )
+        self._share, self._shard = config.share, str(config.share.index)
         leadership.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
             config.scheduler_queue_max, runtime.clock, self._core.on_wake, DROPPED
@@ -104,16 +113,18 @@ class SchedulerService:
         core = self._core
         self._events.put(core.on_wake)
         self._runtime.spawn(
-            consume(self._events, self._leadership, self._perform, starts_together),
+            consume(self._events, self._leadership, self._perform, together),
             "scheduler events",
         )
         self._runtime.spawn(self._refresh_gauges(), "scheduler gauges")
         await self._bus.subscribe(WORKER_REPORT, self._feed(core.on_report))
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
-        await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel))
-        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turns_submit))
-        await self._bus.serve(SESSION_EXPECT, self._expect)
-        await self._bus.serve(SESSION_DROP, self._drop)
+        await self._bus.subscribe(TURNS_PLACED, self._feed(core.on_turns_placed))
+        await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel), self._shard)
+        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turns_submit), self._shard)
+        await self._bus.serve(SESSION_EXPECT, self._expect, self._shard)
+        await self._bus.serve(SESSION_DROP, self._drop, self._shard)
+        await self._bus.serve(SCHEDULER_PING, self._ping, self._shard)
         await self._bus.serve(SCHEDULER_STATUS, self._status)
 
     def stop(self) -> None:
@@ -126,6 +137,9 @@ class SchedulerService:
     async def _drop(self, message: AdvisoryKey) -> Empty:
         if not self._events.put(partial(self._core.on_drop, message)):
             raise NoCapacity("the scheduler has too much to do")
+        return Empty()
+
+    async def _ping(self, _: Empty) -> Empty:
         return Empty()
 
     async def _status(self, _: Empty) -> SchedulerStatus:
@@ -154,6 +168,8 @@ class SchedulerService:
                 await self._bus.publish(WORKER_PREFETCH_DROP, drop, worker_id)
             case TellPlace(placed):
                 await self._bus.publish(SESSION_PLACED, placed)
+            case TellOthers(turns, kept):
+                await self._tell_others(turns, kept)
             case NotifyArrival(arrived):
                 await self._bus.publish(TURN_ARRIVED, arrived)
             case ProbeWorker(worker_id):
@@ -163,8 +179,8 @@ class SchedulerService:
                 TURNS.labels(outcome).inc()
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
-            case StartTurn():
-                raise AssertionError("starts go together")
+            case StartTurn() | TellPlaced():
+                raise AssertionError("these go together")
 
     async def _start(self, worker_id: WorkerId, starts: list[StartTurn]) -> None:
         room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
@@ -174,6 +190,13 @@ class SchedulerService:
         for each in starts:
             PLACEMENTS.labels(each.reason).inc()
             _log_placed(worker_id, each.start, each.reason)
+
+    async def _tell_others(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:
+        shard = self._share.index
+        room = int(self._bus.payload_bytes_max * PAYLOAD_SHARE)
+        groups = list(in_groups(turns, lambda _: PLACED_BYTES, room))
+        for told in groups or [[]]:
+            await self._bus.publish(TURNS_PLACED, TurnsPlaced(shard=shard, turns=told, kept=kept))
 
     async def _refresh_gauges(self) -> None:
         while True:
@@ -203,7 +226,7 @@ async def main(runtime: Runtime, config: SchedulerConfig) -> None:
     """Run the scheduler until told to stop; as a spare until it leads."""
     leadership = Leadership(runtime, config)
     if await leadership.take():
-        if config.scheduler_role != "shard":
+        if config.scheduler_role != "rank":
             service = SchedulerService(runtime, config, leadership)
             runtime.stack.callback(service.stop)
             await service.start()

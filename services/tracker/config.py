@@ -23,6 +23,7 @@ class TrackerConfig(LeaseConfig):
     tracker_act_chance_min: float = Field(default=0.1, ge=0, le=1)
     hints_per_client: int = Field(default=2048, ge=0)
     hints_per_tenant: int = Field(default=8192, ge=0)
+    scheduler_shards: int = Field(default=1, gt=0)
     tracker_queue_max: int = Field(default=65_536, gt=0)
     agent_graphs: Path | None = None  # a file or a folder of `symphony profile-agents`
 

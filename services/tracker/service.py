@@ -36,6 +36,7 @@ from shared.messages import (
 )
 from shared.metrics import counter, gauge, histogram
 from shared.service import Runtime
+from shared.shards import session_shard
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
@@ -75,6 +76,7 @@ class TrackerService:
     """Feeds one core, and asks the scheduler on its behalf."""
 
     def __init__(self, runtime: Runtime, config: TrackerConfig) -> None:
+        self._num_schedulers = config.scheduler_shards
         self._runtime = runtime
         self._bus = runtime.bus
         self._clock = runtime.clock
@@ -207,7 +209,7 @@ class TrackerService:
         worker_id = None
         try:
             placement = await self._bus.request(
-                SESSION_EXPECT, message, timeout_s=PLACEMENT_TIMEOUT_S
+                SESSION_EXPECT, message, self._scheduler_of(key), timeout_s=PLACEMENT_TIMEOUT_S
             )
             worker_id = placement.worker_id
         except SymphonyError as error:
@@ -227,9 +229,13 @@ class TrackerService:
         except SymphonyError as error:  # buckets fill by themselves, more slowly
             log.warning("verdicts unheard", extra={"why": error.message})
 
+    def _scheduler_of(self, key: AdvisoryKey) -> str:
+        return str(session_shard(key.tenant, key.session_id, self._num_schedulers))
+
     async def _drop(self, key: AdvisoryKey) -> None:
         try:
-            await self._bus.request(SESSION_DROP, key, timeout_s=PLACEMENT_TIMEOUT_S)
+            shard = self._scheduler_of(key)
+            await self._bus.request(SESSION_DROP, key, shard, timeout_s=PLACEMENT_TIMEOUT_S)
         except SymphonyError as error:  # the reservation then ends by its expiry
             log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
 

@@ -103,6 +103,7 @@ from shared.messages.services import (
     WorkerStatus,
 )
 from shared.messages.sessions import SessionForget, SessionForgotten
+from shared.messages.shards import PlacedTurn, TurnsPlaced
 from shared.messages.turns import (
     FinishReason,
     KvFrom,
@@ -213,6 +214,7 @@ __all__ = [
     "ModelSpeeds",
     "OneshotCard",
     "OneshotVariant",
+    "PlacedTurn",
     "Prefetch",
     "PrefetchDrop",
     "Prompt",
@@ -243,6 +245,7 @@ __all__ = [
     "TurnStart",
     "TurnSubmit",
     "TurnsEnded",
+    "TurnsPlaced",
     "TurnsStart",
     "TurnsSubmit",
     "UploadPart",

@@ -12,8 +12,10 @@ from services.scheduler.core.effects import (
     SendPrefetch,
     StartTurn,
     StartTurns,
+    TellOthers,
     TellPlace,
-    starts_together,
+    TellPlaced,
+    together,
 )
 from services.scheduler.core.turns.core import SchedulerCore
 from services.scheduler.core.turns.limits import Limits
@@ -36,6 +38,8 @@ __all__ = [
     "SendPrefetch",
     "StartTurn",
     "StartTurns",
+    "TellOthers",
     "TellPlace",
-    "starts_together",
+    "TellPlaced",
+    "together",
 ]

@@ -6,6 +6,7 @@ from typing import Literal
 from shared.effects import WakeAt
 from shared.ids import FrontendId, WorkerId
 from shared.messages import (
+    PlacedTurn,
     Prefetch,
     PrefetchDrop,
     SessionPlaced,
@@ -37,7 +38,7 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True)
 class StartTurns:
-    """Send these attempts to the worker together; made by `starts_together`."""
+    """Send these attempts to the worker together; made by `together`."""
 
     worker_id: WorkerId
     starts: list[StartTurn]
@@ -84,6 +85,24 @@ class TellPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPlaced:
+    """Tell the other schedulers among which turns are divided what goes to a worker, or that it is
+    kept for one turn alone. Those of one event go together.
+    """
+
+    turn: PlacedTurn | None = None
+    kept: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TellOthers:
+    """All of an event; made by `together`."""
+
+    turns: list[PlacedTurn]
+    kept: list[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyArrival:
     """Tell the tracker that a session's turn was placed."""
 
@@ -112,6 +131,8 @@ Effect = (
     | SendPrefetch
     | DropPrefetch
     | TellPlace
+    | TellPlaced
+    | TellOthers
     | NotifyArrival
     | ProbeWorker
     | CountTurn
@@ -119,16 +140,26 @@ Effect = (
 )
 
 
-def starts_together(effects: list[Effect]) -> list[Effect]:
-    """The same, with all starts at one worker as one effect, where the first of them was."""
+def together(effects: list[Effect]) -> list[Effect]:
+    """The same, with all starts at one worker as one effect, where the first of them was, and all
+    that the other schedulers are told as the last one.
+    """
     found: dict[WorkerId, StartTurns] = {}
-    together: list[Effect] = []
+    kept_apart: list[Effect] = []
+    told = TellOthers([], [])
     for effect in effects:
-        if not isinstance(effect, StartTurn):
-            together.append(effect)
+        if isinstance(effect, TellPlaced):
+            if effect.turn is not None:
+                told.turns.append(effect.turn)
+            if effect.kept is not None and effect.kept not in told.kept:
+                told.kept.append(effect.kept)
+        elif not isinstance(effect, StartTurn):
+            kept_apart.append(effect)
         elif (starts := found.get(effect.worker_id)) is not None:
             starts.starts.append(effect)
         else:
             found[effect.worker_id] = StartTurns(effect.worker_id, [effect])
-            together.append(found[effect.worker_id])
-    return together
+            kept_apart.append(found[effect.worker_id])
+    if told.turns or told.kept:
+        kept_apart.append(told)
+    return kept_apart

@@ -20,7 +20,7 @@ from shared.errors import PeerUnavailable
 from shared.ids import HostId, ModelId, WorkerId
 from shared.subjects import (
     PROMPT_PULL,
-    SCHEDULER_STATUS,
+    SCHEDULER_PING,
     SESSION_FORGET,
     STEP_OUTPUT,
     TURN_CANCEL,
@@ -84,9 +84,9 @@ class FakeHouse:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        await self.bus.subscribe(TURN_SUBMIT, self._on_submit)
-        await self.bus.subscribe(TURN_CANCEL, self.cancels.append)
-        await self.bus.serve(SCHEDULER_STATUS, self._status)
+        await self.bus.subscribe(TURN_SUBMIT, self._on_submit, "0")
+        await self.bus.subscribe(TURN_CANCEL, self.cancels.append, "0")
+        await self.bus.serve(SCHEDULER_PING, self._ping, "0")
         await self.bus.serve(SESSION_FORGET, self._forget)
         await self.bus.flush()
         self._spawn(self._report())
@@ -113,8 +113,8 @@ class FakeHouse:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
 
-    async def _status(self, _: m.Empty) -> m.SchedulerStatus:
-        return m.SchedulerStatus()
+    async def _ping(self, _: m.Empty) -> m.Empty:
+        return m.Empty()
 
     async def _forget(self, forget: m.SessionForget) -> m.SessionForgotten:
         self.forgets.append(forget)

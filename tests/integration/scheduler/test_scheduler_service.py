@@ -89,15 +89,15 @@ def test_place_end_cancel_and_fail(nats_server: Server) -> None:
             await bus.subscribe(TURN_FAILED, failed.append, "f")
             await bus.subscribe(TURN_ARRIVED, arrived.append)
             await until_known(bus, worker)
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]), "0")
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]), "0")
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]), "0")
             await eventually(lambda: len(worker.held) == 2 and len(arrived) == 2)
             assert [start.turn_id for start in worker.started] == ["t1", "t2"]
             await worker.end("t1")
-            await bus.publish(TURN_CANCEL, TurnCancel(turn_id=TurnId("t2")))
+            await bus.publish(TURN_CANCEL, TurnCancel(turn_id=TurnId("t2")), "0")
             await eventually(lambda: "t2" in {c.turn_id for c in worker.cancelled})
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3", model="none")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3", model="none")]), "0")
             await eventually(lambda: bool(failed))
             assert (failed[0].turn_id, failed[0].http_status) == ("t3", 503)
             state = await status(bus)
@@ -115,7 +115,7 @@ def test_a_killed_worker_s_turns_move_at_once(nats_server: Server) -> None:
             fake_worker(nats_server.url, "w2") as second,
         ):
             await until_known(bus, first, second)
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]), "0")
             await eventually(lambda: bool(first.held or second.held))
             holder, other = (first, second) if first.held else (second, first)
             killed_at = asyncio.get_running_loop().time()
@@ -138,14 +138,14 @@ def test_attempts_rise_with_a_fence_that_a_worker_has_seen(nats_server: Server) 
             terms: list[LeaderChanged] = []
             await bus.subscribe(LEADER_CHANGED, terms.append)
             await until_known(bus, worker)
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]), "0")
             await eventually(lambda: "t1" in worker.held)
             first = worker.started[0].attempt
             seen = first // ATTEMPTS_PER_TERM + 1_000
             fences = [LeadershipFence(leadership=SOLE_LEADERSHIP, fence=seen)]
             await bus.publish(WORKER_REPORT, replace(ready_report("w2"), fences=fences))
             await eventually(lambda: any(term.fence > seen for term in terms))
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]), "0")
             await eventually(lambda: "t2" in worker.held)
             assert worker.started[-1].attempt >= first_attempt(seen + 1) > first
 
@@ -159,14 +159,13 @@ def test_ids_that_can_stand_in_no_subject_end_nothing(nats_server: Server) -> No
             before = num_unsent()
             await bus.publish(WORKER_REPORT, ready_report("a.b c", interval_s=0.3))
             await eventually_answers(lambda: status(bus), lambda state: bool(state.workers))
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]))
-            await bus.publish(
-                TURN_SUBMIT, TurnsSubmit(turns=[turn("t2", model="none", frontend_id="d.e f")])
-            )
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t1")]), "0")
+            unheard = turn("t2", model="none", frontend_id="d.e f")
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[unheard]), "0")
             await eventually(lambda: num_unsent() >= before + 2)
             async with fake_worker(nats_server.url, "w1") as worker:
                 await until_known(bus, worker)
-                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3")]))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t3")]), "0")
                 await eventually(lambda: "t3" in worker.held)
 
     asyncio.run(scenario())
@@ -180,14 +179,14 @@ def test_a_restarted_scheduler_adopts_what_runs(nats_server: Server) -> None:
         ):
             async with running(main, config(nats_server)):
                 await until_known(bus, worker)
-                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]), "0")
                 await eventually(lambda: bool(worker.held))
             attempt = worker.started[0].attempt
             async with running(main, config(nats_server)):
-                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t", attempt=attempt)]))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t", attempt=attempt)]), "0")
                 await until_known(bus, worker)
                 assert (await status(bus)).num_turns_placed == 1
-                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t2")]), "0")
                 await eventually(lambda: "t2" in worker.held)
                 assert [start.turn_id for start in worker.started] == ["t", "t2"]
                 assert worker.started[1].attempt > attempt
@@ -204,10 +203,10 @@ def test_an_expected_session_is_prefetched_and_dropped(nats_server: Server) -> N
         ):
             await until_known(bus, worker)
             expect = ExpectSession(session_id=SessionId("s"), model_id=ModelId("m"))
-            assert (await bus.request(SESSION_EXPECT, expect)).worker_id == "w1"
+            assert (await bus.request(SESSION_EXPECT, expect, "0")).worker_id == "w1"
             await eventually(lambda: [p.session_id for p in worker.prefetched] == ["s"])
             assert (await status(bus)).num_reservations == 1
-            await bus.request(SESSION_DROP, AdvisoryKey(session_id=SessionId("s")))
+            await bus.request(SESSION_DROP, AdvisoryKey(session_id=SessionId("s")), "0")
             await eventually_answers(lambda: status(bus), lambda state: not state.num_reservations)
 
     asyncio.run(scenario())
@@ -229,7 +228,7 @@ def test_nats_may_go_and_come_back(nats_server: Server) -> None:
             await asyncio.gather(*(event.wait() for event in back))
             await bus.flush()
             await runtime.bus.flush()
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[turn("t")]), "0")
             await eventually(lambda: "t" in worker.held)
 
     asyncio.run(scenario())

@@ -42,7 +42,7 @@ def test_a_spare_takes_over_with_what_agents_did(nats_server: Server, tmp_path: 
                 expected.append(message.session_id)
                 return SessionPlacement(worker_id=WorkerId("w1"))
 
-            await bus.serve(SESSION_EXPECT, place)
+            await bus.serve(SESSION_EXPECT, place, "0")
             leader = start("0", nats_server.url, tmp_path)
             processes.append(leader)
             assert (await bus.request(ADVISORY_SUBMIT, ADVISORY, grace_s=20)).state == "placed"

@@ -83,7 +83,7 @@ def test_from_advisory_to_turn_with_the_scheduler(nats_server: Server) -> None:
                 num_prompt_tokens=10,
                 session_id=SESSION,
             )
-            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]))
+            await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]), "0")
             await until_state(bus, "used")
             again = await bus.request(ADVISORY_SUBMIT, ADVISORY)
             assert (again.state, again.worker_id) == ("placed", "w1")
@@ -116,7 +116,7 @@ def test_an_agent_s_turn_brings_up_the_one_that_follows(nats_server: Server) -> 
                     session_id=session,
                     agent=agent,
                 )
-                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]))
+                await bus.publish(TURN_SUBMIT, TurnsSubmit(turns=[submit]), "0")
                 await eventually(lambda: turn_id in worker.held)
                 await bus.publish(AGENT_TURN_LEFT, AgentTurnLeft(agent=agent, session_id=session))
 
@@ -136,7 +136,7 @@ def test_without_a_scheduler_the_advisory_is_held_and_placed_later(nats_server: 
             async def place(_: ExpectSession) -> SessionPlacement:
                 return SessionPlacement(worker_id=WorkerId("w9"))
 
-            await bus.serve(SESSION_EXPECT, place)
+            await bus.serve(SESSION_EXPECT, place, "0")
             assert (await until_state(bus, "placed")).worker_id == "w9"
 
     asyncio.run(scenario())
@@ -202,7 +202,7 @@ def test_what_became_of_advisories_is_told_to_the_frontend_and_to_status(
         ):
             heard: list[HintsEnded] = []
             await bus.subscribe(HINTS_ENDED, heard.append, "f")
-            await bus.serve(SESSION_EXPECT, place)
+            await bus.serve(SESSION_EXPECT, place, "0")
             await bus.flush()
             taken = replace(ADVISORY, frontend_id=FrontendId("f"), place="10.0.0.7", agent="qa")
             state = await bus.request(ADVISORY_SUBMIT, taken)
@@ -240,7 +240,7 @@ def test_the_first_of_two_at_once_repeats_nothing(nats_server: Server) -> None:
                 )
                 return SessionPlacement(worker_id=WorkerId("w1"))
 
-            await bus.serve(SESSION_EXPECT, place)
+            await bus.serve(SESSION_EXPECT, place, "0")
             await bus.flush()
             told = replace(ADVISORY, frontend_id=FrontendId("f"), place="p")
             states = await asyncio.gather(*(bus.request(ADVISORY_SUBMIT, told) for _ in range(2)))

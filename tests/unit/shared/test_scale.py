@@ -65,6 +65,9 @@ ROWS = {
     "`TurnsEnded`, a turn": m.TurnsEnded(
         turns=[m.TurnEnd(turn_id=SUBMIT.turn_id, attempt=4096, reason="stop")]
     ),
+    "`TurnsPlaced`, a turn": m.TurnsPlaced(
+        shard=3, turns=[m.PlacedTurn(turn_id=SUBMIT.turn_id, worker_id=WORKER, num_tokens=1234)]
+    ),
     "`WorkerReport`, nothing runs": report(0),
     "`WorkerReport`, 64 turns": report(64),
     "`StepOutput`, a token": output(1),

@@ -25,6 +25,7 @@ from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id
 from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
+from shared.shards import expected_as, turn_id_in
 
 SEEDS = 2**63
 
@@ -196,8 +197,11 @@ class Generation:
         assert sampling.seed is not None
         if index:
             sampling = replace(sampling, seed=(sampling.seed + index) % SEEDS)
+        agent = plan.agent if index == 0 else None
+        is_new = not (prompt.kv_at or prompt.num_history)
+        expected = expected_as(plan.owner.session_id, agent, is_new=is_new)
         return NewTurn(
-            turn_id=TurnId(new_id("turn")),
+            turn_id=turn_id_in(new_id("turn"), plan.owner.tenant, expected),
             model_id=plan.model.card.model_id,
             prompt=prompt.tokens,
             sampling=sampling,
@@ -212,7 +216,7 @@ class Generation:
             claim=prompt.claim,
             kv_at=prompt.kv_at,
             num_history=prompt.num_history,
-            agent=plan.agent if index == 0 else None,
+            agent=agent,
             expiry_s=plan.kv_expiry_s,
         )
 

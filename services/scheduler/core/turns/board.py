@@ -12,6 +12,7 @@ from services.scheduler.core.effects import (
     NotifyArrival,
     PlacementReason,
     StartTurn,
+    TellPlaced,
 )
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placer import Placer, last_of
@@ -19,6 +20,7 @@ from services.scheduler.core.turns.records import Ended, Turn, Worker
 from shared.ids import ModelId, SessionId, TurnId
 from shared.messages import (
     KvFrom,
+    PlacedTurn,
     TurnArrived,
     TurnCancel,
     TurnFailed,
@@ -26,6 +28,7 @@ from shared.messages import (
     TurnSubmit,
     start_of,
 )
+from shared.shards import Share
 from shared.urgency import is_urgent
 
 ATTEMPTS_PER_TERM = 4096  # of a turn; far more than it survives
@@ -55,8 +58,10 @@ class Board:
         limits: Limits,
         out: list[Effect],
         attempt_floor: int,
+        share: Share,
         on_room: Callable[[Worker], None],
     ) -> None:
+        self._share = share
         self._placer = placer
         self._limits = limits
         self._out = out
@@ -123,7 +128,8 @@ class Board:
         if not is_sent:
             turn.attempt = max(turn.attempt + 1, self._attempt_floor)
         turn.seen_seq = worker.report.seq
-        worker.num_tokens_dispatched += self._num_to_compute(submit)
+        num_tokens = self._num_to_compute(submit)
+        worker.num_tokens_dispatched += num_tokens
         start = start_of(
             submit,
             turn.attempt,
@@ -133,9 +139,21 @@ class Board:
             expected_as=expected_as,
         )
         self._out.append(StartTurn(worker.worker_id, start, reason, is_sent))
+        if not self._share.is_all:
+            self._tell_others(turn, worker, num_tokens)
         if submit.prompt:
             turn.submit = replace(submit, prompt="")
         self.note_arrival(submit, turn, worker, now_ns, is_reserved=reason == "reserved")
+
+    def _tell_others(self, turn: Turn, worker: Worker, num_tokens: int) -> None:
+        placed = PlacedTurn(
+            turn_id=turn.turn_id,
+            worker_id=worker.worker_id,
+            num_tokens=num_tokens,
+            is_urgent=turn.is_urgent,
+            adapter_hash=turn.adapter_hash,
+        )
+        self._out.append(TellPlaced(placed))
 
     def note_arrival(
         self, submit: TurnSubmit, turn: Turn, worker: Worker, now_ns: int, *, is_reserved: bool
@@ -183,7 +201,7 @@ class Board:
         turn.worker = None
         if worker.trial is turn:
             self.end_trial(worker)
-        elif not worker.turns:  # suspects wait for that
+        elif not worker.num_turns:  # suspects wait for that
             self._on_room(worker)
 
     def end_trial(self, worker: Worker) -> None:

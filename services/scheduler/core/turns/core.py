@@ -19,10 +19,14 @@ from shared.messages import (
     SessionPlacement,
     TurnCancel,
     TurnsEnded,
+    TurnsPlaced,
     TurnsSubmit,
     WorkerReport,
     WorkerStatus,
 )
+from shared.shards import Share
+
+EVERYTHING = Share()
 
 
 class SchedulerCore:
@@ -35,15 +39,21 @@ class SchedulerCore:
     Args:
         started_at_ns: now; the time of learning starts here.
         attempt_floor: see `Turns`; must grow from one scheduler process to the next.
+        share: of all turns; the others are of other schedulers.
     """
 
     def __init__(
-        self, policy: PlacementPolicy, limits: Limits, started_at_ns: int, attempt_floor: int = 1
+        self,
+        policy: PlacementPolicy,
+        limits: Limits,
+        started_at_ns: int,
+        attempt_floor: int = 1,
+        share: Share = EVERYTHING,
     ) -> None:
         self._out: list[Effect] = []
         self._timers = Timers()
         self._fleet = Fleet(limits)
-        placer = Placer(self._fleet, policy, limits)
+        placer = Placer(self._fleet, policy, limits, share)
         self._reservations = Reservations(placer, limits, self._out)
         learning_until_ns = started_at_ns + limits.learning_ns
         self._turns = Turns(
@@ -55,6 +65,7 @@ class SchedulerCore:
             out=self._out,
             learning_until_ns=learning_until_ns,
             attempt_floor=attempt_floor,
+            share=share,
         )
         self._timers.at(learning_until_ns, self._turns.admit_all)
         self._limits = limits
@@ -99,6 +110,11 @@ class SchedulerCore:
             self._turns.admit(heard.opened, now_ns)
             if heard.is_new:
                 self._watch(worker, now_ns)
+        return self._take_effects()
+
+    def on_turns_placed(self, message: TurnsPlaced, now_ns: int) -> list[Effect]:
+        """Another scheduler tells what it has just placed."""
+        self._turns.others.on_told(message, now_ns)
         return self._take_effects()
 
     def on_worker_gone(self, worker_id: WorkerId, now_ns: int) -> list[Effect]:
@@ -187,7 +203,7 @@ def _worker_status(worker: Worker, now_ns: int) -> WorkerStatus:
             *(card.model_id for card in report.models),
             *(card.model_id for card in report.oneshot),
         ],
-        num_turns=len(worker.turns),
+        num_turns=worker.num_turns,
         num_reservations=len(worker.reservations),
         num_pages=report.num_pages,
         num_pages_free=report.num_pages_free,

@@ -118,7 +118,7 @@ class Fleet:
 
     def forget(self, worker: Worker) -> None:
         """Drop a dead worker that stayed silent."""
-        assert not worker.alive and not worker.turns and not worker.reservations
+        assert not worker.alive and not worker.num_turns and not worker.reservations
         del self._workers[worker.worker_id]
         for kinds in self._kinds.values():
             kinds.forget(worker.worker_id)

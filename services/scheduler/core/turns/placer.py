@@ -14,6 +14,7 @@ from services.scheduler.core.turns.records import SessionKey, Worker
 from shared.ids import HostId, ModelId, TenantId, WorkerId
 from shared.locations import worth_keeping
 from shared.messages import AdapterRef, AgentPrefix, AgentRef, KvFrom, prefix_session
+from shared.shards import Share
 
 WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
 
@@ -36,8 +37,9 @@ class _LastTurn:
 class Placer:
     """Applies the policy to the workers of a model, and remembers recent sessions' workers."""
 
-    def __init__(self, fleet: Fleet, policy: PlacementPolicy, limits: Limits) -> None:
+    def __init__(self, fleet: Fleet, policy: PlacementPolicy, limits: Limits, share: Share) -> None:
         self._fleet = fleet
+        self._share = share
         self._policy = policy
         self._limits = limits
         self._last_turns: OrderedDict[SessionKey, _LastTurn] = OrderedDict()
@@ -82,10 +84,10 @@ class Placer:
 
     def relief_of(self, worker: Worker, model_id: ModelId) -> Worker | None:
         """Where one of a worker's running turns is to go on, if it has too many."""
-        is_crowded = len(worker.turns) >= self._limits.relief_gap
-        if not (self._policy.relieves and is_crowded) or worker.trial is not None:
+        is_crowded = worker.num_turns >= self._limits.relief_gap
+        if not (self._policy.relieves and is_crowded and worker.is_open):
             return None
-        untried = [each for each in self._fleet.serving(model_id) if each.trial is None]
+        untried = [each for each in self._fleet.serving(model_id) if each.is_open]
         return self._policy.relief_of(worker, untried)
 
     def _to_look_at(
@@ -104,10 +106,10 @@ class Placer:
                 for worker in islice(self._fleet.on_host(model_id, host_id), WORKERS_OF_HOST_MAX)
             ]
             own = [home] if home is not None and model_id in home.models else []
-            found = {w.worker_id: w for w in (*some, *near, *own) if w.trial is None}
+            found = {w.worker_id: w for w in (*some, *near, *own) if w.is_open}
             if found:
                 return list(found.values())
-        return [worker for worker in serving if worker.trial is None]
+        return [worker for worker in serving if worker.is_open]
 
     def choose_empty(
         self, model_id: ModelId, demand: Demand, avoid: Worker | None = None
@@ -116,26 +118,43 @@ class Placer:
         of the workers are kept from others like that; `avoid` only if it is the only one.
         """
         workers = self._fleet.serving(model_id)
-        num_trials = sum(worker.trial is not None for worker in workers)
-        empty = [worker for worker in _without(workers, avoid) if not worker.turns]
+        num_trials = sum(not worker.is_open and not self._is_ours(worker) for worker in workers)
+        candidates = self._own(_without(workers, avoid))
+        empty = [
+            worker
+            for worker in candidates
+            if not worker.num_turns and (worker.is_open or self._is_ours(worker))
+        ]
         if not empty or num_trials >= max(1, len(workers) // 2):
             return None
         return self._policy.choose(empty, None, demand)[0]
 
     def choose_to_empty(self, model_id: ModelId, avoid: Worker | None = None) -> Worker | None:
-        """A worker whose turns can make room for a suspect: the one with the fewest, unless another
-        suspect is tried already. Turns that only its reports tell of cannot be moved. `avoid` only
-        if it is the only one.
+        """A worker whose turns can make room for a suspect: one that is kept for that already, or
+        the one with the fewest, unless another suspect is tried. Turns that only its reports tell
+        of cannot be moved. `avoid` only if it is the only one.
         """
         workers = self._fleet.serving(model_id)
-        if any(worker.trial is not None for worker in workers):
+        if any(not worker.is_open and not self._is_ours(worker) for worker in workers):
             return None
         movable = [
             worker
-            for worker in _without(workers, avoid)
+            for worker in self._own(_without(workers, avoid))
             if all(turn.submit is not None for turn in worker.turns.values())
         ]
-        return min(movable, key=lambda w: (len(w.turns), w.worker_id), default=None)
+        return min(
+            movable, key=lambda w: (w.kept_by is None, w.num_turns, w.worker_id), default=None
+        )
+
+    def _own(self, workers: Collection[Worker]) -> Collection[Worker]:
+        """Those on which this scheduler tries suspects, so that no two of them take the same one;
+        all, if there are none of them.
+        """
+        return [worker for worker in workers if self._share.has_worker(worker.worker_id)] or workers
+
+    def _is_ours(self, worker: Worker) -> bool:
+        """It is kept for a suspect of this scheduler, who is not there yet."""
+        return worker.trial is None and worker.kept_by == self._share.index
 
     def remember(
         self,

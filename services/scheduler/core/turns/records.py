@@ -44,6 +44,9 @@ class Worker:
         speeds: by model, as it told last.
         steps: by model, what its kind measured, or what is usual as long as it has not.
         arrivals: when the turns of its reservations are expected.
+        others: turns that other schedulers have there.
+        kept_by: the scheduler that wants it for one turn alone, by its shard; we, too.
+        kept_until_ns: unless that is told again.
     """
 
     report: WorkerReport
@@ -64,6 +67,9 @@ class Worker:
     speeds: dict[ModelId, Speeds] = field(default_factory=dict)
     steps: dict[ModelId, Steps] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    others: dict[TurnId, "OtherTurn"] = field(default_factory=dict)
+    kept_by: int | None = None
+    kept_until_ns: int = 0
 
     @property
     def worker_id(self) -> WorkerId:
@@ -72,7 +78,17 @@ class Worker:
     @property
     def num_expected(self) -> int:
         """Requests held and expected soon: what the paper's default policy evens out."""
-        return len(self.turns) + len(self.reservations) - self.num_far
+        return self.num_turns + len(self.reservations) - self.num_far
+
+    @property
+    def num_turns(self) -> int:
+        """Of all schedulers."""
+        return len(self.turns) + len(self.others)
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody is tried on it alone."""
+        return self.trial is None and self.kept_by is None
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -84,6 +100,7 @@ class Worker:
         return (
             adapter_hash in self.adapters
             or any(turn.adapter_hash == adapter_hash for turn in self.turns.values())
+            or any(turn.adapter_hash == adapter_hash for turn in self.others.values())
             or any(
                 held.adapter_hash == adapter_hash and not held.is_far
                 for held in self.reservations.values()
@@ -136,6 +153,19 @@ class Turn:
     def ref(self) -> TurnRef:
         """Its attempts up to the highest one known."""
         return TurnRef(turn_id=self.turn_id, attempt=self.attempt)
+
+
+@dataclass(slots=True)
+class OtherTurn:
+    """A turn that another scheduler has placed.
+
+    Attributes:
+        seen_seq: the worker's report that last listed it, or the last one before it was told.
+    """
+
+    seen_seq: int
+    adapter_hash: str = ""
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class Reservations:
             return None
         self._release(held)
         is_of_use = model_id == held.model_id and (
-            held.worker.trial is None if at is None else held.worker is at
+            held.worker.is_open if at is None else held.worker is at
         )
         if is_of_use:
             return held.worker

@@ -8,6 +8,7 @@ innocent. If that worker is lost as well, the turn waits for the proof.
 
 from services.scheduler.core.turns.board import Board
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.others import Others
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Loss, Turn, Worker
@@ -17,8 +18,9 @@ from shared.messages import TurnSubmit
 class Trials:
     """Counts what turns lose with their workers, and tries them alone."""
 
-    def __init__(self, board: Board, placer: Placer, limits: Limits) -> None:
+    def __init__(self, board: Board, placer: Placer, others: Others, limits: Limits) -> None:
         self._board = board
+        self._others = others
         self._placer = placer
         self._limits = limits
 
@@ -67,8 +69,8 @@ class Trials:
 
     def on_adopted(self, turn: Turn, worker: Worker) -> None:
         """A suspect was found where nobody else is: there its trial goes on."""
-        if self.is_suspect(turn) and len(worker.turns) == 1 and worker.trial is None:
-            worker.trial = turn
+        if self.is_suspect(turn) and worker.num_turns == 1 and worker.trial is None:
+            self._keep(worker, turn)
 
     def try_alone(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> bool:
         """Start a suspect on a worker that nobody else is placed on until it makes a token. False
@@ -84,8 +86,9 @@ class Trials:
         return True
 
     def make_room(self, suspect: Turn, submit: TurnSubmit, now_ns: int) -> list[Turn]:
-        """Empty a worker for a suspect that has waited long enough. Returns what was taken from
-        there and is to go on elsewhere.
+        """Empty a worker for a suspect that has waited long enough; of turns that are other
+        schedulers', by waiting until they are over. Returns what was taken from there and is to go
+        on elsewhere.
         """
         worker = self._placer.choose_to_empty(submit.model_id, suspect.missed_by)
         if worker is None:
@@ -95,13 +98,25 @@ class Trials:
             self._board.cancel_attempt(worker, turn.ref)
             turn.attempt += 1  # so that the end of what was cancelled is not the turn's
             self._board.unassign(turn)
-        self._start(suspect, submit, worker, now_ns)
+        if worker.others:
+            self._others.keep(worker, now_ns)
+        else:
+            self._start(suspect, submit, worker, now_ns)
         return moved
 
+    def go_on(self, worker: Worker) -> None:
+        """A worker with a suspect on it has reported: the other schedulers are told again."""
+        if worker.trial is not None:
+            self._others.tell_kept(worker)
+
     def _start(self, turn: Turn, submit: TurnSubmit, worker: Worker, now_ns: int) -> None:
-        assert not worker.turns and worker.trial is None
-        worker.trial = turn
+        assert not worker.num_turns and worker.trial is None
+        self._keep(worker, turn)
         self._board.start(turn, submit, worker, "replaced", now_ns)
+
+    def _keep(self, worker: Worker, turn: Turn) -> None:
+        worker.trial, worker.kept_by = turn, None
+        self._others.tell_kept(worker)
 
     def _forget_losses(self, worker: Worker) -> Turn | None:
         """It is known what became of the worker. Returns the turn that waited for that."""
@@ -115,4 +130,4 @@ class Trials:
 
 def _tried_alone(worker: Worker) -> Turn | None:
     """The suspect that had the worker for itself; others may have been adopted there meanwhile."""
-    return worker.trial if len(worker.turns) == 1 else None
+    return worker.trial if worker.num_turns == 1 else None

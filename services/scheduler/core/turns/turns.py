@@ -16,6 +16,7 @@ from services.scheduler.core.timers import Timers
 from services.scheduler.core.turns.board import SENT_ATTEMPT, Board
 from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
+from services.scheduler.core.turns.others import Others
 from services.scheduler.core.turns.placement import Demand
 from services.scheduler.core.turns.placer import Placer
 from services.scheduler.core.turns.records import Ended, SessionKey, Turn, Worker
@@ -23,7 +24,15 @@ from services.scheduler.core.turns.relief import relieve
 from services.scheduler.core.turns.reservations import Reservations
 from services.scheduler.core.turns.trials import Trials
 from shared.ids import ModelId, WorkerId
-from shared.messages import TurnCancel, TurnEnd, TurnRef, TurnSubmit, WorkerReport
+from shared.messages import (
+    TurnCancel,
+    TurnEnd,
+    TurnFailed,
+    TurnRef,
+    TurnSubmit,
+    WorkerReport,
+)
+from shared.shards import Share
 
 REPORTS_TO_BE_MISSED = 2
 AT_ONCE_NS = 0
@@ -38,6 +47,10 @@ class Turns:
         attempt_floor: the first attempt this scheduler dispatches of any turn is at least this;
             higher than anything that an earlier scheduler, whose dispatches this one does not
             know, can have dispatched.
+        share: of all turns; those of other schedulers are load, and else left alone.
+
+    Attributes:
+        others: what those have on the workers.
     """
 
     def __init__(
@@ -51,7 +64,9 @@ class Turns:
         out: list[Effect],
         learning_until_ns: int,
         attempt_floor: int,
+        share: Share,
     ) -> None:
+        self._share = share
         self._fleet = fleet
         self._placer = placer
         self._reservations = reservations
@@ -64,9 +79,11 @@ class Turns:
             limits=limits,
             out=out,
             attempt_floor=attempt_floor,
-            on_room=lambda worker: self._admit_soon(worker.models),
+            share=share,
+            on_room=self._on_room,
         )
-        self._trials = Trials(self._board, placer, limits)
+        self.others = Others(share, fleet=fleet, timers=timers, out=out, on_room=self._on_room)
+        self._trials = Trials(self._board, placer, self.others, limits)
 
     @property
     def num_waiting(self) -> int:
@@ -84,6 +101,9 @@ class Turns:
         """Place a turn. A repeated submit changes nothing, unless it tells of a higher attempt than
         any known here: then the frontend listens to no lower one, and the turn is placed again.
         """
+        if not self._share.has_turn(message.turn_id):
+            self._refuse(message)
+            return
         turn = self._board.get(message.turn_id)
         if turn is None:
             self._open(message, now_ns)
@@ -103,6 +123,19 @@ class Turns:
         if turn.worker is not old_worker:  # there, the start itself supersedes
             self._board.cancel_attempt(old_worker, void)
 
+    def _refuse(self, message: TurnSubmit) -> None:
+        """Its frontend counts the schedulers otherwise: what is placed here, nobody would own."""
+        share = self._share
+        failed = TurnFailed(
+            turn_id=message.turn_id,
+            code="misrouted",
+            message=f"the turn was sent to scheduler {share.index} of {share.num}, which is not "
+            "the one that has it: SYMPHONY_SCHEDULER_SHARDS differs between services",
+            http_status=503,
+        )
+        self._out.append(FailTurn(message.frontend_id, failed, message.request_id))
+        self._out.append(CountTurn("failed"))
+
     def cancel(self, message: TurnCancel) -> None:
         """Stop a turn, and remember that it is not wanted should it still turn up."""
         turn = self._board.get(message.turn_id)
@@ -116,6 +149,7 @@ class Turns:
 
     def ended(self, end: TurnEnd) -> None:
         """A worker is done with an attempt: so is the turn, unless a higher attempt is out."""
+        self.others.on_ended(end.turn_id)
         turn = self._board.get(end.turn_id)
         if turn is not None and end.attempt >= turn.attempt:
             turn.attempt = end.attempt
@@ -129,8 +163,10 @@ class Turns:
         void is cancelled. What it lacks in the second report since it last had it, or since it was
         sent there, is lost. What made tokens is forgiven its losses.
         """
+        self.others.on_report(worker, report)
         for ref in report.turns:
-            self._account_for(worker, report, ref, now_ns)
+            if self._share.has_turn(ref.turn_id):
+                self._account_for(worker, report, ref, now_ns)
         patience_ns = REPORTS_TO_BE_MISSED * report.interval_ns  # reports may come in a burst
         missed = [
             turn
@@ -141,14 +177,17 @@ class Turns:
         for turn in missed:
             turn.missed_by = worker
         self._lose(missed, worker, now_ns)
+        self._trials.go_on(worker)
 
     def relieve(self, worker: Worker, now_ns: int) -> None:
         """Let a running turn go on elsewhere, if this worker has too many."""
-        relieve(worker, self._placer, self._board, self._trials, now_ns)
+        if self._share.has_worker(worker.worker_id):
+            relieve(worker, self._placer, self._board, self._trials, now_ns)
 
     def worker_silent(self, worker: Worker, now_ns: int) -> None:
         """The worker counts as dead, but may only be out of reach: place its turns elsewhere."""
         self._trials.on_silence(worker)
+        self.others.on_lost(worker)
         self._lose(list(worker.turns.values()), worker, now_ns)
 
     def worker_restarted(self, worker: Worker, now_ns: int) -> None:
@@ -156,6 +195,8 @@ class Turns:
         lost. A suspect that had it for itself may have shown what it is.
         """
         tried = self._trials.on_restart(worker)
+        self.others.on_lost(worker)
+        self.others.on_report(worker, worker.report)  # what is placed next may have to be alone
         if tried is not None and self._trials.is_guilty(tried):
             message = f"{tried.num_proven} workers died of this turn, the last one alone with it"
             self._board.fail(tried, "poisoned", message, http_status=500)
@@ -286,6 +327,9 @@ class Turns:
     def _urgency(self, turn: Turn) -> tuple[bool, int]:
         priority = turn.submit.priority if turn.submit is not None else 0
         return not self._trials.is_suspect(turn), -priority
+
+    def _on_room(self, worker: Worker) -> None:
+        self._admit_soon(worker.models)
 
     def _admit_soon(self, models: Iterable[ModelId]) -> None:
         """Suspects may wait for an empty worker, and others for the end of a trial."""

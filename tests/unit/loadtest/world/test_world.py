@@ -27,10 +27,10 @@ def test_no_fence_is_told_to_two() -> None:
 
 def test_two_leaders_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_with()
-    world.election.check_leaders()
+    world.elections[0].check_leaders()
     monkeypatch.setattr(Candidate, "is_leading", True)
     with pytest.raises(AssertionError, match="lead at once"):
-        world.election.check_leaders()
+        world.elections[0].check_leaders()
 
 
 def test_what_is_unleashed_is_healed() -> None:

@@ -11,6 +11,7 @@ from services.scheduler.core import (
     SchedulerCore,
     StartTurn,
 )
+from services.scheduler.core.turns.core import EVERYTHING
 from shared.blocks import BLOCK_TOKENS
 from shared.effects import WakeAt
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TurnId, WorkerId
@@ -33,6 +34,7 @@ from shared.messages import (
     pack_hashes,
 )
 from shared.messages.adapters import HASH_CHARS
+from shared.shards import Share
 
 E = TypeVar("E")
 
@@ -60,12 +62,16 @@ class Driver:
     """Moves time by hand; every call returns the effects of one kind or all of them."""
 
     def __init__(
-        self, limits: Limits | None = None, attempt_floor: int = 1, policy: str = "balance"
+        self,
+        limits: Limits | None = None,
+        attempt_floor: int = 1,
+        policy: str = "balance",
+        share: Share = EVERYTHING,
     ) -> None:
         self.limits = limits or Limits(learning_ns=0)
         self.now_ns = SECOND
         made = POLICIES[policy](self.limits)
-        self.core = SchedulerCore(made, self.limits, self.now_ns, attempt_floor)
+        self.core = SchedulerCore(made, self.limits, self.now_ns, attempt_floor, share)
         self.seqs: dict[str, int] = {}
         self.alarm_ns: int | None = None
         self.wake()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core import CancelTurn, Effect, StartTurn, StartTurns, starts_together
+from services.scheduler.core import CancelTurn, Effect, StartTurn, StartTurns, together
 from services.scheduler.core.turns import board
 from tests.unit.scheduler.turns.driver import SECOND, Driver, only
 
@@ -62,15 +62,15 @@ def test_starts_at_one_worker_go_together_where_the_first_was() -> None:
     for name in "abc":
         effects += d.submit(name)
     effects += d.cancel("a")
-    together = starts_together(effects)
-    starts = {e.worker_id: e.starts for e in only(StartTurns, together)}
+    sent = together(effects)
+    starts = {e.worker_id: e.starts for e in only(StartTurns, sent)}
     assert {w: [s.start.turn_id for s in some] for w, some in starts.items()} == {
         "w1": ["a", "c"],
         "w2": ["b"],
     }
-    assert only(StartTurn, together) == []
-    assert only(CancelTurn, together) == only(CancelTurn, effects)
-    assert together.index(only(CancelTurn, together)[0]) > 1
-    assert [e for e in together if not isinstance(e, StartTurns)] == [
+    assert only(StartTurn, sent) == []
+    assert only(CancelTurn, sent) == only(CancelTurn, effects)
+    assert sent.index(only(CancelTurn, sent)[0]) > 1
+    assert [e for e in sent if not isinstance(e, StartTurns)] == [
         e for e in effects if not isinstance(e, StartTurn)
     ]

@@ -117,4 +117,4 @@ class Scatter(PlacementPolicy):
 
 def _relief_of(worker: Worker, workers: Collection[Worker], gap: int) -> Worker | None:
     least = min(workers, key=burden, default=worker)
-    return least if len(worker.turns) - len(least.turns) >= gap else None
+    return least if worker.num_turns - least.num_turns >= gap else None

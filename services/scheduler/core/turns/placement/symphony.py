@@ -65,7 +65,7 @@ def cost_at(worker: Worker, history: History, demand: Demand) -> Cost:
     """What the turn costs on this worker."""
     speeds = worker.speeds.get(demand.model_id, DEFAULT_SPEEDS)
     ahead_ns = SOON_NS if demand.ahead_ns is None else demand.ahead_ns
-    num_now = len(worker.turns) + (worker.num_urgent if demand.is_urgent else 0)
+    num_now = worker.num_turns + (worker.num_urgent if demand.is_urgent else 0)
     num_rows = num_now * RUN_NS / (RUN_NS + ahead_ns)
     if worker.reservations:
         num_near = len(worker.reservations) - worker.num_far
