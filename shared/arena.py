@@ -7,7 +7,8 @@ is given to another purpose, so a reader that copies a page and then finds the w
 that the bytes are the ones it was promised (a seqlock with the kvstore as the only writer of
 words).
 
-File layout: one 4 KiB header, the words (uint64 each), padding to 4 KiB, the pages.
+File layout: one 4 KiB header, in which a word tells how far memory has come, the words (uint64
+each), padding to 4 KiB, the pages.
 """
 
 import ctypes
@@ -28,11 +29,13 @@ from shared.errors import SymphonyError
 from shared.private import make_new
 
 MAGIC = b"SYMARENA"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
 _HEADER = struct.Struct(
     "<8sIIQQQ"
 )  # magic, version, padding, pages, page bytes, offset of the first page
+_FILLED_AT = 64  # in a cache line of its own
+_FILLED = struct.Struct("<Q")
 _STATE_BITS = 8
 _SYSTEM_PAGE_BYTES = 4096
 _POPULATE_WRITE = 23  # of madvise(2), from Linux 5.14 on
@@ -74,6 +77,8 @@ class Arena:
     Attributes:
         identity: device and inode of the file: its path may lead to a newer one.
         words: uint64 [num_pages], shared; written by the kvstore only.
+        filled: uint64 [1], shared: how many pages, from the first on, have memory behind them; it
+            only grows, and the kvstore alone writes it.
         pages: uint8 [num_pages, page_bytes], shared.
     """
 
@@ -87,6 +92,7 @@ class Arena:
         self.page_bytes = page_bytes
         self._map = mmap.mmap(file_number, first + num_pages * page_bytes)
         self.words: Words = np.frombuffer(self._map, np.uint64, num_pages, HEADER_BYTES)
+        self.filled: Words = np.frombuffer(self._map, np.uint64, 1, _FILLED_AT)
         self.pages: Bytes = np.frombuffer(
             self._map, np.uint8, num_pages * page_bytes, first
         ).reshape(num_pages, page_bytes)
@@ -115,6 +121,7 @@ class Arena:
             os.truncate(file_number, first + num_pages * page_bytes)
             os.posix_fallocate(file_number, 0, first + reserved * page_bytes)
             os.pwrite(file_number, _HEADER.pack(MAGIC, VERSION, 0, num_pages, page_bytes, first), 0)
+            os.pwrite(file_number, _FILLED.pack(reserved), _FILLED_AT)
             os.rename(temporary, path)
             return cls(path, file_number, num_pages, page_bytes, first)
         except OSError:
@@ -223,6 +230,6 @@ class Arena:
 
     def close(self) -> None:
         """Unmap. Views handed out before keep the mapping alive until they are gone."""
-        del self.words, self.pages
+        del self.words, self.filled, self.pages
         with suppress(BufferError):  # somebody still holds a view: the mapping goes with it
             self._map.close()

@@ -92,6 +92,7 @@ class Filling:
             while (end_of_next := self._done.pop(self.num_ready, None)) is not None:
                 self.num_ready = end_of_next
             if self.num_ready > before:
+                self._arena.filled[0] = self.num_ready
                 self._on_ready(self.num_ready)
 
     def _give_up(self, error: OSError) -> None:

@@ -19,6 +19,12 @@ PAUSES = counter("turns_paused", "Turns that made way for an urgent one", ["mode
 LOAD_FAILURES = counter("kv_load_failures", "Pages that did not come up", ["model"])
 STALL_SECONDS = counter("kv_stall_seconds", "Waiting for history", ["model", "layer"])
 POISONED = counter("turns_poisoned", "Turns that could not be computed", ["model"])
+ARENA_PIECES = counter(
+    "arena_pieces", "Pieces of arenas that the device was to address, by outcome", ["outcome"]
+)
+ARENA_DETOURS = counter(
+    "arena_detour_pages", "Pages copied from or to pieces that it does not address", ["direction"]
+)
 REJECTED = counter("worker_rejected", "Messages of peers that could not be used", ["what", "code"])
 DEVICE_SECONDS = counter(
     "device_seconds", "In steps (busy), and between steps that could follow (idle)",

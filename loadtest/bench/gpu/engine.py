@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from loadtest.bench.gpu.ceilings import rounded
-from loadtest.bench.gpu.models import GpuShape, make_executor, make_model
+from loadtest.bench.gpu.models import GpuShape, make_executor, make_model, wait_registered
 from loadtest.bench.gpu.timing import median_s, rest
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
 from loadtest.local_store import LocalStore
@@ -212,6 +212,7 @@ class _Engine:
         info = self._executor.info
         store = LocalStore(folder, num_blocks * info.num_layers, info.page_bytes)
         self._executor.mover.prepare(store.arena)
+        wait_registered(self._executor.copier, store.arena)
         return store
 
     def _prompt(self, length: int) -> list[int]:

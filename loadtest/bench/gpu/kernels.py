@@ -7,7 +7,7 @@ import torch
 
 from kernels.paged_attention import AttentionShape, DeviceBatch, RaggedBatch, paged_attention
 from loadtest.bench.gpu.ceilings import rounded
-from loadtest.bench.gpu.models import GpuShape, host_copier
+from loadtest.bench.gpu.models import GpuShape, host_copier, wait_registered
 from loadtest.bench.gpu.timing import median_s, per_call_s
 from services.worker.device.copies import PageCopier
 from shared.arena import Arena
@@ -101,6 +101,7 @@ def measure_copies(
     arena.pages[:] = 1
     copier = _copier(device, pool)
     copier.attach(arena)
+    wait_registered(copier, arena)
     here, there = (torch.randperm(num_pages).tolist() for _ in range(2))
     per_layer = max(num_pages // shape.num_layers, 1)
     runs = [
@@ -135,6 +136,6 @@ def measure_copies(
 def _copier(device: torch.device, pool: torch.Tensor) -> PageCopier:
     if device.type != "cuda":
         return host_copier(pool)
-    from services.worker.device.cuda_copier import CudaCopier
+    from services.worker.device.cuda_copier import cuda_copier
 
-    return CudaCopier(pool, torch.cuda.default_stream(device))
+    return cuda_copier(pool, torch.cuda.default_stream(device))

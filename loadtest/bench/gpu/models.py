@@ -11,6 +11,8 @@ from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.gpu_executor import GpuExecutor
 from services.worker.device.model import LoadedModel, prepare_model
 from services.worker.device.mover import Moved
+from services.worker.device.piecewise_copier import PiecewiseCopier
+from shared.arena import Arena
 
 SEED = 0
 
@@ -113,6 +115,12 @@ def make_executor(
         executor = GpuExecutor(model, "bench", num_pages, turns_max, host_copier, None, on_moved)
     executor.warm_up()
     return executor
+
+
+def wait_registered(copier: PageCopier, arena: Arena) -> None:
+    """Until copies from and to an arena that was attached are as fast as they become."""
+    if isinstance(copier, PiecewiseCopier):
+        copier.wait_registered(arena)
 
 
 def host_copier(pool: torch.Tensor) -> PageCopier:

@@ -27,10 +27,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from loadtest.bench.hosts.link import LOOPBACK, Link, shaped_link
 from loadtest.bench.hosts.shape import Shape
 from loadtest.bench.hosts.turns import measure_turns
 from loadtest.bench.options import numbers
+from loadtest.links import LOOPBACK, Link, shaped_link
 from loadtest.models import add_model_options
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import InvalidRequest, PeerUnavailable

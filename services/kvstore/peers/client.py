@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 ORDERS_MAX = 16
 WINDOW_BYTES = 16 * 1024 * 1024
-CONNECT_S = 2.0
+# Far more than a network takes: a try while the link is down is lost, the next one need not be.
+CONNECT_S = 0.5
 HANDSHAKE_S = 3.0
 STALL_S = 1.0  # leaves who waits (`peering.FETCH_S`) time to ask again; twice `pace.PAUSE_S`
 IDLE_S = 60.0
@@ -40,8 +41,8 @@ class PeerClient:
             long as that takes.
         arenas: by page size in bytes.
         report: called with an order's results, and for how many seconds something was being fetched
-            since the report before, so that bytes over seconds is how fast the peer gives them: in
-            this thread, or by `submit`.
+            on a connection since the report before, so that bytes over seconds is how fast the peer
+            gives them: in this thread, or by `submit`.
         fail: called in this thread with what ended it.
         host_id: of this host.
         peer_id: of the peer's; None: whoever of the house answers there.
@@ -180,6 +181,7 @@ class PeerClient:
         until_s = time.monotonic() + self._handshake_s
         greet(stream, self._secret, self._host_id, self._peer_id, until_s, self._look_up)
         self.counts.num_connections += 1
+        self._fetches.on_connected()
         fetching = Fetching(stream, self._fetches, self.counts, self._look_up, self._stall_s)
         fetching.run()
         while self._wait_for_orders(self._idle_s):

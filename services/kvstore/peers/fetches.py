@@ -122,6 +122,9 @@ class Fetches:
         report: called with an order's results when all its pages have one.
         window_bytes: asked for and not here, at most, unless it is one page.
 
+    The time that an order took is that of moving bytes: what passes without a connection, or until
+    a dead one is known to be dead, is no speed of the link.
+
     Attributes:
         asked: what was asked for on this connection, by the request's number.
         first_until_s: the earliest end of an order.
@@ -137,6 +140,7 @@ class Fetches:
         self._number = 0
         self._asked_bytes = 0
         self._busy_since_s = 0.0
+        self._moved_at_s = 0.0  # a page came last
         self.asked: dict[int, Part] = {}
         self.first_until_s = float("inf")
 
@@ -146,7 +150,7 @@ class Fetches:
     def add(self, fetch: Fetch) -> None:
         """Begin an order. One without pages is finished at once."""
         if not self._fetches:
-            self._busy_since_s = time.perf_counter()
+            self._busy_since_s = self._moved_at_s = time.perf_counter()
         self._fetches.add(fetch)
         self.first_until_s = min(self.first_until_s, fetch.until_s)
         for at, reads in enumerate(fetch.reads):
@@ -196,6 +200,7 @@ class Fetches:
 
     def settle(self, number: int, outcome: LoadOutcome, raw_header: bytes | None = None) -> None:
         """The next page of request `number` has this outcome."""
+        self._moved_at_s = time.perf_counter()
         part = self.asked[number]
         place = part.places[part.next]
         part.next += 1
@@ -219,6 +224,12 @@ class Fetches:
         self.asked.clear()
         self._asked_bytes = 0
         return num_pages
+
+    def on_connected(self) -> None:
+        """From now on bytes may move again."""
+        now_s = time.perf_counter()
+        self._busy_since_s += now_s - self._moved_at_s
+        self._moved_at_s = now_s
 
     def fail_late(self, now_s: float) -> int:
         """Orders whose time is over have failed, as far as their pages have not come; how many."""
@@ -259,5 +270,6 @@ class Fetches:
         self._fetches.remove(fetch)
         self.first_until_s = min((each.until_s for each in self._fetches), default=float("inf"))
         now_s = time.perf_counter()
-        took_s, self._busy_since_s = now_s - self._busy_since_s, now_s
+        took_s = now_s - self._busy_since_s
+        self._busy_since_s = self._moved_at_s = now_s
         self._report(fetch.results(), took_s)

@@ -138,7 +138,8 @@ class Fetching:
             each_bytes += VERDICT_BYTES
             left.append(self._verdict)
         num_bytes = answer.count * each_bytes
-        until_s = time.monotonic() + self._stall_s + num_bytes / SLOWEST_BYTES_PER_S
+        quiet_until_s = time.monotonic() + self._stall_s
+        until_s = quiet_until_s + num_bytes / SLOWEST_BYTES_PER_S
         num_come = num_judged = 0
         while True:
             if memories is None:
@@ -152,7 +153,9 @@ class Fetching:
             if num_come == num_bytes:
                 return
             left = after(left, num_new)
-            self._wait(until_s)
+            if num_new:
+                quiet_until_s = time.monotonic() + self._stall_s
+            self._wait(min(until_s, quiet_until_s))
             if part.is_over:
                 memories = None
 

@@ -61,6 +61,10 @@ class PageCopier(Protocol):
         there. Called by a thread of its own."""
         ...
 
+    def close(self) -> None:
+        """Let go of all arenas: nothing is copied any more."""
+        ...
+
 
 class _Over:
     def is_over(self) -> bool:
@@ -106,3 +110,6 @@ class HostCopier:
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         self._pool[pool_pages] = data
+
+    def close(self) -> None:
+        return None

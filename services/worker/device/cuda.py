@@ -10,7 +10,7 @@ from kernels.paged_attention import is_fused, warm_up
 from services.worker.device.assist.cuda_stream import CudaStream
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.stream_crew import StreamCrew
-from services.worker.device.cuda_copier import CudaCopier
+from services.worker.device.cuda_copier import cuda_copier
 from services.worker.device.decode_graphs import cuda_recorder
 from services.worker.device.gpu_executor import PREFILL_TOKENS, GpuExecutor
 from services.worker.device.lora.assistance import PATIENCE_NS
@@ -42,7 +42,7 @@ def cuda_executor(
         model_id,
         num_pages,
         turns_max,
-        partial(CudaCopier, compute=torch.cuda.default_stream(device)),
+        partial(cuda_copier, compute=torch.cuda.default_stream(device)),
         cuda_recorder() if is_recorded and is_fused(device) else None,
         on_moved,
         crew,

@@ -1,25 +1,26 @@
-"""Page copies between a CUDA pool and the host's arena, on streams of their own.
+"""Page copies between a CUDA pool and host memory, on streams of their own.
 
-The arena's memory is registered with CUDA, so that the GPU reads and writes it itself, at the
-link's speed and beside the host.
+Host memory that is registered with CUDA the GPU reads and writes itself, at the link's speed and
+beside the host; `piecewise_copier.py` says what becomes of the rest.
 """
 
-import weakref
 from dataclasses import dataclass
 
 import torch
 
 from kernels.page_copy import copy_pages
 from services.worker.device.copies import Copy, CopyFailed
-from shared.arena import Arena, Bytes
+from services.worker.device.piecewise_copier import PiecewiseCopier
+from shared.arena import Bytes
 from shared.errors import SymphonyError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaCopy:
-    """Pages under way; `event` is behind them on their stream."""
+    """Pages under way; `event` is behind them on their stream, `memory` is the host's side."""
 
     event: torch.cuda.Event
+    memory: Bytes
 
     def is_over(self) -> bool:
         return bool(self.event.query())
@@ -31,8 +32,8 @@ class CudaCopy:
             raise CopyFailed(str(error)) from error
 
 
-class CudaCopier:
-    """A `PageCopier` for a pool in device memory.
+class CudaLink:
+    """A `DeviceLink` to a pool in device memory.
 
     Args:
         pool: ``[num_pages, ...]``, contiguous, on a CUDA device.
@@ -45,23 +46,25 @@ class CudaCopier:
         self._loads = torch.cuda.Stream(pool.device)
         self._stores = torch.cuda.Stream(pool.device)
         self._writes = torch.cuda.Stream(pool.device)
-        self._registered: weakref.WeakKeyDictionary[Arena, torch.Tensor] = (
-            weakref.WeakKeyDictionary()
-        )
 
-    def attach(self, arena: Arena) -> None:
-        pages = torch.from_numpy(arena.pages)
+    def register(self, memory: Bytes) -> None:
         with torch.cuda.device(self._pool.device):
-            status = int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.nbytes, 0))
-        if status:
-            raise SymphonyError(f"CUDA did not register the arena: error {status}")
-        self._registered[arena] = pages
-        weakref.finalize(arena, _unregister, pages.data_ptr())
+            status = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if int(status):
+            raise SymphonyError(f"CUDA did not register host memory: error {int(status)}")
 
-    def load(self, arena: Arena, arena_pages: list[int], pool_pages: list[int]) -> Copy:
+    def unregister(self, memory: Bytes) -> None:
+        torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+    def staging(self, num_pages: int, page_bytes: int) -> Bytes:
+        shape = (num_pages, page_bytes)
+        memory: Bytes = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    def load(self, source: Bytes, source_pages: list[int], pool_pages: list[int]) -> Copy:
         with torch.cuda.stream(self._loads):
-            copy_pages(self._pool, pool_pages, self._registered[arena], arena_pages)
-        return self._copy(self._loads)
+            copy_pages(self._pool, pool_pages, *from_first(source, source_pages))
+        return self._copy(self._loads, source)
 
     def hold(self, copies: list[Copy]) -> None:
         for copy in copies:
@@ -74,13 +77,13 @@ class CudaCopier:
         return event
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self, mark: object, pool_pages: list[int], target: Bytes, target_pages: list[int]
     ) -> Copy:
         assert isinstance(mark, torch.cuda.Event)
         self._stores.wait_event(mark)
         with torch.cuda.stream(self._stores):
-            copy_pages(self._registered[arena], arena_pages, self._pool, pool_pages)
-        return self._copy(self._stores)
+            copy_pages(*from_first(target, target_pages), self._pool, pool_pages)
+        return self._copy(self._stores, target)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         with torch.cuda.stream(self._writes):
@@ -88,12 +91,24 @@ class CudaCopier:
             self._pool[pages] = torch.from_numpy(data).to(self._pool.device)
         self._writes.synchronize()
 
-    def _copy(self, stream: torch.cuda.Stream) -> Copy:
+    def wait_idle(self) -> None:
+        self._loads.synchronize()
+        self._stores.synchronize()
+
+    def _copy(self, stream: torch.cuda.Stream, memory: Bytes) -> Copy:
         event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
         event.record(stream)
-        return CudaCopy(event)
+        return CudaCopy(event, memory)
 
 
-def _unregister(address: int) -> None:
-    """Nobody holds the arena any more; its memory is unmapped next."""
-    torch.cuda.cudart().cudaHostUnregister(address)
+def from_first(memory: Bytes, pages: list[int]) -> tuple[torch.Tensor, list[int]]:
+    """The same pages of memory that begins with the first of them: whoever launches a kernel looks
+    whether the device addresses where its memory begins, and an arena may not be registered there.
+    """
+    first = min(pages)
+    return torch.from_numpy(memory[first:]), [page - first for page in pages]
+
+
+def cuda_copier(pool: torch.Tensor, compute: torch.cuda.Stream) -> PiecewiseCopier:
+    """A `PageCopier` for a pool in device memory; arguments as of `CudaLink`."""
+    return PiecewiseCopier(CudaLink(pool, compute))

@@ -139,7 +139,7 @@ class KvMover:
             thread.start()
 
     def prepare(self, arena: Arena) -> None:
-        """Get ready for copies from and to this arena: seconds, so not for an event loop."""
+        """Get ready for copies from and to this arena; not for an event loop."""
         self._copier.attach(arena)
 
     def attach(self, arena: Arena, epoch: int) -> None:
@@ -211,7 +211,7 @@ class KvMover:
                 raise MoverGone(f"the thread {thread.name} is gone")
 
     def close(self) -> None:
-        """Stop both threads."""
+        """Stop both threads, and let go of the arenas."""
         with self._has_loads:
             self._is_closed = True
             self._has_loads.notify()
@@ -223,6 +223,7 @@ class KvMover:
                 continue
         for thread in self._threads:
             thread.join()
+        self._copier.close()
 
     def _load_loop(self) -> None:
         looked_at_ns = 0

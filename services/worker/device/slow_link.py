@@ -60,6 +60,9 @@ class SlowLink:
         self._copier.write(pool_pages, data)
         _sleep_until(over_at_ns)
 
+    def close(self) -> None:
+        self._copier.close()
+
     def _send(self, num_bytes: int) -> int:
         """When bytes that are sent now will have come, behind those that were sent before."""
         with self._sending:

@@ -124,6 +124,7 @@ def test_an_arena_without_memory_for_all_of_it_stays_smaller(
     asyncio.run(arenas.get(page_bytes=4096, num_layers=1))
     arenas._fillings[4096].join()
     assert arenas.num_ready(4096) == 100
+    assert arenas.by_page_bytes[4096].filled.tolist() == [100], "workers see that, too"
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "no memory for all of the arena: it stays smaller"
     ]

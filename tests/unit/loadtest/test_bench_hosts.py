@@ -6,9 +6,9 @@ import pytest
 
 from loadtest.bench.hosts import run
 from loadtest.bench.hosts.crossover import Length
-from loadtest.bench.hosts.link import shaped_link
 from loadtest.bench.hosts.relay import Relay
 from loadtest.bench.hosts.turns import Cut, summary
+from loadtest.links import shaped_link
 from shared.errors import InvalidRequest
 
 

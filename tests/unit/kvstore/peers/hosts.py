@@ -55,6 +55,15 @@ class Clock:
         return time.monotonic() + self._ahead_s
 
 
+class Ticks:
+    """Stands for `time` where only durations matter."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
 class Sender:
     """A host that has blocks, numbered from 1 on, on disk.
 
@@ -97,17 +106,23 @@ class Sender:
 
 
 class Receiver:
-    """A host's arena, all of whose pages are promised under generation 7, and what was reported."""
+    """A host's arena, all of whose pages are promised under generation 7, and what was reported.
+
+    Attributes:
+        took_s: what each order took, as it was reported.
+    """
 
     def __init__(self, path: Path, num_pages: int, page_bytes: int) -> None:
         self.arena = Arena.create(path, num_pages, page_bytes)
         self.arenas = {page_bytes: self.arena}
         self.reports: queue.SimpleQueue[list[PeerRead]] = queue.SimpleQueue()
+        self.took_s: list[float] = []
         for page in range(num_pages):
             self.arena.set_word(page, *PENDING)
 
     def report(self, results: list[PeerRead], took_s: float) -> None:
         assert took_s >= 0
+        self.took_s.append(took_s)
         self.reports.put(results)
 
     def reads(self, layer: int, numbers: list[int], first: int) -> PageReads:

@@ -13,6 +13,7 @@ import pytest
 
 from services.kvstore.core import LoadOutcome
 from services.kvstore.peers import client as client_module
+from services.kvstore.peers import fetching as fetching_module
 from services.kvstore.peers.fetches import Fetch, Fetches
 from services.kvstore.peers.fetching import ClientCounts, Fetching
 from services.kvstore.peers.stream import Broken, Parts, Views
@@ -36,6 +37,7 @@ from tests.unit.kvstore.peers.hosts import (
     Listener,
     Receiver,
     Sender,
+    Ticks,
     fetching,
     hear,
     is_closed,
@@ -146,7 +148,12 @@ def test_nothing_is_written_into_a_page_whose_order_is_over(
     sender.disk.close()
 
 
-def test_a_peer_that_stands_still_is_left_and_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slowest_bytes_per_s", [1e6, 1.0])
+def test_a_peer_that_stands_still_is_left_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowest_bytes_per_s: float
+) -> None:
+    """However long it might have taken for what it began."""
+    monkeypatch.setattr(fetching_module, "SLOWEST_BYTES_PER_S", slowest_bytes_per_s)
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
     receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
 
@@ -160,6 +167,29 @@ def test_a_peer_that_stands_still_is_left_and_asked_again(tmp_path: Path) -> Non
         client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
         assert receiver.outcomes() == [[READY]]
         assert client.counts.num_broken == client.counts.num_resumed >= 2
+    sender.disk.close()
+
+
+def test_a_connection_that_is_made_again_costs_the_link_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = Ticks()
+    monkeypatch.setattr("services.kvstore.peers.fetches.time", ticks)
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
+    receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
+
+    def slow(sock: socket.socket, number: int) -> None:
+        request = hear(sock)
+        ticks.now_s += 5.0
+        if number:
+            sock.sendall(pack_answer(Answer(request.number, 0, 1, Status.PAGE)))
+            sock.sendall(sender.value(1, 0))
+            is_closed(sock)
+
+    with liar(slow) as peer, fetching(peer.address, receiver) as client:
+        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY]]
+    assert receiver.took_s == [5.0]
     sender.disk.close()
 
 

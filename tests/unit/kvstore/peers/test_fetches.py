@@ -10,7 +10,7 @@ from services.kvstore.peers.fetches import Fetch, Fetches
 from services.kvstore.peers.wire import KEYS_MAX, REQUESTS_MAX, Request, value_bytes
 from shared.arena import Arena, PageState
 from shared.urgency import DEMAND_PRIORITY
-from tests.unit.kvstore.peers.hosts import LOST, PENDING, THERE, Receiver, key
+from tests.unit.kvstore.peers.hosts import LOST, PENDING, THERE, Receiver, Ticks, key
 
 READY, MISSING, FAILED = LoadOutcome.READY, LoadOutcome.MISSING, LoadOutcome.FAILED
 PAGE_BYTES = 100
@@ -158,3 +158,39 @@ def test_arenas_of_several_sizes(receiver: Receiver, tmp_path: Path) -> None:
     fetches.settle(first.number, READY)
     assert bytes(small.pages[1]) == b"0123456789"
     assert small.word(1) == (3, PageState.READY)
+
+
+def test_what_passes_without_a_connection_is_no_speed_of_the_link(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = Ticks()
+    monkeypatch.setattr("services.kvstore.peers.fetches.time", ticks)
+    took_s: list[float] = []
+    fetches = Fetches(receiver.arenas, lambda _, seconds: took_s.append(seconds), 4 * EACH)
+
+    def settle(now_s: float) -> None:
+        ticks.now_s = now_s
+        fetches.settle(next(iter(fetches.asked)), READY)
+
+    fetches.add(fetch_of([receiver.reads(0, [1, 2, 3, 4], 0)], 1))
+    fetches.add(fetch_of([receiver.reads(1, [1], 4)], 2))
+    ticks.now_s = 2.0
+    fetches.on_connected()
+    asked(fetches)
+    settle(3.0)
+    settle(5.0)
+    ticks.now_s = 9.0  # it has been dead for so long
+    fetches.ask_again()
+    ticks.now_s = 11.0
+    fetches.on_connected()
+    asked(fetches)
+    settle(12.0)
+    settle(14.0)
+    assert took_s == [3.0 + 3.0]
+    asked(fetches)
+    settle(15.0)
+    ticks.now_s = 20.0
+    fetches.add(fetch_of([receiver.reads(0, [5], 5)], 3))
+    asked(fetches)
+    settle(21.0)
+    assert took_s == [6.0, 1.0, 1.0]
