@@ -20,10 +20,12 @@ from services.kvstore.core import (
     Commit,
     DeleteBlocks,
     DiskWrite,
+    DropMore,
     DropRuns,
     DropSession,
     Effect,
     FetchedPages,
+    FoundBlocks,
     KvCore,
     Limits,
     LoadOutcome,
@@ -73,6 +75,7 @@ READ_NS = 100 * US
 WRITE_NS = 500 * US
 STAGE_MAX_NS = 80 * MS
 OBJECTS_REST_NS = SECOND
+DROPS_MAX = 2
 OBJECTS_BYTES_MAX = 64 * PAGE_BYTES  # old sessions have to leave
 
 OVERTAKING = {"delay", "freeze"}
@@ -133,7 +136,8 @@ class Kvstore(PeerHost):
         self._objects = None
         if self._bucket is not None:
             self._objects = BucketSide(self, self._bucket, self._on_objects_listed)
-        self._perform(self.core.on_disk_found(found, self.now_ns))
+        self._is_dropping = False
+        self._perform(self.core.on_disk_found(FoundBlocks.of(found), self.now_ns))
         wires = self.house.wires
         wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
         wires.subscribe(self, KV_LEASE, self._answering(self._lease), self.host_id)
@@ -152,6 +156,7 @@ class Kvstore(PeerHost):
             objects_expiry_ns=EXPIRY_NS,
             noted_ns=60 * SECOND,
             ticket_ns=TICKET_NS,
+            drops_max=DROPS_MAX,
             load_bytes_max=(2 if self.house.is_scattered else 8) * PAGE_BYTES,
             eviction=self.house.eviction,
             has_objects=self._bucket is not None,
@@ -343,7 +348,12 @@ class Kvstore(PeerHost):
                 del self._holders[(worker_id, incarnation)]
                 self._perform(self.core.on_worker_gone(worker_id, incarnation, self.now_ns))
         self._perform(self.core.on_tick(self.now_ns))
-        self.check_expired()
+        if not self._is_dropping:
+            self.check_expired()
+
+    def _drop_more(self) -> None:
+        self._is_dropping = False
+        self._perform(self.core.on_drop_more(self.now_ns))
 
     def check_expired(self) -> None:
         """No tier keeps what nobody wants any more."""
@@ -371,6 +381,9 @@ class Kvstore(PeerHost):
                     self._order(*writes)
                 case DeleteBlocks() | BeginDiskAnew():
                     self._order(effect)
+                case DropMore():
+                    self._is_dropping = True
+                    self.later(0, self._drop_more)
                 case TouchBlocks(keys, expiry_s):
                     for key in self.disk.keys() & keys:
                         self.disk[key].used_at_ns = self.now_ns

@@ -381,7 +381,16 @@ MUTANTS = (
     # How long KV is kept.
     Mutant(
         "what is expired stays on disk", "services/kvstore/core/use_order.py",
-        "                if not is_expired(block):\n", "                if True:\n",
+        "                if not is_expired(row):\n", "                if True:\n",
+    ),
+    Mutant(
+        "what is left to let go of is forgotten", "services/kvstore/core/shrinking.py",
+        "            effects.append(DropMore())\n", "            pass\n",
+    ),
+    Mutant(
+        "a restart forgets whose blocks are on disk", "services/kvstore/core/disk_tier.py",
+        "        self._owned.fill(found.owners)\n",
+        "        self._owned.fill(bytes(len(found.owners)))\n",
     ),
     Mutant(
         "a session has two expiries", STORE,

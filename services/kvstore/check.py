@@ -4,6 +4,7 @@ start reads, write a little, and tell on stdout what is in it.
 In a process of its own, because damage can end the process that meets it inside LMDB.
 """
 
+import mmap
 import os
 import resource
 import struct
@@ -12,55 +13,39 @@ import threading
 from pathlib import Path
 
 import lmdb
+import numpy as np
 
-from services.kvstore.disk import Disk, FoundBlock, Scan
-from shared.blocks import KEY_BYTES, BlockKey
-from shared.owners import OWNER_BYTES, OwnerKey
+from services.kvstore.disk import FOUND, Index, Scan, whole_slots
 
 EXIT_DAMAGED = 1
 EXIT_REFUSED = 3  # the folder or the file is not ours to open
 EXIT_OUTDATED = 4  # another release's
-_NUM_DELETED = struct.Struct("<Q")
-_BLOCK = struct.Struct(f"<{KEY_BYTES}sHIQ{OWNER_BYTES}s{KEY_BYTES}sI")
+_NUMBERS = struct.Struct("<QQ")  # records deleted, blocks found
 
 
 def pack_scan(scan: Scan) -> bytes:
-    """As it goes over the pipe.
+    """As the check tells it.
 
-    >>> unpack_scan(pack_scan(Scan([], 7)))
-    Scan(blocks=[], num_deleted=7)
+    >>> unpack_scan(pack_scan(Scan(num_deleted=7))).num_deleted
+    7
     """
-    blocks = [
-        _BLOCK.pack(
-            block.key,
-            block.num_layers,
-            block.page_bytes,
-            block.used_s,
-            block.owner,
-            block.parent,
-            block.expiry_s,
-        )
-        for block in scan.blocks
-    ]
-    return b"".join([_NUM_DELETED.pack(scan.num_deleted), *blocks])
+    return _NUMBERS.pack(scan.num_deleted, len(scan.found)) + scan.found.tobytes()
 
 
-def unpack_scan(data: bytes) -> Scan:
-    """Inverse of `pack_scan`.
+def unpack_scan(data: bytes | mmap.mmap) -> Scan:
+    """Inverse of `pack_scan`; what was found stays where it is.
 
     Raises:
-        struct.error: the bytes are of another length.
+        ValueError: the bytes are of another length.
     """
-    blocks = [
-        FoundBlock(
-            BlockKey(key), num_layers, page_bytes, used_s, OwnerKey(owner), BlockKey(parent),
-            expiry_s,
-        )
-        for key, num_layers, page_bytes, used_s, owner, parent, expiry_s in _BLOCK.iter_unpack(
-            data[_NUM_DELETED.size :]
-        )
-    ]  # fmt: skip
-    return Scan(blocks, _NUM_DELETED.unpack_from(data)[0])
+    if len(data) < _NUMBERS.size:
+        raise ValueError(f"{len(data)} bytes")
+    num_deleted, num_found = _NUMBERS.unpack_from(data)
+    if len(data) != _NUMBERS.size + num_found * FOUND.itemsize:
+        raise ValueError(f"{len(data)} bytes of {num_found} blocks")
+    if not num_found:
+        return Scan(num_deleted=num_deleted)
+    return Scan(np.frombuffer(data, FOUND, offset=_NUMBERS.size), num_deleted)
 
 
 def main(folder: Path, bytes_max: int) -> int:
@@ -68,9 +53,9 @@ def main(folder: Path, bytes_max: int) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here is an answer, not a riddle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        disk = Disk(folder, bytes_max)
-        scan = disk.scan()
-        disk.rehearse()
+        index = Index(folder, bytes_max)
+        scan = index.scan(whole_slots(folder))
+        index.rehearse()
     except (lmdb.ReadonlyError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED

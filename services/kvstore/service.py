@@ -1,9 +1,9 @@
 """The kvstore's shell: decodes calls, feeds the core, performs its effects."""
 
 import asyncio
-import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
@@ -19,6 +19,7 @@ from services.kvstore.core import (
     BeginDiskAnew,
     Commit,
     DeleteBlocks,
+    DropMore,
     DropRuns,
     DropSession,
     Effect,
@@ -35,12 +36,12 @@ from services.kvstore.core import (
     SaveRun,
     SetWords,
     Stage,
-    StoredBlock,
     TouchBlocks,
     WriteBlocks,
 )
 from services.kvstore.core.integrity import check_integrity
-from services.kvstore.disk import Disk, DiskDamaged, FoundBlock, stored_bytes
+from services.kvstore.disk import Disk, DiskDamaged
+from services.kvstore.found import found_blocks, lasting
 from services.kvstore.index import RedisIndex
 from services.kvstore.leases import LeaseFiles, lock_directory
 from services.kvstore.loader import Loader, LoadResults
@@ -55,7 +56,6 @@ from shared import messages as m
 from shared import subjects
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
-from shared.expiry import expiry_ns
 from shared.ids import HostId
 from shared.locations import OBJECTS, objects_of
 from shared.messages.codec import pack_ints, unpack_ints
@@ -69,6 +69,7 @@ P = ParamSpec("P")
 
 NS_PER_S = 1_000_000_000
 TICK_S = 1.0
+SWITCH_S = 0.0005  # so long at most a thread beside the event loop computes while that waits
 NUM_BEFORE_MAX = 1 << 31  # blocks: no sequence has as many
 CHECK_EVERY_S = 60.0
 CHECK_PAGES_MAX = 65_536  # of all arenas: a check of so many holds up the event loop for some 5 ms
@@ -80,12 +81,9 @@ STAGED_FIELDS_BYTES = 512  # of an answer to a stage, besides what it says of ea
 
 async def main(runtime: Runtime, config: KvstoreConfig) -> None:
     """Run the kvstore of this host until the runtime stops."""
-    gc.disable()  # what a start finds stays: to look through it takes a second for a million blocks
-    try:
+    sys.setswitchinterval(SWITCH_S)
+    with lasting():
         service = await KvService.open(runtime, config)
-    finally:
-        gc.freeze()
-        gc.enable()
     adapters = await open_adapters(runtime, config)
     await service.serve()
     await adapters.serve()
@@ -109,6 +107,7 @@ class KvService:
             config.arena_path, config.arena_bytes, self._from_thread(self._on_grown)
         )
         self._leases = LeaseFiles(config.arena_path)
+        self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -169,8 +168,8 @@ class KvService:
         now_s = runtime.clock.wall_ns() // NS_PER_S
         now_ns = runtime.clock.now_ns()
         core.counts.num_disks_anew += started.is_anew
-        blocks = [_stored_block(block, now_ns, now_s) for block in started.scan.blocks]
-        service._perform(core.on_disk_found(blocks, now_ns))
+        found = found_blocks(started.scan, now_ns, now_s)
+        service._perform(core.on_disk_found(found, now_ns))
         return service
 
     async def serve(self) -> None:
@@ -393,6 +392,10 @@ class KvService:
             self._perform(self._core.on_tick(now_ns))
             self._telemetry.export()
 
+    def _drop_more(self) -> None:
+        if not self._is_closed:
+            self._perform(self._core.on_drop_more(self._runtime.clock.now_ns()))
+
     def _on_grown(self, page_bytes: int, num_pages: int) -> None:
         arena = self._core.arenas.get(page_bytes)  # None: who opens it first is still to be told
         if arena is not None and num_pages > arena.num_pages:
@@ -469,6 +472,8 @@ class KvService:
                     self._peering.fetch(host_id, reads)
                 case SaveRun() | DropRuns() | DropSession() if self._objects is not None:
                     self._objects.perform(effect)
+                case DropMore():
+                    self._loop.call_soon(self._drop_more)
                 case WriteBlocks() | DeleteBlocks() | TouchBlocks() | BeginDiskAnew():
                     self._writer.submit(effect)
         self._index.look()
@@ -549,15 +554,6 @@ async def open_adapters(runtime: Runtime, config: KvstoreConfig) -> Adapters:
     except OSError as error:
         raise ConfigError(f"SYMPHONY_DATA_DIR={str(config.data_dir)!r}: {error}") from None
     return adapters
-
-
-def _stored_block(block: FoundBlock, now_ns: int, now_s: int) -> StoredBlock:
-    used_at_ns = now_ns - max(now_s - block.used_s, 0) * NS_PER_S
-    num_bytes = stored_bytes(block.num_layers, block.page_bytes)
-    return StoredBlock(
-        block.key, block.num_layers, block.page_bytes, num_bytes, used_at_ns, used_at_ns,
-        block.owner, block.parent, expiry_ns=expiry_ns(block.expiry_s),
-    )  # fmt: skip
 
 
 def _resolve(future: asyncio.Future[bool], result: bool) -> None:

@@ -1,19 +1,28 @@
 """The disk at the start: checked by a process of its own, set aside if it does not pass."""
 
 import logging
+import mmap
 import os
 import signal
-import struct
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
 import services
 from services.kvstore.check import EXIT_OUTDATED, EXIT_REFUSED, unpack_scan
-from services.kvstore.disk import ASIDE_NAME, DATA_NAME, Disk, Scan, set_aside, throw_away
+from services.kvstore.disk import (
+    ASIDE_NAME,
+    DATA_NAME,
+    Disk,
+    Scan,
+    Slots,
+    set_aside,
+    throw_away,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,26 +58,28 @@ def start_disk(folder: Path, bytes_max: int) -> Started:
         OSError, lmdb.Error: no database can be opened or made there.
     """
     is_anew = False
-    scan = Scan([])
+    scan = Scan()
+    slots: Slots | None = None
     try:
         if (folder / DATA_NAME).exists():
             scan = check(folder, bytes_max, check_limit_s((folder / DATA_NAME).stat().st_size))
             if scan.num_deleted:
                 log.warning("blocks without pages deleted", extra={"blocks": scan.num_deleted})
-        disk = Disk(folder, bytes_max)
+            slots = scan.slots
+        disk = Disk(folder, bytes_max, slots)
     except (DatabaseOutdated, lmdb.VersionMismatchError) as error:
         log.warning(
             "the KV database is another release's and begins anew", extra={"why": str(error)}
         )
         throw_away(folder)
-        disk, scan, is_anew = Disk(folder, bytes_max), Scan([]), True
+        disk, scan, is_anew = Disk(folder, bytes_max), Scan(), True
     except (DatabaseDamaged, lmdb.CorruptedError, lmdb.InvalidError) as error:
         log.error(
             "the KV database is damaged and begins anew",
             extra={"error": str(error), "aside": str(folder / ASIDE_NAME)},
         )
         set_aside(folder)
-        disk, scan, is_anew = Disk(folder, bytes_max), Scan([]), True
+        disk, scan, is_anew = Disk(folder, bytes_max), Scan(), True
     return Started(disk, scan, is_anew)
 
 
@@ -102,25 +113,32 @@ def check(folder: Path, bytes_max: int, limit_s: float) -> Scan:
     if ended.returncode:
         raise DatabaseDamaged(error)
     try:
-        return unpack_scan(ended.stdout)
-    except struct.error as error:
+        return unpack_scan(ended.stdout or b"")
+    except ValueError as error:
         raise DatabaseDamaged(f"its check was cut short: {error}") from None
 
 
-def _run_check(folder: Path, bytes_max: int, limit_s: float) -> subprocess.CompletedProcess[bytes]:
+def _run_check(folder: Path, bytes_max: int, limit_s: float) -> subprocess.CompletedProcess[Any]:
+    """Run it to its end. What it says is in memory that it writes and we read: in a pipe, so much
+    would be copied again and again."""
     its_stdin, ours = os.pipe()  # by which it sees us end
+    said = os.memfd_create("symphony-kv-check")
     try:
-        return subprocess.run(
+        ended: subprocess.CompletedProcess[Any] = subprocess.run(
             [sys.executable, "-m", _CHECK, str(folder.resolve()), str(bytes_max)],
             stdin=its_stdin,
-            capture_output=True,
+            stdout=said,
+            stderr=subprocess.PIPE,
             timeout=limit_s,
             cwd=_PACKAGES,
             start_new_session=True,  # Ctrl-C is for us
             check=False,
         )
+        if os.fstat(said).st_size:
+            ended.stdout = mmap.mmap(said, 0, prot=mmap.PROT_READ)
+        return ended
     except subprocess.TimeoutExpired:
         raise DatabaseDamaged(f"its check took longer than {limit_s:.0f} s") from None
     finally:
-        os.close(ours)
-        os.close(its_stdin)
+        for file in (its_stdin, ours, said):
+            os.close(file)

@@ -22,7 +22,7 @@ def start_s(folder: Path, num_pages: int, num_layers: int) -> float:
     began_s = time.perf_counter()
     started = start_disk(folder, bytes_max)
     took_s = time.perf_counter() - began_s
-    assert len(started.scan.blocks) == num_blocks, "all were found"
+    assert len(started.scan.found) == num_blocks, "all were found"
     started.disk.close()
     return took_s
 

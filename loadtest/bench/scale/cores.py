@@ -13,6 +13,7 @@ from loadtest.bench.disk.filling import PAGE_BYTES
 from loadtest.bench.scale.sessions import FINGERPRINT, Sessions
 from services.kvstore.core import (
     Effect,
+    FoundBlocks,
     KvCore,
     Limits,
     LoadOutcome,
@@ -41,7 +42,7 @@ def kvstore_pages_per_s(sessions: Sessions, num: int) -> tuple[float, dict[str, 
     """
     limits = Limits(disk_bytes_max=1 << 62, expiry_ns=NEVER_NS, noted_ns=NEVER_NS)
     core = KvCore(limits)
-    core.on_disk_found(sessions.stored(0), 0)
+    core.on_disk_found(FoundBlocks.of(sessions.stored(0)), 0)
     _keep_for_good()
     core.on_arena(PAGE_BYTES, min(ARENA_SESSIONS, sessions.num) * sessions.num_pages)
     core.on_open(Open(WORKER, INCARNATION, FINGERPRINT, sessions.num_layers, PAGE_BYTES), 0)

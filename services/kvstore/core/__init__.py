@@ -8,6 +8,7 @@ from services.kvstore.core.effects import (
     DeleteBlocks,
     DiskEffect,
     DiskWrite,
+    DropMore,
     DropRuns,
     DropSession,
     Effect,
@@ -32,6 +33,7 @@ from services.kvstore.core.events import (
     Renew,
     Stage,
 )
+from services.kvstore.core.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations, LocationUpdate
 from services.kvstore.core.object_tier import LINKS_MAX
@@ -56,10 +58,12 @@ __all__ = [
     "DeleteBlocks",
     "DiskEffect",
     "DiskWrite",
+    "DropMore",
     "DropRuns",
     "DropSession",
     "Effect",
     "FetchedPages",
+    "FoundBlocks",
     "KvCore",
     "Limits",
     "LoadOutcome",
@@ -79,6 +83,7 @@ __all__ = [
     "SaveOutcome",
     "SaveRun",
     "SetWords",
+    "Shape",
     "Stage",
     "StoredBlock",
     "Told",

@@ -9,6 +9,7 @@ from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnerKey
 
 NO_PAGE = -1
+NO_LAYER = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -104,12 +105,19 @@ class ArenaBlock:
         self.num_present = len(self.pages)
         return lacking
 
-    def strip_one(self, layer: int) -> int:
-        """Leave the page of this layer, which it has; returns it."""
-        page = self.pages[layer]
-        self.pages[layer] = NO_PAGE
+    def strip_highest(self, layer: int) -> int:
+        """Leave the page of this layer, the highest that has one; returns the next highest, or
+        `NO_LAYER`.
+        """
+        pages = self.pages
+        pages[layer] = NO_PAGE
         self.num_present -= 1
-        return page
+        if not self.num_present:
+            return NO_LAYER
+        layer -= 1
+        while pages[layer] == NO_PAGE:
+            layer -= 1
+        return layer
 
     def strip(self, layers: Iterable[int]) -> list[int]:
         """Leave the pages of these layers, as far as it has them; returns them."""

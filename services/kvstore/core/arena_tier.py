@@ -119,7 +119,8 @@ class ArenaTier:
                 if block.queued:
                     pages += block.strip(self._unqueue(block))
                 self._settle(block, pages)
-        self.give(pages, effects)
+        if pages:
+            self.give(pages, effects)
 
     def begin_writing(self, block: ArenaBlock) -> None:
         """The writer reads its pages, which are the only copy here."""
@@ -160,7 +161,8 @@ class ArenaTier:
         pages: list[int] = []
         for block in blocks:
             self._settle(block, pages)
-        self.give(pages, effects)
+        if pages:
+            self.give(pages, effects)
 
     def publish_ready(self, blocks: list[ArenaBlock], effects: list[Effect]) -> None:
         """Every page of these blocks holds its bytes."""

@@ -2,6 +2,7 @@
 tier was lately.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -60,6 +61,14 @@ class Backlog:
         if layer >= len(of_kind):
             of_kind += [0] * (layer + 1 - len(of_kind))
         of_kind[layer] += num_bytes
+
+    def add_each(self, kind: int, layers: Iterable[int], num_bytes: int) -> None:
+        """So many more wait in each of these layers; fewer, if negative."""
+        layers = list(layers)
+        self.add(kind, max(layers, default=0), 0)
+        of_kind = self._waiting[kind]
+        for layer in layers:
+            of_kind[layer] += num_bytes
 
     def ahead(self, kind: int, num_layers: int) -> list[int]:
         """For each layer, the bytes that are read before the last one that waits now in that layer

@@ -1,13 +1,19 @@
 """Which blocks are on disk, in order of last use, and how much of each session's sequence."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+import numpy as np
+
+from services.kvstore.core.block_table import NO_ROW, BlockTable, find_depths
+from services.kvstore.core.found_blocks import FoundBlocks, Shape
+from services.kvstore.core.owned_rows import OwnedRows
 from services.kvstore.core.stored_block import UNKNOWN, StoredBlock
 from services.kvstore.core.use_order import UseOrder
-from shared.blocks import NO_PARENT, BlockKey
-from shared.owners import NOBODY, OwnedKeys, OwnerKey
+from shared.blocks import BlockKey
+from shared.owners import NOBODY, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
 EVER_NS = 1 << 62  # longer than anything lasts
@@ -35,25 +41,31 @@ class DiskTier:
     def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
         self._bytes_max = bytes_max
         self._expiry_ns = expiry_ns
-        self._blocks: dict[BlockKey, StoredBlock] = {}
-        self._order = UseOrder(_end_of_ring)
-        self._owned = OwnedKeys()
+        self._table = BlockTable()
+        self._order = UseOrder(self._table)
+        self._owned = OwnedRows()
         self._awaited: Counter[BlockKey] = Counter()  # blocks here, by parents that are not
         self._uncounted: set[OwnerKey] = set()  # depths of their blocks may be wrong
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._table.rows)
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._blocks
+        return key in self._table.rows
+
+    @property
+    def is_here(self) -> Callable[[BlockKey], bool]:
+        """As `in`, for who asks of many at once."""
+        return self._table.rows.__contains__
 
     @property
     def keys(self) -> list[BlockKey]:
         """Of every block here, least recently used first."""
-        blocks = [*self._order.aside, *self._order.by_use()]
-        return [block.key for block in sorted(blocks, key=lambda block: block.used_at_ns)]
+        table = self._table
+        rows = [*self._order.aside, *self._order.by_use()]
+        return [table.keys[row] for row in sorted(rows, key=table.used_at_ns.__getitem__)]
 
     @property
     def owners(self) -> list[OwnerKey]:
@@ -61,11 +73,24 @@ class DiskTier:
         return self._owned.owners
 
     def get(self, key: BlockKey) -> StoredBlock | None:
-        return self._blocks.get(key)
+        """What is known of a block now."""
+        row = self._table.rows.get(key)
+        return None if row is None else self._block(row)
+
+    def shape_of(self, key: BlockKey) -> Shape | None:
+        """That of a block; None: it is not here."""
+        row = self._table.rows.get(key)
+        return None if row is None else self._table.shape(row)
+
+    def parent_of(self, key: BlockKey) -> BlockKey | None:
+        """The block before it; None: it is not here itself."""
+        row = self._table.rows.get(key)
+        return None if row is None else self._table.parents[row]
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
         """Blocks here that this session made."""
-        return self._owned.of(owner)
+        keys = self._table.keys
+        return [keys[row] for row in self._owned.of(owner)]
 
     def num_owned(self, owner: OwnerKey) -> int:
         """How many blocks here this session made."""
@@ -73,53 +98,72 @@ class DiskTier:
 
     def count_leading(self, owner: OwnerKey) -> int:
         """How many blocks lead the longest sequence here that this session made the end of."""
-        blocks = [self._blocks[key] for key in self._owned.of(owner)]
+        rows, depth = self._owned.of(owner), self._table.depth
         if owner in self._uncounted:
             self._uncounted.remove(owner)
-            for block in blocks:
-                block.depth = UNKNOWN
-            self._find_depths(blocks)
-        return max((block.depth + 1 for block in blocks), default=0)
+            for row in rows:
+                depth[row] = UNKNOWN
+            self._find_depths(rows)
+        return max((depth[row] + 1 for row in rows), default=0)
 
     def count_all_leading(self) -> dict[OwnerKey, int]:
         """The same of every session, by depths as they stand."""
-        leading: dict[OwnerKey, int] = {}
-        for block in self._blocks.values():
-            if block.depth >= leading.get(block.owner, 0):
-                leading[block.owner] = block.depth + 1
-        leading.pop(NOBODY, None)
-        return leading
+        return self._owned.greatest(np.array(self._table.depth, np.int32) + 1)
 
-    def find(self, blocks: Iterable[StoredBlock]) -> None:
+    def find(self, found: FoundBlocks) -> None:
         """Take in what was here before the start, in any order."""
-        for block in sorted(blocks, key=lambda block: block.used_at_ns):
-            self._insert(block)
-        self._find_depths(self._blocks.values())
+        assert not len(self), "nothing came before the start"
+        if not len(found):
+            return
+        found, table = found.by_use(), self._table
+        before = table.fill(found)
+        self._owned.fill(found.owners)
+        is_here = before != NO_ROW
+        self._awaited.update(table.parents[row] for row in np.flatnonzero(~is_here))
+        num_children = np.bincount(before[is_here], minlength=len(found)).astype(np.int32)
+        table.num_children = array("i", num_children.tobytes())
+        depth = find_depths(before)
+        table.depth = array("i", depth.tobytes())
+        self._order.link_all()
+        self.num_bytes = found.num_bytes
+        self._find_depths(np.flatnonzero(depth == UNKNOWN).tolist())  # circles
 
     def add(self, block: StoredBlock) -> None:
         """Take in a block that was used later than every block here."""
-        self._insert(block)
-        if (parent := self._blocks.get(block.parent)) and parent.owner in self._uncounted:
-            self.count_leading(parent.owner)
-        self._find_depths([block])
-        self._tell(block, 0 if block.num_children else block.depth + 1)
+        row, table = self._table.add(block), self._table
+        self._order.link(row)
+        self._owned.add(block.owner, row)
+        table.depth[row] = UNKNOWN
+        table.num_children[row] = self._awaited.pop(block.key, 0)
+        self.num_bytes += block.num_bytes
+        if (before := table.parent_row(row)) == NO_ROW:
+            self._awaited[block.parent] += 1
+        else:
+            table.num_children[before] += 1
+            if (owner := self._owned.owner_of(before)) in self._uncounted:
+                self.count_leading(owner)
+        self._find_depths([row])
+        self._tell(row, block.owner, 0 if table.num_children[row] else table.depth[row] + 1)
 
     def remove(self, key: BlockKey) -> StoredBlock | None:
         """Forget a block, if it is here."""
-        block = self._blocks.pop(key, None)
-        if block is not None:
-            self._owned.remove(block.owner, block.key)
-            self._order.unlink(block)
-            self._leave_parent(block)
-            if block.num_children:
-                self._awaited[key] = block.num_children
-            self.num_bytes -= block.num_bytes
-            self._tell(block, 0)
+        table = self._table
+        if (row := table.rows.get(key)) is None:
+            return None
+        block = self._block(row)
+        self._owned.remove(row)
+        self._order.unlink(row)
+        self._leave_parent(row)
+        if num_children := table.num_children[row]:
+            self._awaited[key] = num_children
+        table.remove(row)
+        self.num_bytes -= block.num_bytes
+        self._tell(row, block.owner, 0)
         return block
 
     def clear(self) -> None:
         """Forget every block, and tell nobody of any."""
-        self._blocks.clear()
+        self._table.clear()
         self._order.clear()
         self._owned.clear()
         self._awaited.clear()
@@ -132,26 +176,24 @@ class DiskTier:
         Returns:
             Those whose last use as written down is more than `stale_ns` behind.
         """
-        stale = []
+        table, stale = self._table, []
         for key in keys:
-            block = self._blocks.get(key)
-            if block is None:
+            if (row := table.rows.get(key)) is None:
                 continue
-            self._order.unlink(block)
-            self._order.link(block)
-            block.used_at_ns = now_ns
-            if now_ns - block.noted_at_ns > min(
-                stale_ns, (block.expiry_ns or EVER_NS) // NOTED_SHARE
-            ):
-                block.noted_at_ns = now_ns
+            self._order.unlink(row)
+            self._order.link(row)
+            table.used_at_ns[row] = now_ns
+            own_ns = (table.expiry_ns[row] or EVER_NS) // NOTED_SHARE
+            if now_ns - table.noted_at_ns[row] > min(stale_ns, own_ns):
+                table.noted_at_ns[row] = now_ns
                 stale.append(key)
-                self._tell(block, 1)
+                self._tell(row, self._owned.owner_of(row), 1)
         return stale
 
     def expiry_ns_of(self, owner: OwnerKey) -> int:
         """How long a session's blocks outlive its last use; 0: as the tier has it."""
         last = self._owned.last_of(owner)
-        return 0 if last is None else self._blocks[last].expiry_ns
+        return 0 if last == NO_ROW else self._table.expiry_ns[last]
 
     def set_expiry(self, owner: OwnerKey, expiry_ns: int, now_ns: int) -> list[BlockKey]:
         """A session that is here now has another expiry.
@@ -161,114 +203,104 @@ class DiskTier:
         """
         if self.expiry_ns_of(owner) == expiry_ns:
             return []
-        keys = self._owned.of(owner)[::-1]
-        for key in keys:
-            block = self._blocks[key]
-            self._order.unlink(block)
-            block.expiry_ns = expiry_ns
-            block.used_at_ns = block.noted_at_ns = now_ns
-            self._order.link(block)
-        if keys:
+        rows, table = self._owned.of(owner)[::-1], self._table
+        for row in rows:
+            self._order.unlink(row)
+            table.expiry_ns[row] = expiry_ns
+            table.used_at_ns[row] = table.noted_at_ns[row] = now_ns
+            self._order.link(row)
+        if rows:
             self.on_change(owner, 1)
-        return keys
+        return [table.keys[row] for row in rows]
 
-    def surplus(self, now_ns: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
+    def surplus(
+        self, now_ns: int, is_busy: Callable[[BlockKey], bool], num_max: int = 1 << 62
+    ) -> list[BlockKey]:
         """Blocks to give up, in this order: those that are expired, and as many as bring the rest
         under the size limit. Busy ones stay.
+
+        Args:
+            num_max: there may be more than that; they are named once these are gone.
         """
-        return self._to_give_up(self.num_bytes - self._bytes_max, now_ns, is_busy)
+        return self._to_give_up(self.num_bytes - self._bytes_max, now_ns, is_busy, num_max)
 
     def oldest(self, num_bytes: int, is_busy: Callable[[BlockKey], bool]) -> list[BlockKey]:
         """The least recently used blocks that together occupy at least `num_bytes`."""
-        return self._to_give_up(num_bytes, NEVER_NS, is_busy)
+        return self._to_give_up(num_bytes, NEVER_NS, is_busy, len(self))
 
     def _to_give_up(
-        self, num_bytes: int, now_ns: int, is_busy: Callable[[BlockKey], bool]
+        self, num_bytes: int, now_ns: int, is_busy: Callable[[BlockKey], bool], num_max: int
     ) -> list[BlockKey]:
-        out: dict[BlockKey, None] = {}
-        num_gone: Counter[BlockKey] = Counter()  # children that go, by their parent
-        kept: dict[BlockKey, StoredBlock] = {}  # for their children's sake
+        table, order = self._table, self._order
+        out: dict[int, None] = {}
+        num_gone: Counter[int] = Counter()  # children that go, by their parent
+        kept: dict[int, None] = {}  # for their children's sake
 
-        def is_expired(block: StoredBlock) -> bool:
-            return block.used_at_ns < now_ns - (block.expiry_ns or self._expiry_ns)
+        def is_expired(row: int) -> bool:
+            return table.used_at_ns[row] < now_ns - (table.expiry_ns[row] or self._expiry_ns)
 
-        for oldest in chain(self._order.expired(is_expired), self._order.by_use()):
-            if num_bytes <= 0 and not is_expired(oldest):
+        for oldest in chain(order.expired(is_expired), order.by_use()):
+            if len(out) >= num_max or (num_bytes <= 0 and not is_expired(oldest)):
                 break
-            block: StoredBlock | None = oldest
-            while block is not None and block.key not in out and not is_busy(block.key):
-                if num_bytes <= 0 and not is_expired(block):
+            row = oldest
+            while row != NO_ROW and row not in out and not is_busy(table.keys[row]):
+                if len(out) >= num_max or (num_bytes <= 0 and not is_expired(row)):
                     break
-                if block.num_children > num_gone[block.key]:
-                    kept[block.key] = block
+                if table.num_children[row] > num_gone[row]:
+                    kept[row] = None
                     break
-                out[block.key] = None
-                num_bytes -= block.num_bytes
-                num_gone[block.parent] += 1
-                was_met = block.parent in kept or self._order.is_aside(block.parent)
-                block = self._blocks.get(block.parent) if was_met else None
-        for key, each in kept.items():
-            if each.num_children > num_gone[key] and is_expired(each):
-                self._order.set_aside(each)
-        return list(out)
+                out[row] = None
+                num_bytes -= table.shape(row).num_bytes
+                before = table.parent_row(row)
+                num_gone[before] += 1
+                row = before if before in kept or order.is_aside(before) else NO_ROW
+        for row in kept:
+            if table.num_children[row] > num_gone[row] and is_expired(row):
+                order.set_aside(row)
+        return [table.keys[row] for row in out]
 
-    def _insert(self, block: StoredBlock) -> None:
-        assert block.key not in self._blocks, "a block is stored once"
-        self._blocks[block.key] = block
-        self._order.link(block)
-        self._owned.add(block.owner, block.key)
-        block.depth = UNKNOWN
-        block.num_children = self._awaited.pop(block.key, 0)
-        if (parent := self._blocks.get(block.parent)) is None:
-            self._awaited[block.parent] += 1
-        else:
-            parent.num_children += 1
-        self.num_bytes += block.num_bytes
+    def _block(self, row: int) -> StoredBlock:
+        table = self._table
+        return StoredBlock(
+            table.keys[row], *table.shape(row), table.used_at_ns[row], table.noted_at_ns[row],
+            self._owned.owner_of(row), table.parents[row], table.depth[row],
+            table.num_children[row], bool(table.is_saved[row]), table.expiry_ns[row],
+        )  # fmt: skip
 
-    def _leave_parent(self, block: StoredBlock) -> None:
-        if (parent := self._blocks.get(block.parent)) is not None:
-            parent.num_children -= 1
-            if not parent.num_children:
-                self._order.put_back(parent)
+    def _leave_parent(self, row: int) -> None:
+        table = self._table
+        if (before := table.parent_row(row)) != NO_ROW:
+            table.num_children[before] -= 1
+            if not table.num_children[before]:
+                self._order.put_back(before)
             return
-        self._awaited[block.parent] -= 1
-        if not self._awaited[block.parent]:
-            del self._awaited[block.parent]
+        parent = table.parents[row]
+        self._awaited[parent] -= 1
+        if not self._awaited[parent]:
+            del self._awaited[parent]
 
-    def _find_depths(self, blocks: Iterable[StoredBlock]) -> None:
+    def _find_depths(self, rows: Iterable[int]) -> None:
         """Those that are unknown, of these and of what is before them."""
-        above: list[StoredBlock] = []
-        for block in blocks:
-            at: StoredBlock | None = block
-            while at is not None and at.depth == UNKNOWN:
-                at.depth = 0  # were it its own ancestor, nobody would go round
+        depth = self._table.depth
+        above: list[int] = []
+        for row in rows:
+            at = row
+            while at != NO_ROW and depth[at] == UNKNOWN:
+                depth[at] = 0  # were it its own ancestor, nobody would go round
                 above.append(at)
-                at = self._parent_of(at)
-            depth = UNKNOWN if at is None else at.depth
+                at = self._table.parent_row(at)
+            before = UNKNOWN if at == NO_ROW else depth[at]
             while above:
-                depth += 1
-                above.pop().depth = depth
+                before += 1
+                depth[above.pop()] = before
 
-    def _parent_of(self, block: StoredBlock) -> StoredBlock | None:
-        parent = self._blocks.get(block.parent)
-        if parent is not None:
-            block.parent = parent.key  # the same bytes, kept once
-            if block.owner == parent.owner:
-                block.owner = parent.owner
-        return parent
-
-    def _tell(self, block: StoredBlock, least: int) -> None:
-        """Something happened to the block, so that at least so many lead its sequence; 0: those
-        that continue it, or all, are to be counted."""
-        owner = block.owner
+    def _tell(self, row: int, owner: OwnerKey, least: int) -> None:
+        """Something happened to the block in this row, so that at least so many lead its sequence;
+        0: those that continue it, or all, are to be counted."""
         if owner == NOBODY:
             return
         if not self._owned.num_of(owner):
             self._uncounted.discard(owner)
-        elif not least and block.num_children:
+        elif not least and self._table.num_children[row]:
             self._uncounted.add(owner)
         self.on_change(owner, least)
-
-
-def _end_of_ring() -> StoredBlock:
-    return StoredBlock(NO_PARENT, 0, 0, 0, 0, 0)

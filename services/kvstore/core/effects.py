@@ -125,6 +125,11 @@ class TouchBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class DropMore:
+    """There is more to let go of: call `on_drop_more` when everybody who waits has had a turn."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveRun:
     """Write these blocks from the disk to the object store; answer with `on_saved`."""
 
@@ -150,4 +155,4 @@ class DropSession:
 
 DiskEffect: TypeAlias = WriteBlocks | DeleteBlocks | BeginDiskAnew | TouchBlocks
 ObjectEffect: TypeAlias = SaveRun | DropRuns | DropSession
-Effect: TypeAlias = SetWords | ReadPages | DiskEffect | ObjectEffect
+Effect: TypeAlias = SetWords | ReadPages | DropMore | DiskEffect | ObjectEffect

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.arena_block import NO_LAYER, ArenaBlock
 from shared.blocks import BlockKey
 from shared.eviction import EvictionName, EvictionOrder
 
-NO_LAYER = -1
+GONE = object()
 ALL_LAYERS = 0  # under which all blocks stand if they go with all their pages
 
 
@@ -138,19 +138,17 @@ class _Group:
         lower: dict[int, list[ArenaBlock]] = {}
         while order and len(pages) < num_pages:
             block = order.pop()
-            if block not in blocks:  # it has left since they were sorted
+            if blocks.pop(block, GONE) is GONE:  # it has left since they were sorted
                 continue
-            del blocks[block]
             if is_whole or not is_stored(block.key):
                 pages += block.strip_all()
                 emptied.append(block)
                 continue
-            pages.append(block.strip_one(layer))
-            if not block.num_present:
+            pages.append(block.pages[layer])
+            below = block.strip_highest(layer)
+            if below == NO_LAYER:
                 emptied.append(block)
-                continue
-            below = block.highest_layer(layer)
-            if below in lower:
+            elif below in lower:
                 lower[below].append(block)
             else:
                 lower[below] = [block]

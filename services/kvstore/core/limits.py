@@ -20,6 +20,7 @@ class Limits:
     disk_bytes_per_s: that are written to the disk, on average; 0: any number.
     write_wait_ns: that what is new waits at most, before it is written, while something is read.
     copy_rest_ns: that what came from elsewhere waits at least, before it is written.
+    drops_max: blocks that leave the disk for age or room in one step.
     has_objects: whether there is an object store.
     objects_bytes_max: what this host has there is at most about this.
     objects_expiry_ns: sessions unused for this long leave it.
@@ -38,6 +39,7 @@ class Limits:
     disk_bytes_per_s: float = 0.0
     write_wait_ns: int = WAIT_NS
     copy_rest_ns: int = COPY_REST_NS
+    drops_max: int = 64  # take a millisecond or two
     has_objects: bool = False
     objects_bytes_max: int = 1 << 62
     objects_expiry_ns: int = 1 << 62

@@ -131,14 +131,19 @@ class Loads:
         num_bytes_good = 0
         every: set[LoadOutcome] = set()
         for reads, outcomes in results:
-            every.update(outcomes)
-            arena = self._arenas[reads.page_bytes]
-            blocks = [arena.holding[block_id] for block_id in reads.block_ids]
-            for block, outcome in zip(blocks, outcomes, strict=True):
-                block.in_flight.remove(reads.layer)
-                if outcome is not LoadOutcome.READY:
-                    self._miss(arena, block, reads.layer, outcome, effects)
+            arena, layer = self._arenas[reads.page_bytes], reads.layer
+            holding = arena.holding
+            blocks = [holding[block_id] for block_id in reads.block_ids]
+            for block in blocks:
+                block.in_flight.remove(layer)
             num_good = outcomes.count(LoadOutcome.READY)
+            if num_good == len(blocks):  # a set of all outcomes takes longer than all the rest
+                every.add(LoadOutcome.READY)
+            else:
+                every.update(outcomes)
+                for block, outcome in zip(blocks, outcomes, strict=True):
+                    if outcome is not LoadOutcome.READY:
+                        self._miss(arena, block, layer, outcome, effects)
             self._counts.num_pages_loaded += num_good
             self._counts.num_pages_fetched += num_good * (source.host_id is not None)
             self._counts.num_pages_from_objects += num_good * (source.host_id == OBJECTS)
@@ -220,18 +225,17 @@ def queue_loads(
         for layer in block.queued:
             by_layer[layer].append(block)
         if kind < block.kind:
-            for layer in block.queued:
-                backlog.add(block.kind, layer, -block.page_bytes)
-                backlog.add(kind, layer, block.page_bytes)
+            backlog.add_each(block.kind, block.queued, -block.page_bytes)
+            backlog.add_each(kind, block.queued, block.page_bytes)
             block.kind = kind
     for block, layers in filled:
         by_layer, backlog = layers_of(block), block.source.backlog
         if not block.queued:
             block.kind = kind
         block.queued.update(layers)
+        backlog.add_each(block.kind, layers, block.page_bytes)
         for layer in layers:
             by_layer[layer].append(block)
-            backlog.add(block.kind, layer, block.page_bytes)
     for source, by_layer in by_source.items():
         queues[source].push(by_layer, priority)
     num_coming = {source: list(map(len, by_layer)) for source, by_layer in by_source.items()}

@@ -36,17 +36,18 @@ class ReadQueue:
         flight.
         """
         batch: list[PageReads] = []
+        source = self._source
         num_bytes = first_bytes = 0
         while self._heap and num_bytes + first_bytes <= bytes_max:
             (kind, layer, _, _), waiting = self._heap[0]
             blocks: list[ArenaBlock] = []
             for block in waiting:  # from where it stopped the last time
+                queued = block.queued
                 # Given up, and perhaps asked of another source; or sent for a higher priority.
-                if layer not in block.queued or block.source is not self._source:
+                if layer not in queued or block.source is not source:
                     continue
-                block.queued.remove(layer)
+                queued.remove(layer)
                 block.in_flight.add(layer)
-                self._source.backlog.add(block.kind, layer, -block.page_bytes)
                 blocks.append(block)
                 num_bytes += block.page_bytes
                 first_bytes = first_bytes or block.page_bytes
@@ -55,8 +56,12 @@ class ReadQueue:
             else:
                 heappop(self._heap)
             if blocks:
+                kinds = [block.kind for block in blocks]
+                for each in set(kinds):
+                    num_left = kinds.count(each) * blocks[0].page_bytes
+                    source.backlog.add(each, layer, -num_left)
                 batch.append(_reads(kind, layer, blocks))
-        self._source.backlog.num_bytes_read += num_bytes
+        source.backlog.num_bytes_read += num_bytes
         return batch
 
     def take_all(self) -> list[ArenaBlock]:

@@ -25,7 +25,7 @@ def sources_of(disk: DiskTier, of_disk: Source, of_peer: Source | None, event: S
     shape = (event.num_layers, event.page_bytes)
 
     def find(at: int, key: BlockKey) -> Source | None:
-        if (stored := disk.get(key)) is not None:
+        if (stored := disk.shape_of(key)) is not None:
             return of_disk if (stored.num_layers, stored.page_bytes) == shape else None
         return of_peer if at < num_offered else None
 
@@ -94,14 +94,14 @@ def fill_prefix(
     """
     filled: list[tuple[ArenaBlock, list[int]]] = []
     num_missing = sum(block.num_missing for block in dict.fromkeys(blocks))
-    pages = arena.take(num_missing, disk.__contains__, now_ns, effects)
+    pages = arena.take(num_missing, disk.is_here, now_ns, effects)
     first = index = 0
     while index < len(blocks):
         block = blocks[index]
         end = first + block.num_missing
         while end > len(pages) and len(blocks) > index + 1:
             arena.unpin([blocks.pop()], effects)
-            pages += arena.take(end - len(pages), disk.__contains__, now_ns, effects)
+            pages += arena.take(end - len(pages), disk.is_here, now_ns, effects)
         if end > len(pages):
             arena.unpin([blocks.pop()], effects)
             break

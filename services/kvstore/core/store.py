@@ -30,12 +30,14 @@ from services.kvstore.core.effects import (
     WriteOutcome,
 )
 from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
+from services.kvstore.core.found_blocks import FoundBlocks
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
 from services.kvstore.core.objects import Objects
 from services.kvstore.core.peers import Deleted, Peers
 from services.kvstore.core.runs import Place, Run
+from services.kvstore.core.shrinking import Shrinking
 from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
 from services.kvstore.core.stored_block import StoredBlock
 from services.kvstore.core.tiers import Tiers
@@ -78,6 +80,7 @@ class KvCore:
         self.counts = Counts()
         self.objects = Objects(limits, self.disk, host_id, self.counts)
         self._loads = Loads(limits, self._tiers, self.arenas, self.counts)
+        self._shrinking = Shrinking(limits, self._tiers, self.counts)
         self.peers = Peers(host_id)
         self._deleted = Deleted()
         self._block_ids = count(1)
@@ -90,9 +93,9 @@ class KvCore:
         )
         self._disk_life = 1
 
-    def on_disk_found(self, blocks: Iterable[StoredBlock], now_ns: int) -> list[Effect]:
+    def on_disk_found(self, found: FoundBlocks, now_ns: int) -> list[Effect]:
         """What the disk held at the start."""
-        self.disk.find(blocks)
+        self.disk.find(found)
         self.locations.on_found()
         return self.on_tick(now_ns)
 
@@ -151,9 +154,7 @@ class KvCore:
         """
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
-        pages = self._arena(page_bytes).take(
-            max(num_pages, 0), self.disk.__contains__, now_ns, effects
-        )
+        pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.is_here, now_ns, effects)
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
@@ -452,9 +453,9 @@ class KvCore:
         for page_bytes, blocks in settled.items():
             self.arenas[page_bytes].settle(blocks, effects)
         if retries:
-            self._drop(self._tiers.oldest(2 * num_bytes_wanted), effects)
+            self._shrinking.make_room(2 * num_bytes_wanted, effects)
             effects.append(WriteBlocks(retries))
-        self._shrink_disk(now_ns, effects)
+        self._shrinking.step(now_ns, effects)
         self._send_writes(now_ns, effects)
         return effects
 
@@ -540,9 +541,15 @@ class KvCore:
             self._tiers.unpin(ticket, now_ns, effects)
             self.counts.num_tickets_expired += 1
         self._deleted.expire(now_ns)
-        self._shrink_disk(now_ns, effects)
+        self._shrinking.step(now_ns, effects)
         self._send_writes(now_ns, effects)
         return effects + self.objects.on_tick(now_ns)
+
+    def on_drop_more(self, now_ns: int) -> list[Effect]:
+        """Everybody who waited when `DropMore` was said has had a turn."""
+        effects: list[Effect] = []
+        self._shrinking.go_on(now_ns, effects)
+        return effects
 
     def on_stop(self) -> list[Effect]:
         """What waits to be written is written now, or never."""
@@ -581,7 +588,7 @@ class KvCore:
         return arena
 
     def _serves(self, shape: tuple[int, int], key: BlockKey) -> bool:
-        if (stored := self.disk.get(key)) is not None:
+        if (stored := self.disk.shape_of(key)) is not None:
             return (stored.num_layers, stored.page_bytes) == shape
         write = self._writes.get(key)
         return write is not None and (len(write.pages), write.page_bytes) == shape
@@ -602,14 +609,6 @@ class KvCore:
         for write in unwanted:
             block, _ = self._writes.end(write.block_id)
             self.arenas[block.page_bytes].settle([block], effects)
-
-    def _shrink_disk(self, now_ns: int, effects: list[Effect]) -> None:
-        self._drop(self._tiers.surplus(now_ns), effects)
-
-    def _drop(self, keys: list[BlockKey], effects: list[Effect]) -> None:
-        for key in keys:
-            self._tiers.forget(key, effects)
-        self.counts.num_blocks_dropped += len(keys)
 
 
 def num_leading(keys: Iterable[BlockKey], is_had: Callable[[BlockKey], bool]) -> int:

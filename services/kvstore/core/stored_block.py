@@ -1,6 +1,6 @@
-"""A block on disk, as the tier knows it."""
+"""A block on disk, as the tier is told of it and tells of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.blocks import NO_PARENT, BlockKey
 from shared.owners import NOBODY, OwnerKey
@@ -17,12 +17,10 @@ class StoredBlock:
         noted_at_ns: last use as written down on disk, at most a while behind `used_at_ns`.
         owner: the session that made it.
         parent: key of the block before it.
-        depth: blocks before it, as far as they are here; set by the tier.
-        num_children: blocks here that continue it; set by the tier.
+        depth: blocks before it, as far as they are here; told by the tier.
+        num_children: blocks here that continue it; told by the tier.
         is_saved: the object store has it, too.
         expiry_ns: how long it outlives its last use; 0: as the tier has it.
-        older, newer: those used before and after it, in a ring; set by the tier. An ordered dict
-            would take 80 bytes a block more.
     """
 
     key: BlockKey
@@ -37,5 +35,3 @@ class StoredBlock:
     num_children: int = 0
     is_saved: bool = False
     expiry_ns: int = 0
-    older: "StoredBlock" = field(init=False, repr=False)
-    newer: "StoredBlock" = field(init=False, repr=False)

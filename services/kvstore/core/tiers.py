@@ -45,9 +45,9 @@ class Tiers:
             key = last
             while key not in seen:
                 seen.add(key)
-                if (on_disk := self._disk.get(key)) is not None:
+                if (before := self._disk.parent_of(key)) is not None:
                     stored.append(key)
-                    key = on_disk.parent
+                    key = before
                 elif (block := arena.blocks.get(key)) is not None:
                     arena.use(block, now_ns, effects)
                     key = block.parent
@@ -55,9 +55,9 @@ class Tiers:
                     break
         return stored
 
-    def surplus(self, now_ns: int) -> list[BlockKey]:
-        """Blocks on disk to give up for age or size."""
-        return self._disk.surplus(now_ns, self._is_busy)
+    def surplus(self, now_ns: int, num_max: int) -> list[BlockKey]:
+        """Blocks on disk to give up for age or size, at most so many now."""
+        return self._disk.surplus(now_ns, self._is_busy, num_max)
 
     def oldest(self, num_bytes: int) -> list[BlockKey]:
         """Blocks to give up for this much room on disk."""

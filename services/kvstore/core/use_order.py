@@ -2,94 +2,110 @@
 tells whether any of it is expired, and all kinds together whose turn it is to make room.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 
-from services.kvstore.core.stored_block import StoredBlock
-from shared.blocks import BlockKey
+import numpy as np
+
+from services.kvstore.core.block_table import BlockTable
 
 
 class UseOrder:
-    """A ring for each expiry that a block has, least recently used first. Expired blocks that
-    others continue stand aside, in none: they go with the last of those, and to walk over them time
-    and again would hold up everybody.
-
-    Args:
-        make_end: makes what stands between the newest and the oldest block of a ring.
+    """A ring of rows for each expiry that a block has, least recently used first. Expired blocks
+    that others continue stand aside, in none: they go with the last of those, and to walk over them
+    time and again would hold up everybody.
     """
 
-    def __init__(self, make_end: Callable[[], StoredBlock]) -> None:
-        self._make_end = make_end
-        self._ends: dict[int, StoredBlock] = {}
-        self._aside: dict[BlockKey, StoredBlock] = {}
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._ends: dict[int, int] = {}  # by expiry: what is between the newest and the oldest
+        self._aside: dict[int, None] = {}
 
-    def link(self, block: StoredBlock) -> None:
+    def link(self, row: int) -> None:
         """As the one used last."""
-        end = self._end(block.expiry_ns)
-        _put_between(end.older, block, end)
+        end = self._end(self._table.expiry_ns[row])
+        self._put_between(self._table.older[end], row, end)
 
-    def unlink(self, block: StoredBlock) -> None:
+    def link_all(self) -> None:
+        """Every row of the table, none of which is linked: those first that stand first."""
+        table = self._table
+        expiry_ns = np.array(table.expiry_ns)
+        _, first = np.unique(expiry_ns, return_index=True)
+        ends = {each_ns: self._end(each_ns) for each_ns in expiry_ns[np.sort(first)].tolist()}
+        older, newer = np.array(table.older), np.array(table.newer)
+        for each_ns, end in ends.items():
+            ring = np.concatenate([[end], np.flatnonzero(expiry_ns == each_ns), [end]])
+            newer[ring[:-1]], older[ring[1:]] = ring[1:], ring[:-1]
+        table.older = array("i", older.tobytes())
+        table.newer = array("i", newer.tobytes())
+
+    def unlink(self, row: int) -> None:
         """It is gone, or used again."""
-        if self._aside.pop(block.key, None) is None:
-            block.older.newer, block.newer.older = block.newer, block.older
+        if row in self._aside:
+            del self._aside[row]
+            return
+        table = self._table
+        older, newer = table.older[row], table.newer[row]
+        table.newer[older], table.older[newer] = newer, older
 
-    def set_aside(self, block: StoredBlock) -> None:
+    def set_aside(self, row: int) -> None:
         """It is expired, and others continue it."""
-        self.unlink(block)
-        self._aside[block.key] = block
+        self.unlink(row)
+        self._aside[row] = None
 
-    def is_aside(self, key: BlockKey) -> bool:
+    def is_aside(self, row: int) -> bool:
         """Whether that is so of this one."""
-        return key in self._aside
+        return row in self._aside
 
-    def put_back(self, block: StoredBlock) -> None:
+    def put_back(self, row: int) -> None:
         """Nothing continues it any more: if it stood aside, it is the first to be looked at."""
-        if self._aside.pop(block.key, None) is not None:
-            end = self._end(block.expiry_ns)
-            _put_between(end, block, end.newer)
+        if row in self._aside:
+            del self._aside[row]
+            end = self._end(self._table.expiry_ns[row])
+            self._put_between(end, row, self._table.newer[end])
 
     def clear(self) -> None:
-        """All are gone. Rings are opened: they hold themselves, and what was there at the start is
-        nothing that the collector looks at.
-        """
-        for end in self._ends.values():
-            for block in [*_walk(end), end]:
-                del block.older, block.newer
+        """All are gone."""
         self._ends.clear()
         self._aside.clear()
 
     @property
-    def aside(self) -> Iterable[StoredBlock]:
+    def aside(self) -> Iterable[int]:
         """Those that stand aside, in any order."""
-        return self._aside.values()
+        return self._aside
 
-    def by_use(self) -> Iterator[StoredBlock]:
+    def by_use(self) -> Iterator[int]:
         """All but those aside, least recently used first; nothing may change meanwhile."""
-        rings = [_walk(end) for end in self._ends.values()]
-        return rings[0] if len(rings) == 1 else merge(*rings, key=lambda block: block.used_at_ns)
+        rings = [self._walk(end) for end in self._ends.values()]
+        if len(rings) == 1:
+            return rings[0]
+        return merge(*rings, key=self._table.used_at_ns.__getitem__)
 
-    def expired(self, is_expired: Callable[[StoredBlock], bool]) -> Iterator[StoredBlock]:
+    def expired(self, is_expired: Callable[[int], bool]) -> Iterator[int]:
         """Those, but for those aside; nothing may change meanwhile."""
         for end in self._ends.values():
-            for block in _walk(end):
-                if not is_expired(block):
+            for row in self._walk(end):
+                if not is_expired(row):
                     break
-                yield block
+                yield row
 
-    def _end(self, expiry_ns: int) -> StoredBlock:
+    def _end(self, expiry_ns: int) -> int:
         if (end := self._ends.get(expiry_ns)) is None:
-            end = self._ends[expiry_ns] = self._make_end()
-            end.older = end.newer = end
+            table = self._table
+            end = self._ends[expiry_ns] = table.new_row()
+            table.expiry_ns[end] = expiry_ns
+            table.older[end] = table.newer[end] = end
         return end
 
+    def _put_between(self, older: int, row: int, newer: int) -> None:
+        table = self._table
+        table.older[row], table.newer[row] = older, newer
+        table.newer[older] = table.older[newer] = row
 
-def _put_between(older: StoredBlock, block: StoredBlock, newer: StoredBlock) -> None:
-    block.older, block.newer = older, newer
-    older.newer = newer.older = block
-
-
-def _walk(end: StoredBlock) -> Iterator[StoredBlock]:
-    block = end.newer
-    while block is not end:
-        yield block
-        block = block.newer
+    def _walk(self, end: int) -> Iterator[int]:
+        newer = self._table.newer
+        row = newer[end]
+        while row != end:
+            yield row
+            row = newer[row]

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
 from services.kvstore.disk.errors import DiskDamaged, DiskFailed, DiskFull
+from services.kvstore.disk.index import DATA_NAME, FULL_ERRORS, LOCK_NAME, Index, room_bytes
 from services.kvstore.disk.reading import Reader
-from services.kvstore.disk.records import FORMAT, record_bytes
-from services.kvstore.disk.scan import Scan, find_blocks, find_slots
+from services.kvstore.disk.records import record_bytes
+from services.kvstore.disk.scan import Scan, Slots
 from services.kvstore.disk.slab import is_full, slot_bytes
 from services.kvstore.disk.slabs import Slabs, remove_slabs
 from services.kvstore.disk.writing import SlotChanges, Writer
@@ -25,15 +25,7 @@ from shared.blocks import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
-DATA_NAME = "data.mdb"
 ASIDE_NAME = "data.mdb.damaged"
-_LOCK_NAME = "lock.mdb"
-_PAGE_BYTES = 4096
-_SPARE_BYTES = 64 * 1024**2
-_FORMAT_KEY = b"format"
-_REHEARSAL_BYTES = 16 * 1024**2
-_REHEARSAL_KEY = b"rehearsal"  # shorter than a block's, so never taken for one
-_FULL_ERRORS = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError)
 # What may be over the next time. A bare lmdb.Error is one that the system answered: EIO, say.
 _PASSING_ERRORS = (
     lmdb.LockError, lmdb.MapResizedError, lmdb.MemoryError, lmdb.ReadersFullError,
@@ -47,14 +39,14 @@ def set_aside(folder: Path) -> None:
     """
     if (data := folder / DATA_NAME).exists():
         data.replace(folder / ASIDE_NAME)
-    (folder / _LOCK_NAME).unlink(missing_ok=True)
+    (folder / LOCK_NAME).unlink(missing_ok=True)
     remove_slabs(folder)
 
 
 def throw_away(folder: Path) -> None:
     """Remove a database that no release of ours will read again."""
     (folder / DATA_NAME).unlink(missing_ok=True)
-    (folder / _LOCK_NAME).unlink(missing_ok=True)
+    (folder / LOCK_NAME).unlink(missing_ok=True)
     remove_slabs(folder)
 
 
@@ -67,8 +59,8 @@ def stored_bytes(num_layers: int, page_bytes: int) -> int:
 class Disk:
     """The index and its slabs. Some threads read, one writes, which may begin it anew.
 
-    LMDB believes what is in its file, and some damage ends the process that touches it: `start`
-    has a process of its own look first.
+    Args:
+        slots: that hold a block, if somebody has read that from the index already.
 
     Attributes:
         life: counts the databases that this was.
@@ -79,41 +71,28 @@ class Disk:
         OSError: the folder cannot be made or written to.
     """
 
-    def __init__(self, path: Path, bytes_max: int) -> None:
+    def __init__(self, path: Path, bytes_max: int, slots: Slots | None = None) -> None:
         self._path = path
-        # A quarter more: blocks leave after others came, and slots after their readers ended.
-        self._bytes_max = bytes_max + bytes_max // 4 + _SPARE_BYTES
+        self._bytes_max = bytes_max
         self._readers = Readers()
         self._is_damaged = False
-        self._env: Any = None
+        self._index: Index | None = None
         self.life = 1
-        self._open()
+        self._open(slots)
 
-    def _open(self) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        env = lmdb.open(
-            str(self._path), map_size=self._bytes_max // _PAGE_BYTES * _PAGE_BYTES, max_dbs=4,
-            sync=False, metasync=False, writemap=False,
-        )  # fmt: skip
+    def _open(self, slots: Slots | None = None) -> None:
+        index = Index(self._path, self._bytes_max)
         try:
-            pages = env.info()["last_pgno"] + 1
-            if (self._path / DATA_NAME).stat().st_size < pages * env.stat()["psize"]:
-                raise lmdb.CorruptedError("cut short: reading beyond its end would be a SIGBUS")
-            env.reader_check()
-            _check_format(env)
-            self._blocks = env.open_db(b"blocks")
-            self._uses = env.open_db(b"uses")
-            with env.begin(buffers=True) as transaction:
-                used = find_slots(transaction, self._blocks)
-            self._slabs = Slabs(self._path, self._bytes_max, self._readers, used)
+            used = index.slots() if slots is None else slots
+            self._slabs = Slabs(self._path, room_bytes(self._bytes_max), self._readers, used)
         except BaseException:
-            env.close()
+            index.close()
             raise
-        self._env = env
+        self._index = index
 
     def close(self) -> None:
         """Make everything durable and unmap. No reader may be open."""
-        if self._env is None:
+        if self._index is None:
             return
         try:
             self.sync()
@@ -141,9 +120,9 @@ class Disk:
         Raises:
             DiskFailed: it may not be.
         """
-        with self._judged() as env:
+        with self._judged() as index:
             self._slabs.sync()
-            env.sync(True)
+            index.env.sync(True)
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
@@ -154,8 +133,8 @@ class Disk:
         """
         with (
             self._readers.reading(),
-            self._judged() as env,
-            env.begin(db=self._blocks, buffers=True) as transaction,
+            self._judged() as index,
+            index.env.begin(db=index.blocks, buffers=True) as transaction,
         ):
             yield Reader(transaction, self._slabs)
 
@@ -167,27 +146,27 @@ class Disk:
             DiskFailed: nothing of the transaction is stored.
         """
         changes = SlotChanges()
-        with self._judged() as env:
+        with self._judged() as index:
             try:
-                with env.begin(write=True, buffers=True) as transaction:
-                    yield Writer(transaction, self._blocks, self._uses, self._slabs, changes, now_s)
+                with index.env.begin(write=True, buffers=True) as transaction:
+                    yield Writer(transaction, index.blocks, index.uses, self._slabs, changes, now_s)
             except BaseException:
                 self._slabs.give_back(changes.taken)
                 raise
             self._slabs.free(changes.freed)
 
     @contextmanager
-    def _judged(self) -> Iterator[Any]:
-        """The environment, with what LMDB and the system raise in the body sorted by what is to be
+    def _judged(self) -> Iterator[Index]:
+        """The index, with what LMDB and the system raise in the body sorted by what is to be
         done.
         """
         if self._is_damaged:
             raise DiskDamaged("found damaged before", self.life)
-        if self._env is None:
+        if self._index is None:
             raise DiskFailed("there is no database")
         try:
-            yield self._env
-        except _FULL_ERRORS as error:
+            yield self._index
+        except FULL_ERRORS as error:
             raise DiskFull(str(error)) from error
         except OSError as error:
             raise (DiskFull if is_full(error) else DiskFailed)(str(error)) from error
@@ -203,44 +182,11 @@ class Disk:
         Raises:
             lmdb.Error: the database is damaged.
         """
-        with self._env.begin(buffers=True) as transaction:
-            found, wrong = find_blocks(transaction, self._blocks, self._uses, self._slabs)
-        if wrong:
-            with self._env.begin(write=True, db=self._blocks) as transaction:
-                for raw_key in wrong:
-                    transaction.delete(raw_key)
-        return Scan(found, len(wrong))
-
-    def rehearse(self) -> None:
-        """Do to the list of free pages what later writes will: damage there shows in no read.
-
-        Raises:
-            lmdb.Error: the database is damaged.
-        """
-        try:
-            with self._env.begin(write=True) as transaction:  # looks for a long run of free pages
-                transaction.put(_REHEARSAL_KEY, bytes(_REHEARSAL_BYTES), db=self._blocks)
-                transaction.abort()
-            with self._env.begin(write=True) as transaction:
-                transaction.put(_REHEARSAL_KEY, b"", db=self._uses)
-        except _FULL_ERRORS as error:  # not damaged: blocks will make room
-            log.info("the KV database is full", extra={"error": str(error)})
+        assert self._index is not None, "it is open"
+        return self._index.scan(self._slabs.num_whole)
 
     def _close(self) -> None:
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        index, self._index = self._index, None
+        if index is not None:
+            index.close()
             self._slabs.close()
-
-
-def _check_format(env: Any) -> None:
-    """Leave word of the format in a new database.
-
-    Raises:
-        lmdb.VersionMismatchError: this one is of another.
-    """
-    with env.begin(write=True) as transaction:
-        if not transaction.stat()["entries"]:
-            transaction.put(_FORMAT_KEY, FORMAT)
-        elif transaction.get(_FORMAT_KEY) != FORMAT:
-            raise lmdb.VersionMismatchError("it is of another release")

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 from typing_extensions import Buffer
 
@@ -24,7 +26,17 @@ _PLACE_FIELDS = struct.Struct(f"<8s{KEY_BYTES}s{KEY_BYTES + 16 + OWNER_BYTES}xHH
 _CHECKSUM = struct.Struct("<Q")
 _TOKEN_BYTES = 4
 
-assert _PLACE_FIELDS.size == _FIELDS.size
+# `_FIELDS` in columns
+_HEAD = np.dtype(
+    [
+        ("magic", "S8"), ("key", "S16"), ("parent", "S16"), ("fingerprint", "S16"),
+        ("owner", "S16"), ("num_layers", "<u2"), ("num_tokens", "<u2"), ("page_bytes", "<u4"),
+        ("created_s", "<i8"), ("slot", "<u8"),
+    ]
+)  # fmt: skip
+_SMALLEST = bytes(_FIELDS.size + _CHECKSUM.size)
+
+assert _PLACE_FIELDS.size == _FIELDS.size == _HEAD.itemsize
 
 
 class BadRecord(Exception):
@@ -63,15 +75,6 @@ class Place(NamedTuple):
     num_layers: int
     page_bytes: int
     slot: int
-
-
-class Head(NamedTuple):
-    """What a start has to know of a block."""
-
-    place: Place
-    parent: BlockKey
-    owner: OwnerKey
-    created_s: int
 
 
 def record_bytes(num_layers: int, num_tokens: int) -> int:
@@ -139,15 +142,34 @@ def read_place(raw: Buffer, key: BlockKey) -> Place:
     return Place(num_layers, page_bytes, slot)
 
 
-def read_head(raw: Buffer, key: BlockKey) -> Head:
-    """What a start has to know.
+def read_heads(
+    keys: Sequence[bytes], raws: Sequence[bytes]
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bool_]]:
+    """What `_FIELDS` says of many blocks, in columns of those names, and of which `read_place`
+    would say as much: of others it means nothing.
 
-    Raises:
-        BadRecord: it is not this block's, or damaged.
+    Args:
+        keys: under which the records `raws` stand, one each.
     """
-    place = read_place(raw, key)
-    _, _, parent, _, owner, _, _, _, created_s, _ = _FIELDS.unpack_from(raw)
-    return Head(place, BlockKey(parent), OwnerKey(owner), created_s)
+    raws = [raw if len(raw) > len(_SMALLEST) else _SMALLEST for raw in raws]
+    names = [key if len(key) == KEY_BYTES else bytes(KEY_BYTES) for key in keys]
+    heads = np.frombuffer(b"".join([raw[: _HEAD.itemsize] for raw in raws]), _HEAD)
+    sums = np.frombuffer(b"".join([raw[-_CHECKSUM.size :] for raw in raws]), "<u8")
+    digests = [xxhash.xxh3_64_intdigest(raw[: -_CHECKSUM.size]) for raw in raws]
+    num_bytes = (
+        _FIELDS.size + _TOKEN_BYTES * heads["num_tokens"].astype(np.int64)
+        + _CHECKSUM.size * (heads["num_layers"].astype(np.int64) + 1)
+    )  # fmt: skip
+    is_right = (
+        (sums == np.array(digests, np.uint64))
+        & (heads["magic"] == _MAGIC)
+        & (num_bytes == np.fromiter(map(len, raws), np.int64, len(raws)))
+        & (heads["key"] == np.frombuffer(b"".join(names), "S16"))
+        & (np.fromiter(map(len, keys), np.int64, len(keys)) == KEY_BYTES)
+        & (heads["num_layers"] > 0)
+        & (heads["page_bytes"] > 0)
+    )
+    return heads, is_right
 
 
 def read_checksum(raw: Buffer, place: Place, layer: int) -> int:

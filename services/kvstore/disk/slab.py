@@ -11,9 +11,11 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from shared.arena import Bytes
 
@@ -23,6 +25,7 @@ _NAME = re.compile(rf"([1-9][0-9]{{0,4}})x([1-9][0-9]{{0,9}})\{SUFFIX}")  # laye
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WOULD_WAIT_ERRNOS = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
+_NONE = np.empty(0, np.uint64)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,7 +59,7 @@ class Slab:
 
     Args:
         folder: where its file is, or will be.
-        used: slots that hold a block.
+        used: slots that hold a block: uint64 [num_used].
 
     Attributes:
         num_whole: slots for which the file is long enough, if nobody has cut it since.
@@ -67,7 +70,11 @@ class Slab:
     """
 
     def __init__(
-        self, folder: Path, num_layers: int, page_bytes: int, used: Iterable[int] = ()
+        self,
+        folder: Path,
+        num_layers: int,
+        page_bytes: int,
+        used: npt.NDArray[np.uint64] = _NONE,
     ) -> None:
         self.page_bytes = page_bytes
         self.slot_bytes = slot_bytes(num_layers, page_bytes)
@@ -75,11 +82,12 @@ class Slab:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._path, flags, 0o600)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # what is read is asked for
-        taken = set(used)
         num_whole = self.num_whole = os.fstat(self._file).st_size // self.slot_bytes
         # What a file that was cut short has lost is not given out while somebody names it.
-        self._num_slots = max(num_whole, max(taken, default=-1) + 1)
-        self._free = [slot for slot in range(num_whole - 1, -1, -1) if slot not in taken]
+        self._num_slots = max(num_whole, int(used.max(initial=0)) + 1 if len(used) else 0)
+        is_free = np.ones(num_whole, np.bool_)
+        is_free[used[used < num_whole]] = False
+        self._free: list[int] = np.flatnonzero(is_free)[::-1].tolist()
         self._holes: list[int] = []
         self.num_bytes = num_whole * self.slot_bytes
         self._is_dirty = False

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from services.kvstore.disk.errors import DiskFull
 from services.kvstore.disk.records import Place
-from services.kvstore.disk.slab import SUFFIX, Slab, is_full, slab_shape
+from services.kvstore.disk.slab import SUFFIX, Slab, is_full, slab_shape, slot_bytes
 from services.kvstore.readers import Readers
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,19 @@ def remove_slabs(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def whole_slots(folder: Path) -> dict[Shape, int]:
+    """How many slots each slab in a folder is long enough for.
+
+    Raises:
+        OSError: nobody may know.
+    """
+    return {
+        shape: path.stat().st_size // slot_bytes(*shape)
+        for path in folder.glob(f"*{SUFFIX}")
+        if (shape := slab_shape(path)) is not None
+    }
+
+
 class Slabs:
     """One slab a shape of blocks. The writer's thread alone takes, frees and writes.
 
@@ -48,7 +64,7 @@ class Slabs:
         folder: Path,
         bytes_max: int,
         readers: Readers,
-        used: Mapping[Shape, Iterable[int]],
+        used: Mapping[Shape, npt.NDArray[np.uint64]],
     ) -> None:
         self._folder = folder
         self._bytes_max = bytes_max
@@ -77,10 +93,10 @@ class Slabs:
         """The slab in which that is; in any thread."""
         return self._slabs.get((place.num_layers, place.page_bytes))
 
-    def holds(self, place: Place) -> bool:
-        """Whether its slab is there and long enough."""
-        slab = self._slabs.get((place.num_layers, place.page_bytes))
-        return slab is not None and place.slot < slab.num_whole
+    @property
+    def num_whole(self) -> dict[Shape, int]:
+        """Slots for which each slab is long enough."""
+        return {shape: slab.num_whole for shape, slab in self._slabs.items()}
 
     def take(self, num_layers: int, page_bytes: int) -> Place:
         """A slot for a block of this shape.

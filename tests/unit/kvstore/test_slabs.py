@@ -15,7 +15,8 @@ from services.kvstore.disk import (
     CorruptPage,
     Disk,
     DiskFull,
-    Scan,
+    Index,
+    scan,
     slabs,
 )
 from services.kvstore.disk.records import (
@@ -24,6 +25,7 @@ from services.kvstore.disk.records import (
     Place,
     pack_record,
     read_checksum,
+    read_heads,
     read_place,
     unpack_record,
 )
@@ -94,14 +96,20 @@ def test_a_record_comes_back_and_a_flipped_bit_is_found() -> None:
     place = read_place(raw, key(1))
     assert place == Place(3, 100, 2**40)
     assert [read_checksum(raw, place, layer) for layer in range(3)] == record.checksums
+    heads, is_right = read_heads([key(1)], [bytes(raw)])
+    assert is_right.all() and heads["slot"] == 2**40 and heads["owner"] == record.owner
     for at in range(0, len(raw), 7):
         raw[at] ^= 4
         with pytest.raises(BadRecord):
             unpack_record(raw, key(1))
+        assert not read_heads([key(1)], [bytes(raw)])[1].any()
         raw[at] ^= 4
     for other, bad in ((key(2), raw), (key(1), raw[:-8]), (key(1), raw[:3])):
         with pytest.raises(BadRecord):
             read_place(bad, other)
+        assert not read_heads([other], [bytes(bad)])[1].any()
+    for short_or_long in (b"", key(1) + b"\0"):
+        assert not read_heads([short_or_long], [bytes(raw)])[1].any()
 
 
 def test_a_freed_slot_waits_for_everyone_who_may_read_it(tmp_path: Path) -> None:
@@ -178,7 +186,7 @@ def test_blocks_of_a_slab_that_lost_its_end_are_deleted_at_the_start(tmp_path: P
     started.disk.close()
     (tmp_path / SLAB_NAME).unlink()
     started = start_disk(tmp_path, MIB)
-    assert started.scan == Scan([], 53)
+    assert (started.scan.blocks, started.scan.num_deleted) == ([], 53)
     started.disk.close()
 
 
@@ -194,10 +202,35 @@ def test_a_slab_that_is_cut_while_it_is_used_gives_no_bytes(tmp_path: Path) -> N
     disk.close()
 
 
+def test_a_start_reads_the_index_once_and_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, MIB)
+    put(disk, *range(1, 40))
+    with disk.write(now_s=7) as writer:
+        writer.touch([key(number) for number in (3, 5, 39)], 60)
+        writer.delete(key(5))
+    whole = disk.scan()
+    monkeypatch.setattr(scan, "_CHUNK", 4)
+    assert disk.scan().blocks == whole.blocks and len(whole.blocks) == 38
+    assert {block.key: block.expiry_s for block in whole.blocks if block.used_s == 7} == {
+        key(3): 60, key(39): 60
+    }  # fmt: skip
+    disk.close()
+    monkeypatch.setattr(Index, "slots", None)
+    started = start_disk(tmp_path, MIB)
+    put(started.disk, *range(40, 60))
+    assert all(is_there(started.disk, each.key[0]) for each in started.scan.blocks)
+    assert all(is_there(started.disk, number) for number in range(40, 60))
+    started.disk.close()
+
+
 def test_of_two_blocks_in_one_slot_only_one_is_found(tmp_path: Path) -> None:
     disk = Disk(tmp_path, MIB)
     put(disk, 1)
-    with disk._env.begin(write=True, db=disk._blocks) as transaction:
+    index = disk._index
+    assert index is not None
+    with index.env.begin(write=True, db=index.blocks) as transaction:
         raw = transaction.get(key(1))
         record = unpack_record(raw, key(1))
         twin = BlockRecord(
@@ -205,8 +238,8 @@ def test_of_two_blocks_in_one_slot_only_one_is_found(tmp_path: Path) -> None:
             record.slot, record.tokens, record.checksums,
         )  # fmt: skip
         transaction.put(key(2), pack_record(twin))
-    scan = disk.scan()
-    assert ([block.key for block in scan.blocks], scan.num_deleted) == ([key(1)], 1)
+    found = disk.scan()
+    assert ([block.key for block in found.blocks], found.num_deleted) == ([key(1)], 1)
     disk.close()
 
 
@@ -219,7 +252,7 @@ def test_a_database_of_another_release_is_thrown_away(tmp_path: Path) -> None:
         transaction.put(key(1) + b"\0\0", b"SYMKVPG1" + bytes(5504), db=values)
     (tmp_path / SLAB_NAME).write_bytes(bytes(SLOT_BYTES))
     started = start_disk(tmp_path, MIB)
-    assert started.is_anew and started.scan == Scan([])
+    assert started.is_anew and not started.scan.blocks
     put(started.disk, 1)
     assert is_there(started.disk, 1)
     started.disk.close()

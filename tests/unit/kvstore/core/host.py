@@ -9,6 +9,7 @@ from typing import NamedTuple
 from services.kvstore.core import (
     Commit,
     DiskWrite,
+    DropMore,
     Effect,
     KvCore,
     Limits,
@@ -130,6 +131,7 @@ class Host:
                 eviction=eviction,
                 write_wait_ns=write_wait_ns,
                 copy_rest_ns=0,
+                drops_max=2,
             )
         )
         self.core.on_arena(PAGE_BYTES, num_pages)
@@ -163,6 +165,8 @@ class Host:
                     (self.loads if peer is None else self.fetches[peer]).append(reads)
                 case WriteBlocks(writes):
                     self.writes += writes
+                case DropMore():
+                    self.perform(self.core.on_drop_more(self.now_ns))
 
     def open(self, worker: WorkerId = WORKERS[0]) -> None:
         """As a new incarnation each time."""

@@ -5,6 +5,7 @@ import pytest
 from services.kvstore.core import (
     BeginDiskAnew,
     DeleteBlocks,
+    FoundBlocks,
     StoredBlock,
     WriteOutcome,
 )
@@ -87,7 +88,7 @@ def test_pages_that_are_loaded_or_read_go_when_they_are_let_go(host: Host) -> No
 
 def test_owners_are_known_again_after_a_restart(host: Host) -> None:
     stored = StoredBlock(key_of(0, 0), LAYERS, PAGE_BYTES, BLOCK_BYTES, 0, 0, FOX)
-    host.perform(host.core.on_disk_found([stored], 0))
+    host.perform(host.core.on_disk_found(FoundBlocks.of([stored]), 0))
     staged = host.stage(0, 1)
     while host.loads:
         host.finish_load()

@@ -1,8 +1,5 @@
 """Which blocks the disk gives up: the least recently used, and none before what stands on it."""
 
-import gc
-import weakref
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,25 +124,6 @@ def test_what_was_kept_so_goes_when_nothing_continues_it_or_room_is_needed() -> 
     assert numbers(disk.keys) == [1, 4, 5]
     disk.clear()
     assert disk.keys == []
-
-
-def test_a_disk_that_begins_anew_leaves_nothing_to_the_collector() -> None:
-    class Watched(StoredBlock):
-        """Can be referred to weakly."""
-
-    disk = DiskTier(1000, EXPIRY_NS)
-    left = []
-    for number in (1, 2, 3):
-        block = Watched(name(number), 1, SIZE, SIZE, number, number)
-        disk.add(block)
-        left.append(weakref.ref(block))
-    del block
-    gc.disable()
-    try:
-        disk.clear()
-        assert [each() for each in left] == [None] * 3
-    finally:
-        gc.enable()
 
 
 def test_a_session_that_is_told_another_expiry_has_it_with_all_its_blocks() -> None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from services.kvstore.core.deadlines import STALE_MAX, Deadlines
 from services.kvstore.core.effects import TouchBlocks, WriteOutcome
 from services.kvstore.core.events import Offer
+from services.kvstore.core.found_blocks import FoundBlocks
 from services.kvstore.core.object_tier import ObjectTier
 from services.kvstore.core.runs import Run, run_of
 from services.kvstore.core.stored_block import StoredBlock
-from services.kvstore.disk.scan import _read_stamp, pack_stamp
+from services.kvstore.disk.scan import pack_stamp, read_stamps
 from shared.expiry import EXPIRY_S_MAX, rounded_expiry_s
 from shared.ids import HostId, SessionId, TenantId
 from shared.owners import NOBODY, OwnerKey, owner_key
@@ -110,7 +111,7 @@ def test_an_expiry_outlives_a_restart(host: Host) -> None:
         StoredBlock(key_of(0, 0), LAYERS, PAGE_BYTES, BLOCK_BYTES, 0, 0, S, expiry_ns=9 * SECOND),
         StoredBlock(key_of(1, 0), LAYERS, PAGE_BYTES, BLOCK_BYTES, 0, 0, T),
     ]
-    host.perform(host.core.on_disk_found(found, 5 * SECOND))
+    host.perform(host.core.on_disk_found(FoundBlocks.of(found), 5 * SECOND))
     assert set(host.core.disk.keys) == {key_of(0, 0)}
 
 
@@ -123,7 +124,7 @@ def test_an_expiry_is_rounded_up_by_little(seconds: int) -> None:
 @example(EXPIRY_S_MAX)
 def test_whatever_may_be_asked_for_is_found_again_after_a_restart(seconds: int) -> None:
     rounded = rounded_expiry_s(seconds)
-    assert _read_stamp(pack_stamp(7, rounded), 0) == (7, rounded)
+    assert read_stamps([pack_stamp(7, rounded)]).tolist() == [(7, rounded)]
     named = run(S, 4, rounded)
     assert run_of(named.name) == named
 

@@ -6,6 +6,7 @@ import pytest
 
 from services.kvstore.core import locations as module
 from services.kvstore.core.disk_tier import DiskTier
+from services.kvstore.core.found_blocks import FoundBlocks
 from services.kvstore.core.locations import Locations
 from services.kvstore.core.stored_block import StoredBlock
 from shared.blocks import BlockKey
@@ -85,7 +86,7 @@ def housed(*blocks: StoredBlock) -> tuple[DiskTier, Locations]:
     """A disk on which these were at the start."""
     disk = DiskTier(10**9)
     locations = Locations(disk)
-    disk.find(blocks)
+    disk.find(FoundBlocks.of(blocks))
     locations.on_found()
     return disk, locations
 

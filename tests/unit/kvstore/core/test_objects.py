@@ -51,18 +51,21 @@ class Tier:
                 self.dropped += effect.runs
 
     def store(
-        self, keys: list[BlockKey], owner: OwnerKey = S, parent: BlockKey = ROOT
-    ) -> list[StoredBlock]:
-        blocks = []
+        self,
+        keys: list[BlockKey],
+        owner: OwnerKey = S,
+        parent: BlockKey = ROOT,
+        *,
+        is_saved: bool = False,
+    ) -> None:
         for key in keys:
             block = StoredBlock(
-                key, 2, 64, self.block_bytes, self.now_ns, self.now_ns, owner, parent
-            )
+                key, 2, 64, self.block_bytes, self.now_ns, self.now_ns, owner, parent,
+                is_saved=is_saved,
+            )  # fmt: skip
             self.disk.add(block)
             self.objects.on_stored(block, self.now_ns)
-            blocks.append(block)
             parent = key
-        return blocks
 
     def tick(self, after_ns: int = 0) -> list[SaveRun]:
         """What begins, so much later."""
@@ -316,8 +319,7 @@ def test_few_leave_at_a_time() -> None:
 def test_what_came_from_there_is_not_written_again() -> None:
     made = tier()
     keys = chain(3)
-    for block in made.store(keys[:2]):
-        block.is_saved = True
+    made.store(keys[:2], is_saved=True)
     made.store(keys[2:], parent=keys[1])
     (save,) = made.tick(10 * SECOND)
     assert (save.keys, save.run.depth) == (keys[2:], 2)

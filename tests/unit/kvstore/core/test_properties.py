@@ -265,7 +265,7 @@ class KvMachine(RuleBasedStateMachine):
         arena, disk = self.host.arena, self.host.core.disk
         num_owned = sum(block.owner != NOBODY for block in arena.blocks.values())
         assert sum(len(keys) for keys in arena._owned._keys.values()) == num_owned
-        assert sum(len(keys) for keys in disk._owned._keys.values()) == len(disk)
+        assert sum(map(disk.num_owned, disk.owners)) == len(disk)
 
     @invariant()
     def what_is_held_stays(self) -> None:
