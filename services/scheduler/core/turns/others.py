@@ -18,6 +18,7 @@ from shared.shards import Share
 
 REPORTS_TO_BE_LISTED = 2  # after it was told, before its being in none means that it is not there
 KEPT_NS = 2_000_000_000  # after it was told last; four reports
+AGREE_NS = 100_000_000  # for another that wants the same worker to say so
 TOLD_MAX = 100_000  # turns of others known at once
 
 
@@ -94,6 +95,19 @@ class Others:
         self._keep(worker, self._share.index, now_ns)
         self.tell_kept(worker)
 
+    def agree(self, worker: Worker, now_ns: int) -> bool:
+        """Whether the others leave this worker to a suspect of ours by now. Where several may want
+        the same one they are told first, and it is looked at again once they can have objected: all
+        of them hear of a worker at the same time.
+        """
+        if self._share.has_worker(worker.worker_id):
+            return True
+        if worker.kept_by != self._share.index:
+            worker.agreed_at_ns = now_ns + AGREE_NS
+            self.keep(worker, now_ns)
+            self._timers.at(worker.agreed_at_ns, lambda _: self._on_room(worker))
+        return now_ns >= worker.agreed_at_ns
+
     def tell_kept(self, worker: Worker) -> None:
         """The others are to leave this worker alone for now."""
         if not self._share.is_all:
@@ -121,6 +135,7 @@ class Others:
         if len(self._where) >= TOLD_MAX:
             return False
         self._where[turn_id] = worker
+        worker.is_shared = True
         worker.others[turn_id] = turn
         worker.num_urgent += turn.is_urgent
         return True

@@ -127,7 +127,8 @@ class Placer:
         ]
         if not empty or num_trials >= max(1, len(workers) // 2):
             return None
-        return self._policy.choose(empty, None, demand)[0]
+        ours = [worker for worker in empty if self._is_ours(worker)]
+        return self._policy.choose(ours or empty, None, demand)[0]
 
     def choose_to_empty(self, model_id: ModelId, avoid: Worker | None = None) -> Worker | None:
         """A worker whose turns can make room for a suspect: one that is kept for that already, or

@@ -37,6 +37,8 @@ class Worker:
         num_tokens_dispatched: prompt tokens sent since the last report.
         retired: incarnations that ended; their late reports are void.
         trial: the suspect that has this worker for itself, until it makes a token or is over.
+        is_shared: another scheduler's turn was seen there since the trial began, wherever that is
+            by now.
         losses: what it had when it fell silent; empty once it is heard of again.
         adapters: hashes of those that its last report says it has.
         num_far: reservations whose turns are not near yet.
@@ -47,6 +49,7 @@ class Worker:
         others: turns that other schedulers have there.
         kept_by: the scheduler that wants it for one turn alone, by its shard; we, too.
         kept_until_ns: unless that is told again.
+        agreed_at_ns: when it is ours, should nobody object; of one that we keep.
     """
 
     report: WorkerReport
@@ -60,6 +63,7 @@ class Worker:
     reservations: dict[SessionKey, "Reservation"] = field(default_factory=dict)
     retired: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     trial: "Turn | None" = None
+    is_shared: bool = False
     losses: list["Loss"] = field(default_factory=list)
     adapters: frozenset[str] = NO_ADAPTERS
     num_far: int = 0
@@ -70,6 +74,7 @@ class Worker:
     others: dict[TurnId, "OtherTurn"] = field(default_factory=dict)
     kept_by: int | None = None
     kept_until_ns: int = 0
+    agreed_at_ns: int = 0
 
     @property
     def worker_id(self) -> WorkerId:

@@ -74,13 +74,13 @@ class Trials:
 
     def try_alone(self, turn: Turn, submit: TurnSubmit, now_ns: int) -> bool:
         """Start a suspect on a worker that nobody else is placed on until it makes a token. False
-        if there is none, or it waits for a proof.
+        if there is none yet, or it waits for a proof.
         """
         worker = None
         if turn.awaited is None:
             demand = Demand.of(submit)
             worker = self._placer.choose_empty(submit.model_id, demand, turn.missed_by)
-        if worker is None:
+        if worker is None or not self._others.agree(worker, now_ns):
             return False
         self._start(turn, submit, worker, now_ns)
         return True
@@ -116,6 +116,7 @@ class Trials:
 
     def _keep(self, worker: Worker, turn: Turn) -> None:
         worker.trial, worker.kept_by = turn, None
+        worker.is_shared = bool(worker.others)
         self._others.tell_kept(worker)
 
     def _forget_losses(self, worker: Worker) -> Turn | None:
@@ -130,4 +131,4 @@ class Trials:
 
 def _tried_alone(worker: Worker) -> Turn | None:
     """The suspect that had the worker for itself; others may have been adopted there meanwhile."""
-    return worker.trial if worker.num_turns == 1 else None
+    return worker.trial if worker.num_turns == 1 and not worker.is_shared else None

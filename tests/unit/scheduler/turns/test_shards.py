@@ -1,6 +1,7 @@
 """Schedulers that divide turns: each decides about its own, and all see one load."""
 
 from services.scheduler.core import Effect, Limits, TellOthers, together
+from services.scheduler.core.turns.others import AGREE_NS, KEPT_NS
 from shared.ids import TurnId, WorkerId
 from shared.messages import PlacedTurn, TurnsPlaced
 from shared.shards import Share
@@ -200,3 +201,45 @@ def test_two_schedulers_try_their_suspects_on_different_workers() -> None:
             d.report(worker)
         effects = d.report("x", incarnation="2")
         assert [start[:2] for start in starts(effects)] == [(first, turn)]
+
+
+def test_who_was_beside_and_went_elsewhere_since_was_beside() -> None:
+    d = Driver(share=SHARES[0])
+    lose_twice(d, ALONE, ours(1))
+    tell(d, (theirs(1), ALONE))
+    tell(d, (theirs(1), "x"))  # it was lost there as well, and placed anew
+    d.report("x", (theirs(1), 2))
+    assert failures(d.report(ALONE, incarnation="3") + d.wake()) == []
+
+
+def test_a_worker_that_several_may_want_for_their_suspects_is_agreed_on() -> None:
+    """Both hear of the only worker's restart at once."""
+    first, second = (Driver(share=share) for share in SHARES)
+    here = lose_twice(first, OTHER, ours(1))
+    assert starts(here) == [], "the other may want it, too"
+    (message,) = told(here)
+    assert message.kept == [OTHER]
+    there = lose_twice(second, OTHER, theirs(1))
+    assert starts(there) == [(OTHER, theirs(1), 3, "replaced")], (
+        "it is this one's to try suspects on"
+    )
+    tell(first, (theirs(1), OTHER), kept=OTHER)
+    assert starts(first.wake(AGREE_NS)) == []
+    first.end(OTHER, theirs(1))
+    assert [start[:2] for start in starts(first.wake(KEPT_NS))] == [(OTHER, ours(1))]
+
+
+def test_of_several_that_keep_a_worker_the_lowest_has_it() -> None:
+    shares = Share(0, 3), Share(2, 3)
+    worker = next(
+        name for name in (f"w{i}" for i in range(99)) if Share(1, 3).has_worker(WorkerId(name))
+    )
+    drivers = [Driver(share=share) for share in shares]
+    turns = ["t-0000", "t-0002"]
+    for d, turn in zip(drivers, turns, strict=True):
+        assert starts(lose_twice(d, worker, turn)) == []
+    tell(drivers[0], kept=worker, shard=2)
+    tell(drivers[1], kept=worker, shard=0)
+    (start,) = starts(drivers[0].wake(AGREE_NS))
+    assert start[:2] == (worker, turns[0])
+    assert starts(drivers[1].wake(AGREE_NS)) == []
