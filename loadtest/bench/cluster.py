@@ -27,7 +27,10 @@ from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
 
 SPURIOUS_MAX = 100
-NOT_SEEN = ("load_max_over_median", "recomputed_tokens", "prefetch", "pages_by_tier", "took_s")
+NOT_SEEN = (
+    "load_max_over_median", "load_max_minus_min", "recomputed_tokens", "prefetch", "pages_by_tier",
+    "took_s",
+)  # fmt: skip
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")
 
 
@@ -42,7 +45,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     options = _options(args)
     if why := why_absent(options.trace):
         raise NotFound(f"--trace {options.trace}: {why}")
-    scripts = WORKLOADS[options.trace](options.users, options.duration_ns, options.seed)
+    scripts = WORKLOADS[options.trace](options.users, options.lasts_ns, options.seed)
     _say(f"{len(scripts)} scripts")
     simulated = run_cluster(options, scripts)
     _say(f"simulated in {simulated.took_s:.1f} s")
@@ -94,6 +97,8 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
     for name in ("missed", "priority_share"):
         if not 0 <= getattr(args, name) <= 1:
             raise InvalidRequest(f"--{name.replace('_', '-')}: not between 0 and 1", name)
+    if not 0 <= args.warm < math.inf:
+        raise InvalidRequest("--warm: not a number of seconds", "warm")
     if not 0 <= args.spurious <= SPURIOUS_MAX:
         raise InvalidRequest(f"--spurious: not between 0 and {SPURIOUS_MAX}", "spurious")
     for name in ("gpus", "gpus_per_host", "users", "seconds", "dram_gb", "disk_gb", "link_gbit"):
@@ -127,6 +132,7 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         trace=args.trace,
         seed=args.seed,
         duration_ns=round(args.seconds * SECOND),
+        warm_ns=round(args.warm * SECOND),
         coarse=args.coarse,
         schedulers=args.schedulers,
     )
@@ -152,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=known.seed)
     add("--seconds", type=float, default=known.duration_ns / SECOND, help="of the workload")
     add("--schedulers", type=int, default=1, help="among which turns are divided")
+    add("--warm", type=float, default=0.0, help="seconds before that, which do not count")
     add("--coarse", action="store_true", help="for large clusters: 16 tokens are one")
     add("--real", action="store_true", help="also real processes, for as long in real time")
     return parser

@@ -121,7 +121,8 @@ class Cluster:
             expiries=None,
             num_shards=options.schedulers,
         )
-        self.stats = stats = Stats(plant.grain)
+        self.stats = stats = Stats(plant.grain, warm_ns=options.warm_ns)
+        self._pages_before: Counter[str] = Counter()  # by tier, until it was warm
         redis, ledger = Redis(), _Ledger(timeline)
         num_hosts = -(-options.gpus // options.gpus_per_host)
         self.kvstores = {
@@ -169,7 +170,9 @@ class Cluster:
             grain=self.plant.grain,
             tokens_max=self.house.model.max_model_len,
         )
-        ends_at_ns = SETTLE_NS + options.duration_ns
+        ends_at_ns = SETTLE_NS + options.lasts_ns
+        if options.warm_ns:
+            timeline.after(options.warm_ns, self._on_warm)
         timeline.after(0, partial(self._sample, ends_at_ns))
         while people.num_left and timeline.now_ns < ends_at_ns:
             timeline.run_until(min(timeline.now_ns + SECOND, ends_at_ns), 1 << 62)
@@ -185,11 +188,20 @@ class Cluster:
             check_integrity(kvstore.core)
 
     def pages_by_tier(self) -> Counter[str]:
-        """That were brought to GPUs, by where they were."""
+        """That were brought to GPUs once it was warm, by where they were."""
+        found = self._pages_by_tier()
+        found.subtract(self._pages_before)
+        return found
+
+    def _pages_by_tier(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for kvstore in self.kvstores.values():
             found.update(kvstore.core.counts.pages_by_tier())
         return found
+
+    def _on_warm(self) -> None:
+        self.stats.on_warm()
+        self._pages_before = self._pages_by_tier()
 
     def _sample(self, until_ns: int) -> None:
         timeline = self.house.timeline

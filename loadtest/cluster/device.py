@@ -255,7 +255,7 @@ class CostDevice:
             self._await(step, row, layers)
         num_decodes = plan.num_decodes
         num_prefill = plan.num_tokens - num_decodes
-        context = int(plan.context_lens.sum())
+        context = sum(plan.context_lens.tolist())
         step.compute_ns = round(self._plant.profile.step_ms(num_prefill, num_decodes, context) * MS)
         if not step.awaited:
             self._owner.later(step.compute_ns, partial(self._finish, step))

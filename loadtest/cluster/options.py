@@ -21,6 +21,7 @@ class ClusterOptions:
     without: what is switched off.
     trace: workload, by its name.
     schedulers: among which turns are divided.
+    warm_ns: people ask for so long before anything counts, so that memory is as full as it stays.
     coarse: steps that only decode are taken several at once, and layers in groups.
     """
 
@@ -39,5 +40,11 @@ class ClusterOptions:
     trace: str = "sharegpt-like"
     seed: int = 1
     duration_ns: int = 600 * SECOND
+    warm_ns: int = 0
     coarse: bool = False
     schedulers: int = 1
+
+    @property
+    def lasts_ns(self) -> int:
+        """The whole workload."""
+        return self.warm_ns + self.duration_ns

@@ -126,7 +126,7 @@ class People:
     def _wait(self, play: _Play, number: int) -> None:
         """Read, type, or run a tool; then ask."""
         turn = play.script.turns[number]
-        if self.now_ns + turn.wait_ns >= self._options.duration_ns:
+        if self.now_ns + turn.wait_ns >= self._options.lasts_ns:
             return
         hint = turn.hint
         if hint is not None and hint.at_start_of is None and not self._is_missed():

@@ -125,9 +125,11 @@ class RealDoor:
 
 async def play_real(options: ClusterOptions, scripts: list[Script], port: int) -> Stats:
     """Let them ask a house on this port, and wait for what was begun."""
-    door, stats = RealDoor(options.profile, port), Stats()
+    door, stats = RealDoor(options.profile, port), Stats(warm_ns=options.warm_ns)
     tokens_max = load_profile(options.profile).max_model_len
     People(door, scripts, options, stats, tokens_max=tokens_max)
+    await asyncio.sleep(options.warm_ns / SECOND)
+    stats.on_warm()
     await asyncio.sleep(options.duration_ns / SECOND)
     await door.close(DRAIN_S)
     return stats

@@ -33,6 +33,8 @@ class ClusterResult:
     requests_per_s: turns that ended, a second of the workload.
     load_max_over_median: turns on the fullest GPU over those on the median one, in the mean over
         the time.
+    load_max_minus_min: how many turns more the fullest GPU has than the emptiest, in the mean over
+        the time (Figure 15).
     recomputed_tokens: of history that had been computed before.
     prompt_tokens: of all turns, history included.
     hits_by_tier: turns by the lowest tier that their history came from.
@@ -58,4 +60,5 @@ class ClusterResult:
     workflow_s: list[float] = field(default_factory=list)
     workflows: int = 0
     spurious: int = 0
+    load_max_minus_min: float = 0.0
     took_s: float = 0.0

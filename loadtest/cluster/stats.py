@@ -48,6 +48,7 @@ class Stats:
     num_turns_of: that each script has.
     num_spurious: advisories for nothing.
     loads: turns on each GPU, sample by sample.
+    warm_ns: turns that came before are not counted.
     """
 
     grain: int = 1
@@ -56,16 +57,30 @@ class Stats:
     num_turns_of: dict[str, int] = field(default_factory=dict)
     num_spurious: int = 0
     loads: list[list[int]] = field(default_factory=list)
+    warm_ns: int = 0
 
     def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
         """An attempt of a turn is over on a worker."""
         self.turns[turn_id].num_computed += (account.num_prompt - account.num_cached) * self.grain
 
+    def on_warm(self) -> None:
+        """What was until now does not count."""
+        self.outcomes.clear()
+        self.loads.clear()
+        self.num_spurious = 0
+
     def result(self, duration_ns: int, pages_by_tier: Counter[str], took_s: float) -> ClusterResult:
-        """Times of all that ended, after `duration_ns` too; rates of what ended within it."""
-        records = [each for each in self.turns.values() if each.ended_at_ns]
+        """Times of all that came when it was warm, and ended, after `duration_ns` from then too;
+        rates of what ended within it."""
+        warm_ns, lasts_ns = self.warm_ns, self.warm_ns + duration_ns
+        counted = [each for each in self.turns.values() if each.arrived_at_ns >= warm_ns]
+        records = [each for each in counted if each.ended_at_ns]
         done = [each for each in records if not each.is_failed]
-        in_time = [each for each in done if each.ended_at_ns <= duration_ns]
+        in_time = [
+            each
+            for each in self.turns.values()
+            if warm_ns < each.ended_at_ns <= lasts_ns and not each.is_failed
+        ]
         urgent = [each for each in done if is_urgent(each.priority)]
         other = [each for each in done if not is_urgent(each.priority)]
         recomputed = sum(
@@ -75,7 +90,7 @@ class Stats:
         return ClusterResult(
             turns=len(done),
             failed=len(records) - len(done),
-            unfinished=len(self.turns) - len(records),
+            unfinished=len(counted) - len(records),
             ttft_ms=_ttft(done),
             tpot_ms=_tpot(done),
             normalized_ms=spread(
@@ -89,6 +104,7 @@ class Stats:
             requests_per_s=len(in_time) / (duration_ns / SECOND),
             tokens_per_s=sum(each.num_output for each in in_time) / (duration_ns / SECOND),
             load_max_over_median=_imbalance(self.loads),
+            load_max_minus_min=_distance(self.loads),
             recomputed_tokens=recomputed,
             prompt_tokens=sum(each.num_prompt for each in done),
             prefetch=PrefetchCounts(
@@ -147,3 +163,8 @@ def _imbalance(loads: Sequence[Sequence[int]]) -> float:
     """The fullest over the median one, in the mean over samples in which that has any."""
     ratios = [max(sample) / median for sample in loads if (median := statistics.median(sample)) > 0]
     return statistics.fmean(ratios) if ratios else 0.0
+
+
+def _distance(loads: Sequence[Sequence[int]]) -> float:
+    """From the emptiest to the fullest, in the mean over samples."""
+    return statistics.fmean(max(sample) - min(sample) for sample in loads) if loads else 0.0

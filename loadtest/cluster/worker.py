@@ -11,7 +11,7 @@ from loadtest.world.kvstore import Kvstore
 from loadtest.world.timeline import MS
 from loadtest.world.worker import Worker
 from services.worker.core.costs import StepCosts
-from services.worker.core.effects import Effect, Ended
+from services.worker.core.effects import Ended
 from services.worker.core.intake import ModelShape
 from services.worker.core.limits import EngineLimits
 from services.worker.core.step import StepResult
@@ -37,7 +37,7 @@ class ClusterWorker(Worker):
         self._drift_ppm = 0  # else it wakes a little early, and once more
         self._plant = plant
         self._stats = stats
-        self._kept: dict[TurnId, TurnDelta] = {}
+        self._kept: dict[TurnId, list[TurnDelta]] = {}
         self._num_kept = 0  # steps of which that is
         model = house.model
         self._limits = EngineLimits(
@@ -85,15 +85,14 @@ class ClusterWorker(Worker):
         for deltas in self._deltas.values():
             for delta in deltas:
                 kept = self._kept.get(delta.turn_id)
-                if kept is None or kept.attempt != delta.attempt:
-                    self._kept[delta.turn_id] = delta
+                if kept is None or kept[-1].attempt != delta.attempt:
+                    self._kept[delta.turn_id] = [delta]
                 else:
-                    tokens = kept.tokens + delta.tokens
-                    self._kept[delta.turn_id] = replace(delta, index=kept.index, tokens=tokens)
+                    kept.append(delta)
                 is_due |= not delta.index or delta.finish is not None
         self._num_kept += bool(self._deltas)
         if is_due or self._num_kept >= STEPS_KEPT:
-            self._deltas = {next(iter(self._deltas)): list(self._kept.values())}
+            self._deltas = {next(iter(self._deltas)): list(map(_together, self._kept.values()))}
             self._kept, self._num_kept = {}, 0
         else:
             self._deltas = {}
@@ -103,8 +102,15 @@ class ClusterWorker(Worker):
         if self._wake_at_ns == at_ns:  # and no earlier one has taken its place
             super()._wake(at_ns)
 
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Ended) and effect.account is not None:
-                self._stats.on_account(effect.end.turn_id, effect.account)
-        super()._perform(effects)
+    def _on_ended(self, ended: Ended) -> None:
+        if ended.account is not None:
+            self._stats.on_account(ended.end.turn_id, ended.account)
+        super()._on_ended(ended)
+
+
+def _together(deltas: list[TurnDelta]) -> TurnDelta:
+    """What these say, one behind the other."""
+    if len(deltas) == 1:
+        return deltas[0]
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return replace(deltas[-1], index=deltas[0].index, tokens=tokens)

@@ -56,7 +56,9 @@ class Redis:
         if not self.is_up or session_id is None:
             return {}
         fields = self.raw(location_redis_key(owner_key(tenant, session_id)))
-        return decode_locations(fields, decode_lives(self.raw(KV_HOSTS_KEY)))
+        claims = self.hashes.get(KV_HOSTS_KEY, {})  # those of other hosts do not matter
+        said = {name: claims[name.decode()].encode() for name in fields if name.decode() in claims}
+        return decode_locations(fields, decode_lives(said))
 
     def record(self, tenant: TenantId, session_id: SessionId | None) -> Record | None:
         """A session's record, as a frontend finds it when a turn comes."""

@@ -323,6 +323,18 @@ class Wires:
             self._deliver(process, _handling(subscription, message, reply_from))
         return heard
 
+    def arrive(self, arrival: "_Arrival") -> None:
+        """Something is at its process, if that has not died and not lost its connection."""
+        connection, process = arrival.connection, arrival.process
+        if connection.number != arrival.number or process.life != arrival.life:
+            self.num_lost += 1
+            return
+        deaf_ns = connection.deaf_until_ns - self._timeline.now_ns
+        if deaf_ns > 0:
+            self._timeline.after(deaf_ns, arrival)
+        else:
+            arrival.action()
+
     def _deliver(self, process: Peer, action: Action) -> None:
         """From the server to a process, badly."""
         timeline, weather, random = self._timeline, self.weather, self._random
@@ -330,18 +342,7 @@ class Wires:
         if not connection.is_open or (weather.loss and random.random() < weather.loss):
             self.num_lost += 1
             return
-        number, life = connection.number, process.life
-
-        def arrive() -> None:
-            if connection.number != number or process.life != life:
-                self.num_lost += 1
-                return
-            deaf_ns = connection.deaf_until_ns - timeline.now_ns
-            if deaf_ns > 0:
-                timeline.after(deaf_ns, arrive)
-            else:
-                action()
-
+        arrive = _Arrival(self, process, connection, connection.number, process.life, action)
         now_ns = timeline.now_ns
         if weather.slow and random.random() < weather.slow:  # others overtake it
             timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
@@ -351,6 +352,23 @@ class Wires:
             timeline.after(at_ns - now_ns, arrive)
         if weather.duplication and random.random() < weather.duplication:
             timeline.after(random.randrange(10 * weather.delay_max_ns), arrive)
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """What is on its way from the server to a process. (A closure that names itself would be
+    garbage that only the collector finds.)
+    """
+
+    wires: Wires
+    process: Peer
+    connection: _Connection
+    number: int
+    life: int
+    action: Action
+
+    def __call__(self) -> None:
+        self.wires.arrive(self)
 
 
 def _handling(

@@ -293,11 +293,11 @@ class Worker(Process):
 
     def feed(self, effects: list[Effect]) -> None:
         """Perform what an event led to, then plan the next step if it is time."""
-        self.is_touched = True
+        self.is_touched, now_ns = True, self.now_ns
         self._perform(effects)
         at_ns = self.core.plan_at_ns()
-        while at_ns is not None and at_ns <= self.now_ns:
-            plan, effects = self.core.plan_step(self.now_ns)
+        while at_ns is not None and at_ns <= now_ns:
+            plan, effects = self.core.plan_step(now_ns)
             self._perform(effects)
             if plan is None:
                 break
@@ -308,11 +308,11 @@ class Worker(Process):
         self._flush()
         deadline_ns = self.core.next_deadline_ns()
         if self.device.is_busy:
-            is_due = at_ns is not None and at_ns <= self.now_ns  # and nothing more can run now
+            is_due = at_ns is not None and at_ns <= now_ns  # and nothing more can run now
             deadline_ns = None if is_due else at_ns
         if deadline_ns is not None and (self._wake_at_ns is None or deadline_ns < self._wake_at_ns):
             self._wake_at_ns = deadline_ns
-            self.later(max(deadline_ns - self.now_ns, 0) + 1, partial(self._wake, deadline_ns))
+            self.later(max(deadline_ns - now_ns, 0) + 1, partial(self._wake, deadline_ns))
 
     def on_step(self, result: StepResult) -> None:
         """The device is done with the step."""
@@ -346,7 +346,7 @@ class Worker(Process):
                 case Emit():
                     self._deltas.setdefault(effect.frontend_id, []).append(effect.delta)
                 case Ended():
-                    self._ends.append(effect.end)
+                    self._on_ended(effect)
                 case LoadPages():
                     self.device.load(effect.loads)
                 case CallBack():
@@ -371,6 +371,9 @@ class Worker(Process):
                     self._release(pages=effect.arena_pages)
                 case StageSession():
                     self._stage_session(effect)
+
+    def _on_ended(self, ended: Ended) -> None:
+        self._ends.append(ended.end)
 
     def _flush(self) -> None:
         deltas, self._deltas = self._deltas, {}

@@ -151,3 +151,24 @@ def test_the_first_token_of_a_lone_turn_takes_one_pass(small: ClusterOptions) ->
     profile = build_plant(small).profile
     assert result.ttft_ms.mean == pytest.approx(profile.step_ms(FIRST, 0, FIRST), abs=4.0)
     assert result.tpot_ms.mean == pytest.approx(profile.step_ms(0, 1, FIRST), rel=0.02)
+
+
+def test_what_was_asked_before_it_was_warm_does_not_count(small: ClusterOptions) -> None:
+    scripts, options = chats(6), replace(small, dram_gb=2.0)
+    warmed = replace(options, warm_ns=16 * SECOND, duration_ns=options.duration_ns - 16 * SECOND)
+    whole, cluster = run(options, scripts), Cluster(warmed)
+    cluster.run(scripts)
+    late = cluster.stats.result(warmed.duration_ns, cluster.pages_by_tier(), 0.0)
+    asked = [each.arrived_at_ns for each in cluster.stats.turns.values()]
+    assert whole.turns == len(asked) == 4 * 6
+    assert late.turns == sum(at_ns >= warmed.warm_ns for at_ns in asked) < whole.turns
+    assert 0 < late.prefetch.used < whole.prefetch.used
+    assert late.requests_per_s == late.turns / 24
+
+
+def test_how_far_apart_gpus_are_is_told(small: ClusterOptions) -> None:
+    """One turn for so long that it is on one of four in nearly every sample."""
+    [script] = chats(1, num_turns=1)
+    script = replace(script, turns=(replace(script.turns[0], num_output=300),))
+    result = run(replace(small, duration_ns=3 * SECOND), [script])
+    assert result.load_max_minus_min == pytest.approx(3 / 4)

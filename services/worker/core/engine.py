@@ -482,8 +482,10 @@ class EngineCore:
                 self.adapters.on_failed(turn)  # or its adapter, or both
         else:
             turn.num_computed = min(end, len(turn.tokens))  # one that leaves takes no more tokens
-            self._retire(self.history.register(turn))
-            turn.prompt_logprobs += result.prompt_logprobs.get(index, [])
+            if self.history.has_news(turn):
+                self._retire(self.history.register(turn))
+            if index in result.prompt_logprobs:
+                turn.prompt_logprobs += result.prompt_logprobs[index]
         if why_broken is not None:
             self.history.lose(turn)
         if turn.state is TurnState.LEAVING:

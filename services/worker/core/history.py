@@ -185,6 +185,11 @@ class History:
             return 0 < prefix.give_up_at_ns <= now_ns
         return num_lacking > 0
 
+    def has_news(self, turn: Turn) -> bool:
+        """Whether a turn may have computed what is to be registered, as after few of its steps."""
+        num_full = turn.num_computed // turn.block_tokens
+        return num_full > len(turn.prefix.blocks) or turn.tail is not None
+
     def register(self, turn: Turn) -> list[Block]:
         """Full blocks just computed enter the cache, so that others may run on them.
 

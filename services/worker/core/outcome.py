@@ -11,6 +11,16 @@ def token_delta(
     turn: Turn, sampled: Sampled, finish: FinishReason | None, now_ns: int, *, is_first: bool
 ) -> TurnDelta:
     """The token that was just appended. The first one tells more: of the prompt, and of times."""
+    logprobs = None if sampled.logprobs is None else [sampled.logprobs]
+    if not is_first:
+        return TurnDelta(
+            turn_id=turn.turn_id,
+            attempt=turn.attempt,
+            index=turn.num_generated - 1,
+            tokens=[sampled.token],
+            finish=finish,
+            logprobs=logprobs,
+        )
     started_at_ns = turn.first_step_at_ns or now_ns
     return TurnDelta(
         turn_id=turn.turn_id,
@@ -18,18 +28,18 @@ def token_delta(
         index=turn.num_generated - 1,
         tokens=[sampled.token],
         finish=finish,
-        logprobs=None if sampled.logprobs is None else [sampled.logprobs],
-        prompt_logprobs=(turn.prompt_logprobs or None) if is_first else None,
-        cached_tokens=min(turn.num_cached, turn.num_prompt) if is_first else None,
-        queue_ns=started_at_ns - turn.arrived_at_ns if is_first else None,
-        prefill_ns=now_ns - started_at_ns if is_first else None,
+        logprobs=logprobs,
+        prompt_logprobs=turn.prompt_logprobs or None,
+        cached_tokens=min(turn.num_cached, turn.num_prompt),
+        queue_ns=started_at_ns - turn.arrived_at_ns,
+        prefill_ns=now_ns - started_at_ns,
     )
 
 
 def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> FinishReason | None:
     """Why a turn is over with `token`, its latest; None if it goes on."""
     sampling = turn.sampling
-    if turn.num_generated > sampling.min_tokens or not sampling.min_tokens:
+    if not sampling.min_tokens or turn.num_generated > sampling.min_tokens:
         is_end = token in end_token_ids and not sampling.ignore_eos
         if is_end or token in sampling.stop_token_ids:
             return "stop"

@@ -105,15 +105,16 @@ class Planner:
         draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
             if turn.can_run and _is_decode(turn) and not turn.awaits_last:
-                self._add_row(turn, 1, draft)
+                self._add_decode(turn, draft)
         return draft
 
     def add_prompts(self, draft: Draft, decision: Decision) -> None:
         """Prompts, as far as the decision and the budget go."""
         draft.num_kept = decision.num_kept
-        for turn in list(self.queue.running):
-            if draft.budget > 0 and turn.can_run and not _is_decode(turn):
-                self._add_chunk(turn, draft)
+        if len(draft.rows) < len(self.queue.running):  # else all of them decode
+            for turn in list(self.queue.running):
+                if draft.budget > 0 and turn.can_run and not _is_decode(turn):
+                    self._add_chunk(turn, draft)
         is_idle = not (draft.rows or draft.is_ahead)
         if decision.opens or is_idle:  # where nothing runs nobody would ask again
             self._add_waiting(draft)
@@ -122,7 +123,7 @@ class Planner:
         """The plan; None when there is nothing to run."""
         if not draft.rows:
             return None
-        rows = by_adapter(draft.rows)
+        rows = by_adapter(draft.rows) if self.adapters.images else draft.rows
         turns = [row.turn for row in rows]
         adapters, stager = self.adapters, self.residency.stager
         sources = adapters.assists(turns)
@@ -134,7 +135,7 @@ class Planner:
         tickets = [source.ticket for source in sources.values()]
         for ticket in tickets:
             stager.hold(ticket)
-        stall_ns = max(row.stall_ns for row in rows)
+        stall_ns = max([row.stall_ns for row in rows])
         num_decodes = plan.num_decodes
         return PlannedStep(
             plan,
@@ -147,6 +148,8 @@ class Planner:
         )
 
     def _lora_load(self, turns: list[Turn]) -> LoraLoad:
+        if not self.adapters.images:
+            return NO_LORA
         images = [turn.image for turn in turns if turn.image is not None]
         if not images:
             return NO_LORA
@@ -295,6 +298,15 @@ class Planner:
             pass_ns=costs.step_ns(plan.num_tokens, 0) if costs.is_known else 0,
         )
 
+    def _add_decode(self, turn: Turn, draft: Draft) -> None:
+        """A row of one token; mostly nothing of what a row may need has to be looked after."""
+        start = turn.num_planned
+        is_covered = start < turn.num_blocks * turn.block_tokens
+        if is_covered and turn.image is None and not turn.prefix.coming:
+            draft.rows.append(Row(turn, start, start + 1, []))
+        else:
+            self._add_row(turn, 1, draft)
+
     def _add_row(self, turn: Turn, num_tokens: int, draft: Draft, wait_ns: int = 0) -> bool:
         """Make sure of the pages for `num_tokens` more tokens and add the row."""
         residency, prefix = self.residency, turn.prefix
@@ -395,6 +407,8 @@ class Planner:
 def _is_decode(turn: Turn) -> bool:
     """Whether a turn that runs has a row in any step. One with all its history but on its way has
     not, however little is left to compute, until a pass waits for that."""
-    if not turn.is_decoding or turn.num_flights:
-        return turn.is_decoding
+    if not turn.is_decoding:
+        return False
+    if turn.num_flights:
+        return True
     return not any(block.loading or block.lost for block in turn.prefix.coming)

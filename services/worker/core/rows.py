@@ -1,6 +1,7 @@
 """From the turns that a step runs to the step as data."""
 
-from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from services.worker.core.turn import Turn
 from shared.sampling import has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token
+NO_INTS: Ints = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One turn's part: compute ``tokens[start:end]``, once `awaited` (see `StepPlan`) is there.
 
     `end` may be behind the tokens that are known by one: that token is chosen by a step in flight.
@@ -51,22 +52,30 @@ def step_plan(
     sources: dict[int, Staged],
 ) -> StepPlan:
     """The plan of these rows. What it tells of block tables is not told again."""
+    turns = [row.turn for row in rows]
     lengths = [row.end - row.start for row in rows]
-    tokens = [token for row in rows for token in _tokens(row)]
+    tokens: list[int] = []
+    carried: list[int] = []
+    on_adapters = [turn for turn in turns if turn.image is not None]
+    for number, row in enumerate(rows):
+        tokens += row.turn.tokens[row.start : row.end]
+        if row.is_carried:
+            tokens.append(NOT_KNOWN)
+            carried.append(number)
     return StepPlan(
-        turn_ids=[row.turn.turn_id for row in rows],
-        slots=np.array([row.turn.slot for row in rows], np.int32),
+        turn_ids=[turn.turn_id for turn in turns],
+        slots=np.array([turn.slot for turn in turns], np.int32),
         tokens=np.array(tokens, np.int32),
-        following=np.array([n for n, row in enumerate(rows) if row.turn.num_flights], np.int32),
-        carried=np.array([n for n, row in enumerate(rows) if row.is_carried], np.int32),
-        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        following=np.array([n for n, turn in enumerate(turns) if turn.num_flights], np.int32),
+        carried=np.array(carried, np.int32),
+        query_starts=np.array(list(accumulate(lengths, initial=0)), np.int32),
         context_lens=np.array([row.end for row in rows], np.int32),
         sampling=[_sampling(row) for row in rows],
         scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},
-        entries=_entries([row.turn for row in rows], pool),
-        adapters=np.array([_line(row.turn) for row in rows], np.int32),
-        images=_images([row.turn for row in rows], pool),
+        entries=_entries(turns, pool),
+        adapters=np.array([_line(turn) for turn in turns], np.int32),
+        images=_images(on_adapters, pool),
         streams=streams,
         assists={
             line: ImageSource(source.pages, source.generations, source.epoch)
@@ -107,20 +116,15 @@ def _images(turns: list[Turn], pool: PagePool) -> list[ImageEntry]:
     return entries
 
 
-def _tokens(row: Row) -> list[int]:
-    known = row.turn.tokens[row.start : row.end]
-    return [*known, NOT_KNOWN] if row.is_carried else known
-
-
 def _sampling(row: Row) -> RowSampling | None:
-    turn = row.turn
+    turn, params = row.turn, row.turn.sampling
     if row.end < turn.length:
         return None
     num_generated = turn.num_generated + turn.num_sampling
-    if not has_penalties(turn.sampling):
-        return RowSampling(turn.sampling, num_generated)
+    if not has_penalties(params):
+        return RowSampling(params, num_generated)
     prompt, generated = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
-    return RowSampling(turn.sampling, num_generated, prompt, generated)
+    return RowSampling(params, num_generated, prompt, generated)
 
 
 def _scoring(row: Row) -> RowScoring | None:
@@ -143,4 +147,6 @@ def _entries(turns: list[Turn], pool: PagePool) -> TableEntries:
             blocks += turn.untold
             rows += [turn.held(number).row for number in turn.untold]
             turn.untold = []
+    if not rows:
+        return TableEntries(NO_INTS, NO_INTS, pool.table[:0])
     return TableEntries(np.array(slots, np.int32), np.array(blocks, np.int32), pool.table[rows])

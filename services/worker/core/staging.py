@@ -220,6 +220,8 @@ class Stager:
 
     def on_loaded(self, pages: list[int], *, is_good: bool) -> list[Effect]:
         """Loads ended. After a bad one the block is lost: it drops out once nobody runs on it."""
+        if not pages:
+            return []
         flights = self.flights.end(pages)
         for flight in flights:
             block = flight.block

@@ -137,7 +137,7 @@ class Turn:
     @property
     def num_generated(self) -> int:
         """Generated tokens of all attempts."""
-        return len(self.tokens) - self.num_prompt
+        return len(self.tokens) - self.num_known + self.num_generated_before
 
     @property
     def length(self) -> int:
@@ -152,7 +152,7 @@ class Turn:
     @property
     def is_decoding(self) -> bool:
         """Whether only the KV of its last token is to be computed."""
-        return self.num_planned == self.length - 1
+        return self.num_planned == len(self.tokens) + self.num_sampling - 1
 
     @property
     def awaits_last(self) -> bool:
@@ -259,7 +259,7 @@ class Turn:
     def on_planned(self, end: int) -> None:
         """A step that computes its tokens up to `end` is in flight."""
         self.num_flights += 1
-        self.num_sampling += end == self.length
+        self.num_sampling += end == len(self.tokens) + self.num_sampling
         self.num_planned = end
 
     def on_landed(self, *, is_sampled: bool) -> None:
