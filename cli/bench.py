@@ -47,6 +47,7 @@ BENCHES = {
     "capacity": "loadtest.bench.capacity",
     "scale": "loadtest.bench.scale",
     "compress": "loadtest.bench.compress",
+    "quantize": "loadtest.bench.quantize",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -94,8 +94,9 @@ class LocalEngine:
         )
         pool = PagePool(info.num_pages, info.num_layers)
         self.core = EngineCore(
-            limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens, info.fingerprint
-        )
+            limits, pool, info.page_bytes, info.end_token_ids, info.block_tokens, info.fingerprint,
+            info.stored_page_bytes,
+        )  # fmt: skip
         if self.moves is not None:
             self.moves.engine = self
         if self.store is not None:

@@ -103,8 +103,8 @@ def _measure(pages: Bytes, width: int, args: argparse.Namespace) -> dict[str, fl
             unpack(each, page_bytes)
 
     ratio = pages.nbytes / sum(map(len, packed))
-    pack_gb_s = pages.nbytes / _best_s(pack_all, args.rounds) / 1e9
-    unpack_gb_s = pages.nbytes / _best_s(unpack_all, args.rounds) / 1e9
+    pack_gb_s = pages.nbytes / best_s(pack_all, args.rounds) / 1e9
+    unpack_gb_s = pages.nbytes / best_s(unpack_all, args.rounds) / 1e9
     saved = max(1 - 1 / ratio, 0.0)
     return {
         "ratio": round(ratio, 3),
@@ -115,7 +115,8 @@ def _measure(pages: Bytes, width: int, args: argparse.Namespace) -> dict[str, fl
     }
 
 
-def _best_s(work: Callable[[], None], rounds: int) -> float:
+def best_s(work: Callable[[], None], rounds: int) -> float:
+    """Seconds that it takes, the best of so many times."""
     took = []
     for _ in range(rounds):
         begun_s = time.perf_counter()

@@ -38,6 +38,7 @@ HOLE = -1  # in a page, where a token's KV was never computed
 BAD_COPY_SHARE = 0.01  # of pages: the device does not take them
 NO_HELPERS_SHARE = 0.2  # of steps
 BAD_BUILD_SHARE = 0.1  # of images that are made: their files cannot be read
+IMAGE = "image"  # what an adapter's pages are of
 
 
 @dataclass(slots=True)
@@ -265,6 +266,8 @@ class Device:
         layer = len(sums)
         kind, origin, tokens = self._memory.get(write.pool_pages[layer], GARBAGE)
         content = kind, origin, tokens[: len(write.tokens)] if write.is_partial else tokens
+        if self._model.is_rounded and origin[:1] == (IMAGE,):
+            content = GARBAGE
         arena.contents[write.arena_pages[layer]] = content
         later = partial(self._store, write, arena, epoch, [*sums, checksum_of(content)])
         is_slow = self._random.random() < SLOW_STORE_SHARE
@@ -485,4 +488,4 @@ class Device:
 
 
 def _image_page(adapter: AdapterRef, layer: int, number: int) -> Content:
-    return (layer, ("image", adapter.adapter_hash), (number,))
+    return (layer, (IMAGE, adapter.adapter_hash), (number,))

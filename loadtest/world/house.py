@@ -10,6 +10,7 @@ from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 
 EXPIRIES_S = (0, 0, 1, 2, 8)  # 0: as every tier has it, which is long
+ROUNDED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class House:
     placement: policy of all schedulers, where turns are not scattered.
     expiries: draws how long turns want their KV kept; None: nobody says.
     num_shards: schedulers among which turns are divided.
+    forms: draws which workers round KV that leaves their pools; None: nobody does.
     """
 
     timeline: Timeline
@@ -46,6 +48,12 @@ class House:
     placement: str
     expiries: Random | None
     num_shards: int = 1
+    forms: Random | None = None
+
+    def draw_model(self) -> Model:
+        """As a worker has it."""
+        is_rounded = self.forms is not None and self.forms.random() < ROUNDED_SHARE
+        return self.model.rounded() if is_rounded else self.model
 
     def draw_expiry_s(self) -> int:
         """What a turn says; 0: nothing."""

@@ -257,7 +257,8 @@ class Kvstore(PeerHost):
             self._peering.locate(message, keys, on_peers)
 
         def on_record(record: Any) -> None:
-            on_keys([] if record is None else unpack_keys(record.block_keys))
+            is_other = message.fingerprint != self.house.model.fingerprint  # than frontends know
+            on_keys([] if record is None or is_other else unpack_keys(record.block_keys))
 
         if message.keys or message.session_id is None:
             on_keys(unpack_keys(message.keys))

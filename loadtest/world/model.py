@@ -1,6 +1,6 @@
 """The model that all workers of a world serve: a function in place of weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from loadtest.world.timeline import MS
@@ -35,6 +35,7 @@ ADAPTERS = tuple(adapter(f"adapter-{rank}{which}", rank) for rank in (4, 8, 16) 
 class Model:
     """Attributes:
     step_ns, token_ns: a step takes so long, and so much more for each token.
+    is_rounded: what leaves the pool is, which is fatal to all but KV.
     """
 
     num_layers: int
@@ -47,6 +48,11 @@ class Model:
     max_model_len: int = 60
     vocab_size: int = 23
     end_token: int = 0
+    is_rounded: bool = False
+
+    def rounded(self) -> "Model":
+        """The same, stored as int8: its blocks are others, if their keys say so."""
+        return replace(self, fingerprint=f"{self.fingerprint} int8", is_rounded=True)
 
     def next_token(self, tokens: list[int], hardware: int, adapter_hash: str) -> int:
         """The sampler: a function of everything before and of the adapter, so that no undisturbed

@@ -52,6 +52,7 @@ OBJECTS = "services/kvstore/core/objects.py"
 OBJECT_TIER = "services/kvstore/core/object_tier.py"
 BLOCKS = "shared/blocks.py"
 ADAPTERS = "services/worker/core/adapters/adapters.py"
+IMAGE_LOADING = "services/worker/core/adapters/loading.py"
 INTAKE = "services/worker/core/intake.py"
 
 
@@ -427,6 +428,15 @@ MUTANTS = (
         "root keys without tenant", BLOCKS,
         "for part in (fingerprint, tenant, adapter_hash, salt):",
         "for part in (fingerprint, adapter_hash, salt):",
+    ),
+    Mutant(
+        "KV of two forms has one key", BLOCKS,
+        "for part in (fingerprint, tenant, adapter_hash, salt):",
+        "for part in (tenant, adapter_hash, salt):",
+    ),
+    Mutant(
+        "weights of an adapter are rounded", IMAGE_LOADING,
+        "        if not self.is_stored:\n            return\n", "",
     ),
     Mutant(
         "keys do not cover what is before", BLOCKS,

@@ -100,7 +100,8 @@ class Worker(Process):
         self.worker_id = WorkerId(f"{self.host_id}-w{number}")
         self._kvstore = kvstore
         self._hardware = number % NUM_HARDWARE
-        random, model = house.random, house.model
+        random, model = house.random, house.draw_model()
+        self._model = model
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=random.choice([3, 8, 16]),
@@ -124,7 +125,7 @@ class Worker(Process):
         check_worker(self.core)
 
     def on_start(self) -> None:
-        model = self.house.model
+        model = self._model
         self._incarnation = f"{self.name}.{self.life}"
         self.is_touched = True
         self._num_reports = 0
@@ -140,6 +141,7 @@ class Worker(Process):
         )  # fmt: skip
         self._teach(self.core.costs)
         self.core.adapters.loading.ways.assist_tokens = self.house.random.choice(ASSIST_TOKENS)
+        self.core.adapters.loading.is_stored = not model.is_rounded
         self.device = self.new_device()
         self.core.estimates.load_bytes_per_s = model.page_bytes * SECOND / self.device.page_ns
         self.link = KvLink(self.worker_id, model.fingerprint, model.num_layers, model.page_bytes)
@@ -153,7 +155,7 @@ class Worker(Process):
 
     def new_device(self) -> Any:
         """For a new life."""
-        return Device(self, self.house.model, self._hardware, self.house.random)
+        return Device(self, self._model, self._hardware, self.house.random)
 
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""
@@ -250,7 +252,7 @@ class Worker(Process):
         if not self.house.wires.has_connection(self):
             return
         self._num_reports += 1
-        core, pool, model = self.core, self.core.pool, self.house.model
+        core, pool, model = self.core, self.core.pool, self._model
         card = ModelCard(
             model_id=model.model_id, source="", fingerprint=model.fingerprint,
             max_model_len=core.tokens_max, block_tokens=model.block_tokens, lora=LORA_CARD,

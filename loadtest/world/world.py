@@ -34,6 +34,7 @@ SCATTERED_SHARE = 0.7  # of worlds with several hosts: turns go where their hist
 BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
 PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
 EXPIRIES_SHARE = 0.3  # of worlds: turns say how long their KV is kept
+FORMS_SHARE = 0.2  # of worlds: some workers store KV as int8
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
@@ -79,6 +80,7 @@ class World:
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
         expiries = Random(f"expiries {seed}")
+        forms = Random(f"forms {seed}")
         model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
         hosts = [HostId(f"h{number}") for number in range(random.choice([1, 2, 3]))]
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
@@ -102,6 +104,7 @@ class World:
             placement=_draw_placement(memory_random),
             expiries=expiries if expiries.random() < EXPIRIES_SHARE else None,
             num_shards=Random(f"shards {seed}").choice(SHARDS),
+            forms=forms if forms.random() < FORMS_SHARE else None,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.worker.core.limits import AdmissionName, LoraStart
+from services.worker.core.limits import AdmissionName, LoraStart, StoredDtype
 from services.worker.oneshot.model import ServedTask
 from shared.config import ServiceConfig
 from shared.eviction import EvictionName
@@ -21,6 +21,8 @@ class WorkerConfig(ServiceConfig):
         `kv_bytes`; else they are small, and the pool has as many as the profile says.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
     gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
+    kv_stored_dtype: what KV is stored as outside of the pool: what the `model` computes, or `int8`,
+        rounded to half of bf16's bytes.
     eviction: which pages make room, see `shared.eviction`.
     cooperative: what no turn runs on stays in the pool until its pages are needed, and announced
         turns are brought there; else only as far as the arena.
@@ -56,6 +58,7 @@ class WorkerConfig(ServiceConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_bytes: int = Field(0, ge=0)
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
+    kv_stored_dtype: StoredDtype = "model"
     eviction: EvictionName = "layer"
     cooperative: bool = True
     num_threads: int = Field(0, ge=0)

@@ -62,7 +62,7 @@ class KvClient:
     ) -> None:
         self._bus = bus
         self._host_id = host_id
-        self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.page_bytes)
+        self._link = KvLink(worker_id, info.fingerprint, info.num_layers, info.stored_page_bytes)
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._before_open = before_open

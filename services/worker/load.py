@@ -72,8 +72,13 @@ def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_moved: OnMov
     """An emulated generative model.
 
     Raises:
-        ConfigError: a pool of true pages would not hold two blocks.
+        ConfigError: a pool of true pages would not hold two blocks, or pages are to be rounded.
     """
+    if config.kv_stored_dtype != "model":
+        raise ConfigError(
+            f"SYMPHONY_KV_STORED_DTYPE={config.kv_stored_dtype!r}: pages of emulated models hold "
+            "no numbers that could be rounded"
+        )
     folder = make_demo_model(demo_folder(config.data_dir))
     pool_bytes = (config.kv_bytes or CPU_KV_BYTES) if config.true_pages else None
     if pool_bytes is not None:
@@ -114,7 +119,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
     device = _prepare_device(config)
-    model = load_model(source, device, config.dtype, config.cpu_layers)
+    model = load_model(source, device, config.dtype, config.cpu_layers, config.kv_stored_dtype)
     if device == "cuda":
         return _make_cuda(config, model, model_id, on_moved)
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)
@@ -125,9 +130,10 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
 
 
 def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
-    """Helpers, where they can be of use: an arena as near as the pool is waited for."""
+    """Helpers, where they can be of use: an arena as near as the pool is waited for. They read
+    adapters there, which it has only where pages are stored as they are."""
     is_wanted = config.lora_start == "assist" or (config.lora_start == "auto" and config.link_mb_s)
-    if not is_wanted or model.lora is None:
+    if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.orders import Spec
@@ -139,7 +145,8 @@ def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
 
 def _make_stream_crew(config: WorkerConfig, model: "LoadedModel") -> "StreamCrew | None":
     """Helpers beside a GPU, whose link is always far slower than its memory."""
-    if config.lora_start not in {"assist", "auto"} or model.lora is None:
+    is_wanted = config.lora_start in {"assist", "auto"}
+    if not is_wanted or model.lora is None or model.stored_form is not None:
         return None
     from services.worker.device.assist.orders import Spec
     from services.worker.device.cuda import cuda_crew

@@ -195,6 +195,7 @@ class Worker:
             info.end_token_ids,
             info.block_tokens,
             info.fingerprint,
+            info.stored_page_bytes,
         )
         kv = KvClient(
             runtime.bus,

@@ -66,9 +66,11 @@ class EngineCore:
     """One model on one worker.
 
     Attributes:
-        page_bytes: of one pool page, for the fetch-or-recompute decision.
+        page_bytes: of one pool page.
         end_token_ids: tokens that end a turn unless it asked to ignore them.
         fingerprint: the model's, for the keys of its adapters' images.
+        stored_page_bytes: of one page below the pool, for the fetch-or-recompute decision; 0: the
+            same.
         flights: steps that were planned and have not landed, in order.
     """
 
@@ -78,6 +80,7 @@ class EngineCore:
     end_token_ids: frozenset[int]
     block_tokens: int
     fingerprint: str = ""
+    stored_page_bytes: int = 0
     estimates: Estimates = field(default_factory=Estimates)
     costs: StepCosts = field(default_factory=StepCosts)
     punctuality: Punctuality = field(default_factory=Punctuality)
@@ -97,6 +100,7 @@ class EngineCore:
     _leaving: dict[Turn, FinishReason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stored_page_bytes = self.stored_page_bytes or self.page_bytes
         self.residency = Residency(self.pool)
         self.stager = self.residency.stager
         self.writeback = WriteBehind(self.pool, self.limits.lease_target_blocks)
@@ -106,7 +110,7 @@ class EngineCore:
             self.estimates,
             self.costs,
             self.limits,
-            self.page_bytes,
+            self.stored_page_bytes,
             self.block_tokens,
         )
         self.queue = TurnQueue(self.limits.turns_running_max)
@@ -117,6 +121,7 @@ class EngineCore:
             self.page_bytes,
             self.estimates,
             Ways(self.limits.lora_start),
+            is_stored=self.stored_page_bytes == self.page_bytes,
         )
         self.adapters = Adapters(self.residency, loading, self.limits.turns_running_max)
         self.planner = Planner(
@@ -178,7 +183,7 @@ class EngineCore:
 
     def speeds(self, model_id: str) -> ModelSpeeds:
         """How fast it is, under the model's name."""
-        block_bytes = self.page_bytes * self.pool.num_layers
+        block_bytes = self.stored_page_bytes * self.pool.num_layers
         return speeds_of(ModelId(model_id), self.costs, self.estimates, block_bytes)
 
     # Turns come and go.
@@ -279,7 +284,7 @@ class EngineCore:
             return 0
         num_tokens = expected.num_tokens or self.limits.max_model_len
         num_blocks = -(-num_tokens // self.block_tokens) + expected.num_image_blocks
-        num_bytes = num_blocks * self.pool.num_layers * self.page_bytes
+        num_bytes = num_blocks * self.pool.num_layers * self.stored_page_bytes
         lead_ns = LEAD_FACTOR * self.estimates.slowest_ns(num_bytes, expected.kv_at) + ASK_AHEAD_NS
         return expected.arrives_at_ns - lead_ns
 
@@ -434,7 +439,7 @@ class EngineCore:
             num_places=self.limits.turns_running_max - num_running,
             num_pages=self.residency.num_available - num_running * layers,
             budget=self.limits.prefill_tokens_max,
-            load_block_ns=self.estimates.load_ns(layers * self.page_bytes),
+            load_block_ns=self.estimates.load_ns(layers * self.stored_page_bytes),
             reserve=self.punctuality.reserve,
             costs=self.costs,
         )

@@ -29,7 +29,7 @@ USED_MAX = 256  # sequences whose use is told at once; of more, the latest
 class History:
     """Attributes:
     costs: what computing takes.
-    page_bytes: of one pool page.
+    page_bytes: of one page below the pool.
     landed_at_ns: when pages came into the pool last, whosever they were.
     num_prefix_queries, num_prefix_hits: reusable blocks that turns came with, and those of them
         that did not have to be computed.

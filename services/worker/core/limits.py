@@ -9,6 +9,7 @@ from shared.locations import OBJECTS, is_objects
 
 AdmissionName: TypeAlias = Literal["eager", "deferred"]
 LoraStart: TypeAlias = Literal["auto", "wait", "stream", "assist"]
+StoredDtype: TypeAlias = Literal["model", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

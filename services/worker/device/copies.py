@@ -7,6 +7,7 @@ under way, and steps wait for them on the device and not on the host.
 from typing import Protocol
 
 from shared.arena import Arena, Bytes
+from shared.blocks import BLOCK_TOKENS
 
 
 class CopyFailed(Exception):
@@ -51,9 +52,15 @@ class PageCopier(Protocol):
         ...
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
-        """Pool to arena, behind `mark`."""
+        """Pool to arena, behind `mark`. Of the pages, the first `num_tokens` tokens count; what is
+        behind them may come along."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -102,7 +109,12 @@ class HostCopier:
         return None
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         for source, target in zip(pool_pages, arena_pages, strict=True):
             arena.pages[target] = self._pool[source]

@@ -11,6 +11,7 @@ from services.worker.device.assist.cuda_stream import CudaStream
 from services.worker.device.assist.orders import Spec
 from services.worker.device.assist.stream_crew import StreamCrew
 from services.worker.device.cuda_copier import cuda_copier
+from services.worker.device.cuda_int8_copier import cuda_int8_copier
 from services.worker.device.decode_graphs import cuda_recorder
 from services.worker.device.gpu_executor import PREFILL_TOKENS, GpuExecutor
 from services.worker.device.lora.assistance import PATIENCE_NS
@@ -36,13 +37,17 @@ def cuda_executor(
     thread launches them; decodes are recorded where our own kernels attend, which read nothing back
     on their way.
     """
-    device = model.device
+    device, form = model.device, model.stored_form
+    stream = torch.cuda.default_stream(device)
+    make_copier = partial(cuda_copier, compute=stream)
+    if form is not None:
+        make_copier = partial(cuda_int8_copier, compute=stream, form=form)
     executor = GpuExecutor(
         model,
         model_id,
         num_pages,
         turns_max,
-        partial(cuda_copier, compute=torch.cuda.default_stream(device)),
+        make_copier,
         cuda_recorder() if is_recorded and is_fused(device) else None,
         on_moved,
         crew,

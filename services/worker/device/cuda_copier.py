@@ -12,6 +12,7 @@ from kernels.page_copy import copy_pages
 from services.worker.device.copies import Copy, CopyFailed
 from services.worker.device.piecewise_copier import PiecewiseCopier
 from shared.arena import Bytes
+from shared.blocks import BLOCK_TOKENS
 from shared.errors import SymphonyError
 
 
@@ -77,7 +78,12 @@ class CudaLink:
         return event
 
     def store(
-        self, mark: object, pool_pages: list[int], target: Bytes, target_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        target: Bytes,
+        target_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         assert isinstance(mark, torch.cuda.Event)
         self._stores.wait_event(mark)

@@ -67,6 +67,7 @@ class EmulatedExecutor:
             max_model_len=profile.max_model_len,
             num_layers=profile.num_layers,
             page_bytes=page_bytes,
+            stored_page_bytes=page_bytes,
             num_pages=num_pages,
             vocab_size=VOCAB,
             end_token_ids=frozenset([END_OF_TURN]),

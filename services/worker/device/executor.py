@@ -14,8 +14,9 @@ class ModelInfo:
     """A loaded model, as the engine and the world need to know it.
 
     Attributes:
-        fingerprint: hash of weights, dtype and KV layout.
+        fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it.
         page_bytes: KV of one block in one layer.
+        stored_page_bytes: the same where it is stored outside of the pool.
         num_pages: pages that the device has room for.
         vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
@@ -28,6 +29,7 @@ class ModelInfo:
     max_model_len: int
     num_layers: int
     page_bytes: int
+    stored_page_bytes: int
     num_pages: int
     vocab_size: int
     end_token_ids: frozenset[int]

@@ -97,9 +97,7 @@ class GpuExecutor:
         self._tables = DeviceTables(model.num_layers, turns_max, num_blocks, self._device)
         self.copier = make_copier(self._pool)
         gate = PageGate(num_pages)
-        self.mover = KvMover(
-            self.copier, gate, on_moved, reader=crew, token_rows=2 * model.num_kv_heads
-        )
+        self.mover = KvMover(self.copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
         self.builder = ImageBuilder(model.read_image, self.copier, gate, on_moved)
         self._lora = None
         if model.lora is not None:

@@ -11,8 +11,11 @@ import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.sgmv import Site
+from services.worker.core.limits import StoredDtype
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.executor import ModelInfo
+from services.worker.device.int8_pages import VERSION as INT8_VERSION
+from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
@@ -45,7 +48,9 @@ class LoadedModel:
         module: the transformers model, in eval mode on its device.
         num_heads: of the queries, at most.
         num_kv_heads, head_dim: of every layer.
-        fingerprint: hash of weights, dtype and KV layout; root of all its block keys.
+        fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
+            all its block keys.
+        stored_dtype: of its KV outside of the pool.
         lora: what adapters it takes; None: none.
         lora_sites: places in its layers where they add, by the numbers that helpers call them by.
     """
@@ -63,6 +68,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     sampling: SamplingDefaults
     fingerprint: str
+    stored_dtype: StoredDtype = "model"
     lora: LoraCard | None = None
     lora_sites: list[Site] = field(default_factory=list)
 
@@ -71,8 +77,21 @@ class LoadedModel:
         """KV of one block in one layer."""
         return 2 * self.num_kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
 
+    @property
+    def stored_form(self) -> Int8Pages | None:
+        """What pages are turned into where they are stored; None: they stay as they are."""
+        if self.stored_dtype == "model":
+            return None
+        return Int8Pages(torch.Size((2 * self.num_kv_heads, BLOCK_TOKENS, self.head_dim)))
+
+    @property
+    def token_rows(self) -> int:
+        """See `KvMover`."""
+        return 2 * self.num_kv_heads if self.stored_form is None else 0
+
     def info(self, model_id: str, num_pages: int) -> ModelInfo:
         """What is served of it, with room for so many pages."""
+        form = self.stored_form
         return ModelInfo(
             model_id=model_id,
             source=self.source,
@@ -80,6 +99,7 @@ class LoadedModel:
             max_model_len=self.max_model_len,
             num_layers=self.num_layers,
             page_bytes=self.page_bytes,
+            stored_page_bytes=self.page_bytes if form is None else form.page_bytes,
             num_pages=num_pages,
             vocab_size=self.vocab_size,
             end_token_ids=self.end_token_ids,
@@ -111,13 +131,20 @@ class LoadedModel:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
-def load_model(source: str, device: str, dtype: str, layers: Mode = "fast") -> LoadedModel:
+def load_model(
+    source: str,
+    device: str,
+    dtype: str,
+    layers: Mode = "fast",
+    stored_dtype: StoredDtype = "model",
+) -> LoadedModel:
     """Load from a folder or a hub id.
 
     Args:
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
         layers: ``fast`` replaces on a CPU what can be computed faster; ``plain`` leaves every layer
             as transformers makes it.
+        stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
 
     Raises:
         ConfigError: no such model, or it is not readable.
@@ -139,8 +166,9 @@ def load_model(source: str, device: str, dtype: str, layers: Mode = "fast") -> L
         if (made := speed_up(module)) is None:
             log.warning("fast layers disagree with plain ones: none used", extra={"model": source})
             del module, loaded  # before it is loaded again
-            return load_model(source, device, dtype, "plain")
+            return load_model(source, device, dtype, "plain", stored_dtype)
         log.info("fast layers", extra={"model": source, **made.as_fields()})
+    loaded.stored_dtype = stored_dtype
     loaded.fingerprint = _fingerprint(loaded)
     loaded.let_adapters()
     return loaded
@@ -263,6 +291,8 @@ def _fingerprint(model: LoadedModel) -> str:
     digest = weights_digest(model.source)
     layout = (model.dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS)
     digest.update(f"{layout}:{KV_LAYOUT_VERSION}".encode())
+    if model.stored_form is not None:
+        digest.update(f":{model.stored_dtype}:{INT8_VERSION}".encode())
     return digest.hexdigest()
 
 

@@ -103,7 +103,8 @@ class KvMover:
         loads_max: loads that may wait; of more, the least urgent fail.
         stores_max: orders to store that may wait; one more is not carried out.
         reader: reads the arena as well, while there is one.
-        token_rows: runs of tokens, of equal bytes each, that a page consists of.
+        token_rows: runs of tokens, of equal bytes each, that a page below consists of; 0: what
+            stands behind a block's tokens does not come along when it is stored.
     """
 
     def __init__(
@@ -297,13 +298,16 @@ class KvMover:
         with self._storing:
             if self._arena is not arena or self._epoch != order.epoch:
                 return []
+            num_tokens = len(write.tokens) if write.is_partial else BLOCK_TOKENS
             try:
-                self._copier.store(order.mark, write.pool_pages, arena, pages).wait()
+                copy = self._copier.store(order.mark, write.pool_pages, arena, pages, num_tokens)
+                copy.wait()
             except CopyFailed:
                 log.exception("a block could not be copied from the device")
                 return []
-            if write.is_partial:  # else KV of others, deleted ones among them, stays on disk
+            if write.is_partial and self._token_rows:
+                # Else KV of others, deleted ones among them, stays on disk.
                 for page in pages:
                     rows = arena.pages[page].reshape(self._token_rows, BLOCK_TOKENS, -1)
-                    rows[:, len(write.tokens) :] = 0
+                    rows[:, num_tokens:] = 0
         return [checksum(arena.pages[page]) for page in pages]

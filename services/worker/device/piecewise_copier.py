@@ -12,6 +12,7 @@ from services.worker import metrics
 from services.worker.device.copies import Copy
 from services.worker.device.pieces import PIECE_BYTES, HostMemory, Pieces
 from shared.arena import Arena, Bytes
+from shared.blocks import BLOCK_TOKENS
 
 
 class DeviceLink(HostMemory, Protocol):
@@ -36,9 +37,14 @@ class DeviceLink(HostMemory, Protocol):
         ...
 
     def store(
-        self, mark: object, pool_pages: list[int], target: Bytes, target_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        target: Bytes,
+        target_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
-        """Pool to host, behind `mark`."""
+        """Pool to host, behind `mark`; of the pages, the first `num_tokens` tokens count."""
         ...
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
@@ -107,13 +113,19 @@ class PiecewiseCopier:
         return self._link.mark()
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         if self._pieces[arena].have(arena_pages):
-            return self._link.store(mark, pool_pages, arena.pages, arena_pages)
+            return self._link.store(mark, pool_pages, arena.pages, arena_pages, num_tokens)
         metrics.ARENA_DETOURS.labels("store").inc(len(arena_pages))
         staged = self._link.staging(len(arena_pages), arena.page_bytes)
-        copy = self._link.store(mark, pool_pages, staged, list(range(len(arena_pages))))
+        pages = list(range(len(arena_pages)))
+        copy = self._link.store(mark, pool_pages, staged, pages, num_tokens)
         return _ByStaging(copy, staged, arena_pages, arena.pages)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:

@@ -7,6 +7,7 @@ import time
 
 from services.worker.device.copies import Copy, PageCopier
 from shared.arena import Arena, Bytes
+from shared.blocks import BLOCK_TOKENS
 
 
 class _Crossing:
@@ -51,9 +52,14 @@ class SlowLink:
         return self._copier.mark()
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
-        return self._copier.store(mark, pool_pages, arena, arena_pages)
+        return self._copier.store(mark, pool_pages, arena, arena_pages, num_tokens)
 
     def write(self, pool_pages: list[int], data: Bytes) -> None:
         over_at_ns = self._send(data.nbytes)

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from kernels.kv_int8.select import warm_up as warm_up_int8
 from kernels.paged_attention import RaggedBatch
 from kernels.sgmv import warm_up as warm_up_adapters
 from services.worker.core.step import Ints, StepPlan, StepResult
@@ -17,6 +18,7 @@ from services.worker.device.executor import Finished
 from services.worker.device.failures import Failures
 from services.worker.device.gate import PageGate
 from services.worker.device.image_builder import ImageBuilder
+from services.worker.device.int8_pages import Int8HostCopier
 from services.worker.device.lora.assistance import assist
 from services.worker.device.lora.tables import LoraLines
 from services.worker.device.model import LoadedModel
@@ -58,12 +60,11 @@ class TorchExecutor:
         self._tables = BlockTables(model.num_layers)
         self._failures = Failures()
         self._lora = None if model.lora is None else LoraLines(model.lora)
-        raw = self._pool.view(torch.uint8).numpy().reshape(num_pages, -1)
-        copier: PageCopier = HostCopier(raw)
+        copier: PageCopier = _host_copier(model, self._pool)
         if link_bytes_per_s:
             copier = SlowLink(copier, link_bytes_per_s)
         gate = PageGate(num_pages)
-        self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=2 * model.num_kv_heads)
+        self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
         self.builder = ImageBuilder(model.read_image, copier, gate, on_moved)
 
     def launch(self, plan: StepPlan) -> Finished:
@@ -183,5 +184,13 @@ class TorchExecutor:
         from kernels.paged_attention import warm_up
 
         warm_up(self._pool)
+        if self._model.stored_form is not None:
+            warm_up_int8(self._pool[0])
         if self._lora is not None:
             warm_up_adapters(self._pool.dtype)
+
+
+def _host_copier(model: LoadedModel, pool: torch.Tensor) -> HostCopier:
+    if (form := model.stored_form) is not None:
+        return Int8HostCopier(pool, form)
+    return HostCopier(pool.view(torch.uint8).numpy().reshape(len(pool), -1))

@@ -32,7 +32,8 @@ from tests.integration.kvstore.house import (
 
 INFO = ModelInfo(
     model_id="m", source="m", fingerprint=FINGERPRINT, max_model_len=4096, num_layers=NUM_LAYERS,
-    page_bytes=PAGE_BYTES, vocab_size=100, num_pages=64, end_token_ids=frozenset(), block_tokens=64,
+    page_bytes=PAGE_BYTES, stored_page_bytes=PAGE_BYTES, vocab_size=100, num_pages=64,
+    end_token_ids=frozenset(), block_tokens=64,
 )  # fmt: skip
 
 

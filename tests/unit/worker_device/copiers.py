@@ -13,6 +13,7 @@ import torch
 from services.worker.device.copies import OVER, Copy, CopyFailed, HostCopier, PageCopier
 from services.worker.device.piecewise_copier import PiecewiseCopier
 from shared.arena import Arena, Bytes
+from shared.blocks import BLOCK_TOKENS
 from shared.errors import SymphonyError
 
 CUDA = pytest.param(
@@ -71,7 +72,12 @@ class LateCopier:
         return None
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         return self._start(arena.pages, arena_pages, self._pool, pool_pages, pool_pages)
 
@@ -148,7 +154,12 @@ class CheckedLink:
         return None
 
     def store(
-        self, mark: object, pool_pages: list[int], target: Bytes, target_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        target: Bytes,
+        target_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         self._check(target, target_pages)
         target[target_pages] = self._pool[pool_pages]

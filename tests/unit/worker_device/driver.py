@@ -32,6 +32,7 @@ def make_core(executor: Executor, **limits: Any) -> EngineCore:
         info.end_token_ids,
         info.block_tokens,
         info.fingerprint,
+        info.stored_page_bytes,
     )
 
 

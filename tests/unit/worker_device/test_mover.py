@@ -17,7 +17,7 @@ from services.worker.device.gate import PageGate
 from services.worker.device.load_queue import RUN_PAGES
 from services.worker.device.mover import CalledBack, KvMover, Loaded, Moved, MoverGone, Stored
 from shared.arena import Arena, Bytes, PageState, States, checksum
-from shared.blocks import BlockKey
+from shared.blocks import BLOCK_TOKENS, BlockKey
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.worker_device.copiers import KINDS, LateCopier, make_copier
 
@@ -160,11 +160,16 @@ class _Held(HostCopier):
         self.may_go = threading.Event()
 
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         self.has_begun.set()
         assert self.may_go.wait(30)
-        return super().store(mark, pool_pages, arena, arena_pages)
+        return super().store(mark, pool_pages, arena, arena_pages, num_tokens)
 
 
 def test_writes_that_find_no_room_are_not_done_and_cost_no_other(setup: Setup) -> None:
@@ -254,7 +259,12 @@ def test_pages_that_are_there_overtake_those_that_are_still_to_come(setup: Setup
 
 class _Broken(HostCopier):
     def store(
-        self, mark: object, pool_pages: list[int], arena: Arena, arena_pages: list[int]
+        self,
+        mark: object,
+        pool_pages: list[int],
+        arena: Arena,
+        arena_pages: list[int],
+        num_tokens: int = BLOCK_TOKENS,
     ) -> Copy:
         raise OSError("the arena is gone")
 

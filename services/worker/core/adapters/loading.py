@@ -22,6 +22,8 @@ class ImageLoading:
     """Attributes:
     page_bytes: of one pool page.
     ways: in which turns may begin on an adapter of which not all is here.
+    is_stored: pages are stored below as they are. Else images are built from files each time: they
+        are no KV, and nothing of them may be rounded.
     """
 
     residency: Residency
@@ -30,6 +32,7 @@ class ImageLoading:
     page_bytes: int
     estimates: Estimates
     ways: Ways = field(default_factory=Ways)
+    is_stored: bool = True
 
     def keys(self, adapter: AdapterRef, num_blocks: int) -> list[BlockKey]:
         """Of its image's blocks."""
@@ -43,7 +46,7 @@ class ImageLoading:
         self._note_pace(image, now_ns, is_from_disk=True)  # for all that is known of others' loads
         if not chain.missing:
             return []
-        if self.writeback.is_connected and not image.num_failures:
+        if self.is_stored and self.writeback.is_connected and not image.num_failures:
             asked = self.residency.ask(chain, now_ns + STAGE_PATIENCE_NS)
             return [StageImage(image.number, asked)]
         image.must_build = True
@@ -95,6 +98,8 @@ class ImageLoading:
     def write(self, image: Image) -> None:
         """What was built is to have a copy below."""
         built, image.built, image.must_build = {*map(id, image.built)}, [], False
+        if not self.is_stored:
+            return
         chain = image.chain
         for index, block in enumerate(chain.blocks):
             if id(block) in built and block.backed:  # else its write was taken up meanwhile
