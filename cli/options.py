@@ -61,7 +61,7 @@ TruePages = Annotated[
 NumSpares = Annotated[
     int,
     typer.Option(
-        metavar="N", min=0, max=8, help="Hot spares of each scheduler process and the tracker."
+        metavar="N", min=0, max=8, help="Hot spares of each scheduler and tracker process."
     ),
 ]
 NumShards = Annotated[
@@ -72,6 +72,10 @@ NumShards = Annotated[
         max=64,
         help="Schedulers that turns and one-shot models are divided among.",
     ),
+]
+NumTrackerShards = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=64, help="Processes that divide advisories by session."),
 ]
 Host = Annotated[
     str,

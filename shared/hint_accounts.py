@@ -13,12 +13,13 @@ it has lost it, is forgiven.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
-from shared.errors import HintsThrottled
+from shared.errors import HintsThrottled, MalformedMessage
 from shared.ids import TenantId
 from shared.messages import HintsEnded, HintVerdict, Throttled
+from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 USED_GAIN = 4.0
 TAKEN_BACK_GAIN = 0.5
@@ -48,17 +49,30 @@ class HintLimits:
 @dataclass(slots=True)
 class _Account:
     """Attributes:
-    open: spent on advisories of which nobody has told yet what became of them.
+    open_at: spent on advisories of which nobody has told yet what became of them, by the shard of
+        the tracker that will.
     used, ended: lately; older ones weigh less.
     """
 
     tokens: float
     at_ns: int
-    open: float = 0.0
+    open_at: dict[int, float] = field(default_factory=dict)
     used: float = 0.0
     ended: float = 0.0
     num_refused: int = 0
     refused_at_ns: int = 0
+
+    @property
+    def open(self) -> float:
+        """Of all shards."""
+        return sum(self.open_at.values())
+
+    def settle(self, shard: int, num: float) -> None:
+        """So many of those that are open there are not any more."""
+        if (left := self.open_at.get(shard, 0.0) - num) > 0:
+            self.open_at[shard] = left
+        else:
+            self.open_at.pop(shard, None)
 
     @property
     def is_proven(self) -> bool:
@@ -92,29 +106,33 @@ class _Accounts:
         account.at_ns = now_ns
         return account
 
-    def told(self, key: tuple[TenantId, str], verdict: HintVerdict) -> None:
+    def sent(self, key: tuple[TenantId, str], shard: int) -> None:
+        """What becomes of one will be told by this shard."""
+        if (account := self.of.get(key)) is not None:
+            account.open_at[shard] = account.open_at.get(shard, 0.0) + 1.0
+
+    def told(self, key: tuple[TenantId, str], verdict: HintVerdict, shard: int) -> None:
         """What became of some; of a forgotten account nothing is kept."""
         account = self.of.get(key)
         if account is None:
             return
         num_used, num_ended = verdict.num_used, _num_ended(verdict)
-        account.open = max(account.open - num_ended, 0.0)
+        account.settle(shard, num_ended)
         kept = KEPT**num_ended
         account.used = account.used * kept + num_used
         account.ended = account.ended * kept + num_ended
         self._gain(account, USED_GAIN * num_used + TAKEN_BACK_GAIN * verdict.num_taken_back)
 
-    def refund(self, key: tuple[TenantId, str]) -> None:
+    def refund(self, key: tuple[TenantId, str], shard: int) -> None:
         """Nobody will tell what became of one."""
         if (account := self.of.get(key)) is not None:
-            account.open = max(account.open - 1.0, 0.0)
+            account.settle(shard, 1.0)
             self._gain(account, REFUND_GAIN)
 
-    def forgive(self) -> None:
-        """Nobody will tell what became of those that are open."""
+    def forgive(self, shard: int) -> None:
+        """Nobody will tell what became of those that are open there."""
         for account in self.of.values():
-            self._gain(account, account.open)
-            account.open = 0.0
+            self._gain(account, account.open_at.pop(shard, 0.0))
 
     def _forget(self, newcomer: TenantId) -> None:
         """Make room for one that just came."""
@@ -144,7 +162,7 @@ class HintAccounts:
     def __init__(self, limits: HintLimits) -> None:
         self._places = _Accounts(limits.per_place, PLACE_PER_S)
         self._tenants = _Accounts(limits.per_tenant, TENANT_PER_S)
-        self._tracker_id: str | None = None
+        self._tracker_ids: dict[int, str] = {}  # by shard
 
     def take(self, tenant: TenantId, place: str, now_ns: int, cost: float = 1.0) -> None:
         """One more advisory.
@@ -165,27 +183,38 @@ class HintAccounts:
             raise _refuse(self._tenants, of_tenant, cost, now_ns, "of this tenant")
         for account in (of_place, of_tenant):
             account.tokens = max(account.tokens - cost, 0.0)
-            account.open += cost if cost >= 1.0 else 0.0
 
-    def on_refund(self, tenant: TenantId, place: str) -> None:
-        """The last one said what was known already, or nobody took it."""
-        self._places.refund((tenant, place))
-        self._tenants.refund((tenant, ""))
+    def on_sent(self, tenant: TenantId, place: str, shard: int = 0) -> None:
+        """One that was let in goes to this shard of the tracker."""
+        self._places.sent((tenant, place), shard)
+        self._tenants.sent((tenant, ""), shard)
+
+    def on_refund(self, tenant: TenantId, place: str, shard: int = 0) -> None:
+        """One that was sent there said what was known already, or nobody took it."""
+        self._places.refund((tenant, place), shard)
+        self._tenants.refund((tenant, ""), shard)
 
     def on_ended(self, ended: HintsEnded) -> None:
-        """The tracker tells what became of some."""
-        if ended.tracker_id != self._tracker_id:
-            if self._tracker_id is not None:
-                self._places.forgive()
-                self._tenants.forgive()
-            self._tracker_id = ended.tracker_id
-        self.on_verdicts(ended.verdicts)
+        """A shard of the tracker tells what became of some.
 
-    def on_verdicts(self, verdicts: Sequence[HintVerdict]) -> None:
+        Raises:
+            MalformedMessage: there can be no such shard.
+        """
+        shard = ended.shard
+        if not 0 <= shard < TRACKER_SHARDS_MAX:
+            raise MalformedMessage(f"HintsEnded: shard {shard} cannot be", "shard")
+        before = self._tracker_ids.get(shard)
+        self._tracker_ids[shard] = ended.tracker_id
+        if before not in (None, ended.tracker_id):
+            self._places.forgive(shard)
+            self._tenants.forgive(shard)
+        self.on_verdicts(ended.verdicts, shard)
+
+    def on_verdicts(self, verdicts: Sequence[HintVerdict], shard: int = 0) -> None:
         """What became of some."""
         for verdict in verdicts:
-            self._places.told((verdict.tenant, verdict.place), verdict)
-            self._tenants.told((verdict.tenant, ""), verdict)
+            self._places.told((verdict.tenant, verdict.place), verdict, shard)
+            self._tenants.told((verdict.tenant, ""), verdict, shard)
 
     def throttled(self, now_ns: int) -> list[Throttled]:
         """Who was refused just now, those first that were most often."""

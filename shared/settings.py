@@ -35,6 +35,8 @@ SETTINGS = frozenset({
     "TENANT_KV_EXPIRY_S_MAX",
     # frontend and tracker
     "HINTS_PER_CLIENT", "HINTS_PER_TENANT",
+    # frontend, scheduler and tracker
+    "TRACKER_SHARDS",
     # kvstore and worker
     "EVICTION",
     # kvstore
@@ -54,7 +56,7 @@ SETTINGS = frozenset({
     "TRACKER_TTL_S", "TRACKER_SLACK_S", "TRACKER_RETRY_S", "TRACKER_KEEP_S",
     "TRACKER_ADVISORIES_MAX", "TRACKER_TENANT_ADVISORIES_MAX", "TRACKER_QUEUE_MAX",
     "AGENT_GRAPHS",
-    "TRACKER_ACT_CHANCE_MIN",
+    "TRACKER_ACT_CHANCE_MIN", "TRACKER_SHARD",
     # worker
     "MODELS", "TASKS", "EMULATE", "TRUE_PAGES", "DEVICE", "DTYPE", "KV_BYTES", "GPU_MEMORY_SHARE",
     "KV_STORED_DTYPE", "NUM_THREADS", "CPU_LAYERS", "PREFILL_TOKENS_MAX", "TURNS_RUNNING_MAX",

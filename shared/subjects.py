@@ -155,6 +155,22 @@ TURN_ARRIVED = Subject("symphony.tracker.turn.arrived", m.TurnArrived, NoReply)
 AGENT_TURN_LEFT = Subject("symphony.tracker.turn.left", m.AgentTurnLeft, NoReply)
 HINTS_ENDED = Subject("symphony.frontend.*.hints", m.HintsEnded, NoReply)
 
+
+def of_tracker_shard(undivided: Subject[Request, Reply]) -> Subject[Request, Reply]:
+    """The same wire to one shard of a divided tracker, which takes what comes there as its own."""
+    rest = undivided.pattern.removeprefix("symphony.").removeprefix("tracker.")
+    pattern = f"symphony.tracker.*.{rest}"
+    return Subject(pattern, undivided.request, undivided.reply, undivided.queue)
+
+
+# The star is the number of a tracker shard.
+SHARD_ADVISORY_SUBMIT = of_tracker_shard(ADVISORY_SUBMIT)
+SHARD_ADVISORY_INVALIDATE = of_tracker_shard(ADVISORY_INVALIDATE)
+SHARD_ADVISORY_GET = of_tracker_shard(ADVISORY_GET)
+SHARD_TURN_ARRIVED = of_tracker_shard(TURN_ARRIVED)
+SHARD_AGENT_TURN_LEFT = of_tracker_shard(AGENT_TURN_LEFT)
+TURNS_FORESEEN = Subject("symphony.tracker.*.turn.foreseen", m.TurnsForeseen, NoReply)
+
 # Worker and the kvstore of its host.
 KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)
 KV_LEASE = Subject("symphony.kv.*.lease", m.KvLease, m.KvLeased)

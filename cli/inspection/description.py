@@ -8,8 +8,8 @@ from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.runfile import RunState
 from cli.start.hosts import make_host_ids
 from cli.supervisor.condition import assess
-from shared.ids import HostId
-from shared.messages import HintStatus, KvStats, WorkerStatus
+from shared.ids import HostId, TenantId
+from shared.messages import HintRate, HintStatus, KvStats, WorkerStatus
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
@@ -56,9 +56,23 @@ def _hints(told: Sequence[HintStatus]) -> dict[str, Any]:
     """What is known of advisories; each service counts those itself that it throttles."""
     return {
         "live": sum(each.num_live for each in told),
-        "rates": [asdict(rate) for each in told for rate in each.rates],
+        "rates": _rates(told),
         "throttled": [asdict(one) for each in told for one in each.throttled],
     }
+
+
+def _rates(told: Sequence[HintStatus]) -> list[dict[str, Any]]:
+    """Of each tenant that is shown, over the shards of the tracker that know of it."""
+    sums: dict[TenantId, tuple[float, float]] = {}
+    for rate in (rate for each in told for rate in each.rates):
+        num_used, num = sums.get(rate.tenant, (0.0, 0.0))
+        sums[rate.tenant] = num_used + rate.hits * rate.num_hints, num + rate.num_hints
+    rates = [
+        HintRate(tenant=tenant, hits=round(num_used / num, 3), num_hints=round(num, 1))
+        for tenant, (num_used, num) in sums.items()
+        if num
+    ]
+    return [asdict(rate) for rate in rates]
 
 
 def _hosts(

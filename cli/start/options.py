@@ -28,9 +28,10 @@ class HouseOptions:
         num_workers: of each host.
         emulate: latency profile of emulated workers; None: real ones.
         has_true_pages: emulated pages are as large as the profile's model would have them.
-        num_spares: hot spares of each scheduler process, and of the tracker.
+        num_spares: hot spares of each process of the scheduler and of the tracker.
         num_shards: processes among which turns and one-shot models are divided; 1: one scheduler
             does all.
+        num_tracker_shards: processes among which the tracker divides sessions and workflows.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
@@ -46,6 +47,7 @@ class HouseOptions:
     adapters: tuple[Offer, ...] = ()
     num_spares: int = 0
     num_shards: int = 1
+    num_tracker_shards: int = 1
     host: str = "127.0.0.1"
     port: int = 8080
     allow_hosts: tuple[str, ...] = ()

@@ -156,6 +156,7 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         "SYMPHONY_INSTANCE": "0",
         "SYMPHONY_DATA_DIR": str(data_dir),
         "SYMPHONY_SCHEDULER_SHARDS": str(options.num_shards),
+        "SYMPHONY_TRACKER_SHARDS": str(options.num_tracker_shards),
         "SYMPHONY_METRICS_PORT": "0",  # one port cannot serve them all
         "PYTHONPATH": python_path(environment),
         "PYTHONUNBUFFERED": "1",
@@ -278,10 +279,21 @@ def _schedulers(options: HouseOptions) -> list[tuple[str, dict[str, str]]]:
 
 
 def _trackers(options: HouseOptions) -> Iterator[tuple[str, dict[str, str]]]:
-    """(name, settings) of the tracker and of its spares."""
-    yield "tracker", {}
-    for number in range(options.num_spares):
-        yield f"tracker-spare-{number}", {"SYMPHONY_INSTANCE": f"spare-{number}"}
+    """(name, settings) of the tracker, or of its shards, and then of their spares."""
+    roles: list[tuple[str, dict[str, str]]] = [("tracker", {})]
+    if options.num_tracker_shards > 1:
+        roles = [
+            (f"tracker-shard-{shard}", {"SYMPHONY_TRACKER_SHARD": str(shard)})
+            for shard in range(options.num_tracker_shards)
+        ]
+    spares = [
+        (f"{name}-spare-{number}", settings)
+        for number in range(options.num_spares)
+        for name, settings in roles
+    ]
+    for name, settings in roles + spares:
+        instance = name.removeprefix("tracker").removeprefix("-") or "0"
+        yield name, {**settings, "SYMPHONY_INSTANCE": instance}
 
 
 def _service(

@@ -10,6 +10,7 @@ from services.scheduler.core import SchedulerCore
 from services.scheduler.core.jobs import JobsCore
 from services.scheduler.core.turns.arrivals import Arrivals
 from services.scheduler.core.turns.records import Worker
+from services.tracker.core import TrackerCore
 from services.worker.core.engine import EngineCore
 from services.worker.core.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
@@ -182,6 +183,13 @@ def _check_load(worker: Worker) -> None:
     for each in held:
         expected.add(each.arrives_at_ns)
     assert worker.arrivals == expected, "expected turns are miscounted"
+
+
+def check_tracker(core: TrackerCore) -> None:
+    """What it expects is its own: a session that is known, or one of a workflow that it follows."""
+    for (tenant, session_id), record in core._live.items():
+        is_own = record.prefix is not None or core._shards.other(tenant, session_id) is None
+        assert is_own, f"the session {session_id} is another shard's"
 
 
 def check_batches(core: JobsCore) -> None:

@@ -45,7 +45,6 @@ from shared.messages import (
 from shared.shards import by_shard, turn_shard
 from shared.subjects import (
     ADVISORY_SUBMIT,
-    AGENT_TURN_LEFT,
     HINTS_ENDED,
     PROMPT_PULL,
     SCHEDULER_PING,
@@ -56,9 +55,12 @@ from shared.subjects import (
     TURN_SUBMIT,
     WORKER_START,
 )
+from shared.tracker_shards import at_shard, left_wire, shard_of
 
 TICK_NS = 250 * MS
 TOOL_SHARE = 0.3  # of agents' turns: they end with the call of a tool
+# Of advisories in no order, where the tracker is divided: any shard is asked, as on NATS.
+PUBLIC_SHARE = 0.3
 PROMPT_BYTES_MAX = (0, 600, 8192)  # none, some, and all prompts go along with their first submits
 
 News = Callable[["Deliver | Fail"], None]
@@ -123,20 +125,26 @@ class Frontend(Process):
 
     def advise(self, advisory: Advisory) -> None:
         """A client announces a turn."""
-        tenant, place = advisory.tenant, advisory.place
+        tenant, session_id, place = advisory.tenant, advisory.session_id, advisory.place
+        num_shards = self.house.num_tracker_shards
+        shard = shard_of(tenant, session_id, num_shards)
         try:
             self.hints.take(tenant, place, self.now_ns)
         except HintsThrottled:
             return
+        self.hints.on_sent(tenant, place, shard)
 
         def on_reply(state: Any) -> None:
             if state.num_merged:
-                self.hints.on_refund(tenant, place)
+                self.hints.on_refund(tenant, place, shard)
 
-        kv_at = self.located(tenant, advisory.session_id)
+        kv_at = self.located(tenant, session_id)
         told = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
+        wire, ids = at_shard(ADVISORY_SUBMIT, tenant, session_id, num_shards)
+        if num_shards > 1 and self.house.random.random() < PUBLIC_SHARE and not advisory.ordered:
+            wire, ids = ADVISORY_SUBMIT, ()
         self.house.wires.request(
-            self, ADVISORY_SUBMIT, told, on_reply, lambda _: None, timeout_ns=500 * MS
+            self, wire, told, on_reply, lambda _: None, ident="".join(ids), timeout_ns=500 * MS
         )
 
     def located(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
@@ -228,7 +236,8 @@ class Frontend(Process):
                 agent=new.agent, session_id=new.session_id, tenant=new.tenant, tools=tools,
                 model_id=new.model_id, adapter=new.adapter, keys=pack_keys(keys),
             )  # fmt: skip
-            self.house.wires.publish(self, AGENT_TURN_LEFT, left)
+            wire, ids = left_wire(left, self.house.num_tracker_shards)
+            self.house.wires.publish(self, wire, left, *ids)
         if new.session_id is None:
             reader(news)
             return

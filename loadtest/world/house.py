@@ -30,6 +30,7 @@ class House:
     expiries: draws how long turns want their KV kept; None: nobody says.
     num_shards: schedulers among which turns are divided.
     forms: draws which workers round KV that leaves their pools; None: nobody does.
+    num_tracker_shards: among which the tracker is divided.
     """
 
     timeline: Timeline
@@ -48,6 +49,7 @@ class House:
     placement: str
     expiries: Random | None
     num_shards: int = 1
+    num_tracker_shards: int = 1
     forms: Random | None = None
 
     def draw_model(self) -> Model:

@@ -29,6 +29,7 @@ LEASE = "shared/lease/core/core.py"
 JOBS = "services/scheduler/core/jobs/core.py"
 TRACKER = "services/tracker/core/tracker.py"
 FOLLOWER = "services/tracker/core/agents/follower.py"
+TRACKER_SHARDS = "services/tracker/core/shards.py"
 ENGINE = "services/worker/core/engine.py"
 HISTORY = "services/worker/core/history.py"
 TAILS = "services/worker/core/tails.py"
@@ -207,6 +208,20 @@ MUTANTS = (
     Mutant(
         "a spare tracker acts", TRACKER,
         "            self._unsaid.add(followed.foreseen, now_ns)\n            return []\n", "",
+    ),
+    Mutant(
+        "a shard expects what is another's", TRACKER_SHARDS,
+        "            if shard is None or each.is_handed_on or each.prefix is not None:",
+        "            if True:",
+    ),
+    Mutant(
+        "a session that nobody knows yet is handed on", TRACKER_SHARDS,
+        "each.is_handed_on or each.prefix is not None:", "each.is_handed_on:",
+    ),
+    Mutant(
+        "a spare acts on what another shard foresees", TRACKER,
+        "        foreseen = handed_on(message)\n        if self._is_spare:",
+        "        foreseen = handed_on(message)\n        if False:",
     ),
     # Agents.
     Mutant(

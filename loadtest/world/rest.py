@@ -30,7 +30,8 @@ def check_rest(world: World) -> None:
         _check_hints(frontend)
     for election in world.elections:
         _check_schedulers([each for each in world.schedulers if each in election.candidates])
-    _check_announced(world.tracker.core)
+    for tracker in world.leading_trackers:
+        _check_announced(tracker.core)
     for worker in world.workers:
         _check_idle(worker)
     for kvstore in world.kvstores.values():

@@ -1,6 +1,8 @@
 """A world's way to its end: things go wrong, then nothing does, and what must hold by then."""
 
+from loadtest.world.checks import check_tracker
 from loadtest.world.faults import Faults
+from loadtest.world.hinters import LAST_TENANT
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.rest import check_rest
 from loadtest.world.timeline import MS, SECOND
@@ -8,6 +10,7 @@ from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
 from shared.ids import SessionId
 from shared.messages import AdvisoryKey
+from shared.tracker_shards import shard_of
 
 CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS
@@ -56,15 +59,24 @@ def run_world(world: World) -> None:
         timeline.run_until(timeline.now_ns + SECOND, options.events_max)
     watch.check_ends()
     assert last.end in ("stop", "length", "gone"), f"the last turn ended as {last.end}"
+    trackers = world.leading_trackers
     hoped = "used" if world.house.hears_hints else "late"
     ends_of = {"before": "overtaken", last.session.session_id: hoped, "after": "expired"}
+    if not _are_together(world, "before", last.session.session_id):
+        ends_of["before"] = "expired"  # a shard knows the order of its own sessions
     for name, end in ends_of.items():
         key = AdvisoryKey(tenant=last.session.tenant, session_id=SessionId(name))
-        state = world.tracker.core.get(key).state
+        state = trackers[shard_of(key.tenant, name, len(trackers))].core.get(key).state
         assert state == end, f"the advisory of {name!r} is {state}"
     ends = next(reversed(world.ledger.job_ends.values()))
     assert ends == ["done"], f"the last jobs ended as {ends}"
     check_rest(world)
+
+
+def _are_together(world: World, *names: str) -> bool:
+    """Whether one shard of the tracker has these sessions of the last tenant."""
+    num_shards = world.house.num_tracker_shards
+    return len({shard_of(LAST_TENANT, name, num_shards) for name in names}) == 1
 
 
 def _left_over(world: World) -> list[str]:
@@ -83,9 +95,11 @@ class _Watch:
         """Note the moments at which nobody could have served a turn."""
         world, options = self._world, self._world.options
         timeline = world.house.timeline
-        for election in world.elections:
+        for election in (*world.elections, *world.tracker_elections):
             election.check_leaders()
-        world.trackers_election.check_leaders()
+        for tracker in world.trackers:
+            if tracker.is_ready:
+                check_tracker(tracker.core)
         is_served = (
             world.house.wires.is_up
             and all(

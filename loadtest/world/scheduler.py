@@ -47,7 +47,6 @@ from shared.subjects import (
     SESSION_DROP,
     SESSION_EXPECT,
     SESSION_PLACED,
-    TURN_ARRIVED,
     TURN_CANCEL,
     TURN_FAILED,
     TURN_SUBMIT,
@@ -59,6 +58,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
+from shared.tracker_shards import arrival_wires
 
 
 class Scheduler(Candidate):
@@ -172,12 +172,13 @@ class Scheduler(Candidate):
             case DropPrefetch(worker_id, drop):
                 wires.publish(self, WORKER_PREFETCH_DROP, drop, worker_id)
             case TellOthers(turns, kept):
-                told = TurnsPlaced(shard=self._share.index, turns=turns, kept=kept)
-                wires.publish(self, TURNS_PLACED, told)
+                placed_now = TurnsPlaced(shard=self._share.index, turns=turns, kept=kept)
+                wires.publish(self, TURNS_PLACED, placed_now)
             case TellPlace(placed):
                 wires.publish(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
-                wires.publish(self, TURN_ARRIVED, arrived)
+                for wire, ids, told in arrival_wires(arrived, self.house.num_tracker_shards):
+                    wires.publish(self, wire, told, *ids)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
             case CountTurn():

@@ -16,9 +16,12 @@ from services.tracker.core import (
     Effect,
     Expect,
     Limits,
+    Pass,
     SeeLead,
+    Shards,
     Tell,
     TrackerCore,
+    check_foreseen,
 )
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from shared.blocks import BlockKey, unpack_keys
@@ -32,6 +35,7 @@ from shared.messages import (
     AgentTurnLeft,
     ExpectSession,
     TurnArrived,
+    TurnsForeseen,
     prefix_session,
 )
 from shared.shards import session_shard
@@ -41,10 +45,15 @@ from shared.subjects import (
     HINTS_ENDED,
     SESSION_DROP,
     SESSION_EXPECT,
+    SHARD_ADVISORY_SUBMIT,
+    SHARD_AGENT_TURN_LEFT,
+    SHARD_TURN_ARRIVED,
     TURN_ARRIVED,
+    TURNS_FORESEEN,
 )
 
 PLACEMENT_TIMEOUT_NS = 2 * SECOND
+HAND_ON_TIMEOUT_NS = 3 * SECOND // 2
 SLACK_NS = 3 * SECOND
 WORKFLOWS_MAX = 4  # fewer than there are
 
@@ -52,6 +61,7 @@ WORKFLOWS_MAX = 4  # fewer than there are
 class Tracker(Candidate):
     """Attributes:
     limits, agent_limits: small, so that they are reached.
+    shards: which part of the house it has.
     core: live advisories, of this life.
     follower: what it knows of agents.
     """
@@ -61,8 +71,9 @@ class Tracker(Candidate):
         workflows_max=WORKFLOWS_MAX, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
     )
 
-    def __init__(self, house: House, election: Election, number: int) -> None:
-        super().__init__(house, f"tracker-{number}", election, "tracker")
+    def __init__(self, house: House, election: Election, number: int, shard: int = 0) -> None:
+        super().__init__(house, f"tracker-{shard}-{number}", election, f"tracker-{shard}")
+        self.shards = Shards(house.num_tracker_shards, shard)
 
     def on_start(self) -> None:
         self._has_led = False
@@ -74,19 +85,36 @@ class Tracker(Candidate):
             AgentTurns(self.follower),
             tracker_id=f"{self.name}-{self.life}",
             is_spare=True,
+            shards=self.shards,
         )
         self._alarm = Alarm(self, self._wake)
         wires = self.house.wires
+        own = str(self.shards.own)
         wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
         wires.subscribe(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
+        wires.subscribe(self, SHARD_TURN_ARRIVED, lambda message, _: self._on_arrived(message), own)
+        wires.subscribe(self, SHARD_AGENT_TURN_LEFT, lambda message, _: self._on_left(message), own)
+        wires.subscribe(self, TURNS_FORESEEN, lambda message, _: self._on_foreseen(message), own)
         super().on_start()
 
     def on_lead(self) -> None:
         if not self._has_led:
             self._has_led = True
             self._be_present()
-            self.house.wires.subscribe(self, ADVISORY_SUBMIT, self._on_submit)
+            wires, own = self.house.wires, str(self.shards.own)
+            wires.subscribe(self, ADVISORY_SUBMIT, self._on_any_submit)
+            wires.subscribe(self, SHARD_ADVISORY_SUBMIT, self._on_submit, own)
             self._perform(self.core.on_lead(self.now_ns))
+
+    def _on_any_submit(self, advisory: Advisory, reply: Reply) -> None:
+        shard = self.shards.other(advisory.tenant, advisory.session_id)
+        if shard is None:
+            self._on_submit(advisory, reply)
+            return
+        self.house.wires.request(
+            self, SHARD_ADVISORY_SUBMIT, advisory, reply, reply,
+            ident=str(shard), timeout_ns=HAND_ON_TIMEOUT_NS,
+        )  # fmt: skip
 
     def _on_submit(self, advisory: Advisory, reply: Reply) -> None:
         self._told.add((advisory.tenant, advisory.session_id))
@@ -111,6 +139,18 @@ class Tracker(Candidate):
         self._keys.update((left.tenant, key) for key in unpack_keys(left.keys))
         self._perform(self.core.on_agent_turn_left(left, self.now_ns))
 
+    def _on_foreseen(self, message: TurnsForeseen) -> None:
+        check_foreseen(message)
+        turns = [each.advisory for each in message.turns]
+        self._told.update((turn.tenant, turn.session_id) for turn in turns)
+        self._perform(self.core.on_foreseen(message, self.now_ns))
+
+    def _hand_on(self, shard: int, message: TurnsForeseen) -> None:
+        turns = [each.advisory for each in message.turns]
+        known = [(turn.tenant, turn.session_id) in self._told for turn in turns]
+        assert all(known), "somebody is told of a session that nobody has"
+        self.house.wires.publish(self, TURNS_FORESEEN, message, str(shard))
+
     def _perform(self, effects: list[Effect]) -> None:
         assert self._has_led or not effects, "a spare acts"
         for effect in effects:
@@ -124,6 +164,8 @@ class Tracker(Candidate):
                     )  # fmt: skip
                 case Count() | SeeLead():
                     pass
+                case Pass(shard, message):
+                    self._hand_on(shard, message)
                 case Tell(frontend_id, told):
                     self.house.wires.publish(self, HINTS_ENDED, told, frontend_id)
                 case WakeAt(at_ns):

@@ -195,7 +195,8 @@ class Wires:
             self._send(server, partial(self._deliver, process, partial(arrive, answer)))
 
         def ask() -> None:
-            if not self._route(subject.pattern, ident, message, reply_from):
+            is_for_one = bool(subject.queue)
+            if not self._route(subject.pattern, ident, message, reply_from, is_for_one):
                 nobody = NobodyListens("nobody listens")
                 self._deliver(process, partial(arrive, nobody))
 
@@ -310,12 +311,17 @@ class Wires:
         ident: str,
         message: object,
         reply_from: Callable[[Peer, object], None] | None,
+        is_for_one: bool = False,
     ) -> bool:
-        """From the server to all who listen; whether anybody does."""
+        """From the server to all who listen, or to one of them; whether anybody does."""
         if not self.is_up:
             return False
         heard = False
-        for subscription in self._listeners.get((pattern, ident), ()):
+        listeners = self._listeners.get((pattern, ident), [])
+        if is_for_one and len(listeners) > 1:
+            there = [each for each in listeners if self._connections[each.process].is_open]
+            listeners = [self._random.choice(there)] if there else []
+        for subscription in listeners:
             process = subscription.process
             if not self._connections[process].is_open:
                 continue

@@ -38,6 +38,7 @@ FORMS_SHARE = 0.2  # of worlds: some workers store KV as int8
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
+TRACKER_SHARDS = (1, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,8 @@ class World:
         random, timeline = Random(f"world {seed}"), Timeline()
         expiries = Random(f"expiries {seed}")
         forms = Random(f"forms {seed}")
+        tracker_random = Random(f"trackers {seed}")
+        num_trackers = tracker_random.choice([1, 2])
         model = Model(num_layers=random.choice([1, 2]), step_ns=random.choice([5, 20, 60]) * MS)
         hosts = [HostId(f"h{number}") for number in range(random.choice([1, 2, 3]))]
         num_blocks = 10 if "arena" in self.faults.kinds else random.choice([20, 80])
@@ -105,6 +108,7 @@ class World:
             expiries=expiries if expiries.random() < EXPIRIES_SHARE else None,
             num_shards=Random(f"shards {seed}").choice(SHARDS),
             forms=forms if forms.random() < FORMS_SHARE else None,
+            num_tracker_shards=tracker_random.choice(TRACKER_SHARDS),
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
@@ -127,10 +131,11 @@ class World:
             for shard, election in enumerate(self.elections)
             for number in range(num_each)
         ]
-        self.trackers_election = Election(timeline)
-        num_trackers = Random(f"trackers {seed}").choice([1, 2])
+        self.tracker_elections = [Election(timeline) for _ in range(house.num_tracker_shards)]
         self.trackers = [
-            Tracker(house, self.trackers_election, number) for number in range(num_trackers)
+            Tracker(house, election, number, shard)
+            for shard, election in enumerate(self.tracker_elections)
+            for number in range(num_trackers)
         ]
         self.frontends = [
             Frontend(house, redis, ledger, number) for number in range(random.choice([1, 2]))
@@ -148,15 +153,16 @@ class World:
         self.clients = Clients(house, self.frontends, ledger, num_sessions, asking_ns, hinters)
 
     @property
-    def tracker(self) -> Tracker:
-        """The one that leads.
+    def leading_trackers(self) -> list[Tracker]:
+        """Of each shard the one that leads.
 
         Raises:
             AssertionError: none does, or several do.
         """
         leaders = [tracker for tracker in self.trackers if tracker.is_leading]
-        assert len(leaders) == 1, f"{len(leaders)} trackers lead"
-        return leaders[0]
+        shards = [tracker.shards.own for tracker in leaders]
+        assert shards == [*range(self.house.num_tracker_shards)], f"of {shards} a tracker leads"
+        return leaders
 
 
 def _draw_placement(random: Random) -> str:

@@ -25,8 +25,6 @@ from shared.tasks import wait_set
 
 log = logging.getLogger(__name__)
 
-TRACKER_TIMEOUT_S = 2.0
-
 
 async def let_in(request: Request, cost: float = 1.0) -> str:
     """See whether an advisory that comes over HTTP is let in; where it comes from.
@@ -58,13 +56,14 @@ async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
     Raises:
         NoCapacity: nobody takes it now, which is not its sender's fault: it costs a quarter.
     """
+    app.hints.on_sent(advisory, place)
     try:
         state = await _hand_over(app, advisory, place)
     except NoCapacity:
-        app.hints.on_refund(advisory.tenant, place)
+        app.hints.on_refund(advisory, place)
         raise
     if state.num_merged:
-        app.hints.on_refund(advisory.tenant, place)
+        app.hints.on_refund(advisory, place)
     return state
 
 
@@ -81,7 +80,7 @@ async def _hand_over(app: App, advisory: Advisory, place: str) -> AdvisoryState:
         frontend_id=app.hints.frontend_id,
         place=place,
     )
-    return await app.bus.request(ADVISORY_SUBMIT, own, timeout_s=TRACKER_TIMEOUT_S)
+    return await app.hints.ask(ADVISORY_SUBMIT, own)
 
 
 async def carry_out(
@@ -113,7 +112,7 @@ async def carry_out(
                 await submit(app, advisory, place)
             else:
                 key = AdvisoryKey(session_id=SessionId(wish.session_id), tenant=tenant)
-                await app.bus.request(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S)
+                await app.hints.ask(ADVISORY_INVALIDATE, key)
         except NotFound:
             pass  # nothing was announced: there is nothing to take back
         except HintsThrottled:

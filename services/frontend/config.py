@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 from shared.expiry import EXPIRY_S_MAX
 from shared.hint_accounts import HintLimits
 from shared.sessions import DEFAULT_EXPIRY_S
+from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 
 def _in_order(value: tuple[int, int]) -> tuple[int, int]:
@@ -43,6 +44,7 @@ class FrontendConfig(ServiceConfig):
     text_limit_s: how long one text may take them.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
+    tracker_shards: processes among which the tracker divides sessions and workflows.
     inputs_max: of one request to a one-shot model.
     jobs_max: inputs for one-shot models at once; more are answered with 429.
     job_bytes_max: of all those inputs together, and of large bodies of any kind.
@@ -81,6 +83,7 @@ class FrontendConfig(ServiceConfig):
     give_up_s: float = Field(default=60.0, gt=0)
     turn_s_max: float = Field(default=3600.0, gt=0)
     scheduler_shards: int = Field(default=1, gt=0)
+    tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
     inputs_max: int = Field(default=2048, gt=0)
     jobs_max: int = Field(default=65_536, gt=0)
     job_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)

@@ -5,34 +5,53 @@ asked for them of Redis or of the bus.
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from services.frontend import telemetry
 from services.frontend.core.refusals import Refusals
 from shared.bus import Bus
+from shared.bus.asking import NO_RESPONDER_GRACE_S
 from shared.clock import Clock
 from shared.errors import HintsThrottled
 from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, TenantId
-from shared.messages import HintStatus
+from shared.messages import Advisory, AdvisoryKey, AdvisoryState, HintStatus
 from shared.sparsely import Sparsely
-from shared.subjects import HINTS_ENDED
+from shared.subjects import HINTS_ENDED, Subject
 from shared.tasks import Tasks
+from shared.tracker_shards import at_shard, shard_of
 
 log = logging.getLogger(__name__)
 
+About = TypeVar("About", Advisory, AdvisoryKey)
+
 SPAWNED_MAX = 256
+TRACKER_TIMEOUT_S = 2.0
 NATS_PLACE = "nats"  # of all of a tenant's advisories that come over NATS
 
 
 class HintGate:
-    """Attributes:
-    frontend_id: to which the tracker tells what became of the advisories that were let in.
+    """What stands before the tracker.
+
+    Args:
+        num_shards: among which the tracker is divided.
+
+    Attributes:
+        frontend_id: to which the tracker tells what became of the advisories that were let in.
     """
 
-    def __init__(self, bus: Bus, clock: Clock, frontend_id: FrontendId, limits: HintLimits) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        frontend_id: FrontendId,
+        limits: HintLimits,
+        num_shards: int = 1,
+    ) -> None:
         self.frontend_id = frontend_id
         self._bus = bus
         self._clock = clock
+        self._num_shards = num_shards
         self._accounts = HintAccounts(limits)
         self._refusals = Refusals()
         self._sparsely = Sparsely()
@@ -101,10 +120,32 @@ class HintGate:
         finally:
             self._num_spawned -= 1
 
-    def on_refund(self, tenant: TenantId, place: str) -> None:
-        """The last one that was let in said what was known already, or nobody took it."""
-        self._accounts.on_refund(tenant, place)
+    async def ask(
+        self,
+        subject: Subject[About, AdvisoryState],
+        message: About,
+        *,
+        timeout_s: float = TRACKER_TIMEOUT_S,
+        grace_s: float = NO_RESPONDER_GRACE_S,
+    ) -> AdvisoryState:
+        """Ask the tracker; of a divided one the shard that has the session, by what this frontend
+        knows of their number. As `Bus.request`.
+        """
+        tenant, session_id = message.tenant, message.session_id
+        wire, ids = at_shard(subject, tenant, session_id, self._num_shards)
+        return await self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)
+
+    def on_sent(self, advisory: Advisory, place: str) -> None:
+        """One that was let in goes to the tracker."""
+        self._accounts.on_sent(advisory.tenant, place, self._shard_of(advisory))
+
+    def on_refund(self, advisory: Advisory, place: str) -> None:
+        """One that was sent said what was known already, or nobody took it."""
+        self._accounts.on_refund(advisory.tenant, place, self._shard_of(advisory))
 
     def status(self) -> HintStatus:
         """What `symphony status` shows."""
         return HintStatus(throttled=self._accounts.throttled(self._clock.now_ns()))
+
+    def _shard_of(self, advisory: Advisory) -> int:
+        return shard_of(advisory.tenant, advisory.session_id, self._num_shards)

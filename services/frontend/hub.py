@@ -36,7 +36,6 @@ from shared.messages import (
 from shared.service import Runtime
 from shared.shards import by_shard, turn_shard
 from shared.subjects import (
-    AGENT_TURN_LEFT,
     PROMPT_PULL,
     SCHEDULER_PING,
     SESSION_PLACED,
@@ -46,6 +45,7 @@ from shared.subjects import (
     TURN_SUBMIT,
     WORKER_START,
 )
+from shared.tracker_shards import left_wire
 
 TICK_S = 0.25
 STOP_S = 1.0
@@ -132,16 +132,25 @@ class Hub:
 
     Args:
         num_shards: schedulers among which turns are divided.
+        num_tracker_shards: among which the tracker is divided.
     """
 
     def __init__(
-        self, bus: Bus, clock: Clock, frontend_id: FrontendId, turns: Turns, num_shards: int = 1
+        self,
+        bus: Bus,
+        clock: Clock,
+        frontend_id: FrontendId,
+        turns: Turns,
+        *,
+        num_shards: int = 1,
+        num_tracker_shards: int = 1,
     ) -> None:
         self._bus = bus
         self._num_shards = num_shards
         self._clock = clock
         self._frontend_id = frontend_id
         self._turns = turns
+        self._num_tracker_shards = num_tracker_shards
         self._boxes: dict[TurnId, tuple[Mailbox, int]] = {}
         self._outbox = Outbox(SUBMITS_MAX)
         self._submits = Submits(self._outbox, self._submit, SUBMITS_MAX)
@@ -172,7 +181,8 @@ class Hub:
 
     def tell(self, left: AgentTurnLeft) -> None:
         """An agent's turn is over."""
-        self._outbox.put("left", partial(self._bus.publish, AGENT_TURN_LEFT, left))
+        wire, ids = left_wire(left, self._num_tracker_shards)
+        self._outbox.put("left", partial(self._bus.publish, wire, left, *ids))
 
     async def stop(self) -> None:
         """End every turn that is still open with an error, and send what waits to be sent."""

@@ -75,7 +75,14 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")
     turns = Turns(frontend_id, _limits(config))
-    hub = Hub(runtime.bus, runtime.clock, frontend_id, turns, config.scheduler_shards)
+    hub = Hub(
+        runtime.bus,
+        runtime.clock,
+        frontend_id,
+        turns,
+        num_shards=config.scheduler_shards,
+        num_tracker_shards=config.tracker_shards,
+    )
     jobs = JobHub(
         runtime.bus,
         runtime.clock,
@@ -93,7 +100,9 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     uploads = Uploads(
         runtime.bus, frontend_id, config.data_dir / "uploads", config.adapter_bytes_max
     )
-    hints = HintGate(runtime.bus, runtime.clock, frontend_id, config.hint_limits)
+    hints = HintGate(
+        runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
+    )
     app = App(
         config,
         runtime.bus,

@@ -12,6 +12,7 @@ from services.scheduler.policies import DEFAULT_POLICY, make_batcher, make_place
 from shared.errors import ConfigError
 from shared.lease.settings import LeaseConfig
 from shared.shards import Share
+from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 
 class SchedulerConfig(LeaseConfig):
@@ -27,6 +28,7 @@ class SchedulerConfig(LeaseConfig):
     scheduler_role: Literal["all", "rank", "shard"] = "all"
     scheduler_shard: int = Field(default=0, ge=0)
     scheduler_shards: int = Field(default=1, gt=0)
+    tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
     batch_policy: str = DEFAULT_POLICY
     batch_learning_ms: float = Field(default=150.0, ge=0)
     batch_ctrl_ms: float = Field(default=2.0, ge=0)

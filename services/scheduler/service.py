@@ -53,7 +53,6 @@ from shared.subjects import (
     SESSION_DROP,
     SESSION_EXPECT,
     SESSION_PLACED,
-    TURN_ARRIVED,
     TURN_CANCEL,
     TURN_FAILED,
     TURN_SUBMIT,
@@ -65,6 +64,7 @@ from shared.subjects import (
     WORKER_REPORT,
     WORKER_START,
 )
+from shared.tracker_shards import arrival_wires
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class SchedulerService:
         self._leadership = leadership
         self._bus = runtime.bus
         self._clock = runtime.clock
+        self._num_tracker_shards = config.tracker_shards
         limits = config.limits()
         self._core = SchedulerCore(
             make_placement(config.scheduler_policy, limits),
@@ -171,7 +172,8 @@ class SchedulerService:
             case TellOthers(turns, kept):
                 await self._tell_others(turns, kept)
             case NotifyArrival(arrived):
-                await self._bus.publish(TURN_ARRIVED, arrived)
+                for wire, ids, told in arrival_wires(arrived, self._num_tracker_shards):
+                    await self._bus.publish(wire, told, *ids)
             case ProbeWorker(worker_id):
                 asking = probe(self._bus, worker_id, self._events, self._core.on_worker_gone)
                 self._runtime.spawn(asking, f"probe {worker_id}")

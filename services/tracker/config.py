@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from services.tracker.core import Limits
 from shared.hint_accounts import HintLimits
 from shared.lease.settings import LeaseConfig
+from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 
 class TrackerConfig(LeaseConfig):
@@ -25,7 +26,24 @@ class TrackerConfig(LeaseConfig):
     hints_per_tenant: int = Field(default=8192, ge=0)
     scheduler_shards: int = Field(default=1, gt=0)
     tracker_queue_max: int = Field(default=65_536, gt=0)
+    tracker_shards: int = Field(default=1, ge=1, le=TRACKER_SHARDS_MAX)
+    tracker_shard: int = Field(default=0, ge=0)
     agent_graphs: Path | None = None  # a file or a folder of `symphony profile-agents`
+
+    @field_validator("tracker_shard")
+    @classmethod
+    def _is_one_of_them(cls, value: int, info: ValidationInfo) -> int:
+        num_shards = info.data.get("tracker_shards", TRACKER_SHARDS_MAX)
+        if value >= num_shards:
+            raise ValueError(f"must be below SYMPHONY_TRACKER_SHARDS ({num_shards})")
+        return value
+
+    @property
+    def leadership(self) -> str:
+        """Which of the trackers that work at the same time this one is, or is a spare of. The first
+        shard has the name of an undivided tracker: the two never lead beside each other.
+        """
+        return f"tracker-{self.tracker_shard}" if self.tracker_shard else "tracker"
 
     def limits(self) -> Limits:
         """The core's numbers."""

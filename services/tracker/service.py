@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,13 +13,17 @@ from services.tracker.core import (
     Drop,
     Effect,
     Expect,
+    Pass,
     Record,
     SeeLead,
+    Shards,
     Tell,
     TrackerCore,
 )
 from services.tracker.core.agents import AgentFollower, AgentLimits
+from services.tracker.front import Front
 from services.tracker.graphs import read_graphs
+from services.tracker.hearing import Hearing
 from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, SymphonyError
@@ -33,6 +38,7 @@ from shared.messages import (
     ExpectSession,
     HintsEnded,
     TurnArrived,
+    TurnsForeseen,
 )
 from shared.metrics import counter, gauge, histogram
 from shared.service import Runtime
@@ -41,13 +47,12 @@ from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
     ADVISORY_SUBMIT,
-    AGENT_TURN_LEFT,
     HINTS_ENDED,
     SESSION_DROP,
     SESSION_EXPECT,
     TENANT_ADVISORY_GET,
     TENANT_ADVISORY_INVALIDATE,
-    TURN_ARRIVED,
+    TURNS_FORESEEN,
 )
 from shared.tasks import wait_set
 from shared.tenants import own_tenant
@@ -56,7 +61,6 @@ log = logging.getLogger(__name__)
 
 PLACEMENT_TIMEOUT_S = 2.0
 SUBMIT_WAIT_S = 1.0  # a submit is answered by then, placed or not
-LEADERSHIP = "tracker"  # one process of a house has it
 LEADS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 UNLIKELY = "so few announced turns of this kind came lately that nothing is brought up for them"
 
@@ -81,8 +85,14 @@ class TrackerService:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._agents = _agents_of(config)
+        self._shards = Shards(config.tracker_shards, config.tracker_shard)
+        self._front = Front(runtime.bus, runtime.clock, self._shards)
         self._core = TrackerCore(
-            config.limits(), self._agents, tracker_id=new_id("tracker"), is_spare=True
+            config.limits(),
+            self._agents,
+            tracker_id=new_id("tracker"),
+            is_spare=True,
+            shards=self._shards,
         )
         self._is_leading = False
         self._events: EventQueue[Effect] = EventQueue(
@@ -94,19 +104,22 @@ class TrackerService:
     async def start(self) -> None:
         """Hear of what agents do, and learn from it: as a spare does until it leads."""
         self._runtime.spawn(self._consume(), "tracker events")
-        await self._bus.subscribe(TURN_ARRIVED, self._turn_arrived)
-        await self._bus.subscribe(AGENT_TURN_LEFT, self._agent_turn_left)
+        hearing = Hearing(
+            self._shards, self._front, self._turn_arrived, self._agent_turn_left, self._foreseen
+        )
+        await hearing.start(self._bus)
 
     async def lead(self) -> None:
         """Take advisories, and act."""
         self._is_leading = True
         self._runtime.hints = lambda: self._core.status(self._clock.now_ns())
         await self._events.put_surely(self._core.on_lead)
-        await self._bus.serve(ADVISORY_SUBMIT, self._submit)
-        await self._bus.serve(ADVISORY_INVALIDATE, self._invalidate)
-        await self._bus.serve(ADVISORY_GET, self._get)
-        await self._bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, self._invalidate_of)
-        await self._bus.serve_tenants(TENANT_ADVISORY_GET, self._get_of)
+        front = self._front
+        await front.serve(ADVISORY_SUBMIT, self._submit)
+        invalidate = await front.serve(ADVISORY_INVALIDATE, self._invalidate)
+        get = await front.serve(ADVISORY_GET, self._get)
+        await self._bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, partial(_of_tenant, invalidate))
+        await self._bus.serve_tenants(TENANT_ADVISORY_GET, partial(_of_tenant, get))
 
     def stop(self) -> None:
         """No more alarms."""
@@ -146,14 +159,8 @@ class TrackerService:
     async def _get(self, key: AdvisoryKey) -> AdvisoryState:
         return _to_wire(self._core.get(key), self._clock)
 
-    async def _invalidate_of(self, tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
-        return await self._invalidate(replace(key, tenant=own_tenant(tenant, key.tenant)))
-
-    async def _get_of(self, tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
-        return await self._get(replace(key, tenant=own_tenant(tenant, key.tenant)))
-
     def _turn_arrived(self, arrived: TurnArrived) -> None:
-        if self._is_leading:  # else every spare tells the same
+        if self._is_leading and arrived.part != "workflow":  # else several tell the same
             log.info(
                 "turn arrived",
                 extra={
@@ -167,6 +174,9 @@ class TrackerService:
 
     def _agent_turn_left(self, left: AgentTurnLeft) -> None:
         self._events.put(partial(self._core.on_agent_turn_left, left))
+
+    def _foreseen(self, message: TurnsForeseen) -> None:
+        self._events.put(partial(self._core.on_foreseen, message))
 
     async def _consume(self) -> None:
         while True:
@@ -202,6 +212,8 @@ class TrackerService:
                 LEAD.observe(seconds)
             case Tell(frontend_id, told):
                 self._runtime.spawn(self._tell(told, frontend_id), "verdicts")
+            case Pass(shard, message):
+                self._runtime.spawn(self._hand_on(shard, message), "foreseen")
             case WakeAt(at_ns):
                 self._events.set_alarm(at_ns)
 
@@ -232,6 +244,12 @@ class TrackerService:
     def _scheduler_of(self, key: AdvisoryKey) -> str:
         return str(session_shard(key.tenant, key.session_id, self._num_schedulers))
 
+    async def _hand_on(self, shard: int, message: TurnsForeseen) -> None:
+        try:
+            await self._bus.publish(TURNS_FORESEEN, message, str(shard))
+        except SymphonyError as error:  # those turns come unannounced
+            log.warning("foreseen in vain", extra={"shard": shard, "why": error.message})
+
     async def _drop(self, key: AdvisoryKey) -> None:
         try:
             shard = self._scheduler_of(key)
@@ -244,6 +262,12 @@ def _agents_of(config: TrackerConfig) -> AgentTurns:
     limits = AgentLimits(slack_ns=config.limits().slack_ns)
     learned = read_graphs(config.agent_graphs, limits) if config.agent_graphs is not None else {}
     return AgentTurns(AgentFollower(limits, learned))
+
+
+async def _of_tenant(
+    answer: Callable[[AdvisoryKey], Awaitable[AdvisoryState]], tenant: TenantId, key: AdvisoryKey
+) -> AdvisoryState:
+    return await answer(replace(key, tenant=own_tenant(tenant, key.tenant)))
 
 
 def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
@@ -274,7 +298,7 @@ async def main(runtime: Runtime, config: TrackerConfig) -> None:
     await service.start()
     # Two that lead for a moment do no harm, as hints do none: nothing waits for the lease.
     lost = partial(runtime.fail, "another tracker leads: leaving")
-    lease = Lease(runtime, config, key=LEADERSHIP, on_lost=lost)
+    lease = Lease(runtime, config, key=config.leadership, on_lost=lost)
     if await lease.lead_or_stop():
         await service.lead()
         await runtime.ready()

@@ -21,11 +21,14 @@ from shared.messages.advisories import (
     AdvisoryKey,
     AdvisoryLife,
     AdvisoryState,
+    ArrivalPart,
     ExpectSession,
+    ForeseenTurn,
     HintsEnded,
     HintVerdict,
     SessionPlacement,
     TurnArrived,
+    TurnsForeseen,
 )
 from shared.messages.agents import AgentPrefix, AgentRef, AgentTurnLeft, prefix_session
 from shared.messages.codec import decode, encode, pack_ints, prepare, unpack_ints
@@ -161,6 +164,7 @@ __all__ = [
     "AgentPrefix",
     "AgentRef",
     "AgentTurnLeft",
+    "ArrivalPart",
     "AutoscaleAdvice",
     "BatchCancel",
     "BatchDone",
@@ -169,6 +173,7 @@ __all__ = [
     "Empty",
     "ExpectSession",
     "FinishReason",
+    "ForeseenTurn",
     "HintRate",
     "HintStatus",
     "HintVerdict",
@@ -245,6 +250,7 @@ __all__ = [
     "TurnStart",
     "TurnSubmit",
     "TurnsEnded",
+    "TurnsForeseen",
     "TurnsPlaced",
     "TurnsStart",
     "TurnsSubmit",

@@ -19,6 +19,7 @@ from shared.messages.adapters import AdapterRef
 from shared.messages.agents import AgentPrefix, AgentRef
 
 AdvisoryLife = Literal["expected", "placed", "used", "late", "expired", "overtaken", "invalidated"]
+ArrivalPart = Literal["all", "session", "workflow"]
 
 
 ADVISORY_PRIORITY = 1
@@ -114,7 +115,11 @@ class SessionPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnArrived:
-    """Scheduler to tracker: a turn of this session was placed, on its reservation or not."""
+    """Scheduler to tracker: a turn of this session was placed, on its reservation or not.
+
+    `part` is what the shard that hears it has to do with it, of a divided tracker: the session, or
+    the workflow of the turn's agent, or both.
+    """
 
     session_id: SessionId
     turn_id: TurnId
@@ -123,6 +128,7 @@ class TurnArrived:
     reserved: bool = False
     request_id: str = ""
     agent: AgentRef | None = None  # whose turn it is, if its client said so
+    part: ArrivalPart = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +155,30 @@ class HintsEnded:
 
     Attributes:
         tracker_id: of this life of the tracker. What an earlier one had not told, nobody will.
+        shard: of a divided tracker, whose life that is.
     """
 
     tracker_id: str
     verdicts: list[HintVerdict]
+    shard: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeseenTurn:
+    """A turn that nobody announced: it follows one that has begun.
+
+    Attributes:
+        chance: of its coming, 0 to 1.
+    """
+
+    advisory: Advisory
+    chance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsForeseen:
+    """One shard of a divided tracker to another, which has the sessions: what it foresees of them,
+    the likeliest first.
+    """
+
+    turns: list[ForeseenTurn]

@@ -1,9 +1,10 @@
 """Decisions of the tracker: pure, synchronous, told the time."""
 
 from services.tracker.core.agent_turns import AgentTurns
-from services.tracker.core.effects import Count, Drop, Effect, Expect, SeeLead, Tell
+from services.tracker.core.effects import Count, Drop, Effect, Expect, Pass, SeeLead, Tell
 from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
+from services.tracker.core.shards import Shards, check_foreseen
 from services.tracker.core.tracker import TrackerCore
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "Effect",
     "Expect",
     "Limits",
+    "Pass",
     "Record",
     "SeeLead",
+    "Shards",
     "Tell",
     "TrackerCore",
+    "check_foreseen",
 ]

@@ -32,11 +32,13 @@ class Foreseen:
     Attributes:
         chance: of its turn's coming, 0 to 1.
         prefix: what stands for its session, if nobody knows that yet.
+        is_handed_on: another shard of the tracker foresees it.
     """
 
     advisory: Advisory
     chance: float
     prefix: AgentPrefix | None = None
+    is_handed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from shared.effects import WakeAt
 from shared.ids import FrontendId
-from shared.messages import AdvisoryKey, ExpectSession, HintsEnded
+from shared.messages import AdvisoryKey, ExpectSession, HintsEnded, TurnsForeseen
 
 Outcome = Literal[
     "submitted", "merged", "used", "late", "missed", "expired", "overtaken", "invalidated",
@@ -51,4 +51,12 @@ class Tell:
     message: HintsEnded
 
 
-Effect = Expect | Drop | Count | SeeLead | Tell | WakeAt
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Tell another shard of the tracker what is foreseen of its sessions."""
+
+    shard: int
+    message: TurnsForeseen
+
+
+Effect = Expect | Drop | Count | SeeLead | Tell | Pass | WakeAt

@@ -1,6 +1,6 @@
 """Numbers that bound and time the tracker's decisions."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.hint_accounts import HintLimits
 
@@ -32,3 +32,17 @@ class Limits:
     tenant_advisories_max: int = 0
     act_chance_min: float = 0.1
     accounts: HintLimits = field(default_factory=HintLimits)
+
+    def of_shard(self, num_shards: int) -> "Limits":
+        """What one of so many shards keeps to: its part, rounded up, of what one tenant, or one
+        sender, may have. `advisories_max` bounds a process, and is its own.
+
+        >>> Limits(tenant_advisories_max=10).of_shard(4).tenant_advisories_max
+        3
+        """
+        accounts = HintLimits(
+            per_place=-(-self.accounts.per_place // num_shards),
+            per_tenant=-(-self.accounts.per_tenant // num_shards),
+        )
+        of_tenant = -(-self.tenant_advisories_max // num_shards)
+        return replace(self, tenant_advisories_max=of_tenant, accounts=accounts)

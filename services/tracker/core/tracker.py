@@ -6,7 +6,7 @@ from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from services.tracker.core.agent_turns import AgentTurns, Foreseen
+from services.tracker.core.agent_turns import AgentTurns, Followed, Foreseen
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.arrivals import Arrivals
 from services.tracker.core.effects import Count, Drop, Effect, Expect, SeeLead, Tell
@@ -14,6 +14,7 @@ from services.tracker.core.learned import Learned
 from services.tracker.core.limits import Limits
 from services.tracker.core.order import Order
 from services.tracker.core.records import Record, SessionKey
+from services.tracker.core.shards import UNDIVIDED, Shards, handed_on
 from services.tracker.core.unsaid import Unsaid
 from services.tracker.core.verdicts import Verdicts
 from shared.advisory_checks import check_advisory
@@ -28,6 +29,7 @@ from shared.messages import (
     AgentTurnLeft,
     HintStatus,
     TurnArrived,
+    TurnsForeseen,
 )
 
 STALE_TIMERS_MIN = 1024
@@ -47,6 +49,7 @@ class TrackerCore:
         tracker_id: of this life of the tracker.
         is_spare: another tracker leads. This one hears what agents do, so that it knows what that
             one has learned of them; what is announced to the other it cannot hear.
+        shards: which part of the house this one has.
     """
 
     def __init__(
@@ -56,15 +59,17 @@ class TrackerCore:
         *,
         tracker_id: str = "",
         is_spare: bool = False,
+        shards: Shards = UNDIVIDED,
     ) -> None:
         self._is_spare = is_spare
-        self._limits = limits
+        self._shards = shards
+        self._limits = limits = limits.of_shard(shards.num)
         self._agents = agents or AgentTurns(AgentFollower(AgentLimits()))
         self._learned = Learned(limits)
         self._order = Order()
         self._arrivals = Arrivals()
         self._unsaid = Unsaid()
-        self._verdicts = Verdicts(tracker_id)
+        self._verdicts = Verdicts(tracker_id, shards.own)
         self._live: dict[SessionKey, Record] = {}
         self._num_of: Counter[TenantId] = Counter()  # live ones
         self._num_foreseen = 0  # of them, those that nobody sent
@@ -202,19 +207,19 @@ class TrackerCore:
         if not self._arrivals.is_new(arrived):
             return self._take_effects()
         key = (arrived.tenant, arrived.session_id)
-        followed = self._agents.on_arrived(arrived, now_ns)
-        names = [key]
+        followed = self._follow(arrived, now_ns)
+        names = [] if arrived.part == "workflow" else [key]
         if followed.expected_as is not None:
             names.append((arrived.tenant, followed.expected_as))
         if self._is_spare:
-            for name in names:
+            for name in [key, *names]:
                 self._unsaid.came(name)
             self._unsaid.add(followed.foreseen, now_ns)
             return []
         records = [self._live[name] for name in names if name in self._live]
         if not records:
-            self._out.append(Count("missed"))
-            self._see_after_all(self._over.get(key), now_ns)
+            if arrived.part != "workflow":
+                self._miss(arrived, now_ns)
             return self._foresee(followed.foreseen, now_ns)
         for record in records:
             # Whatever is reserved still, is of no use any more. `reserved` does not say under
@@ -228,6 +233,14 @@ class TrackerCore:
             self._see_lead(record, now_ns)
         self._give_up_overtaken(now_ns)
         return self._foresee(followed.foreseen, now_ns)
+
+    def on_foreseen(self, message: TurnsForeseen, now_ns: int) -> list[Effect]:
+        """Another shard foresees turns of sessions that are this one's."""
+        foreseen = handed_on(message)
+        if self._is_spare:
+            self._unsaid.add(foreseen, now_ns)
+            return []
+        return self._foresee(foreseen, now_ns)
 
     def on_agent_turn_left(self, left: AgentTurnLeft, now_ns: int) -> list[Effect]:
         """An agent's turn is over."""
@@ -255,10 +268,26 @@ class TrackerCore:
         """Turns that follow an agent's are expected as if their clients had announced them, and
         nobody's account pays for it.
         """
-        for each in foreseen:
+        own, passed = self._shards.divide(foreseen)
+        self._out += passed
+        for each in own:
             with suppress(NoCapacity, TenantQuota):
                 self._announce(each.advisory, now_ns, each.chance, each.prefix)
         return self._take_effects()
+
+    def _follow(self, arrived: TurnArrived, now_ns: int) -> Followed:
+        if arrived.part == "session":
+            return Followed()
+        return self._agents.on_arrived(arrived, now_ns)
+
+    def _miss(self, arrived: TurnArrived, now_ns: int) -> None:
+        """A turn came that is not expected here.
+
+        One that has a place all the same, and whose workflow is another shard's, that one expected.
+        """
+        if not (arrived.part == "session" and arrived.reserved):
+            self._out.append(Count("missed"))
+        self._see_after_all(self._over.get((arrived.tenant, arrived.session_id)), now_ns)
 
     def _give_up_overtaken(self, now_ns: int) -> None:
         for _ in range(STEP_MAX):

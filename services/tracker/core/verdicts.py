@@ -15,10 +15,12 @@ class Verdicts:
 
     Args:
         tracker_id: of this life of the tracker.
+        shard: that it is, if it is divided.
     """
 
-    def __init__(self, tracker_id: str) -> None:
+    def __init__(self, tracker_id: str, shard: int = 0) -> None:
         self._tracker_id = tracker_id
+        self._shard = shard
         self._counts: dict[FrontendId, dict[Client, list[int]]] = {}
         self._num_senders = 0
         self.tell_at_ns: int | None = None
@@ -49,6 +51,7 @@ class Verdicts:
                 HintsEnded(
                     tracker_id=self._tracker_id,
                     verdicts=[as_verdict(client, counts) for client, counts in clients.items()],
+                    shard=self._shard,
                 ),
             )
             for frontend_id, clients in self._counts.items()

@@ -3,10 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from shared import messages as m
 from shared.blocks import chain_keys, pack_keys, root_key
-from shared.ids import DEFAULT_TENANT
-from shared.subjects import AGENT_TURN_LEFT
+from shared.ids import DEFAULT_TENANT, SessionId
+from shared.tracker_shards import left_wire
 from tests.conftest import Server
 from tests.integration.frontend.house import MODEL, house
 from tests.integration.harness import eventually
@@ -14,13 +16,16 @@ from tests.integration.harness import eventually
 WRITER = m.AgentRef(agent="writer", workflow_id="w")
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
 def test_an_agent_s_turn_is_told_from_its_beginning_to_its_end(
-    nats_server: Server, redis_server: Server, tmp_path: Path
+    nats_server: Server, redis_server: Server, tmp_path: Path, num_shards: int
 ) -> None:
+    wire, ids = left_wire(m.AgentTurnLeft(agent=WRITER, session_id=SessionId("s")), num_shards)
+
     async def scenario() -> None:
-        async with house(nats_server, redis_server, tmp_path) as h:
+        async with house(nats_server, redis_server, tmp_path, tracker_shards=num_shards) as h:
             left: list[m.AgentTurnLeft] = []
-            await h.bus.subscribe(AGENT_TURN_LEFT, left.append)
+            await h.bus.subscribe(wire, left.append, *ids)
             await h.bus.flush()
 
             async def ask(

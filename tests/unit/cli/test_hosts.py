@@ -332,6 +332,23 @@ def test_status_shows_how_often_hints_are_right_and_whose_are_refused() -> None:
     assert "team[a] from 10.0.0.7: 1,234 refused" in rows
 
 
+def test_what_the_shards_of_a_tracker_know_is_summed() -> None:
+    a, b = TenantId("a"), TenantId("b")
+    first = HintStatus(num_live=3, rates=[HintRate(tenant=a, hits=0.5, num_hints=30.0)])
+    rates = [
+        HintRate(tenant=b, hits=1.0, num_hints=5.0),
+        HintRate(tenant=a, hits=0.9, num_hints=10),
+    ]
+    second = HintStatus(num_live=4, rates=rates)
+    snapshot = Snapshot(states={}, scheduler=None, stores=[], hints=[first, second])
+    hints = describe(STATE, snapshot)["hints"]
+    assert hints["live"] == 7
+    assert hints["rates"] == [
+        {"tenant": "a", "hits": 0.6, "num_hints": 40.0},
+        {"tenant": "b", "hits": 1.0, "num_hints": 5.0},
+    ]
+
+
 def test_a_host_that_is_not_ours_is_shown_behind_ours() -> None:
     stores = [KvStats(host_id="a", num_sessions=0), KvStats(host_id="h", num_sessions=0)]
     snapshot = Snapshot(states={}, scheduler=None, stores=stores)

@@ -143,3 +143,27 @@ def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
     assert hide_password(plan.redis_url) == plan.redis_url
     assert check_redis_url(plan.redis_url)
     assert password not in str(plan.environment)
+
+
+def test_a_divided_tracker_has_a_process_a_shard_and_all_know_how_many(tmp_path: Path) -> None:
+    def trackers(num_shards: int, num_spares: int) -> list[tuple[str, str | None, str]]:
+        options = HouseOptions(
+            data_dir=tmp_path, num_tracker_shards=num_shards, num_spares=num_spares
+        )
+        children = plan_house(options, 1, {}).services
+        assert {child.environment["SYMPHONY_TRACKER_SHARDS"] for child in children} == {
+            str(num_shards)
+        }
+        return [
+            (child.name, env.get("SYMPHONY_TRACKER_SHARD"), env["SYMPHONY_INSTANCE"])
+            for child in children
+            if child.service == "tracker" and (env := child.environment)
+        ]
+
+    assert trackers(1, 1) == [("tracker", None, "0"), ("tracker-spare-0", None, "spare-0")]
+    assert trackers(2, 1) == [
+        ("tracker-shard-0", "0", "shard-0"),
+        ("tracker-shard-1", "1", "shard-1"),
+        ("tracker-shard-0-spare-0", "0", "shard-0-spare-0"),
+        ("tracker-shard-1-spare-0", "1", "shard-1-spare-0"),
+    ]

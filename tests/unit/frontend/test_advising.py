@@ -1,6 +1,7 @@
 """What an advisory costs its sender at a frontend, and what it does not reach."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,8 @@ from shared.errors import InvalidRequest, NoCapacity, PeerUnavailable, SymphonyE
 from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId
 from shared.messages import Advisory, AdvisoryState
+from shared.subjects import SHARD_ADVISORY_SUBMIT
+from shared.tracker_shards import shard_of
 
 T = DEFAULT_TENANT
 Answer = Callable[[TenantId, Advisory], Awaitable[AdvisoryState]]
@@ -26,20 +29,24 @@ Answer = Callable[[TenantId, Advisory], Awaitable[AdvisoryState]]
 class Peers:
     """A frontend's, of which the tracker answers as it is told to."""
 
-    def __init__(self, refusal: SymphonyError | None = None) -> None:
+    def __init__(self, refusal: SymphonyError | None = None, num_shards: int = 1) -> None:
         self.refusal = refusal
         self.heard: list[Any] = []
+        self.asked: list[tuple[object, tuple[str, ...]]] = []
         self.num_located = 0
         self.answer: Answer | None = None
         clock = cast(Clock, SimpleNamespace(now_ns=lambda: 1))
         limits = HintLimits(per_place=40, per_tenant=0)
-        self.gate = HintGate(cast(Bus, self), clock, FrontendId("f"), limits)
+        self.gate = HintGate(cast(Bus, self), clock, FrontendId("f"), limits, num_shards)
         self.app = cast(
             App, SimpleNamespace(hints=self.gate, bus=self, sessions=self, adapters=self)
         )
 
-    async def request(self, subject: object, message: Any, timeout_s: float) -> AdvisoryState:
+    async def request(
+        self, subject: object, message: Any, *ids: str, timeout_s: float, grace_s: float
+    ) -> AdvisoryState:
         self.heard.append(message)
+        self.asked.append((subject, ids))
         if self.refusal is not None:
             raise self.refusal
         return AdvisoryState(session_id=message.session_id, state="placed")
@@ -107,3 +114,14 @@ def test_what_is_too_long_reaches_nobody_from_nats() -> None:
     with pytest.raises(InvalidRequest, match="model_id must have at most 256"):
         asyncio.run(send())
     assert not peers.heard and not peers.num_located
+
+
+def test_the_shard_that_has_the_session_is_asked_and_answers_for_it() -> None:
+    peers = Peers(num_shards=3)
+    sessions = [SessionId(f"s{number}") for number in range(9)]
+    for session_id in sessions:
+        peers.gate.take(T, "p")
+        asyncio.run(submit(peers.app, Advisory(session_id=session_id), "p"))
+    shards = [shard_of(T, session_id, 3) for session_id in sessions]
+    assert peers.asked == [(SHARD_ADVISORY_SUBMIT, (str(shard),)) for shard in shards]
+    assert peers.gate._accounts._places.of[T, "p"].open_at == Counter(shards)

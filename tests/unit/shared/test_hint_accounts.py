@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import hint_accounts
-from shared.errors import HintsThrottled
+from shared.errors import HintsThrottled, MalformedMessage
 from shared.hint_accounts import TAKE_BACK_COST, HintAccounts, HintLimits
 from shared.ids import TenantId
 from shared.messages import HintsEnded, HintVerdict
@@ -23,11 +23,14 @@ def may(
     tenant: TenantId = A,
     place: str = "x",
     cost: float = 1.0,
+    shard: int = 0,
 ) -> bool:
     try:
         accounts.take(tenant, place, now_ns, cost)
     except HintsThrottled:
         return False
+    if cost >= 1:
+        accounts.on_sent(tenant, place, shard)
     return True
 
 
@@ -39,6 +42,7 @@ def tell(
     num_used: int = 0,
     num_taken_back: int = 0,
     num_spurious: int = 0,
+    shard: int = 0,
 ) -> None:
     verdict = HintVerdict(
         tenant=A,
@@ -47,7 +51,7 @@ def tell(
         num_taken_back=num_taken_back,
         num_spurious=num_spurious,
     )
-    accounts.on_ended(HintsEnded(tracker_id=life, verdicts=[verdict]))
+    accounts.on_ended(HintsEnded(tracker_id=life, verdicts=[verdict], shard=shard))
 
 
 def spent(num: int = 10, per_tenant: int = 1000) -> HintAccounts:
@@ -127,6 +131,23 @@ def test_what_a_dead_tracker_did_not_tell_is_forgiven_once() -> None:
     assert not may(accounts), "it is the same life"
 
 
+def test_of_a_divided_tracker_only_what_a_dead_shard_did_not_tell_is_forgiven() -> None:
+    accounts = HintAccounts(HintLimits(per_place=40, per_tenant=0))
+    assert [may(accounts, shard=number % 2) for number in range(11)] == [True] * 10 + [False]
+    for _ in range(3):
+        tell(accounts, "a", "elsewhere")
+        tell(accounts, "b", "elsewhere", shard=1)
+    assert not may(accounts), "two lives beside each other do not follow each other"
+    tell(accounts, "b", shard=1, num_spurious=2)
+    tell(accounts, "c", "elsewhere", shard=1)
+    assert sum(may(accounts, shard=1) for _ in range(20)) == 3, "of five it had told of two"
+    tell(accounts, "a", num_spurious=4)
+    tell(accounts, "d", "elsewhere")
+    assert sum(may(accounts) for _ in range(20)) == 1
+    with pytest.raises(MalformedMessage, match="shard 64"):
+        tell(accounts, shard=64)
+
+
 def test_without_limits_everybody_may() -> None:
     accounts = HintAccounts(HintLimits(per_place=0, per_tenant=0))
     assert all(may(accounts) for _ in range(1000))
@@ -160,6 +181,8 @@ STEPS = st.sampled_from(
         lambda accounts, _: tell(accounts, num_used=3),
         lambda accounts, _: tell(accounts, num_spurious=2, num_taken_back=3),
         lambda accounts, _: tell(accounts, "2", num_spurious=1),
+        lambda accounts, now_ns: may(accounts, now_ns, shard=1),
+        lambda accounts, _: tell(accounts, "3", num_spurious=1, shard=1),
     ]
 )
 

@@ -83,6 +83,17 @@ ROWS = {
         agent=AGENT, session_id=SESSION, model_id=MODEL,
         keys="5a" * KEY_BYTES * PREFIX_BLOCKS_MAX,
     ),
+    "`TurnsForeseen` of one turn": m.TurnsForeseen(
+        turns=[
+            m.ForeseenTurn(
+                advisory=m.Advisory(
+                    session_id=SESSION, expected_arrival=2.5, agent=AGENT.agent,
+                    workflow_id=AGENT.workflow_id, ttl_ms=30_000,
+                ),
+                chance=0.9,
+            )
+        ]
+    ),
     "`Prefetch`": m.Prefetch(session_id=SESSION, model_id=MODEL, num_tokens=2000),
 }  # fmt: skip
 

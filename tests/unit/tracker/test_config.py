@@ -16,3 +16,18 @@ def test_a_wrong_value_ends_the_start_with_its_name(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SYMPHONY_TRACKER_TTL_S", "0")
     with pytest.raises(ConfigError, match="SYMPHONY_TRACKER_TTL_S='0'"):
         load_config(TrackerConfig)
+
+
+def test_a_shard_is_one_of_them_and_has_a_lease_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYMPHONY_TRACKER_SHARDS", "3")
+    keys = []
+    for shard in range(3):
+        monkeypatch.setenv("SYMPHONY_TRACKER_SHARD", str(shard))
+        keys.append(load_config(TrackerConfig).leadership)
+    assert keys == [TrackerConfig().leadership, "tracker-1", "tracker-2"]
+    monkeypatch.setenv("SYMPHONY_TRACKER_SHARD", "3")
+    with pytest.raises(ConfigError, match=r"SYMPHONY_TRACKER_SHARD='3'.*below .*SHARDS \(3\)"):
+        load_config(TrackerConfig)
+    monkeypatch.setenv("SYMPHONY_TRACKER_SHARDS", "65")
+    with pytest.raises(ConfigError, match="SYMPHONY_TRACKER_SHARDS='65'"):
+        load_config(TrackerConfig)

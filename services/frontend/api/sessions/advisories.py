@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from services.frontend.access import note
-from services.frontend.advising import TRACKER_TIMEOUT_S, let_in, submit
+from services.frontend.advising import let_in, submit
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import ADVISORY_PRIORITY_MAX, ID_CHARS_MAX, AdvisoryBody, parse
 from services.frontend.api.documents import takes
@@ -81,16 +81,16 @@ async def serve(app: App) -> None:
 @router.get("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))
 async def get_advisory(request: Request, session_id: SessionPath) -> Response:
     """The state of a session's advisory."""
-    bus, key = app_of(request).bus, key_of(request, session_id)
-    return Json(await bus.request(ADVISORY_GET, key, timeout_s=TRACKER_TIMEOUT_S))
+    hints, key = app_of(request).hints, key_of(request, session_id)
+    return Json(await hints.ask(ADVISORY_GET, key))
 
 
 @router.delete("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))
 async def invalidate_advisory(request: Request, session_id: SessionPath) -> Response:
     """The turn is not coming after all."""
-    bus, key = app_of(request).bus, key_of(request, session_id)
+    hints, key = app_of(request).hints, key_of(request, session_id)
     await let_in(request, TAKE_BACK_COST)
-    return Json(await bus.request(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S))
+    return Json(await hints.ask(ADVISORY_INVALIDATE, key))
 
 
 def _priority(app: App, tenant: TenantId, named: int, *, is_asked: bool) -> int:

@@ -47,7 +47,7 @@ async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
     """
     tombstone = await app.sessions.forget(key.tenant, key.session_id)
     with suppress(SymphonyError):  # an advisory that nobody can take back expires
-        await app.bus.request(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S, grace_s=0.0)
+        await app.hints.ask(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S, grace_s=0.0)
     keys = tombstone.block_keys
     forget = SessionForget(session_id=key.session_id, tenant=key.tenant, keys=keys)
     await _tell_all(
