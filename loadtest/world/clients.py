@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from loadtest.world.frontend import Frontend
-from loadtest.world.hinters import LAST_TENANT, Hinters
+from loadtest.world.hinters import LAST_TENANT, TENANTS, Hinters
 from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
@@ -14,11 +14,10 @@ from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn
-from shared.ids import SessionId, TenantId, TurnId
+from shared.ids import SessionId, TurnId
 from shared.messages import AdapterRef, Advisory, AgentRef, SamplingParams
 from shared.shards import expected_as, turn_id_in
 
-TENANTS = (TenantId("a"), TenantId("b"))
 RETRY_MAX_NS = SECOND
 PATIENT_SLO_NS = 2 * SECOND  # time to run a job again
 CALL_TIMEOUT_NS = 5 * SECOND
@@ -179,6 +178,9 @@ class Clients:
             self._ask_in(random.randrange(RETRY_MAX_NS) + 1, session)
             return
         frontend = random.choice(frontends)
+        if self._house.has_twin():
+            twin = replace(session, history=list(session.history), turns_left=1)
+            self._ask_in(0, twin)
         session.turns_left -= 1
         if len(session.history) > model.max_model_len * 2 // 3:
             session.history = self._tokens(3)

@@ -88,6 +88,7 @@ class Frontend(Process):
         self._readers: dict[TurnId, News] = {}
         self._new: dict[TurnId, NewTurn] = {}
         self._said: dict[TurnId, list[int]] = {}
+        self._numbers: dict[TurnId, int] = {}  # of turns in their sessions
         self._pulled: dict[TurnId, int] = {}
         wires, me = self.house.wires, self._frontend_id
         wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
@@ -120,6 +121,7 @@ class Frontend(Process):
         )
         self._readers[new.turn_id] = reader
         self._new[new.turn_id] = new
+        self._numbers[new.turn_id] = 1 + (record.num_turns if record is not None else 0)
         self._said[new.turn_id] = []
         self._perform(self.turns.on_new(new, self.now_ns))
 
@@ -228,6 +230,7 @@ class Frontend(Process):
             reader(news)
             return
         tokens = [*new.prompt, *self._said[turn_id]]
+        number = self._numbers[turn_id]
         self._forget(turn_id)
         if new.agent is not None and new.session_id is not None:
             tools = ["ls"] if self.house.agent_random.random() < TOOL_SHARE else []
@@ -247,7 +250,7 @@ class Frontend(Process):
         keys = chain_keys(root, tokens, model.block_tokens)
         if rest := tokens[len(keys) * model.block_tokens :]:
             keys.append(child_key(keys[-1] if keys else root, rest))
-        record = Record(pack_keys(keys), len(tokens))
+        record = Record(pack_keys(keys), len(tokens), number)
         self._redis.write(self, new.tenant, new.session_id, record, lambda: reader(news))
 
     def _root(self, new: NewTurn) -> BlockKey:
@@ -258,3 +261,4 @@ class Frontend(Process):
         self._readers.pop(turn_id, None)
         self._new.pop(turn_id, None)
         self._said.pop(turn_id, None)
+        self._numbers.pop(turn_id, None)

@@ -1,16 +1,22 @@
-"""Those who announce turns that never come, and one who announces its turns in order."""
+"""Those who announce turns that never come, or not before tomorrow, or other people's; and one who
+announces its turns in order.
+"""
 
 from collections.abc import Sequence
 from functools import partial
 from random import Random
 
 from loadtest.world.frontend import Frontend
+from loadtest.world.model import MODEL
 from loadtest.world.timeline import Timeline
 from shared.ids import SessionId, TenantId
 from shared.messages import Advisory
 
+TENANTS = (TenantId("a"), TenantId("b"))
 SPAMMERS, LAST_TENANT = TenantId("spammers"), TenantId("last")
 NUM_HINTS = (0, 0, 30, 150)  # of a world
+FAR_SHARE, NUM_FAR = 0.25, 24  # of worlds; and hints of theirs
+DAY_S, FAR_TTL_MAX_MS = 86_400.0, 10_000
 PLACES = ("flood-1", "flood-2")
 LAST_PLACE = "last"
 
@@ -29,6 +35,7 @@ class Hinters:
         self._timeline = timeline
         self._frontends = frontends
         self._random = random
+        self._asking_ns = asking_ns
         for _ in range(random.choice(NUM_HINTS)):
             timeline.after(random.randrange(asking_ns), self._spam)
 
@@ -50,11 +57,39 @@ class Hinters:
             )
             frontend.run(frontend.life, partial(frontend.advise, advisory))
 
-    def _spam(self) -> None:
+    def announce_far(self, random: Random, num_sessions: int) -> None:
+        """Somebody may announce for tomorrow: turns of sessions that are there, which end sooner,
+        and turns of such names that the sender has no session of, and of names that nobody has.
+
+        Args:
+            random: decides when and what.
+        """
+        for _ in range(NUM_FAR if random.random() < FAR_SHARE else 0):
+            tenant = random.choice([*TENANTS, SPAMMERS, SPAMMERS])
+            advisory = Advisory(
+                session_id=SessionId(f"s{random.randrange(2 * num_sessions)}"),
+                tenant=tenant,
+                model_id=MODEL,
+                expected_arrival=DAY_S,
+                priority=random.randrange(3),
+                ttl_ms=None if tenant == SPAMMERS else random.randrange(1, FAR_TTL_MAX_MS),
+                place=random.choice(PLACES),
+            )
+            at_ns = random.randrange(self._asking_ns)
+            self._timeline.after(at_ns, partial(self._send, advisory, random))
+
+    def _send(self, advisory: Advisory, random: Random) -> None:
+        if (frontend := self._some_frontend(random)) is not None:
+            frontend.run(frontend.life, partial(frontend.advise, advisory))
+
+    def _some_frontend(self, random: Random) -> Frontend | None:
         ready = [frontend for frontend in self._frontends if frontend.is_ready]
-        if not ready:
+        return random.choice(ready) if ready else None
+
+    def _spam(self) -> None:
+        random = self._random
+        if (frontend := self._some_frontend(random)) is None:
             return
-        frontend, random = self._random.choice(ready), self._random
         advisory = Advisory(
             session_id=SessionId(f"nobody-{random.randrange(60)}"),
             tenant=SPAMMERS,

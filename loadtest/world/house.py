@@ -9,6 +9,7 @@ from loadtest.world.wires import Wires
 from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName
 
+TWIN_SHARE = 0.4
 EXPIRIES_S = (0, 0, 1, 2, 8)  # 0: as every tier has it, which is long
 ROUNDED_SHARE = 0.5
 
@@ -31,6 +32,7 @@ class House:
     num_shards: schedulers among which turns are divided.
     forms: draws which workers round KV that leaves their pools; None: nobody does.
     num_tracker_shards: among which the tracker is divided.
+    twins: draws whose turns are asked for twice at once; None: nobody's.
     """
 
     timeline: Timeline
@@ -51,6 +53,7 @@ class House:
     num_shards: int = 1
     num_tracker_shards: int = 1
     forms: Random | None = None
+    twins: Random | None = None
 
     def draw_model(self) -> Model:
         """As a worker has it."""
@@ -60,6 +63,10 @@ class House:
     def draw_expiry_s(self) -> int:
         """What a turn says; 0: nothing."""
         return 0 if self.expiries is None else self.expiries.choice(EXPIRIES_S)
+
+    def has_twin(self) -> bool:
+        """Whether a turn is asked for at two places at once."""
+        return self.twins is not None and self.twins.random() < TWIN_SHARE
 
     @property
     def hears_hints(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.house import House
-from loadtest.world.memory import ArenaMemory, DiskBlock
+from loadtest.world.memory import ArenaMemory, Content, DiskBlock
 from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
@@ -502,6 +502,12 @@ class Kvstore(PeerHost):
         if results:
             self._perform(self.core.on_written(results, self.now_ns))
 
+    def _check_alike(self, key: BlockKey, contents: list[Content]) -> None:
+        """Whoever writes a block, on whichever host, writes the same."""
+        for host in self.others.values():
+            held = host.disk.get(key)
+            assert held is None or held.contents == contents, f"{host.name} has another {key.hex()}"
+
     def _write(self, write: DiskWrite) -> tuple[int, WriteOutcome, int]:
         is_there = all(self.arena.words[page][1] is PageState.READY for page in write.pages)
         assert is_there, "a page was taken from under the writer"
@@ -510,6 +516,7 @@ class Kvstore(PeerHost):
         contents = [self.arena.contents[page] for page in write.pages]
         if [checksum_of(content) for content in contents] != write.checksums:
             return write.block_id, WriteOutcome.CORRUPT, 0
+        self._check_alike(write.key, contents)
         self.disk[write.key] = DiskBlock(
             len(contents), contents, write.owner, write.parent, used_at_ns=self.now_ns,
             expiry_s=write.expiry_s or 0,

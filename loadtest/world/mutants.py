@@ -195,6 +195,12 @@ MUTANTS = (
         "a done batch stays open", JOBS,
         "            self._account(batch, done, now_ns)\n", "            pass\n",
     ),
+    Mutant(
+        "batches on a machine that is gone for good stay there", JOBS,
+        "            self.devices.close(device)\n            self._take_off(device, now_ns)\n"
+        "        return self._take_effects",
+        "            self.devices.close(device)\n        return self._take_effects",
+    ),
     # Advisories.
     Mutant(
         "the tracker never asks", TRACKER,
@@ -249,6 +255,24 @@ MUTANTS = (
         "no frontend is told what became of advisories", TRACKER,
         "        self._out += [Tell(*told) for told in self._verdicts.due(now_ns)]",
         "        self._verdicts.due(now_ns)",
+    ),
+    Mutant(
+        "a hint of one tenant is taken for another's session", TRACKER,
+        "        record = self._live.get(key)\n"
+        "        if record is None:\n            self._check_room",
+        "        record = next((r for k, r in self._live.items() if k[1] == key[1]), None)\n"
+        "        if record is None:\n            self._check_room",
+    ),
+    Mutant(
+        "a place of one tenant is told to another's session", RESERVATIONS,
+        "        held = self._held.get(key)\n"
+        "        if held is not None and held.model_id == model_id:",
+        "        held = next((h for k, h in self._held.items() if k[1] == key[1]), None)\n"
+        "        if held is not None and held.model_id == model_id:",
+    ),
+    Mutant(
+        "what is announced for tomorrow is brought up today", ENGINE,
+        "        if start_at_ns > now_ns:", "        if False:",
     ),
     Mutant(
         "whoever is throttled stays so", "shared/hint_accounts.py",
@@ -331,6 +355,10 @@ MUTANTS = (
     Mutant(
         "writes outlive their connection", WRITEBACK,
         "        self._storing.clear()\n", "",
+    ),
+    Mutant(
+        "an arena is taken for the one before it", LINK,
+        "        self.epoch += 1\n", "        self.epoch = 1\n",
     ),
     Mutant(
         "failed calls do not end the connection", LINK,
@@ -520,6 +548,12 @@ MUTANTS = (
     Mutant(
         "a tail that changes is found", TAILS,
         "            self.residency.forget([turn.tail])\n", "",
+    ),
+    Mutant(
+        "two turns of a session go on in one tail", TAILS,
+        "        if tail is None or tail.refs == 1:\n            return\n"
+        "        prefix.blocks.pop()",
+        "        if True:\n            return\n        prefix.blocks.pop()",
     ),
     Mutant(
         "a copy of a tail is told though its turn goes on in it", TAILS,

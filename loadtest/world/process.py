@@ -16,6 +16,7 @@ class Process:
     Attributes:
         is_ready: it has connected for the first time in this life, and begun.
         life: counts starts; what was asked for in an earlier life never happens.
+        is_gone: it died for good, with its machine.
         is_touched: something happened to a core of it since it was checked.
     """
 
@@ -26,6 +27,7 @@ class Process:
         self.is_up = False
         self.is_ready = False
         self.life = 0
+        self.is_gone = False
         self.is_touched = False
         self._frozen_until_ns = 0
         self._backlog: deque[tuple[int, Action]] = deque()
@@ -55,7 +57,9 @@ class Process:
         return self.is_ready and not self.is_frozen and self.house.wires.is_connected(self)
 
     def start(self) -> None:
-        """Begin a life."""
+        """Begin a life, unless there is no machine for it any more."""
+        if self.is_gone:
+            return
         assert not self.is_up
         self.is_up = True
         self.life += 1

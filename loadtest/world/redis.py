@@ -19,6 +19,7 @@ class Record:
 
     block_keys: str
     num_computed: int
+    num_turns: int
 
 
 class Redis:
@@ -26,11 +27,13 @@ class Redis:
     is_up: it answers.
     takes_writes: it is not full.
     hashes: by key.
+    num_refused: records that came behind another one of the same turn.
     """
 
     def __init__(self) -> None:
         self.is_up = True
         self.takes_writes = True
+        self.num_refused = 0
         self.hashes: dict[str, dict[str, str]] = {}
         self._records: dict[tuple[TenantId, SessionId], Record] = {}
         self._snapshot = (dict(self._records), dict(self.hashes))
@@ -125,7 +128,12 @@ class Redis:
         record: Record,
         then: Callable[[], None],
     ) -> None:
-        """Store the record, if that can be done in time."""
-        if self.is_up and self.takes_writes:
+        """Store the record, if that can be done in time and no other turn that began with the same
+        record has stored its own.
+        """
+        stored = self._records.get((tenant, session_id))
+        is_late = stored is not None and stored.num_turns >= record.num_turns
+        if self.is_up and self.takes_writes and not is_late:
             self._records[(tenant, session_id)] = record
+        self.num_refused += is_late
         process.later(ANSWER_NS if self.is_up else PATIENCE_NS, then)

@@ -7,9 +7,9 @@ from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
 from loadtest.world.scheduler import Scheduler
 from loadtest.world.timeline import SECOND
-from loadtest.world.worker import Worker
+from loadtest.world.tracker import Tracker
+from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
-from services.tracker.core import TrackerCore
 from shared.locations import (
     KV_HOSTS_KEY,
     decode_lives,
@@ -31,7 +31,7 @@ def check_rest(world: World) -> None:
     for election in world.elections:
         _check_schedulers([each for each in world.schedulers if each in election.candidates])
     for tracker in world.leading_trackers:
-        _check_announced(tracker.core)
+        _check_announced(tracker)
     for worker in world.workers:
         _check_idle(worker)
     for kvstore in world.kvstores.values():
@@ -52,13 +52,19 @@ def _check_schedulers(candidates: list[Scheduler]) -> None:
         assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
     status = leader.core.status(leader.now_ns)
     assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
-    assert status.num_reservations == 0, "places are still kept"
+    held = leader.core._reservations._held
+    near = [key for key in held if key[0] != SPAMMERS or not held[key].is_far]
+    assert not near, f"places are still kept for {near}"
     assert not leader.core._turns.others._where, "turns of others are still counted"
     assert all(worker.kept_by is None for worker in leader.core._fleet), "a worker is still kept"
 
 
-def _check_announced(tracker: TrackerCore) -> None:
-    assert tracker.num_live == 0, "advisories still live"
+def _check_announced(process: Tracker) -> None:
+    """Those live whose turns are expected tomorrow, and were by nobody else expected before."""
+    tracker, tomorrow_ns = process.core, process.now_ns + FAR_NS
+    live = [record for record in tracker._live.values() if record.arrives_at_ns < tomorrow_ns]
+    strange = [key for key in tracker._live if key[0] != SPAMMERS]
+    assert not live and not strange, f"advisories still live: {live}, {strange}"
     assert not len(tracker._order), "an order of nobody"
     assert not tracker._num_foreseen, "of none that live some are foreseen"
     assert tracker._verdicts.tell_at_ns is None, "what became of advisories is not told"

@@ -45,7 +45,7 @@ def run_world(world: World) -> None:
     timeline.run_until(options.faults_for_ns, options.events_max)
     heal(world)
     calm_until_ns = options.faults_for_ns + options.calm_max_ns
-    while not (clients.are_done and all(process.is_well for process in world.processes)):
+    while not (clients.are_done and world.is_whole):
         assert timeline.now_ns < calm_until_ns, f"never ended: {_left_over(world)}"
         timeline.run_until(timeline.now_ns + SECOND, options.events_max)
     timeline.run_until(timeline.now_ns + options.settle_ns, options.events_max)
@@ -136,7 +136,8 @@ class _Watch:
                 continue
             if turn.sampling.seed == KILLER and turn.end in ("poisoned", "worker_lost"):
                 continue
-            if turn.end == "poisoned" and self._world.faults.kinds >= {"killer", "worker"}:
+            kinds = self._world.faults.kinds
+            if turn.end == "poisoned" and "killer" in kinds and kinds & {"worker", "host"}:
                 continue  # beside a killer twice, and then alone when a worker died by itself
             num_unserved = sum(
                 turn.opened_at_ns <= at_ns <= turn.ended_at_ns for at_ns in self._unserved_at_ns

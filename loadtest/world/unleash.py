@@ -1,6 +1,7 @@
 """Faults, done to a world: some from the beginning on, others in their time."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from loadtest.world.candidate import QUEUE_MAX
@@ -13,6 +14,8 @@ AWAY_MAX_NS = 60 * SECOND
 LONG_SHARE, LONG_NS = 0.2, 40 * SECOND  # of workers: their models are large
 UNREAD_SHARE = 0.2
 SNAPSHOT_NS = 2 * SECOND  # of Redis: what it goes back to
+REDIS_AWAY_NS = 30 * SECOND
+KVSTORE_DEATHS, BETWEEN_DEATHS_NS = 3, 1500 * MS  # in a row, of one kvstore
 
 
 def unleash(world: World) -> None:
@@ -44,7 +47,7 @@ def heal(world: World) -> None:
     weather = world.house.wires.weather
     weather.loss = weather.duplication = weather.slow = 0.0
     weather.delay_max_ns = 2 * MS
-    world.redis.is_up = world.redis.takes_writes = True
+    world.redis.takes_writes = True
     if world.bucket is not None:
         world.bucket.is_away = False
     for kvstore in world.kvstores.values():
@@ -79,6 +82,30 @@ def _crash_one_of(kind: str) -> Callable[[World, Random], None]:
             world.house.timeline.after(down_ns, process.start)
 
     return happen
+
+
+def _crash_kvstore_again(world: World, random: Random) -> None:
+    """The same one dies, comes back, and dies again before all is as it was."""
+    kvstore = random.choice(list(world.kvstores.values()))
+
+    def die(num_left: int) -> None:
+        if kvstore.is_up:
+            kvstore.crash()
+            world.house.timeline.after(random.randrange(SECOND), partial(live, num_left - 1))
+
+    def live(num_left: int) -> None:
+        kvstore.start()
+        if num_left:
+            world.house.timeline.after(random.randrange(BETWEEN_DEATHS_NS), partial(die, num_left))
+
+    die(KVSTORE_DEATHS)
+
+
+def _lose_host(world: World, random: Random) -> None:
+    """A machine dies for good, with its arena and its disk, unless no other one has a worker."""
+    of_host = {worker.host_id for worker in world.workers}
+    if len(of_host) > 1:
+        world.lose_host(random.choice(sorted(of_host)))
 
 
 def _freeze(world: World, random: Random) -> None:
@@ -158,15 +185,24 @@ def _break_bucket(world: World, random: Random) -> None:
 
 
 def _break_redis(world: World, random: Random) -> None:
-    what = random.randrange(4)
+    """Where it goes away it stays so when all else is well again, and may have forgotten."""
+    redis, what = world.redis, random.randrange(4)
     if what == 0:
-        world.redis.wipe()
+        redis.wipe()
     elif what == 1:
-        world.redis.go_back()
+        redis.go_back()
     elif what == 2:
-        world.redis.takes_writes = False
+        redis.takes_writes = False
     else:
-        world.redis.is_up = False
+        redis.is_up = False
+        forgets: Callable[[], None] | None = random.choice([redis.wipe, redis.go_back, None])
+
+        def come_back() -> None:
+            if forgets is not None:
+                forgets()
+            redis.is_up = True
+
+        world.house.timeline.after(random.randrange(REDIS_AWAY_NS) + 1, come_back)
 
 
 _ACTIONS: dict[str, Callable[[World, Random], None]] = {
@@ -179,6 +215,8 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "scheduler": _crash_one_of("scheduler"),
     "tracker": _crash_one_of("tracker"),
     "kvstore": _crash_one_of("kvstore"),
+    "kvstores": _crash_kvstore_again,
+    "host": _lose_host,
     "frontend": _crash_one_of("frontend"),
     "clock": _jump_clock,
     "slow disk": _slow_disk,

@@ -41,7 +41,7 @@ from services.worker.core.staged import Staged
 from services.worker.core.step import StepResult
 from shared.blocks import BlockKey
 from shared.errors import MalformedMessage, SymphonyError
-from shared.ids import FrontendId, TurnId, WorkerId
+from shared.ids import FrontendId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import (
     Empty,
     KvStage,
@@ -81,6 +81,7 @@ from shared.subjects import (
 
 REPORT_EVERY_NS = 500 * MS
 RENEW_EVERY_NS = SECOND
+FAR_NS = 3600 * SECOND  # so long before an expected turn nothing is done for it
 REOPEN_AFTER_NS = 500 * MS
 RESTART_NS = 300 * MS
 ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
@@ -149,6 +150,7 @@ class Worker(Process):
         self._not_wanted: set[tuple[TurnId, int]] = set()  # cancelled before their prompts came
         self._deltas: dict[FrontendId, list[TurnDelta]] = {}
         self._ends: list[TurnEnd] = []
+        self._arrives_at_ns: dict[tuple[TenantId, SessionId], int] = {}  # of announced turns
         self._wake_at_ns: int | None = None
         self._open()
         self.later(self.house.random.randrange(200 * MS), self._get_ready)
@@ -237,6 +239,7 @@ class Worker(Process):
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
         expected = expected_turn(prefetch, self._shape, self.now_ns)
+        self._arrives_at_ns[(prefetch.tenant, prefetch.session_id)] = expected.arrives_at_ns
         self.feed(self.core.on_expected(expected, self.now_ns))
 
     def _on_prefetch_drop(self, drop: PrefetchDrop) -> None:
@@ -452,6 +455,9 @@ class Worker(Process):
         self._stage(message, effect.keys, then)
 
     def _stage_session(self, effect: StageSession) -> None:
+        ahead_ns = self._arrives_at_ns[(effect.tenant, effect.session_id)] - self.now_ns
+        assert ahead_ns < FAR_NS, f"{effect.session_id} is not expected before tomorrow"
+
         def then(staged: Staged | None) -> None:
             self.feed(self.core.on_session_staged(effect.number, staged, self.now_ns))
 

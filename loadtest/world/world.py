@@ -35,6 +35,7 @@ BUCKET_SHARE = 0.4  # of worlds: there is an object store, and
 PEERS_SHARE = 0.4  # of those: history comes from other hosts, too
 EXPIRIES_SHARE = 0.3  # of worlds: turns say how long their KV is kept
 FORMS_SHARE = 0.2  # of worlds: some workers store KV as int8
+TWINS_SHARE = 0.15  # of worlds: people send the same session's next turn from two places
 DISKS_BYTES_MAX = (1 << 40, 40 * PAGE_BYTES, 8 * PAGE_BYTES)
 SHARDS = (1, 1, 1, 2, 3)  # schedulers among which turns are divided
 UNCOOPERATIVE_SHARE = 0.1  # of worlds: pools keep nothing that no turn runs on
@@ -80,7 +81,7 @@ class World:
         self.faults = draw_faults(seed, options.faults_for_ns) if faults is None else faults
         memory_random = Random(f"memory {seed}")
         random, timeline = Random(f"world {seed}"), Timeline()
-        expiries = Random(f"expiries {seed}")
+        expiries, twins = Random(f"expiries {seed}"), Random(f"twins {seed}")
         forms = Random(f"forms {seed}")
         tracker_random = Random(f"trackers {seed}")
         num_trackers = tracker_random.choice([1, 2])
@@ -109,6 +110,7 @@ class World:
             num_shards=Random(f"shards {seed}").choice(SHARDS),
             forms=forms if forms.random() < FORMS_SHARE else None,
             num_tracker_shards=tracker_random.choice(TRACKER_SHARDS),
+            twins=twins if twins.random() < TWINS_SHARE else None,
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
@@ -150,7 +152,24 @@ class World:
         num_sessions = 2 * sessions_max if is_crowded else random.randint(2, sessions_max)
         asking_ns = options.faults_for_ns
         hinters = Hinters(timeline, self.frontends, Random(f"hints {seed}"), asking_ns)
+        hinters.announce_far(Random(f"far hints {seed}"), num_sessions)
         self.clients = Clients(house, self.frontends, ledger, num_sessions, asking_ns, hinters)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whoever is left is well again."""
+        return self.redis.is_up and all(process.is_well for process in self.processes)
+
+    def lose_host(self, host_id: HostId) -> None:
+        """Everybody on this machine dies for good, and with it all that was kept there."""
+        kvstore = self.kvstores.pop(host_id)
+        gone = [kvstore, *(worker for worker in self.workers if worker.host_id == host_id)]
+        for process in gone:
+            process.is_gone = True
+            process.crash()
+            self.processes.remove(process)
+        kvstore.disk.clear()
+        self.workers = [worker for worker in self.workers if worker.host_id != host_id]
 
     @property
     def leading_trackers(self) -> list[Tracker]:

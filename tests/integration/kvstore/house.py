@@ -207,9 +207,10 @@ class FakeWorker:
         pages: Sequence[int],
         owner: OwnerKey = NOBODY,
         parent: BlockKey | None = None,
+        expiry_s: int = 0,
     ) -> int:
         """Compute blocks into leased pages and commit them; those from the beginning, or those
-        after `parent`.
+        after `parent`. Their session's KV is kept for `expiry_s`; 0: as the disk has it.
         """
         blocks = []
         parents = [root_key(FINGERPRINT, TENANT) if parent is None else parent, *keys]
@@ -225,6 +226,7 @@ class FakeWorker:
                     pages=pack_ints(own),
                     checksums=pack_ints([checksum(self.arena.pages[p].data) for p in own], "Q"),
                     owner=owner.hex(),
+                    expiry_s=expiry_s,
                 )
             )
         message = m.KvCommit(
@@ -232,6 +234,11 @@ class FakeWorker:
             page_bytes=PAGE_BYTES, blocks=blocks,
         )  # fmt: skip
         return (await self.bus.request(subjects.KV_COMMIT, message, self.host_id)).num_blocks
+
+    async def locate(self, keys: Sequence[BlockKey]) -> int:
+        """How many of these, from the first on, its host would give another one."""
+        message = m.KvLocate(keys=pack_keys(keys), num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES)
+        return (await self.bus.request(subjects.KV_LOCATE, message, self.host_id)).num_blocks
 
     async def store(self, num_blocks: int, seed: int = 0) -> list[BlockKey]:
         """Compute and commit a sequence of `owner_of(seed)`, and wait until it is on disk."""

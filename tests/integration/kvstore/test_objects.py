@@ -292,7 +292,8 @@ def test_runs_of_both_kinds_are_read_and_what_is_damaged_costs_itself(
             pages = await one.lease(num * NUM_LAYERS)
             await one.commit(
                 tokens[num_before * BLOCK_TOKENS : (num_before + num) * BLOCK_TOKENS],
-                keys[num_before : num_before + num], pages, owner_of(0), *before,
+                keys[num_before : num_before + num], pages, owner_of(0),
+                parent=before[0] if before else None,
             )  # fmt: skip
             await saved(bucket, num_before + num)
 
