@@ -22,6 +22,7 @@ HOSTS_TOLD_MAX = 8  # of a session, the ones with the most blocks
 OBJECTS_TOLD_MAX = 2  # of those, what hosts wrote to the object store: anybody reads that
 OBJECTS_MARK = "@"  # before a host's name: not that host, but what it wrote to the object store
 OBJECTS = HostId(OBJECTS_MARK)  # the object store as a whole
+ANYWHERE = HostId("*")  # in place of hosts, where Redis could not be asked: any may have it
 _CLAIM = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([0-9a-f]{16}) ([0-9]{1,10})")
 _LOCATION = re.compile(rb"([A-Za-z0-9_-]{1,16}) ([1-9][0-9]{0,8})")
 
@@ -113,7 +114,8 @@ def decode_locations(
 
 
 def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
-    """Of what somebody says in a message, as much as anybody tells who keeps to the rules.
+    """Of what somebody says in a message, as much as anybody tells who keeps to the rules: hosts,
+    what they wrote to the object store, or `ANYWHERE`.
 
     >>> worth_keeping({HostId("h1"): 3, HostId("h2"): -1, HostId("h3"): 10**30, HostId("a b"): 1})
     {'h1': 3}
@@ -122,8 +124,14 @@ def worth_keeping(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
     return {
         host_id: num_blocks
         for host_id, num_blocks in told
-        if 0 < num_blocks <= BLOCKS_MAX and _host_id(host_id.encode(errors="replace"))
+        if 0 < num_blocks <= BLOCKS_MAX
+        and (host_id == ANYWHERE or _host_id(host_id.encode(errors="replace")))
     }
+
+
+def known_places(kv_at: Mapping[HostId, int]) -> dict[HostId, int]:
+    """Of that, what is not `ANYWHERE`."""
+    return {place: num_blocks for place, num_blocks in kv_at.items() if place != ANYWHERE}
 
 
 def _most(num: int, located: list[tuple[HostId, int]]) -> list[tuple[HostId, int]]:

@@ -176,6 +176,8 @@ KV_OPEN = Subject("symphony.kv.*.open", m.KvOpen, m.KvOpened)
 KV_LEASE = Subject("symphony.kv.*.lease", m.KvLease, m.KvLeased)
 KV_STAGE = Subject("symphony.kv.*.stage", m.KvStage, m.KvStaged)
 KV_LOCATE = Subject("symphony.kv.*.locate", m.KvLocate, m.KvLocated)
+# All hosts hear it. Who has none of these blocks says nothing.
+KV_FIND = Subject("symphony.kv.find", m.KvLocate, m.KvLocated)
 KV_RENEW = Subject("symphony.kv.*.renew", m.KvRenew, m.KvRenewed)
 KV_RELEASE = Subject("symphony.kv.*.release", m.KvRelease, NoReply)
 KV_COMMIT = Subject("symphony.kv.*.commit", m.KvCommit, m.KvCommitted)

@@ -29,6 +29,7 @@ from shared.blocks import BlockKey, chain_keys, child_key, pack_keys, root_key
 from shared.errors import HintsThrottled
 from shared.hint_accounts import HintAccounts, HintLimits
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId, WorkerId
+from shared.locations import known_places
 from shared.messages import (
     Advisory,
     AgentTurnLeft,
@@ -140,7 +141,7 @@ class Frontend(Process):
             if state.num_merged:
                 self.hints.on_refund(tenant, place, shard)
 
-        kv_at = self.located(tenant, session_id)
+        kv_at = known_places(self.located(tenant, session_id))
         told = replace(advisory, kv_at=kv_at, frontend_id=self._frontend_id)
         wire, ids = at_shard(ADVISORY_SUBMIT, tenant, session_id, num_shards)
         if num_shards > 1 and self.house.random.random() < PUBLIC_SHARE and not advisory.ordered:

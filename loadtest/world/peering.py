@@ -20,11 +20,13 @@ from services.kvstore.core import (
     SaveOutcome,
     Told,
     most_offered,
+    sample_of,
 )
 from shared import messages as m
 from shared.arena import PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.ids import HostId
+from shared.locations import ANYWHERE
 from shared.owners import OwnerKey
 from shared.subjects import KV_LOCATE
 
@@ -32,6 +34,7 @@ LOCATE_NS = 30 * MS
 FETCH_NS = 2 * MS  # a page, at most
 TIMEOUT_NS = 20 * MS  # of a fetch over a link that is cut
 
+Answers = dict[HostId, int]
 OnOffer = Callable[[Offer | None], None]
 
 
@@ -96,24 +99,51 @@ class Peering:
         hosts = core.whom_to_ask(
             keys, message.num_before, message.page_bytes, message.kv_at, kvstore.now_ns
         )
-        answers: list[tuple[HostId, int]] = []
+
+        def finish(answers: Answers) -> None:
+            best = most_offered(answers.items(), 0)
+            then(None if best is None else Offer(*best))
+
+        def ask(hosts: list[HostId]) -> None:
+            def on_failed(host_id: HostId) -> None:
+                core.peers.on_failed(host_id, kvstore.now_ns)
+
+            self._ask(hosts, message, keys, on_failed, finish)
+
+        def on_found(answers: Answers) -> None:
+            ask(core.finding.worth_asking(answers.items()))
+
+        if hosts != [ANYWHERE]:
+            ask(hosts)
+        elif core.finding.may_ask(kvstore.now_ns):
+            everybody = [*self._others]
+            self._ask(everybody, message, sample_of(keys), lambda host_id: None, on_found)
+        else:
+            then(None)
+
+    def _ask(
+        self,
+        hosts: list[HostId],
+        message: m.KvStage,
+        keys: list[BlockKey],
+        on_failed: Callable[[HostId], None],
+        then: Callable[[Answers], None],
+    ) -> None:
+        """How much of these blocks they have, as far as they answer."""
+        kvstore, answers = self._kvstore, Answers()
         open_hosts = set(hosts)
 
         def on_answer(host_id: HostId, answer: object) -> None:
             open_hosts.discard(host_id)
             if isinstance(answer, m.KvLocated):
-                answers.append((host_id, answer.num_blocks))
+                answers[host_id] = answer.num_blocks
             else:
-                core.peers.on_failed(host_id, kvstore.now_ns)
+                on_failed(host_id)
             if not open_hosts:
-                finish()
-
-        def finish() -> None:
-            best = most_offered(answers, 0)
-            then(None if best is None else Offer(*best))
+                then(answers)
 
         if not hosts:
-            finish()
+            then(answers)
         question = m.KvLocate(
             keys=pack_keys(keys), num_layers=message.num_layers, page_bytes=message.page_bytes
         )

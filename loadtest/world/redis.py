@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, Action
 from shared.ids import HostId, SessionId, TenantId
-from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.locations import (
+    ANYWHERE,
+    BLOCKS_MAX,
+    KV_HOSTS_KEY,
+    decode_lives,
+    decode_locations,
+    location_redis_key,
+)
 from shared.owners import owner_key
 
 ANSWER_NS = MS
@@ -56,8 +63,10 @@ class Redis:
 
     def locations(self, tenant: TenantId, session_id: SessionId | None) -> dict[HostId, int]:
         """Leading blocks of the session by host, as a frontend learns them with its record."""
-        if not self.is_up or session_id is None:
+        if session_id is None:
             return {}
+        if not self.is_up:
+            return {ANYWHERE: BLOCKS_MAX}
         fields = self.raw(location_redis_key(owner_key(tenant, session_id)))
         claims = self.hashes.get(KV_HOSTS_KEY, {})  # those of other hosts do not matter
         said = {name: claims[name.decode()].encode() for name in fields if name.decode() in claims}

@@ -16,7 +16,14 @@ from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
 from shared.ids import HostId, SessionId, TenantId, new_id
-from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.locations import (
+    ANYWHERE,
+    BLOCKS_MAX,
+    KV_HOSTS_KEY,
+    decode_lives,
+    decode_locations,
+    location_redis_key,
+)
 from shared.owners import owner_key
 from shared.redis_client import RedisClient
 from shared.sessions import (
@@ -54,7 +61,7 @@ class KnownSession:
 
     Attributes:
         generation: to be handed to `SessionStore.put`.
-        kv_at: leading blocks by host.
+        kv_at: leading blocks by host; `ANYWHERE`, if that cannot be told.
     """
 
     record: SessionRecord | None = None
@@ -105,12 +112,12 @@ class SessionStore:
         await self._rewriter.run()
 
     async def get(self, tenant: TenantId, session_id: SessionId) -> KnownSession:
-        """What is known of the session; nothing if that cannot be had in time."""
+        """What is known of the session; if that cannot be had in time, that it may be anywhere."""
         record_of = ("MGET", *_redis_keys(tenant, session_id)[:2])
         try:
             told, *located = await self._together(record_of, *self._where(tenant, session_id))
         except StoreAway:
-            return KnownSession()
+            return KnownSession(kv_at={ANYWHERE: BLOCKS_MAX})
         return KnownSession(
             record=_decode(told[0]),
             generation=(told[1] or b"").decode(),

@@ -22,6 +22,7 @@ from services.kvstore.core import (
     PageReads,
     Told,
     most_offered,
+    sample_of,
 )
 from services.kvstore.disk import Disk, DiskDamaged
 from services.kvstore.peers.client import PeerClient
@@ -37,8 +38,9 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import ConfigError, SymphonyError
 from shared.ids import HostId
+from shared.locations import ANYWHERE
 from shared.messages import ADVISORY_PRIORITY
-from shared.subjects import KV_LOCATE
+from shared.subjects import KV_FIND, KV_LOCATE
 from shared.urgency import DEMAND_PRIORITY
 from shared.urls import join_address, split_address
 
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 
 LOCATE_MIN_S, LOCATE_MAX_S = 0.03, 0.3  # for an answer to where history is
 LOCATE_SHARE = 0.3  # of how long a turn waits for the answer to its stage
+FIND_S = 0.05  # for all to say whether they have any of it
 OTHERS_S = 0.005  # for those who might have more than the first who has some
 FETCH_S = 3.0  # for a batch; who waits for it computes much sooner if that is faster
 STOP_S = 5.0  # for what is being connected to
@@ -120,11 +123,11 @@ class Peering:
         hosts = self._core.whom_to_ask(
             keys, stage.num_before, stage.page_bytes, stage.kv_at, self._clock.now_ns()
         )
+        if hosts == [ANYWHERE]:
+            hosts = await self._find(stage, keys)
         if not hosts:
             return None
-        question = m.KvLocate(
-            keys=pack_keys(keys), num_layers=stage.num_layers, page_bytes=stage.page_bytes
-        )
+        question = _question(stage, keys)
         best = most_offered(await self._ask_all(hosts, question, patience_s(stage)), 0)
         return None if best is None else Offer(*best)
 
@@ -184,6 +187,23 @@ class Peering:
             raise ConfigError(
                 f"SYMPHONY_PEER_LISTEN={config.peer_listen!r}: {why or error}"
             ) from None
+
+    async def _find(self, stage: m.KvStage, keys: list[BlockKey]) -> list[HostId]:
+        """Whom to ask for what nobody could tell where it is."""
+        finding, now_ns = self._core.finding, self._clock.now_ns()
+        if not finding.may_ask(now_ns):
+            return []
+        finding.on_question(now_ns)  # it is heard here, too, but behind others that are asked now
+        sample = sample_of(keys)
+        answers = await self._bus.gather(
+            KV_FIND,
+            _question(stage, sample),
+            timeout_s=FIND_S,
+            until=lambda told: finding.is_enough(
+                told[-1].host_id, told[-1].num_blocks, len(sample)
+            ),
+        )
+        return finding.worth_asking((answer.host_id, answer.num_blocks) for answer in answers)
 
     async def _ask_all(
         self, hosts: list[HostId], question: m.KvLocate, patience_s: float
@@ -291,6 +311,12 @@ class Peering:
             return arena.promise(page, generation) is PageState.READY
 
         return ArenaPage(arena.pages[page], header, is_valid)
+
+
+def _question(stage: m.KvStage, keys: list[BlockKey]) -> m.KvLocate:
+    return m.KvLocate(
+        keys=pack_keys(keys), num_layers=stage.num_layers, page_bytes=stage.page_bytes
+    )
 
 
 def patience_s(stage: m.KvStage) -> float:

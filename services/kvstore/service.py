@@ -180,6 +180,7 @@ class KvService:
             await bus.serve(subjects.KV_LEASE, self._lease, host_id),
             await bus.serve(subjects.KV_STAGE, self._stage, host_id),
             await bus.serve(subjects.KV_LOCATE, self._locate, host_id),
+            await bus.serve_some(subjects.KV_FIND, self._find),
             await bus.serve(subjects.KV_COMMIT, self._commit, host_id),
             await bus.serve(subjects.KV_RENEW, self._renew, host_id),
             await bus.subscribe(subjects.KV_RELEASE, self._release, host_id),
@@ -301,6 +302,13 @@ class KvService:
     async def _locate(self, message: m.KvLocate) -> m.KvLocated:
         self._refuse_if_closed()
         return self._peering.answer(message, keys_in(message.keys, "keys"))
+
+    async def _find(self, message: m.KvLocate) -> m.KvLocated | None:
+        self._core.finding.on_question(self._runtime.clock.now_ns())
+        if self._is_closed:
+            return None
+        answer = self._peering.answer(message, keys_in(message.keys, "keys"))
+        return answer if answer.num_blocks else None
 
     async def _commit(self, message: m.KvCommit) -> m.KvCommitted:
         self._refuse_if_closed()

@@ -65,6 +65,22 @@ class Serving(Connection):
 
         return await self._serve(subject, subject.name(*ids), of_nobody, concurrency_max)
 
+    async def serve_some(
+        self,
+        subject: Subject[Req, Rep],
+        handler: Callable[[Req], Awaitable[Rep | None]],
+        *ids: str,
+        concurrency_max: int = CONCURRENCY_MAX,
+    ) -> Subscription:
+        """Like `serve`, of a question to many: who has nothing to say answers None, and nothing is
+        sent.
+        """
+
+        async def of_nobody(_: str, message: Req) -> Rep | None:
+            return await handler(message)
+
+        return await self._serve(subject, subject.name(*ids), of_nobody, concurrency_max)
+
     async def serve_tenants(
         self,
         subject: Subject[Req, Rep],
@@ -92,7 +108,7 @@ class Serving(Connection):
         self,
         subject: Subject[Req, Rep],
         name: str,
-        handler: Callable[[str, Req], Awaitable[Rep]],
+        handler: Callable[[str, Req], Awaitable[Rep | None]],
         concurrency_max: int,
         admits: Callable[[str], bool] = lambda _: True,
     ) -> Subscription:
@@ -106,7 +122,8 @@ class Serving(Connection):
             except SymphonyError as error:
                 await refuse(msg, error)
             else:
-                await self._respond(msg, *self._encoded(name, reply))
+                if reply is not None:
+                    await self._respond(msg, *self._encoded(name, reply))
             finally:
                 slots.release()
 

@@ -33,6 +33,7 @@ from services.kvstore.core.events import (
     Renew,
     Stage,
 )
+from services.kvstore.core.finding import sample_of
 from services.kvstore.core.found_blocks import FoundBlocks, Shape
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.locations import Locations, LocationUpdate
@@ -95,4 +96,5 @@ __all__ = [
     "folder_of",
     "most_offered",
     "run_of",
+    "sample_of",
 ]

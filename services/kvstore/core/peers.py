@@ -6,7 +6,7 @@ from heapq import nlargest
 
 from services.kvstore.core.backoff import Backoff
 from shared.ids import HostId
-from shared.locations import is_objects
+from shared.locations import is_objects, known_places
 from shared.owners import NOBODY, OwnerKey
 
 ASKED_MAX = 2  # hosts, for one stage
@@ -26,7 +26,8 @@ class Peers:
 
     def worth_asking(self, kv_at: Mapping[HostId, int], num_here: int, now_ns: int) -> list[HostId]:
         """Those that are said to have more than the `num_here` leading blocks that this host has,
-        the most first; none that failed just now.
+        the most first; none that failed just now. `ANYWHERE`, if all that was said is that anybody
+        may have more: then they are to be found.
         """
         more = {
             host_id: num_blocks
@@ -36,7 +37,8 @@ class Peers:
             and not is_objects(host_id)
             and not self.is_avoided(host_id, now_ns)
         }
-        return nlargest(ASKED_MAX, more, key=lambda host_id: more[host_id])
+        hosts = known_places(more)
+        return nlargest(ASKED_MAX, hosts, key=lambda host_id: hosts[host_id]) or [*more]
 
     def is_avoided(self, host_id: HostId, now_ns: int) -> bool:
         """Whether it is too early to try it again."""

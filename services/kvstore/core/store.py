@@ -30,6 +30,7 @@ from services.kvstore.core.effects import (
     WriteOutcome,
 )
 from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
+from services.kvstore.core.finding import Finding
 from services.kvstore.core.found_blocks import FoundBlocks
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.loads import Loads
@@ -82,6 +83,7 @@ class KvCore:
         self._loads = Loads(limits, self._tiers, self.arenas, self.counts)
         self._shrinking = Shrinking(limits, self._tiers, self.counts)
         self.peers = Peers(host_id)
+        self.finding = Finding(host_id)
         self._deleted = Deleted()
         self._block_ids = count(1)
         self._writes = Writes()
@@ -406,7 +408,8 @@ class KvCore:
         kv_at: Mapping[HostId, int],
         now_ns: int,
     ) -> list[HostId]:
-        """Hosts that are said to have more of a sequence than this one, and do answer.
+        """Hosts that are said to have more of a sequence than this one, and do answer; `ANYWHERE`:
+        they are to be found.
 
         Args:
             num_before: blocks of it that precede the first of `keys`.

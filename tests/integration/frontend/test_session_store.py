@@ -16,7 +16,14 @@ from services.frontend.core.quotas import TenantLimits
 from services.frontend.sessions import LIVES_NS, LOCATING_MAX, KnownSession, SessionStore, StoreAway
 from shared.clock import ManualClock, SystemClock
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, SessionId, TenantId
-from shared.locations import KV_HOSTS_KEY, HostClaim, encode_claim, location_redis_key
+from shared.locations import (
+    ANYWHERE,
+    BLOCKS_MAX,
+    KV_HOSTS_KEY,
+    HostClaim,
+    encode_claim,
+    location_redis_key,
+)
 from shared.owners import owner_key
 from shared.sessions import SessionRecord, TextMark, generation_redis_key, session_redis_key
 from tests.conftest import Server
@@ -159,7 +166,7 @@ def test_a_session_is_known_with_where_its_kv_is(redis_server: Server) -> None:
             assert await store.locate(DEFAULT_TENANT, fox) == {}
         await redis.aclose()
         await store.close()
-        assert await store.get(DEFAULT_TENANT, fox) == KnownSession()
+        assert await store.get(DEFAULT_TENANT, fox) == KnownSession(kv_at={ANYWHERE: BLOCKS_MAX})
 
     asyncio.run(scenario())
 

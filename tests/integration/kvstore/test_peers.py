@@ -14,14 +14,16 @@ from services.kvstore.disk import Reader, StoredPage, Writer
 from shared import messages as m
 from shared import subjects
 from shared.arena import Bytes, PageState
-from shared.blocks import BLOCK_TOKENS, BlockKey, unpack_keys
+from shared.blocks import BLOCK_TOKENS, BlockKey, pack_keys, unpack_keys
 from shared.errors import ConfigError
 from shared.ids import HostId, SessionId
+from shared.locations import ANYWHERE
 from tests.certificates import make_certificate
 from tests.conftest import Server
 from tests.integration.harness import connected
 from tests.integration.kvstore.house import (
     NUM_LAYERS,
+    PAGE_BYTES,
     TENANT,
     FakeWorker,
     Place,
@@ -122,6 +124,45 @@ def test_an_expected_sessions_history_comes_by_its_name(places: list[Place]) -> 
             staged = await two.stage(session_id=SessionId("s"), kv_at={H1: 3})
             assert unpack_keys(staged.keys) == keys
             await two.assert_holds(staged, keys)
+
+    asyncio.run(scenario())
+
+
+def test_where_nobody_knows_who_has_it_all_are_asked(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sequence is longer than what is asked of everybody, and its end is new to all."""
+    monkeypatch.setattr(peering, "FIND_S", 30.0)
+
+    async def scenario() -> None:
+        async with two_hosts(places) as (one, two):
+            _, keys = sequence(13)
+            stored = await one.store(12)
+            assert stored == keys[:12]
+            staged = await two.stage(keys, kv_at={ANYWHERE: 13})
+            assert (staged.num_blocks, staged.num_from_disk) == (12, 12 * NUM_LAYERS)
+            await two.assert_holds(staged, keys)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_none_of_it_says_nothing_when_all_are_asked(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peering, "FIND_S", 0.2)
+
+    async def scenario() -> None:
+        async with two_hosts(places) as (one, two):
+            stored = await one.store(2)
+            _, keys = sequence(3, seed=1)
+            assert (await two.stage(keys, kv_at={ANYWHERE: 3})).num_blocks == 0
+            question = m.KvLocate(
+                keys=pack_keys(keys), num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES
+            )
+            assert await one.bus.gather(subjects.KV_FIND, question, timeout_s=0.2) == []
+            known = m.KvLocate(keys=pack_keys(stored), num_layers=NUM_LAYERS, page_bytes=PAGE_BYTES)
+            (answer,) = await one.bus.gather(subjects.KV_FIND, known, timeout_s=30.0, until=bool)
+            assert (answer.host_id, answer.num_blocks) == (H1, 2)
 
     asyncio.run(scenario())
 

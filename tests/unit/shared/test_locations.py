@@ -2,12 +2,16 @@
 
 from shared.ids import HostId
 from shared.locations import (
+    ANYWHERE,
+    BLOCKS_MAX,
     HOSTS_TOLD_MAX,
     OBJECTS_TOLD_MAX,
     decode_locations,
     encode_location,
     is_objects,
+    known_places,
     objects_of,
+    worth_keeping,
 )
 
 HOSTS = [HostId(f"h{number}") for number in range(HOSTS_TOLD_MAX)]
@@ -30,3 +34,12 @@ def test_the_most_of_the_object_store_is_told_beside_any_hosts() -> None:
     told = located({**hosts, objects_of(HOSTS[0]): 20, objects_of(HOSTS[1]): 3})
     assert len(told) == HOSTS_TOLD_MAX
     assert [each for each in told if is_objects(each)] == ["@h0"] and OBJECTS_TOLD_MAX == 2
+
+
+def test_anywhere_is_said_in_messages_and_never_read_from_redis() -> None:
+    told = {ANYWHERE: BLOCKS_MAX, HOSTS[0]: 3}
+    assert worth_keeping(told) == told
+    assert worth_keeping({ANYWHERE: 0}) == worth_keeping({HostId("*.>"): 3}) == {}
+    assert known_places(told) == {HOSTS[0]: 3}
+    fields = {ANYWHERE.encode(): encode_location("a", 3).encode()}
+    assert decode_locations(fields, {ANYWHERE: "a"}) == {}

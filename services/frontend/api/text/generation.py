@@ -24,6 +24,7 @@ from services.frontend.models import ServedModel
 from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id
+from shared.locations import known_places
 from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
 from shared.shards import expected_as, turn_id_in
 
@@ -198,7 +199,7 @@ class Generation:
         if index:
             sampling = replace(sampling, seed=(sampling.seed + index) % SEEDS)
         agent = plan.agent if index == 0 else None
-        is_new = not (prompt.kv_at or prompt.num_history)
+        is_new = not (known_places(prompt.kv_at) or prompt.num_history)
         expected = expected_as(plan.owner.session_id, agent, is_new=is_new)
         return NewTurn(
             turn_id=turn_id_in(new_id("turn"), plan.owner.tenant, expected),

@@ -12,8 +12,15 @@ from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand, PlacementPolicy
 from services.scheduler.core.turns.records import SessionKey, Worker
 from shared.ids import HostId, ModelId, TenantId, WorkerId
-from shared.locations import worth_keeping
-from shared.messages import AdapterRef, AgentPrefix, AgentRef, KvFrom, prefix_session
+from shared.locations import ANYWHERE, worth_keeping
+from shared.messages import (
+    AdapterRef,
+    AgentPrefix,
+    AgentRef,
+    KvFrom,
+    TurnSubmit,
+    prefix_session,
+)
 from shared.shards import Share
 
 WORKERS_OF_HOST_MAX = 8  # that are looked at because a session's history is there
@@ -208,6 +215,20 @@ class Placer:
             return {}
         worker = self._fleet.get(last.worker_id)
         return {} if worker is None else worth_keeping({worker.report.host_id: prefix.num_blocks})
+
+    def located(self, submit: TurnSubmit) -> TurnSubmit:
+        """Where its frontend could not learn where the session's KV is, it is where its last turn
+        ran, as far as is known here.
+        """
+        num_blocks = submit.kv_at.get(ANYWHERE)
+        if num_blocks is None or submit.session_id is None:
+            return submit
+        last = self._last_turns.get((submit.tenant, submit.session_id))
+        if last is None or not last.fits(submit.model_id, submit.adapter):
+            return submit
+        if (worker := self._fleet.get(last.worker_id)) is None:
+            return submit
+        return replace(submit, kv_at={worker.report.host_id: num_blocks})
 
     def _home(
         self, last: _LastTurn | None, model_id: ModelId, demand: Demand, now_ns: int

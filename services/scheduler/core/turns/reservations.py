@@ -14,7 +14,7 @@ from services.scheduler.core.turns.records import Reservation, SessionKey, Worke
 from shared.blocks import BLOCK_TOKENS
 from shared.hints import HINT_HOLD_NS
 from shared.ids import ModelId
-from shared.locations import worth_keeping
+from shared.locations import known_places, worth_keeping
 from shared.messages import (
     AdvisoryKey,
     AgentPrefix,
@@ -75,7 +75,7 @@ class Reservations:
             model_id, adapter = self._placer.model_of(key)
         if model_id is None:
             return SessionPlacement()
-        kv_at = worth_keeping(message.kv_at)
+        kv_at = known_places(worth_keeping(message.kv_at))
         if message.prefix is not None:
             kv_at = self._placer.prefix_at(message.tenant, message.prefix, model_id, adapter)
         expires_at_ns = now_ns + message.expires_in_ns
@@ -159,7 +159,7 @@ class Reservations:
         if submit.session_id is None:
             return None
         key = submit.tenant, submit.session_id
-        if submit.agent is None or key in self._held or submit.kv_at:
+        if submit.agent is None or key in self._held or known_places(submit.kv_at):
             return key
         by_agent = submit.tenant, prefix_session(submit.agent)
         held = self._held.get(by_agent)

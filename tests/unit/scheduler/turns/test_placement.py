@@ -217,3 +217,16 @@ def test_reservations_are_bounded() -> None:
     d.report("w1")
     assert d.expect("s1")[0].worker_id == "w1"
     assert d.expect("s2")[0].worker_id is None
+
+
+def test_where_redis_tells_nothing_the_scheduler_knows_where_a_session_ran() -> None:
+    d = restarted()
+    (first,) = only(StartTurn, d.submit("t1", "s", kv_at={"b": 30}, num_tokens=500))
+    assert first.worker_id == "w2"
+    d.end("w2", "t1")
+    (second,) = only(StartTurn, d.submit("t2", "s", kv_at={"*": 31}, num_tokens=520))
+    assert second.start.kv_at == {"b": 31}
+    (other,) = only(StartTurn, d.submit("t3", "s-new", kv_at={"*": 31}, num_tokens=520))
+    assert other.start.kv_at == {"*": 31}, "somebody else may know"
+    adapted = d.submit("t4", "s", kv_at={"*": 31}, num_tokens=520, adapter=adapter_of("A"))
+    assert only(StartTurn, adapted)[0].start.kv_at == {"*": 31}, "it ran on something else"

@@ -8,7 +8,7 @@ from services.scheduler.core.effects import PlacementReason
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.records import Worker
 from shared.ids import HostId, ModelId
-from shared.locations import worth_keeping
+from shared.locations import known_places, worth_keeping
 from shared.messages import AdapterRef, KvFrom, TurnSubmit
 from shared.urgency import is_urgent
 
@@ -56,7 +56,7 @@ class Demand:
             num_prompt_tokens=submit.num_prompt_tokens,
             slo_ttft_ms=submit.slo_ttft_ms,
             slo_tpot_ms=submit.slo_tpot_ms,
-            kv_at=worth_keeping(submit.kv_at),
+            kv_at=known_places(worth_keeping(submit.kv_at)),
             name=submit.session_id or submit.turn_id,
             is_urgent=is_urgent(submit.priority),
         )
