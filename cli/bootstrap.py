@@ -24,6 +24,7 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
 HELP_FILE = Path(__file__).with_name("help.txt")
 STAMP = "symphony-installed.json"
 USAGE_STATUS = 2  # of a command line without a command
@@ -114,8 +115,10 @@ def missing_extras(stamp: Path, digest: str, needed: set[str]) -> set[str] | Non
 
 def project_digest() -> str:
     """Changes when what is to be installed does, or where from."""
-    text = (ROOT / "pyproject.toml").read_bytes() + str(ROOT).encode()
-    return hashlib.sha256(text).hexdigest()
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + str(ROOT).encode())
+    if CONSTRAINTS.exists():
+        digest.update(CONSTRAINTS.read_bytes())
+    return digest.hexdigest()
 
 
 class Environment:
@@ -155,6 +158,10 @@ class Environment:
         if "worker" in extras and not self._runs("import torch"):
             self._install_torch()
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
+        if CONSTRAINTS.exists():
+            if self._pip("--constraint", str(CONSTRAINTS), "--editable", target):
+                return
+            say("not all of the tested versions can be had: installing what there is")
         self._pip_or_fail("--editable", target)
 
     def _install_torch(self) -> None:

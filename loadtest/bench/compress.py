@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.bench.model_cache import cache_in
 from loadtest.models import MODELS_DIR, model_source
 from services.kvstore.packing import LEVEL, pack, unpack
 from shared.arena import Bytes
@@ -76,7 +77,7 @@ def kv_pages(source: str, dtype: str, text: str, num_tokens: int) -> Bytes:
             f"--tokens {num_tokens}: the text has {len(tokens)}, the model takes {num_max}"
         )
     with torch.inference_mode():
-        cache = model(torch.tensor([tokens]), use_cache=True, logits_to_keep=1).past_key_values
+        cache = cache_in(model(torch.tensor([tokens]), use_cache=True, logits_to_keep=1))
     num_blocks = num_tokens // BLOCK_TOKENS
     pages = []
     for layer in cache.layers:

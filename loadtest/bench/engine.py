@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from loadtest.bench.model_cache import cache_name
 from loadtest.local_engine import LocalEngine, some_prompt
 from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.recording import RecordedStep, read_steps, write_step
@@ -308,6 +309,7 @@ class _Transformers:
         return length / (time.perf_counter() - started)
 
     def _forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        named = {cache_name(self.model): cache}
+        logits = self.model(ids, **named, use_cache=True, logits_to_keep=1).logits
         token: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return token

@@ -25,6 +25,7 @@ import torch
 from kernels.kv_int8.select import dequantize_page, quantize_page
 from kernels.kv_int8.torch_ops import stored_bytes
 from loadtest.bench.compress import MODEL, ROOT, WIDTHS, best_s
+from loadtest.bench.model_cache import cache_in, cache_name
 from loadtest.models import MODELS_DIR, model_source
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
@@ -138,7 +139,7 @@ def _stored(pages: torch.Tensor) -> Bytes:
 
 def _read(model: Any, tokens: torch.Tensor) -> Any:
     """The cache of what was read: ``[batch, tokens]``."""
-    return model(tokens, use_cache=True, logits_to_keep=1).past_key_values
+    return cache_in(model(tokens, use_cache=True, logits_to_keep=1))
 
 
 def _perplexities(model: Any, windows: torch.Tensor) -> dict[str, float]:
@@ -149,7 +150,7 @@ def _perplexities(model: Any, windows: torch.Tensor) -> dict[str, float]:
         cache = _read(model, window[None, :half])
         for name, history in (("int8", rounded_cache(cache)), ("exact", cache)):
             rest = window[None, half:]
-            logits = model(rest, past_key_values=history, use_cache=True).logits[0, :-1]
+            logits = model(rest, **{cache_name(model): history}, use_cache=True).logits[0, :-1]
             loss = torch.nn.functional.cross_entropy(logits.float(), rest[0, 1:])
             losses[name].append(loss.item())
     exact, int8 = (math.exp(sum(each) / len(each)) for each in losses.values())
@@ -183,8 +184,8 @@ def _say(model: Any, tokens: torch.Tensor, cache: Any, num_new: int) -> torch.Te
     """Greedy tokens behind these: ``[batch, num_new]``."""
     said: list[torch.Tensor] = []
     while len(said) < num_new:
-        out = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        tokens, cache = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        out = model(tokens, **{cache_name(model): cache}, use_cache=True, logits_to_keep=1)
+        tokens, cache = out.logits[:, -1].argmax(-1, keepdim=True), cache_in(out)
         said.append(tokens)
     return torch.cat(said, 1)
 

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from loadtest.bench.lora.made import MadeAdapter
+from loadtest.bench.model_cache import cache_name
 from loadtest.local_engine import some_prompt
 from shared.errors import InvalidRequest
 
@@ -151,10 +152,10 @@ class PeftSide:
         return found
 
     def _forward(self, ids: torch.Tensor, batch: _Batch) -> torch.Tensor:
-        mixed = {} if batch.names is None else {"adapter_names": batch.names}
-        logits = self._model(
-            input_ids=ids, past_key_values=batch.cache, use_cache=True, logits_to_keep=1, **mixed
-        ).logits
+        named: dict[str, Any] = {cache_name(self._model.get_base_model()): batch.cache}
+        if batch.names is not None:
+            named["adapter_names"] = batch.names
+        logits = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **named).logits
         token: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return token
 

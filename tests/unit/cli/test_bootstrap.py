@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from cli import bootstrap
 from cli.bootstrap import (
@@ -111,17 +115,45 @@ def test_torch_without_a_gpu_is_the_small_build(
 
     def pip(_: Environment, *arguments: str) -> bool:
         tried.append(arguments)
-        return arguments == ("--no-deps", bootstrap.TORCH) or arguments[0] == "--editable"
+        return arguments == ("--no-deps", bootstrap.TORCH) or "--editable" in arguments
 
     monkeypatch.setattr(Environment, "_pip", pip)
     monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
     monkeypatch.delenv("SYMPHONY_TORCH_SPEC", raising=False)
     Environment(tmp_path).install({"worker"})
     assert [arguments[0] for arguments in tried] == [
-        "--no-index", "--no-deps", "--no-deps", "--editable",
+        "--no-index", "--no-deps", "--no-deps", "--constraint",
     ]  # fmt: skip
     assert bootstrap.TORCH_CPU_INDEX in tried[1]
-    assert tried[3][1].endswith("[worker]")
+    assert tried[3][-1].endswith("[worker]")
+
+
+def test_what_was_tested_is_installed_or_else_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, ...]] = []
+
+    def pip(_: Environment, *arguments: str) -> bool:
+        tried.append(arguments)
+        return "--constraint" not in arguments
+
+    monkeypatch.setattr(Environment, "_pip", pip)
+    Environment(tmp_path).install({"test"})
+    (tested, any_version) = tried
+    assert tested[:2] == ("--constraint", str(bootstrap.CONSTRAINTS))
+    assert tested[2:] == any_version and any_version[0] == "--editable"
+
+
+def test_every_dependency_has_a_tested_version_in_its_range() -> None:
+    lines = bootstrap.CONSTRAINTS.read_text().splitlines()
+    tested = [Requirement(line.partition("#")[0]) for line in lines if not line.startswith("#")]
+    versions = {canonicalize_name(each.name): next(iter(each.specifier)).version for each in tested}
+    assert len(versions) == len(tested)
+    versions[canonicalize_name("torch")] = bootstrap.TORCH.partition("==")[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for each in map(Requirement, chain(project["dependencies"], *extras)):
+        assert each.specifier.contains(versions[canonicalize_name(each.name)]), each
 
 
 def test_needs_nothing_but_the_standard_library() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils.deprecation import deprecate_kwarg
 
 from kernels.pointwise import cpu as kernels
 
@@ -19,6 +20,9 @@ NAME = "apply_rotary_pos_emb"
 AGREES = 1e-5
 
 Rotate = Callable[..., Any]
+
+# The code of what is put around a function that still takes an argument by its former name.
+_RENAMING = {deprecate_kwarg("old", "0")(lambda: None).__code__}
 
 
 @dataclass(slots=True)
@@ -68,8 +72,8 @@ def rotary_users(model: nn.Module) -> dict[Rotate, list[nn.Module]]:
     """Layers whose ``forward`` calls a rotary function by its usual name, by that function."""
     users: dict[Rotate, list[nn.Module]] = {}
     for module in model.modules():
-        forward = type(module).forward
-        if not isinstance(forward, FunctionType) or "forward" in vars(module):
+        forward = _plain_forward(module)
+        if forward is None or "forward" in vars(module):
             continue
         if NAME in forward.__code__.co_names and callable(forward.__globals__.get(NAME)):
             users.setdefault(forward.__globals__[NAME], []).append(module)
@@ -78,14 +82,22 @@ def rotary_users(model: nn.Module) -> dict[Rotate, list[nn.Module]]:
 
 def use_rotary(module: nn.Module, rotate: Rotate) -> None:
     """Let this layer, and no other, call `rotate` for its rotary embedding."""
-    plain = type(module).forward
-    assert isinstance(plain, FunctionType), "see rotary_users"
+    plain = _plain_forward(module)
+    assert plain is not None, "see rotary_users"
     named = {**plain.__globals__, NAME: rotate}
     forward = FunctionType(
         plain.__code__, named, plain.__name__, plain.__defaults__, plain.__closure__
     )
     forward.__kwdefaults__ = plain.__kwdefaults__
     module.forward = MethodType(forward, module)
+
+
+def _plain_forward(module: nn.Module) -> FunctionType | None:
+    """Its class's, without what transformers puts around it to take names that are no more."""
+    forward: Any = type(module).forward
+    while getattr(forward, "__code__", None) is not None and forward.__code__ in _RENAMING:
+        forward = forward.__wrapped__
+    return forward if isinstance(forward, FunctionType) else None
 
 
 def fast_rotary(original: Rotate) -> Rotate:
