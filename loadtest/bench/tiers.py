@@ -3,7 +3,9 @@
 Sessions that together have `--fill` times the KV of the worker's pool have a turn each; then each,
 in an order that nobody could guess, has another. The arena holds `ARENA_FILL` pools, the disk
 `DISK_FILL`, the object store (a server of S3 on this machine) all the rest. A turn is counted for
-the lowest tier that it needed, and as recomputed if a token of its history was computed again.
+the lowest tier that it needed, and as recomputed if a token of its history was computed again: a
+worker computes the end of a history itself where that is sooner. With `--fetch-all` it does not, so
+that whatever is computed then had been lost.
 """
 
 import argparse
@@ -29,6 +31,7 @@ POOL_SESSIONS = 5
 ARENA_FILL, DISK_FILL = 2, 8
 SPARE_BLOCKS = 4  # of a session: what its turns add
 TIERS = ("arena", "disk", "peer", "objects")  # from the highest to the lowest
+EAGER_WORKER = "loadtest.bench.eager_worker"
 POLL_S = 0.2
 SAVE_TIMEOUT_S = 600.0
 
@@ -40,6 +43,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--session-tokens", type=int, default=640)
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--dtype", default="bfloat16", help="of random weights")
+    parser.add_argument("--fetch-all", action="store_true", help="all there is, always")
     add_model_options(parser)
     args = parser.parse_args(argv)
     model = model_source(args, args.dtype)
@@ -66,7 +70,7 @@ async def _measure(args: argparse.Namespace, model: str, server: S3Server) -> di
             objects_url=server.url,
             objects_rest_s="0.5",
         )
-        await lab.start("worker")
+        await lab.start("worker", module=EAGER_WORKER if args.fetch_all else "")
         await lab.wait_connected()
         bench = _Tiers(lab, args, shape.vocab_size)
         figures = await bench.measure(num_sessions)

@@ -65,6 +65,7 @@ class ModelSpeeds:
     token_ms: float = 0.0  # a prompt token more in a step
     step_ms: float = 0.0  # a step without any rows
     row_ms: float = 0.0  # a decoding turn more in a step
+    mean_rows: int = 0  # of the steps that this was learned from: there it is exact
     block_bytes: int = 0  # KV of a block in all layers
     load_bytes_per_s: float = 0.0  # from the host's arena into the pool
     source_bytes_per_s: float = 0.0  # from the host's disk into the arena

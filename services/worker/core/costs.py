@@ -2,8 +2,10 @@
 
 A pass takes ``base + per_row * decodes + per_byte * bytes of different adapters + per_token *
 prompt tokens``: linear, as the deferred batching paper and CaraServe find. Steps of decodes alone
-give the first three, what a step with prompt tokens takes beyond them gives the last. Old steps
-count ever less, so that the figures follow the device, its neighbours and the growing contexts.
+give the first three, what a step with prompt tokens takes beyond them gives the last. Where prompts
+never end there are none of decodes alone, and what such a step takes beyond its prompt tokens goes
+to the decodes. Old steps count ever less, so that the figures follow the device, its neighbours and
+the growing contexts.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ DECODES_MIN = 8.0  # steps to have seen before the figures are used
 PREFILL_TOKENS_MIN = 256.0
 SPREAD_MIN = 0.25  # of the rows seen, before a slope is believed
 OWN_SHARE_MIN = 1e-3  # of what else adds, that does not go along with the rows
+MIXED_STEPS = 32  # without one of decodes alone, until they tell as much as those would
 ROW_SHARE = 0.005  # of a step without rows, that a row adds, as long as all batches seen are alike
 ERROR_WEIGHT = 0.1
 ERRORS_IN_MARGIN = 3.0
@@ -36,16 +39,17 @@ class Line:
     extra_extra: float = 0.0
     extra_ns: float = 0.0
 
-    def add(self, rows: int, ns: float, extra: float = 0.0) -> None:
-        self.weight = DECODE_MEMORY * self.weight + 1
-        self.rows = DECODE_MEMORY * self.rows + rows
-        self.ns = DECODE_MEMORY * self.ns + ns
-        self.rows_rows = DECODE_MEMORY * self.rows_rows + rows * rows
-        self.rows_ns = DECODE_MEMORY * self.rows_ns + rows * ns
-        self.extra = DECODE_MEMORY * self.extra + extra
-        self.extra_rows = DECODE_MEMORY * self.extra_rows + extra * rows
-        self.extra_extra = DECODE_MEMORY * self.extra_extra + extra * extra
-        self.extra_ns = DECODE_MEMORY * self.extra_ns + extra * ns
+    def add(self, rows: int, ns: float, extra: float = 0.0, weight: float = 1.0) -> None:
+        memory = DECODE_MEMORY if weight == 1.0 else DECODE_MEMORY**weight
+        self.weight = memory * self.weight + weight
+        self.rows = memory * self.rows + weight * rows
+        self.ns = memory * self.ns + weight * ns
+        self.rows_rows = memory * self.rows_rows + weight * rows * rows
+        self.rows_ns = memory * self.rows_ns + weight * rows * ns
+        self.extra = memory * self.extra + weight * extra
+        self.extra_rows = memory * self.extra_rows + weight * extra * rows
+        self.extra_extra = memory * self.extra_extra + weight * extra * extra
+        self.extra_ns = memory * self.extra_ns + weight * extra * ns
 
     def at(self, rows: int, extra: float = 0.0) -> float:
         """The line's value; where the points say nothing of a slope, their mean."""
@@ -109,11 +113,17 @@ class StepCosts:
     _decode: Line = field(default_factory=Line)
     _tokens: float = 0.0
     _tokens_ns: float = 0.0
+    _num_mixed: int = 0  # steps since the last one of decodes alone
 
     @property
     def is_known(self) -> bool:
         """Whether enough steps ran to predict others."""
         return self._decode.weight >= DECODES_MIN and self._tokens >= PREFILL_TOKENS_MIN
+
+    @property
+    def mean_rows(self) -> int:
+        """Of the decode steps that were seen: of such a step the figures say what it takes."""
+        return self._decode.mean_rows
 
     @property
     def figures_ns(self) -> tuple[float, float, float]:
@@ -136,14 +146,28 @@ class StepCosts:
         if not num_tokens:
             self._decode.add(num_decodes, duration_ns, lora.num_bytes)
             self.models.add(num_decodes, lora, duration_ns)
+            self._num_mixed = 0
             return
         if self.is_known:
             predicted_ns = self.step_ns(num_tokens, num_decodes, lora.num_bytes)
             error = abs(duration_ns / max(predicted_ns, 1) - 1)
             self.error += ERROR_WEIGHT * (min(error, 1.0) - self.error)
+            self._learn_decodes(num_tokens, num_decodes, duration_ns, lora.num_bytes)
         beyond_ns = max(duration_ns - self._decode.at(num_decodes, lora.num_bytes), 0.0)
         self._tokens = PREFILL_MEMORY * self._tokens + num_tokens
         self._tokens_ns = PREFILL_MEMORY * self._tokens_ns + beyond_ns
+
+    def _learn_decodes(
+        self, num_tokens: int, num_decodes: int, duration_ns: int, num_lora_bytes: int
+    ) -> None:
+        """From a step with prompt tokens: the less, the more of it they took, and nothing as long
+        as steps of decodes alone tell it better."""
+        tokens_ns = self._tokens_ns / self._tokens * num_tokens
+        share = 1 - tokens_ns / duration_ns
+        self._num_mixed += 1
+        weight = share * min((self._num_mixed - 1) / MIXED_STEPS, 1.0)
+        if num_decodes and weight > 0:
+            self._decode.add(num_decodes, duration_ns - tokens_ns, num_lora_bytes, weight)
 
     def step_ns(self, num_tokens: int, num_decodes: int, num_lora_bytes: int = 0) -> int:
         """One step."""

@@ -93,3 +93,29 @@ def test_a_step_that_took_no_time_is_ignored() -> None:
     costs.on_step(0, 8, 0)
     costs.on_step(1000, 8, -1)
     assert costs.step_ns(1000, 8) == 0
+
+
+def test_where_prompts_never_end_the_decodes_are_learned_beside_them() -> None:
+    """Else a worker that is so full knows only what decodes took when it was empty, and whoever
+    places turns by that sends it more."""
+    costs = StepCosts()
+    for number in range(40):
+        costs.on_step(0, 1 + number % 3, BASE_NS)
+    for number in range(1500):
+        rows, tokens = 20 + number % 80, 40 + 37 * number % 200
+        costs.on_step(tokens, rows, BASE_NS + rows * ROW_NS + tokens * TOKEN_NS)
+    token_ns, base_ns, row_ns = costs.figures_ns
+    assert (token_ns, row_ns) == pytest.approx((TOKEN_NS, ROW_NS), rel=0.1)
+    assert base_ns == pytest.approx(BASE_NS, rel=0.1)
+    assert costs.mean_rows > 40
+
+
+def test_where_steps_of_decodes_alone_come_now_and_then_prompts_tell_nothing_of_them() -> None:
+    """Prompts are not quite linear: a short one takes less than its share."""
+    costs = taught()
+    exact_ns = costs.step_ns(0, 8)
+    for number in range(200):
+        costs.on_step(30, 8, BASE_NS + 8 * ROW_NS)
+        if number % 2:
+            costs.on_step(0, 8, BASE_NS + 8 * ROW_NS)
+    assert costs.step_ns(0, 8) == pytest.approx(exact_ns, rel=0.01)

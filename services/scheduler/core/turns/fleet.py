@@ -170,4 +170,6 @@ class Fleet:
         """As its kind measures them; as is usual as long as it has told nothing."""
         kinds = self._kinds.setdefault(model_id, Kinds())
         steps = None if told is None else steps_told(told)
-        return kinds.of(worker.worker_id) if steps is None else kinds.tell(worker.worker_id, steps)
+        if told is None or steps is None:
+            return kinds.of(worker.worker_id)
+        return kinds.tell(worker.worker_id, steps, told.mean_rows)

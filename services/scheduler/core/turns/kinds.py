@@ -2,15 +2,19 @@
 
 Workers of one kind measure a little differently, each time. Where turns go must not follow from
 that, so whoever's steps take about as long as others' is reckoned with what is usual of them; and
-all of them with the very same figures, so that equals cost the same.
+all of them with the very same figures, so that equals cost the same. Steps are compared as they
+were seen, of so many rows, and whole: what takes how much of a step is told apart badly where all
+steps were alike, and one worker of a hundred that believed its rows to cost half drew everybody.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.ids import WorkerId
 
 ALIKE = 0.2  # steps that differ by less take as long: what is measured is no more exact
-ROWS_COMPARED = 8
+ROWS_COMPARED = 8  # of a worker that does not tell how many it saw
+ROWS_COMPARED_MAX = 1 << 16
+TOKENS_COMPARED = 256
 KINDS_MAX = 8  # of one model; who is like nobody then is by itself
 
 
@@ -26,19 +30,19 @@ class Steps:
     step_ms: float
     row_ms: float
 
-    def is_like(self, other: "Steps") -> bool:
-        """Whether they may be of one kind.
+    def is_like(self, other: "Steps", num_rows: int = ROWS_COMPARED) -> bool:
+        """Whether they may be of one kind, by steps with so many rows, without a prompt and with.
 
         >>> usual = Steps(token_ms=0.1, step_ms=10.0, row_ms=0.05)
         >>> usual.is_like(Steps(0.1, 10.5, 0.01)), usual.is_like(Steps(0.1, 20.0, 0.05))
         (True, False)
         """
-        own_ms = self.step_ms + ROWS_COMPARED * self.row_ms
-        other_ms = other.step_ms + ROWS_COMPARED * other.row_ms
-        return (
-            abs(own_ms - other_ms) <= ALIKE * other_ms
-            and abs(self.token_ms - other.token_ms) <= ALIKE * other.token_ms
-        )
+        own_ms = self.step_ms + num_rows * self.row_ms
+        other_ms = other.step_ms + num_rows * other.row_ms
+        own_prompt_ms, prompt_ms = TOKENS_COMPARED * self.token_ms, TOKENS_COMPARED * other.token_ms
+        return abs(own_ms - other_ms) <= ALIKE * other_ms and abs(
+            own_ms + own_prompt_ms - other_ms - prompt_ms
+        ) <= ALIKE * (other_ms + prompt_ms)
 
 
 GUESSED = Steps(token_ms=0.1, step_ms=10.0, row_ms=0.05)  # an 8 B model on a GPU of 2022
@@ -82,11 +86,17 @@ class Kinds:
     def __init__(self) -> None:
         self._kinds: list[_Kind] = []
         self._of: dict[WorkerId, _Kind] = {}
+        self._usual = replace(GUESSED)  # one for all that have not measured, and goes on changing
 
-    def tell(self, worker_id: WorkerId, told: Steps) -> Steps:
-        """A worker has measured; returns what to reckon with, which goes on changing."""
-        self.forget(worker_id)
-        like = [kind for kind in self._kinds if told.is_like(kind.steps)]
+    def tell(self, worker_id: WorkerId, told: Steps, mean_rows: int = 0) -> Steps:
+        """A worker has measured; returns what to reckon with, which goes on changing.
+
+        Args:
+            mean_rows: of the steps that it saw; 0 or less: it does not tell.
+        """
+        self._leave(worker_id)
+        num_rows = min(mean_rows, ROWS_COMPARED_MAX) if mean_rows > 0 else ROWS_COMPARED
+        like = [kind for kind in self._kinds if told.is_like(kind.steps, num_rows)]
         kind = max(like, key=lambda each: len(each.told), default=None)
         if kind is None:
             kind = _Kind()
@@ -94,20 +104,29 @@ class Kinds:
                 self._kinds.append(kind)
         kind.add(worker_id, told)
         self._of[worker_id] = kind
+        self._find_usual()
         return kind.steps
 
     def of(self, worker_id: WorkerId) -> Steps:
         """What is reckoned with for a worker that tells nothing new: the same as before, or what
-        is usual of most; `GUESSED` as long as nobody has measured."""
+        is usual of most, then and later; `GUESSED` as long as nobody has measured."""
         kind = self._of.get(worker_id)
-        if kind is None:
-            kind = max(self._kinds, key=lambda each: len(each.told), default=None)
-        return GUESSED if kind is None else kind.steps
+        return self._usual if kind is None else kind.steps
 
     def forget(self, worker_id: WorkerId) -> None:
         """It is gone."""
+        self._leave(worker_id)
+        self._find_usual()
+
+    def _leave(self, worker_id: WorkerId) -> None:
         if (kind := self._of.pop(worker_id, None)) is None:
             return
         kind.drop(worker_id)
         if not kind.told and kind in self._kinds:
             self._kinds.remove(kind)
+
+    def _find_usual(self) -> None:
+        kind = max(self._kinds, key=lambda each: len(each.told), default=None)
+        most = GUESSED if kind is None else kind.steps
+        usual = self._usual
+        usual.token_ms, usual.step_ms, usual.row_ms = most.token_ms, most.step_ms, most.row_ms

@@ -1,5 +1,5 @@
 """A worker that fetches whatever history it is offered, however long that takes: ``python -m
-loadtest.bench.hosts.eager_worker``. What fetching costs where a worker would rather compute can be
+loadtest.bench.eager_worker``. What fetching costs where a worker would rather compute can be
 measured on it alone.
 """
 
