@@ -58,6 +58,7 @@ from shared.subjects import (
 
 M = TypeVar("M")
 
+EAGER_WORKER = "loadtest.bench.eager_worker"  # in place of one that may rather compute
 START_TIMEOUT_S = 120.0
 HOST_ID = HostId("lab")
 STATS_S = 2.0  # for the answer of a kvstore

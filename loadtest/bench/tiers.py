@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.lab import Lab, Trace, open_lab
+from loadtest.bench.lab import EAGER_WORKER, Lab, Trace, open_lab
 from loadtest.models import add_model_options, model_source, shape_of
 from loadtest.s3_server import NoServer, S3Server, s3_server
 from shared.blocks import BLOCK_TOKENS
@@ -31,7 +31,6 @@ POOL_SESSIONS = 5
 ARENA_FILL, DISK_FILL = 2, 8
 SPARE_BLOCKS = 4  # of a session: what its turns add
 TIERS = ("arena", "disk", "peer", "objects")  # from the highest to the lowest
-EAGER_WORKER = "loadtest.bench.eager_worker"
 POLL_S = 0.2
 SAVE_TIMEOUT_S = 600.0
 

@@ -59,11 +59,7 @@ class Serving(Connection):
         """Answer requests on `subject`. A `SymphonyError` from the handler goes back to the caller
         as it is.
         """
-
-        async def of_nobody(_: str, message: Req) -> Rep:
-            return await handler(message)
-
-        return await self._serve(subject, subject.name(*ids), of_nobody, concurrency_max)
+        return await self.serve_some(subject, handler, *ids, concurrency_max=concurrency_max)
 
     async def serve_some(
         self,

@@ -30,7 +30,7 @@ from loadtest.bench.hints.house import (
 )
 from loadtest.bench.hosts.crossover import Length, crossover_tokens, decided_tokens
 from loadtest.bench.hosts.relay import Relay
-from loadtest.bench.lab import Trace, open_labs
+from loadtest.bench.lab import EAGER_WORKER, Trace, open_labs
 from loadtest.models import model_source, shape_of
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import PeerUnavailable
@@ -210,7 +210,7 @@ async def _open(
         far_settings = peers | {"peer_bytes_per_s": str((link_gbit or 0.0) * 1e9 / 8)}
         for lab in (far, near, eager):
             await lab.start("kvstore", **(far_settings if lab is far else peers))
-            module = "loadtest.bench.eager_worker" if lab is eager else ""
+            module = EAGER_WORKER if lab is eager else ""
             await lab.start("worker", module=module)
             await lab.wait_connected()
         redis = RedisClient(near.redis_url, None, timeout_s=REDIS_TIMEOUT_S)

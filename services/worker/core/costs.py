@@ -40,7 +40,7 @@ class Line:
     extra_ns: float = 0.0
 
     def add(self, rows: int, ns: float, extra: float = 0.0, weight: float = 1.0) -> None:
-        memory = DECODE_MEMORY if weight == 1.0 else DECODE_MEMORY**weight
+        memory = DECODE_MEMORY**weight
         self.weight = memory * self.weight + weight
         self.rows = memory * self.rows + weight * rows
         self.ns = memory * self.ns + weight * ns
@@ -134,8 +134,7 @@ class StepCosts:
         row_ns = self._decode.at(num_rows + 1) - at_ns
         if not self._decode.has_slope:
             row_ns = at_ns * ROW_SHARE / (1 + ROW_SHARE * num_rows)
-        token_ns = self._tokens_ns / self._tokens if self._tokens else 0.0
-        return token_ns, max(at_ns - num_rows * row_ns, 0.0), row_ns
+        return self._token_ns, max(at_ns - num_rows * row_ns, 0.0), row_ns
 
     def on_step(
         self, num_tokens: int, num_decodes: int, duration_ns: int, lora: LoraLoad = NO_LORA
@@ -157,12 +156,17 @@ class StepCosts:
         self._tokens = PREFILL_MEMORY * self._tokens + num_tokens
         self._tokens_ns = PREFILL_MEMORY * self._tokens_ns + beyond_ns
 
+    @property
+    def _token_ns(self) -> float:
+        """What a prompt token more takes."""
+        return self._tokens_ns / self._tokens if self._tokens else 0.0
+
     def _learn_decodes(
         self, num_tokens: int, num_decodes: int, duration_ns: int, num_lora_bytes: int
     ) -> None:
         """From a step with prompt tokens: the less, the more of it they took, and nothing as long
         as steps of decodes alone tell it better."""
-        tokens_ns = self._tokens_ns / self._tokens * num_tokens
+        tokens_ns = self._token_ns * num_tokens
         share = 1 - tokens_ns / duration_ns
         self._num_mixed += 1
         weight = share * min((self._num_mixed - 1) / MIXED_STEPS, 1.0)
@@ -171,8 +175,7 @@ class StepCosts:
 
     def step_ns(self, num_tokens: int, num_decodes: int, num_lora_bytes: int = 0) -> int:
         """One step."""
-        per_token_ns = self._tokens_ns / self._tokens if self._tokens else 0.0
-        return int(self._decode.at(num_decodes, num_lora_bytes) + per_token_ns * num_tokens)
+        return int(self._decode.at(num_decodes, num_lora_bytes) + self._token_ns * num_tokens)
 
     def prefill_ns(self, num_tokens: int, num_decodes: int, budget: int) -> int:
         """All the steps that `num_tokens` prompt tokens take, in chunks of `budget`, while

@@ -20,9 +20,7 @@ def speeds_of(
 ) -> ModelSpeeds:
     """What is measured of one model. Steps are told once enough of them ran."""
     token_ms = step_ms = row_ms = 0.0
-    mean_rows = 0
     if costs.is_known:
-        mean_rows = costs.mean_rows
         token_ms, step_ms, row_ms = (max(ns / 1e6, MS_MIN) for ns in costs.figures_ns)
     peers = estimates.peer_bytes_per_s.items()
     return ModelSpeeds(
@@ -30,7 +28,7 @@ def speeds_of(
         token_ms=_rounded(token_ms),
         step_ms=_rounded(step_ms),
         row_ms=_rounded(row_ms),
-        mean_rows=mean_rows,
+        mean_rows=costs.mean_rows if costs.is_known else 0,
         block_bytes=block_bytes,
         load_bytes_per_s=_rounded(estimates.load_bytes_per_s),
         source_bytes_per_s=_rounded(estimates.source_bytes_per_s),

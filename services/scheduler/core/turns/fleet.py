@@ -169,7 +169,6 @@ class Fleet:
     def _steps_of(self, worker: Worker, model_id: ModelId, told: ModelSpeeds | None) -> Steps:
         """As its kind measures them; as is usual as long as it has told nothing."""
         kinds = self._kinds.setdefault(model_id, Kinds())
-        steps = None if told is None else steps_told(told)
-        if told is None or steps is None:
-            return kinds.of(worker.worker_id)
-        return kinds.tell(worker.worker_id, steps, told.mean_rows)
+        if told is not None and (steps := steps_told(told)) is not None:
+            return kinds.tell(worker.worker_id, steps, told.mean_rows)
+        return kinds.of(worker.worker_id)

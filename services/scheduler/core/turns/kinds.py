@@ -37,12 +37,15 @@ class Steps:
         >>> usual.is_like(Steps(0.1, 10.5, 0.01)), usual.is_like(Steps(0.1, 20.0, 0.05))
         (True, False)
         """
-        own_ms = self.step_ms + num_rows * self.row_ms
-        other_ms = other.step_ms + num_rows * other.row_ms
-        own_prompt_ms, prompt_ms = TOKENS_COMPARED * self.token_ms, TOKENS_COMPARED * other.token_ms
-        return abs(own_ms - other_ms) <= ALIKE * other_ms and abs(
-            own_ms + own_prompt_ms - other_ms - prompt_ms
-        ) <= ALIKE * (other_ms + prompt_ms)
+        pairs = [
+            (self._with(num_rows, num_tokens), other._with(num_rows, num_tokens))
+            for num_tokens in (0, TOKENS_COMPARED)
+        ]
+        return all(abs(own_ms - other_ms) <= ALIKE * other_ms for own_ms, other_ms in pairs)
+
+    def _with(self, num_rows: int, num_tokens: int) -> float:
+        """What such a step takes, ms."""
+        return self.step_ms + num_rows * self.row_ms + num_tokens * self.token_ms
 
 
 GUESSED = Steps(token_ms=0.1, step_ms=10.0, row_ms=0.05)  # an 8 B model on a GPU of 2022
