@@ -4,7 +4,8 @@ An advisory costs one token. One whose turn comes gives back several, one that i
 gives half, one that comes to nothing gives none. So whoever is right at least once in `USED_GAIN`
 times sends as many as it likes, and the others send what a bucket holds and then a few a second. A
 sender is one place of a tenant's (an address, or NATS); the tenant has a bucket for all of them
-together, so that many addresses help little.
+together, so that many addresses help little. A tenant's turns fill its own bucket too, one for
+each: so one of many people is not taken for a flood while nothing of it has come true yet.
 
 A newcomer's bucket is a quarter full, so that a flood costs little before it is known for one.
 Nobody is refused for ever: buckets also fill by themselves. What no tracker will tell any more, as
@@ -23,6 +24,7 @@ from shared.tracker_shards import TRACKER_SHARDS_MAX
 
 USED_GAIN = 4.0
 TAKEN_BACK_GAIN = 0.5
+TURN_GAIN = 1.0  # to its tenant: whoever pays with a turn for an advisory costs little more by it
 REFUND_GAIN = 0.75  # of one that only repeats what is known, or that nobody took
 FIRST_SHARE = 0.25  # of a bucket, for somebody of whom nothing is known
 TAKE_BACK_COST = 0.25  # of taking one back, whether there is one or not
@@ -111,6 +113,10 @@ class _Accounts:
         if (account := self.of.get(key)) is not None:
             account.open_at[shard] = account.open_at.get(shard, 0.0) + 1.0
 
+    def gain(self, key: tuple[TenantId, str], tokens: float, now_ns: int) -> None:
+        """It may send so many more."""
+        self._gain(self.at(key, now_ns), tokens)
+
     def told(self, key: tuple[TenantId, str], verdict: HintVerdict, shard: int) -> None:
         """What became of some; of a forgotten account nothing is kept."""
         account = self.of.get(key)
@@ -183,6 +189,10 @@ class HintAccounts:
             raise _refuse(self._tenants, of_tenant, cost, now_ns, "of this tenant")
         for account in (of_place, of_tenant):
             account.tokens = max(account.tokens - cost, 0.0)
+
+    def on_turn(self, tenant: TenantId, now_ns: int) -> None:
+        """A turn of a session, announced or not."""
+        self._tenants.gain((tenant, ""), TURN_GAIN, now_ns)
 
     def on_sent(self, tenant: TenantId, place: str, shard: int = 0) -> None:
         """One that was let in goes to this shard of the tracker."""

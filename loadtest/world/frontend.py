@@ -120,6 +120,8 @@ class Frontend(Process):
             kv_at=self.located(new.tenant, new.session_id),
             num_history=record.num_computed if record is not None else 0,
         )
+        if new.session_id is not None:
+            self.hints.on_turn(new.tenant, self.now_ns)
         self._readers[new.turn_id] = reader
         self._new[new.turn_id] = new
         self._numbers[new.turn_id] = 1 + (record.num_turns if record is not None else 0)

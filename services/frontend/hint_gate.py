@@ -135,6 +135,10 @@ class HintGate:
         wire, ids = at_shard(subject, tenant, session_id, self._num_shards)
         return await self._bus.request(wire, message, *ids, timeout_s=timeout_s, grace_s=grace_s)
 
+    def on_turn(self, tenant: TenantId) -> None:
+        """A turn of a session comes."""
+        self._accounts.on_turn(tenant, self._clock.now_ns())
+
     def on_sent(self, advisory: Advisory, place: str) -> None:
         """One that was let in goes to the tracker."""
         self._accounts.on_sent(advisory.tenant, place, self._shard_of(advisory))

@@ -118,6 +118,21 @@ def test_a_sender_whose_turns_do_not_come_is_refused_and_its_turns_are_not(
     asyncio.run(scenario())
 
 
+def test_each_turn_of_a_session_lets_its_tenant_announce_one_more(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path, hints_per_tenant=12) as it:
+            await Tracker().serve(it)
+            assert [await hint(it, f"s{number}") for number in range(4)] == [202, 202, 202, 429]
+            assert (await complete(it)).status_code == 200
+            assert await hint(it, "t") == 429, "nothing was announced of a turn without a session"
+            assert (await complete(it, session_id="s0", n=1)).status_code == 200
+            assert [await hint(it, "t"), await hint(it, "t")] == [202, 429]
+
+    asyncio.run(scenario())
+
+
 def test_all_that_a_tenant_sends_over_nats_is_one_sender(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:

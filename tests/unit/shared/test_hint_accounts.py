@@ -108,6 +108,20 @@ def test_many_addresses_share_the_tenant_s_bucket_and_who_was_right_needs_none_o
     assert may(accounts, place="right")
 
 
+def test_a_tenant_s_turns_let_its_people_announce_as_many_and_a_bucket_holds_no_more() -> None:
+    accounts = HintAccounts(HintLimits(per_place=8, per_tenant=40))
+    people = [f"p{number}" for number in range(100)]
+    assert sum(may(accounts, place=place) for place in people) == 10
+    for _ in range(7):
+        accounts.on_turn(A, SECOND)
+        accounts.on_turn(B, SECOND)
+    assert sum(may(accounts, place=place) for place in people) == 7
+    for _ in range(50):
+        accounts.on_turn(A, SECOND)
+    assert sum(may(accounts, place="one") for place in people) == 2, "of one address no more"
+    assert sum(may(accounts, place=place) for place in people) == 38
+
+
 def test_who_was_right_for_long_and_is_mostly_wrong_lately_needs_its_tenant_s_again() -> None:
     accounts = HintAccounts(HintLimits(per_place=80, per_tenant=1000))
     assert may(accounts, place="right")

@@ -123,6 +123,8 @@ class Generation:
             self._taken = taken.pop_all()
         if self._offered is not None:
             self._held = self._offered.move()
+        if (owner := self.plan.owner).session_id is not None:
+            self._app.hints.on_turn(owner.tenant)
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
         for index in range(len(self.choices)):
