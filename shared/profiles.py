@@ -76,8 +76,11 @@ class LatencyProfile:
 
 # KV shapes are those of the models' config.json: Llama 3 and 3.1 8B have 32 layers with 8 KV heads
 # of 128 (grouped queries), Llama 2 13B has 40 with 40 of 128 (every head its own).
-# Times are from first principles: weights in bf16 over memory bandwidth for the base, flops over
-# 55% of the device's peak for prefill, KV bytes over bandwidth for context.
+# Times follow from the devices' data sheets (NVIDIA: A100 80 GB SXM 2,039 GB/s and 312 Tflop/s in
+# bf16; H100 SXM 3,352 and 989), of which a server reaches about 75% and 55%: weights and context
+# are read at that bandwidth, two flops a weight are done for each prompt token at that rate.
+# `tests/unit/shared/test_profiles.py` does the sums. What a decoding turn takes beside its context
+# (sampling, launches) is a guess. SYMPHONY's Figure 2 has 32 turns take nearly twice as long as 8.
 PROFILES = {
     profile.name: profile
     for profile in (

@@ -68,3 +68,27 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str) -> None:
 def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match=r"'nonsense'.*zero.*h100-llama3-8b"):
         load_profile("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_b", "gb_per_s", "tflops", "memory_gb"),
+    [
+        ("a100-llama3-8b", 8.03, 2039, 312, 80),
+        ("a100-llama3.1-8b", 8.03, 2039, 312, 80),
+        ("a100-llama2-13b", 13.02, 2039, 312, 80),
+        ("h100-llama3-8b", 8.03, 3352, 989, 80),
+    ],
+)
+def test_named_profiles_follow_from_models_and_data_sheets(
+    name: str, weights_b: float, gb_per_s: float, tflops: float, memory_gb: float
+) -> None:
+    """Of the devices' own numbers a server reaches so much."""
+    bandwidth, rate = 0.75 * gb_per_s * 1e9, 0.55 * tflops * 1e12
+    profile = PROFILES[name]
+    weights_bytes = 2 * weights_b * 1e9
+    assert profile.base_ms == pytest.approx(1e3 * weights_bytes / bandwidth, rel=0.05)
+    assert profile.prefill_ms_per_token == pytest.approx(2e12 * weights_b / rate, rel=0.05)
+    context_ms = 1e3 * profile.kv_bytes_per_token / bandwidth
+    assert profile.context_ms_per_token == pytest.approx(context_ms, rel=0.05)
+    left_bytes = 0.9 * memory_gb * 1e9 - weights_bytes
+    assert profile.num_kv_tokens == pytest.approx(left_bytes / profile.kv_bytes_per_token, rel=0.1)
