@@ -37,7 +37,7 @@ class ClusterResult:
         the time (Figure 15).
     recomputed_tokens: of history that had been computed before.
     prompt_tokens: of all turns, history included.
-    hits_by_tier: turns by the lowest tier that their history came from.
+    pages_by_tier: that were brought to GPUs, by where they were.
     workflow_s: from the first turn's arrival to the last one's end, of scripts that came to
         their end; `workflows` are all.
     spurious: advisories that were sent for nothing.

@@ -20,6 +20,7 @@ from services.kvstore.disk import (
     FoundBlock,
     Scan,
 )
+from services.kvstore.disk.records import FORMAT
 from services.kvstore.start import DatabaseDamaged, check, start_disk
 from shared.blocks import BlockKey
 from tests.unit.kvstore.damaged_starts import BYTES_MAX, LEFT, key_of, make_base, put, read
@@ -62,6 +63,29 @@ def test_a_whole_database_is_kept_and_scanned_once(tmp_path: Path) -> None:
     assert {block.key for block in started.scan.blocks} == {key_of(n) for n in LEFT[:5]}
     assert started.scan.blocks == started.disk.scan().blocks
     started.disk.close()
+
+
+def test_another_releases_database_is_thrown_away_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(tmp_path, BYTES_MAX)
+    put(disk, LEFT[:5])
+    disk.close()
+    env = lmdb.open(str(tmp_path), max_dbs=2)
+    with env.begin(write=True) as transaction:
+        assert transaction.get(b"format") == FORMAT
+        transaction.put(b"format", FORMAT + b"+")
+    env.close()
+    started = start_disk(tmp_path, BYTES_MAX)
+    assert started.is_anew and not len(started.scan.found)
+    assert not (tmp_path / ASIDE_NAME).exists(), "it is not damaged: nobody wants to look at it"
+    (record,) = caplog.records
+    assert record.message == "the KV database is another release's and begins anew"
+    put(started.disk, LEFT[:1])
+    started.disk.close()
+    again = start_disk(tmp_path, BYTES_MAX)
+    assert not again.is_anew and [block.key for block in again.scan.blocks] == [key_of(LEFT[0])]
+    again.disk.close()
 
 
 def test_a_scan_travels_whole_or_not_at_all() -> None:

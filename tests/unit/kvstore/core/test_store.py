@@ -217,6 +217,28 @@ def test_a_page_that_does_not_come_deletes_its_block_everywhere(
     assert host.stage(0, 2).num_blocks == 0
 
 
+@pytest.mark.parametrize("way", ["deleted", "unwritten"])
+def test_what_continues_a_lost_block_is_found_again_behind_it(host: Host, way: str) -> None:
+    """Only an eviction takes the end before the beginning: what was lost is computed again, and so
+    what continues it is of use again."""
+    if way == "deleted":
+        host.store(chain(0, 3))
+        host.delete([(0, 1)])
+    else:
+        host.store(chain(0, 1))
+        host.commit([(0, 1)], host.lease(LAYERS))
+        host.finish_write(WriteOutcome.FAILED)
+        host.finish_write(WriteOutcome.FAILED)
+        host.store([(0, 2)])
+    host.evict_all()
+    staged = host.stage(0, 3)
+    assert staged.num_blocks == 1
+    host.release(staged.ticket)
+    host.store([(0, 1)])
+    host.evict_all()
+    assert host.stage(0, 3).num_blocks == 3
+
+
 def test_a_block_deleted_while_it_is_written_is_deleted_after(host: Host) -> None:
     host.commit([(0, 0)], host.lease(LAYERS))
     assert host.delete([(0, 0)]) == 1
