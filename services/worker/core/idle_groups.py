@@ -72,29 +72,35 @@ class IdleGroups:
     def next_run(
         self, count: int, now_ns: int, prefetch_layer: int | None = None
     ) -> tuple[list[Block], int] | None:
-        """Blocks that give next, and the layer of which they give the page that they have there,
-        or `ALL_LAYERS`: as many as make at most `count` pages, or that and a part of a block's.
+        """Blocks that give next, of one group or several, and the layer of which they give the page
+        that they have there, or `ALL_LAYERS`: as many as make at most `count` pages, or that and a
+        part of a block's.
 
         Args:
             prefetch_layer: of the page that is wanted for an announced turn, which must not take
                 what others need as much (see `EvictionOrder`); None: somebody needs it now.
         """
         num_blocks = -(-count // self._num_layers) if self._is_whole else count
-        while (number := self._first(now_ns, prefetch_layer)) is not None:
+        run: list[Block] = []
+        layer = ALL_LAYERS
+        while len(run) < num_blocks:
+            if (number := self._first(now_ns, prefetch_layer)) is None:
+                break
             group = self._groups[number]
             if not group.is_begun:
                 self._begin(number, group)
                 continue
+            if run and group.layer != layer:
+                break
             layer, end = group.layer, group.num_left
-            group.num_left = max(end - num_blocks, 0)
+            group.num_left = max(end - num_blocks + len(run), 0)
             some = reversed(group.blocks[group.num_left : end])
-            run = [block for block in some if block.group == number]
-            group.is_alive |= bool(run)
+            there = [block for block in some if block.group == number]
+            group.is_alive |= bool(there)
+            run += there
             if not group.num_left:
                 self._descend(number, group)
-            if run:
-                return run, layer
-        return None
+        return (run, layer) if run else None
 
     def sweep(self) -> None:
         """Forget the candidates that left their groups."""
