@@ -34,7 +34,9 @@ from shared.owners import NOBODY, OwnerKey, owner_key
 
 CALL_NS = 20 * MS  # a request, at most
 TIMEOUT_NS = 300 * MS  # of one, while the store is away
+SLOW_MIN_NS, SLOW_MAX_NS = SECOND, 20 * SECOND  # of one, while it is slow
 LOCATE_NS = 30 * MS
+LOCATE_MAX_NS = 300 * MS  # that a stage waits for a listing
 RETRY_NS = SECOND
 PLACES_MAX = 64
 
@@ -46,10 +48,14 @@ class Bucket:
     """Attributes:
     objects: pages of each, as they lie there, and its bytes.
     is_away: every request fails.
+    is_slow: requests that begin now take long.
+    slow_until_ns: by then all of those were answered.
     """
 
     objects: dict[str, list[Page]] = field(default_factory=dict)
     is_away: bool = False
+    is_slow: bool = False
+    slow_until_ns: int = 0
 
     def damage(self, random: Random, share: float) -> None:
         """Some objects lose their bytes."""
@@ -105,9 +111,11 @@ class BucketSide:
             then(own)
             return
 
+        is_late = self._bucket.is_slow
+
         def on_answer() -> None:
-            found = None
-            if self._bucket.is_away:
+            found = own
+            if self._bucket.is_away or is_late:
                 core.peers.on_failed(OBJECTS, kvstore.now_ns)
             else:
                 runs = self._bucket.runs(owner)
@@ -117,7 +125,8 @@ class BucketSide:
             is_more = found is not None and found.num_blocks > num_offered
             then(found if is_more else of_peer)
 
-        kvstore.later(kvstore.house.random.randrange(LOCATE_NS) + 1, on_answer)
+        locate_ns = kvstore.house.random.randrange(LOCATE_NS) + 1
+        kvstore.later(LOCATE_MAX_NS if is_late else locate_ns, on_answer)
 
     def fetch(self, reads: list[PageReads]) -> None:
         """Pages, in their time; batches do not wait for each other."""
@@ -156,8 +165,13 @@ class BucketSide:
         return offer
 
     def _duration_ns(self) -> int:
-        most_ns = TIMEOUT_NS if self._bucket.is_away else CALL_NS
-        return self._kvstore.house.random.randrange(most_ns) + 1
+        bucket, house = self._bucket, self._kvstore.house
+        if bucket.is_slow and not bucket.is_away:
+            duration_ns = house.random.randrange(SLOW_MIN_NS, SLOW_MAX_NS)
+            bucket.slow_until_ns = max(bucket.slow_until_ns, house.timeline.now_ns + duration_ns)
+            return duration_ns
+        most_ns = TIMEOUT_NS if bucket.is_away else CALL_NS
+        return house.random.randrange(most_ns) + 1
 
     def _end_fetch(self, reads: list[PageReads], duration_ns: int) -> None:
         gone: set[Run] = set()

@@ -16,6 +16,7 @@ from services.worker.core.pages import NO_PAGE, Block
 from services.worker.core.step import StepResult
 from services.worker.core.turn import Turn
 from shared.arena import PageState
+from shared.locations import OBJECTS
 from shared.owners import NOBODY
 from shared.urgency import is_urgent
 
@@ -122,8 +123,16 @@ def _check_turns(core: EngineCore, turns: list[Turn]) -> None:
 
 
 def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]]) -> None:
-    """Every page of the arena is in exactly one place; none is taken from under a ticket."""
+    """Every page of the arena is in exactly one place; none is taken from under a ticket. Nobody
+    waits for another source than his own, and new KV not for the object store.
+    """
     check_integrity(core)
+    sources = [*core._loads._queues]
+    for source in sources:
+        num_bytes_waiting = source.backlog.num_bytes - source.backlog.num_bytes_read
+        assert source.num_batches or not num_bytes_waiting, "pages wait for another source's"
+    is_reading = any(source.num_batches for source in sources if source.host_id != OBJECTS)
+    assert is_reading or not core._write_queue._new.writes, "new KV waits for the object store"
     for arena in core.arenas.values():
         for block in arena.holding.values():
             if block.num_missing and block.num_pins and block.is_alive:

@@ -9,8 +9,9 @@ KINDS = (
     "torn disk", "lost disk", "unread disk", "redis", "killer", "breaker", "link", "liar",
     "bucket",
 )  # fmt: skip
-RARE_KINDS = ("host", "kvstores")  # drawn for themselves: what costs a world much of what it has
-RARE_SHARE = 0.12  # of worlds with more than a few: each of them
+# Drawn for themselves, each in this share of worlds with more than a few: what costs a world much
+# of what it has, and what only shows where there is an object store.
+OWN_SHARES = {"host": 0.12, "kvstores": 0.12, "slow bucket": 0.5}
 FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
 # What makes a scheduler believe that a worker is dead. That the bus is away must not.
 SILENCING = {"loss", "delay", "freeze", "cut", "mute", "deaf", "worker", "queue", "killer", "host"}
@@ -53,7 +54,7 @@ HOW_OFTEN = {
     "freeze": 3, "cut": 2, "mute": 1, "deaf": 1, "nats": 1, "worker": 2, "scheduler": 1,
     "tracker": 1, "kvstore": 1, "frontend": 1, "clock": 2, "slow disk": 1, "full disk": 1,
     "torn disk": 1, "lost disk": 1, "redis": 1, "link": 3, "liar": 1,
-    "bucket": 3, "host": 1, "kvstores": 1,
+    "bucket": 3, "host": 1, "kvstores": 1, "slow bucket": 2,
 }  # fmt: skip
 
 
@@ -63,10 +64,10 @@ def draw_faults(seed: int, faults_for_ns: int) -> Faults:
     is_few = random.random() < FEW_SHARE
     num_kinds = random.randrange(4) if is_few else len(KINDS) // 2
     kinds = frozenset(random.sample(KINDS, num_kinds))
-    kinds |= {kind for kind in RARE_KINDS if rare.random() < RARE_SHARE and not is_few}
+    kinds |= {kind for kind, share in OWN_SHARES.items() if rare.random() < share and not is_few}
     once = [
         Fault(kind, random.randrange(faults_for_ns), random.getrandbits(32))
-        for kind in (*KINDS, *RARE_KINDS)
+        for kind in (*KINDS, *OWN_SHARES)
         if kind in kinds
         for _ in range(random.randint(1, HOW_OFTEN[kind]) if kind in HOW_OFTEN else 0)
     ]

@@ -455,6 +455,15 @@ MUTANTS = (
         "what leaves the object store still counts", OBJECT_TIER,
         "        self.num_bytes -= num_bytes\n", "",
     ),
+    Mutant(
+        "the disk waits for the object store", LOADS,
+        "while source.num_batches < self._limits.load_batches_max:",
+        "while sum(each.num_batches for each in self._queues) < self._limits.load_batches_max:",
+    ),
+    Mutant(
+        "new KV waits for the object store", LOADS,
+        "for each in self._queues if each.host_id != OBJECTS)", "for each in self._queues)",
+    ),
     # Hosts.
     Mutant(
         "what a peer will not bring is waited for", STORE,

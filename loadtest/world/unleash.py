@@ -49,7 +49,7 @@ def heal(world: World) -> None:
     weather.delay_max_ns = 2 * MS
     world.redis.takes_writes = True
     if world.bucket is not None:
-        world.bucket.is_away = False
+        world.bucket.is_away = world.bucket.is_slow = False
     for kvstore in world.kvstores.values():
         kvstore.is_disk_full, kvstore.disk_slowness, kvstore.unread_share = False, 1, 0.0
         kvstore.is_link_cut = kvstore.is_lying = False
@@ -184,6 +184,18 @@ def _break_bucket(world: World, random: Random) -> None:
         world.house.timeline.after(_duration_ns(random), come_back)
 
 
+def _slow_bucket(world: World, random: Random) -> None:
+    bucket = world.bucket
+    if bucket is None:
+        return
+    bucket.is_slow = True
+
+    def recover() -> None:
+        bucket.is_slow = False
+
+    world.house.timeline.after(_duration_ns(random), recover)
+
+
 def _break_redis(world: World, random: Random) -> None:
     """Where it goes away it stays so when all else is well again, and may have forgotten."""
     redis, what = world.redis, random.randrange(4)
@@ -227,4 +239,5 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "link": _cut_link,
     "liar": _lie,
     "bucket": _break_bucket,
+    "slow bucket": _slow_bucket,
 }

@@ -157,8 +157,11 @@ class World:
 
     @property
     def is_whole(self) -> bool:
-        """Whoever is left is well again."""
-        return self.redis.is_up and all(process.is_well for process in self.processes)
+        """Whoever is left is well again, and nothing slow is on its way."""
+        bucket = self.bucket
+        is_slow = bucket is not None and self.house.timeline.now_ns < bucket.slow_until_ns
+        is_well = all(process.is_well for process in self.processes)
+        return self.redis.is_up and is_well and not is_slow
 
     def lose_host(self, host_id: HostId) -> None:
         """Everybody on this machine dies for good, and with it all that was kept there."""

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.world import World, run_seed
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
-from loadtest.world.faults import HOW_OFTEN, KINDS, RARE_KINDS
+from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
 from loadtest.world.world import Options
@@ -75,7 +75,7 @@ def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_kind_of_fault_and_of_memory_is_drawn() -> None:
     worlds = [World(seed, Options()) for seed in range(60)]
-    assert set().union(*(world.faults.kinds for world in worlds)) == {*KINDS, *RARE_KINDS}
+    assert set().union(*(world.faults.kinds for world in worlds)) == {*KINDS, *OWN_SHARES}
     assert any(world.house.twins for world in worlds)
     assert {world.house.eviction for world in worlds} == set(get_args(EvictionName))
     assert {world.house.is_cooperative for world in worlds} == {True, False}

@@ -71,6 +71,13 @@ class Loads:
         return any(source.num_batches for source in self._queues)
 
     @property
+    def is_reading(self) -> bool:
+        """Whether pages come from a disk: this host's or another's. Who waits for the object store
+        is not in the way of what is written here.
+        """
+        return any(each.num_batches for each in self._queues if each.host_id != OBJECTS)
+
+    @property
     def num_bytes_waiting(self) -> int:
         """That have not come yet."""
         return sum(source.backlog.num_bytes for source in self._queues)

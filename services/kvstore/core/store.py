@@ -607,7 +607,7 @@ class KvCore:
     def _send_writes(self, now_ns: int, effects: list[Effect]) -> None:
         """Have written what may be; what was forgotten meanwhile gives its pages back."""
         unwanted = self._write_queue.send(
-            now_ns, self._loads.is_loading, self._writes.is_wanted, effects
+            now_ns, self._loads.is_reading, self._writes.is_wanted, effects
         )
         for write in unwanted:
             block, _ = self._writes.end(write.block_id)

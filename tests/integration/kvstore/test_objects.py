@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from loadtest.s3_server import NoServer, S3Server, s3_server
 from services.kvstore import peering
 from services.kvstore.core import Run, backoff, run_of
+from services.kvstore.objects import store
 from services.kvstore.objects.packed import Indexes
 from services.kvstore.objects.store import Bucket
 from services.kvstore.values import HEADER_BYTES
@@ -30,8 +32,9 @@ from shared.locations import (
     location_redis_key,
     objects_of,
 )
+from shared.messages import unpack_ints
 from tests.conftest import Server
-from tests.integration.harness import connected
+from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.house import (
     NUM_LAYERS,
     PAGE_BYTES,
@@ -44,6 +47,7 @@ from tests.integration.kvstore.house import (
     sequence,
     until,
 )
+from tests.integration.kvstore.relay import Relay, relay
 
 H1, H2 = HostId("h1"), HostId("h2")
 S_OF_0 = SessionId("of-0")
@@ -95,6 +99,20 @@ async def host(place: Place) -> AsyncIterator[FakeWorker]:
             worker.close()
 
 
+@asynccontextmanager
+async def slow_store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Relay]:
+    """Kvstores that start now reach the object store through a relay; `bucket` does not. They wait
+    for it for as long as the test wants.
+    """
+    monkeypatch.setattr(store, "REQUEST_S", 600.0)
+    monkeypatch.setattr("services.kvstore.service.SETTLE_TIMEOUT_S", 60.0)
+    port = urlsplit(server.environment["AWS_ENDPOINT_URL"]).port
+    assert port is not None
+    async with relay(port) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
+        yield made
+
+
 def runs_in(bucket: Bucket) -> list[Run]:
     found = [run_of(item.name) for page in bucket.walk() for item in page]
     assert None not in found
@@ -123,6 +141,16 @@ async def told(place: Place, num_blocks: int) -> None:
         await until(is_told)
 
 
+async def listed(worker: FakeWorker, bucket: Bucket) -> None:
+    """Once its host knows all that is there."""
+    num_bytes = sum(item.num_bytes for page in bucket.walk() for item in page)
+
+    async def is_listed() -> bool:
+        return (await worker.stats()).objects_bytes == num_bytes
+
+    await until(is_listed)
+
+
 async def stage(
     worker: FakeWorker, keys: list[BlockKey], num_said: int, num_before: int = 0
 ) -> m.KvStaged:
@@ -135,10 +163,15 @@ async def stage(
     return await worker.bus.request(subjects.KV_STAGE, message, worker.host_id)
 
 
-async def delete(worker: FakeWorker) -> m.KvDeleted:
-    return await worker.bus.request(
-        subjects.SESSION_DELETE, m.KvDelete(session_id=S_OF_0, tenant=TENANT)
-    )
+async def delete(worker: FakeWorker, timeout_s: float = 5.0) -> m.KvDeleted:
+    message = m.KvDelete(session_id=S_OF_0, tenant=TENANT)
+    return await worker.bus.request(subjects.SESSION_DELETE, message, timeout_s=timeout_s)
+
+
+def states(worker: FakeWorker, staged: m.KvStaged) -> set[PageState]:
+    """Of the pages that a stage promised."""
+    pages, generations = unpack_ints(staged.pages), unpack_ints(staged.generations)
+    return {worker.arena.promise(*page) for page in zip(pages, generations, strict=True)}
 
 
 def test_a_session_outlives_its_host(places: list[Place], bucket: Bucket) -> None:
@@ -373,6 +406,77 @@ def test_a_host_serves_while_the_object_store_is_away(
             assert (await stage(one, keys, 2)).num_blocks == 2
             _, more = sequence(3, seed=4)
             assert (await stage(one, more, 3)).num_blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_nobody_else_waits_for_a_slow_object_store(
+    server: S3Server, places: list[Place], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing until all others are done: one session is fetched from it, and another
+    written to it, while new KV goes to the disk, and history comes from there and from a peer.
+    """
+    monkeypatch.setattr(peering, "FETCH_S", 30.0)
+    secret = places[0].directory.parent / "secret"
+    secret.write_text("of the house\n")
+    for place in places:
+        place.settings["peer_secret_file"] = secret
+
+    async def scenario() -> None:
+        async with slow_store(server, monkeypatch) as slow:
+            async with host(places[0]) as one:
+                far = await one.store(2)
+                await saved(bucket, 2)
+                await delete_all_blocks(one, far)  # they are in the bucket alone
+                own = await one.store(2, seed=1)
+                await saved(bucket, 4)
+            async with host(places[0]) as one:
+                await listed(one, bucket)
+                async with host(places[1]) as two:
+                    others = await two.store(2, seed=2)
+                    await saved(bucket, 6)
+                    with slow.holding():
+                        first, behind = [await stage(one, far[:num], 2) for num in (1, 2)]
+                        assert behind.num_from_disk == 2 * NUM_LAYERS
+                        await eventually(lambda: slow.holds("GET", "of-the-house"))
+                        await one.store(2, seed=3)
+                        await eventually(lambda: slow.holds("PUT"))
+                        await one.store(2, seed=4)
+                        for number, keys, host_id in ((1, own, H1), (2, others, H2)):
+                            session_id = SessionId(f"of-{number}")
+                            kv_at = {host_id: 2, objects_of(host_id): 2}
+                            staged = await one.stage(keys, session_id, kv_at)
+                            assert staged.num_from_disk == 2 * NUM_LAYERS
+                            await one.assert_holds(staged, keys)
+                        assert states(one, behind) == {PageState.FILLING}
+                    await one.assert_holds(first, far[:1])
+                    await one.assert_holds(behind, far)
+                    await saved(bucket, 10)
+
+    asyncio.run(scenario())
+
+
+def test_only_the_answer_to_a_deletion_waits_for_a_slow_object_store(
+    server: S3Server, places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this host wrote there: another one that is gone may have written more."""
+    places[0].settings["objects_rest_s"] = 3600.0
+
+    async def scenario() -> None:
+        async with slow_store(server, monkeypatch) as slow, host(places[0]) as one:
+            keys = await one.store(2)
+            with slow.holding():
+                deletion = asyncio.create_task(delete(one, timeout_s=60.0))
+
+                async def is_gone() -> bool:
+                    return not (await one.stats()).disk_blocks
+
+                await until(is_gone)
+                await eventually(lambda: slow.holds("GET", owner_of(0).hex()))
+                assert not (await one.stage(keys)).num_blocks
+                await one.store(2, seed=1)
+                assert not deletion.done()
+            assert (await deletion).num_blocks == 2
 
     asyncio.run(scenario())
 

@@ -1,5 +1,6 @@
 """Blocks that come from other hosts: what is asked of whom, what is believed, what stays."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from services.kvstore.core.source import FIRST_BATCH_BYTES, PEER_BATCH_NS, Sourc
 from shared.arena import PageState
 from shared.blocks import BlockKey
 from shared.ids import HostId, SessionId, TenantId
+from shared.locations import OBJECTS
 from shared.owners import NOBODY, OwnerKey, owner_key
 from shared.urgency import DEMAND_PRIORITY
 from tests.unit.kvstore.core.host import (
@@ -68,6 +70,22 @@ def test_a_promise_is_that_of_the_slowest_source(host: Host) -> None:
     assert staged.ready_in_ns == [100_000_000, 200_000_000]
     assert staged.source_bytes_per_s == pytest.approx(2 * LAYERS * PAGE_BYTES / 0.2)
     assert host.core.disk_speed.bytes_per_s > 1e8
+
+
+def test_new_kv_is_written_while_the_object_store_is_waited_for() -> None:
+    """But not while another host's disk is read, for a while."""
+    host = Host(write_wait_ns=10)
+    host.open()
+    host.fetches[OBJECTS] = deque()
+    host.stage(0, 2, offer=Offer(OBJECTS, 2))
+    assert asked(list(host.fetches[OBJECTS]))
+    host.commit([(1, 0)], host.lease(LAYERS))
+    assert [write.key for write in host.writes] == [key_of(1, 0)]
+    host.stage(2, 1, offer=FROM_PEER)
+    host.commit([(3, 0)], host.lease(LAYERS))
+    assert len(host.writes) == 1
+    host.pass_time(10)
+    assert len(host.writes) == 2
 
 
 def test_who_asks_for_the_same_waits_for_the_same_pages(host: Host) -> None:
