@@ -235,7 +235,7 @@ class Worker(Process):
             if ref.turn_id == cancel.turn_id and not 0 < cancel.attempt < ref.attempt
         )
         self.pulling.on_cancel(cancel.turn_id, cancel.attempt)
-        self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt))
+        self.feed(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
         expected = expected_turn(prefetch, self._shape, self.now_ns)

@@ -174,10 +174,14 @@ class Hub:
         self._boxes[new.turn_id] = (mailbox, index)
         self._perform(self._turns.on_new(new, self._clock.now_ns()))
 
-    def cancel(self, turn_id: TurnId) -> None:
-        """Nobody waits for this turn any more; one that ended is fine."""
+    def cancel(self, turn_id: TurnId, num_kept: int = 0) -> None:
+        """Nobody waits for this turn any more; one that ended is fine.
+
+        Args:
+            num_kept: as of `TurnCancel`.
+        """
         self._boxes.pop(turn_id, None)
-        self._perform(self._turns.on_cancel(turn_id))
+        self._perform(self._turns.on_cancel(turn_id, num_kept))
 
     def tell(self, left: AgentTurnLeft) -> None:
         """An agent's turn is over."""

@@ -42,11 +42,12 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.dying import die
 from shared.errors import PeerUnavailable, SymphonyError
-from shared.ids import FrontendId, TurnId
+from shared.ids import FrontendId
 from shared.messages import (
     Prefetch,
     Prompt,
     StepOutput,
+    TurnCancel,
     TurnDelta,
     TurnEnd,
     TurnsEnded,
@@ -128,9 +129,9 @@ class EngineRunner:
         """Answer a turn that is not taken."""
         self._react(refuse_start(start, error))
 
-    def on_cancel(self, turn_id: TurnId, attempt: int) -> None:
-        """The turn is not wanted any more, or this attempt at it."""
-        self._react(self.core.on_cancel(turn_id, attempt))
+    def on_cancel(self, cancel: TurnCancel) -> None:
+        """A turn is not wanted any more, or this attempt at it."""
+        self._react(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
         """A session's turn is expected here."""

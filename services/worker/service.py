@@ -260,7 +260,7 @@ class Worker:
     def _on_cancel(self, cancel: TurnCancel) -> None:
         self._puller.cancel(cancel.turn_id, cancel.attempt)
         for runner in self._runners.values():
-            runner.on_cancel(cancel.turn_id, cancel.attempt)
+            runner.on_cancel(cancel)
 
     def _on_prefetch(self, prefetch: Prefetch) -> None:
         if (runner := self._runners.get(prefetch.model_id)) is not None:

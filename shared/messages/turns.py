@@ -98,10 +98,15 @@ class TurnsSubmit:
 class TurnCancel:
     """Stop a turn: the client hung up or a stop string was met. Frontend to scheduler, scheduler to
     worker.
+
+    Attributes:
+        num_kept: how many of the turn's tokens, from the prompt's first on, its session's next turn
+            goes on from and wants the KV of; 0: nobody goes on from it.
     """
 
     turn_id: TurnId
     attempt: int = 0  # this attempt and lower ones; 0: every attempt
+    num_kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

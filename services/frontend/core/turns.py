@@ -317,11 +317,15 @@ class Turns:
         """The scheduler cannot have this turn served."""
         return [] if self._turns.pop(failure.turn_id, None) is None else [Fail(failure)]
 
-    def on_cancel(self, turn_id: TurnId) -> list[Effect]:
-        """Nobody waits for this turn any more; unknown and ended turns are fine."""
+    def on_cancel(self, turn_id: TurnId, num_kept: int = 0) -> list[Effect]:
+        """Nobody waits for this turn any more; unknown and ended turns are fine.
+
+        Args:
+            num_kept: as of `TurnCancel`.
+        """
         if self._turns.pop(turn_id, None) is None:
             return []
-        return [Cancel(TurnCancel(turn_id=turn_id))]
+        return [Cancel(TurnCancel(turn_id=turn_id, num_kept=num_kept))]
 
     def on_stop(self) -> list[Effect]:
         """This frontend ends: nobody will hear of the turns it still waits for."""

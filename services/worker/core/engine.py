@@ -211,11 +211,16 @@ class EngineCore:
         effects += self.adapters.use(turn, now_ns)
         return effects + self.history.look_up(turn, now_ns)
 
-    def on_cancel(self, turn_id: TurnId, attempt: int = 0) -> list[Effect]:
-        """The client is gone, or has enough. `attempt` spares later ones; 0 spares none."""
+    def on_cancel(self, turn_id: TurnId, attempt: int = 0, num_kept: int = 0) -> list[Effect]:
+        """The client is gone, or has enough. `attempt` spares later ones; 0 spares none.
+
+        Args:
+            num_kept: of its tokens, that the session's next turn begins with; 0: none goes on.
+        """
         turn = self.turns.get(turn_id)
         if turn is None or (attempt and turn.attempt > attempt):
             return []
+        turn.num_kept = num_kept
         return self._end(turn, "cancelled")
 
     def on_forget(self, owner: OwnerKey, keys: list[BlockKey]) -> tuple[int, list[Effect]]:
@@ -552,7 +557,10 @@ class EngineCore:
         effects = self.adapters.drop(turn)
         self.queue.remove(turn)
         if reason in {"stop", "length"}:
-            self.history.keep_tail(turn)
+            # The token that it ended with has no KV, or need not have.
+            self.history.keep_tail(turn, len(turn.tokens) - 1)
+        elif reason == "cancelled" and turn.num_kept > 0:
+            self.history.keep_tail(turn, turn.num_kept)
         return [*effects, *self.history.release(turn), ended(turn, reason)]
 
     def _measure(self, planned: PlannedStep, result: StepResult) -> None:

@@ -214,12 +214,11 @@ class History:
                 retired.append(block)
         return retired
 
-    def keep_tail(self, turn: Turn) -> None:
-        """A turn is over, and its session may go on: what it has of its last, partial block can be
-        found from now on, and goes below. The token that it ended with has no KV, or need not have:
-        the session's record reckons with that.
+    def keep_tail(self, turn: Turn, num_tokens: int) -> None:
+        """A turn is over, and its session may go on from its first `num_tokens` tokens, as the
+        session's record says: what they fill of the last, partial block can be found from now on,
+        and goes below.
         """
-        num_tokens = len(turn.tokens) - 1
         index, num_more = divmod(num_tokens, self.block_tokens)
         if turn.is_private or turn.is_void or turn.session_id is None:
             return

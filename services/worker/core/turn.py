@@ -57,6 +57,7 @@ class Turn:
         look_again_at_ns: when a pass would not have to wait for its history, as was forecast last.
         look_not_before_ns: the forecast is not made again before.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
+        num_kept: of a cancelled one: its leading tokens that the session's next turn begins with.
         adapter: that it runs on; None: on the base model.
         num_image_blocks: of the adapter's image.
         image: the adapter's, here or on its way; shared with other turns.
@@ -107,6 +108,7 @@ class Turn:
     look_again_at_ns: int = 0
     look_not_before_ns: int = 0
     num_cached: int = 0
+    num_kept: int = 0
     image: Image | None = None
     can_be_assisted: bool = False
     adapter_start: Start = "waited"

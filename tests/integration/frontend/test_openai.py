@@ -109,6 +109,35 @@ def test_stop_string_is_held_back_and_cancels(
     asyncio.run(scenario())
 
 
+def test_what_a_session_goes_on_from_behind_a_stop_string_is_told(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    """The worker is some tokens ahead, and keeps the KV of what the next turn begins with."""
+
+    async def scenario() -> None:
+        reply = Reply("before STOP after", hold=asyncio.Event(), hold_at=13)
+        async with house(nats_server, redis_server, tmp_path, lambda _: reply) as it:
+            for _ in range(2):
+                await it.openai.chat.completions.create(
+                    model=MODEL, messages=HI, stop="STOP", extra_body={"session_id": "s"}
+                )
+            await eventually(lambda: len(it.fake.cancels) == 2)
+            said = [*HI, {"role": "assistant", "content": "before "}, *HI]
+            await it.openai.chat.completions.create(
+                model=MODEL, messages=said, stop="STOP", extra_body={"session_id": "s"}
+            )
+            first, _, third = it.fake.prompts
+            num_prompt = len(m.unpack_ints(first.tokens))
+            kept = [cancel.num_kept for cancel in it.fake.cancels[:2]]
+            assert kept == [num_prompt + len("before ")] * 2
+            assert third.num_history == kept[1]
+            await it.openai.chat.completions.create(model=MODEL, messages=HI, stop="STOP")
+            await eventually(lambda: len(it.fake.cancels) == 4)
+            assert it.fake.cancels[3].num_kept == 0, "nobody goes on from it"
+
+    asyncio.run(scenario())
+
+
 def test_disconnect_cancels_streaming_or_not(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:

@@ -107,6 +107,41 @@ class TestKept:
         engine.finish(ahead)
         assert tail_in(engine) is not None and tail_in(engine, [*SAID, END_TOKEN]) is None
 
+    @pytest.mark.parametrize(
+        ("num_kept", "is_found"),
+        [(11, True), (10, True), (8, False), (12, False), (0, False), (-1, False), (99, False)],
+    )
+    def test_of_a_cancelled_one_what_its_session_goes_on_from(
+        self, num_kept: int, is_found: bool
+    ) -> None:
+        """A stop string was found in what the frontend has; the worker is some tokens ahead."""
+        engine = Engine()
+        engine.submit(turn_of("t", SAID, max_tokens=9))
+        engine.step(7)
+        plan = engine.plan()
+        assert plan is not None
+        engine.core.on_cancel(TurnId("t"), num_kept=num_kept)
+        engine.finish(plan, 7)
+        assert not engine.core.running
+        kept = [*SAID, 7, 7, 7][: max(num_kept, 0)]
+        full = keys_of(SAID)
+        assert list(engine.core.pool.blocks) == [*full, *([tail_of(kept)] if is_found else [])]
+        check_integrity(engine.core)
+        if is_found:
+            again = turn_of("u", [*kept, 9, 9], num_history=num_kept)
+            engine.run(again)
+            assert again.num_cached == num_kept, "no token of it is computed again"
+            check_integrity(engine.core)
+
+    def test_not_where_the_block_has_been_filled_since(self) -> None:
+        engine = Engine()
+        engine.submit(turn_of("t", SAID, max_tokens=9))
+        for token in (7, 8, 9):
+            engine.step(token)
+        engine.core.on_cancel(TurnId("t"), num_kept=11)
+        assert list(engine.core.pool.blocks) == keys_of([*SAID, 7, 8])
+        check_integrity(engine.core)
+
     def test_not_of_a_turn_that_was_cancelled_or_is_of_no_session(self) -> None:
         engine = Engine()
         engine.submit(turn_of("t", SAID, max_tokens=9))

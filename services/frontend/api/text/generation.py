@@ -12,7 +12,13 @@ from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.advising import carry_out
 from services.frontend.api.kv_hints import Wish
-from services.frontend.api.text.prompts import Owner, Reply, TokenizedPrompt, remember
+from services.frontend.api.text.prompts import (
+    Owner,
+    Reply,
+    TokenizedPrompt,
+    num_computed,
+    remember,
+)
 from services.frontend.app import App
 from services.frontend.core.capacity import HeldCapacity
 from services.frontend.core.choice import Choice, Piece, TextRules
@@ -226,16 +232,18 @@ class Generation:
     async def _end(self, index: int, piece: Piece) -> None:
         self._num_running -= 1
         choice, times, app = self.choices[index], self._times[index], self._app
+        plan, reply = self.plan, None
+        if index == 0 and plan.owner.session_id is not None:
+            reply = Reply(*choice.kept(), choice.num_generated)
         if piece.cancel:
-            app.hub.cancel(self._turn_ids[index])
+            num_kept = 0 if reply is None else num_computed(plan.prompts[0], reply)
+            app.hub.cancel(self._turn_ids[index], num_kept)
         assert piece.finish is not None
         telemetry.FINISHED[piece.finish].inc()
         telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9)
         if times.first_at_ns is not None:
             telemetry.DECODE.observe((times.last_at_ns - times.first_at_ns) / 1e9)
-        plan = self.plan
-        if index == 0 and plan.owner.session_id is not None:
-            reply = Reply(*choice.kept(), choice.num_generated)
+        if reply is not None:
             await remember(app, plan.model, plan.owner, plan.prompts[0], reply)
 
     def _tell_agent_left(self) -> None:

@@ -185,6 +185,14 @@ async def given_tokens(
     return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns, claim=claim)
 
 
+def num_computed(prompt: TokenizedPrompt, reply: Reply) -> int:
+    """How many tokens of a prompt and its reply have KV. A turn's last token is never run on,
+    unless it is an end that the next prompt has otherwise.
+    """
+    num_prompt = len(prompt.tokens)
+    return num_prompt + min(len(reply.tokens), max(reply.num_generated - 1, 0))
+
+
 async def remember(
     app: App,
     model: ServedModel,
@@ -199,9 +207,8 @@ async def remember(
     if prompt.claim.is_forgotten:
         return
     tokens = prompt.tokens + reply.tokens
-    # A turn's last token is never run on, unless it is an end that the next prompt has otherwise.
-    num_computed = min(len(tokens), len(prompt.tokens) + max(reply.num_generated - 1, 0))
-    keys = await _keys_to_end(model, owner, prompt.keys, tokens[:num_computed])
+    num_with_kv = num_computed(prompt, reply)
+    keys = await _keys_to_end(model, owner, prompt.keys, tokens[:num_with_kv])
     now_s = app.clock.wall_ns() / 1e9
     await app.sessions.put(
         SessionRecord(
@@ -220,7 +227,7 @@ async def remember(
             expires=now_s + app.sessions.expiry_s,
             cache_salt=owner.cache_salt,
             adapter_hash=model.adapter_hash,
-            num_computed=num_computed,
+            num_computed=num_with_kv,
         ),
         prompt.claim.generation,
         app.quotas.of(owner.tenant),
