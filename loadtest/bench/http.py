@@ -4,6 +4,9 @@ The house runs with an emulated worker whose forward pass takes no time; every r
 streamed chat turn of one token. A closed loop keeps `--concurrency` requests in flight: the most
 the house can do. An open loop sends at fixed rates: the latency below that. The load, NATS and
 every service share this machine.
+
+Then `--streams` chats are streamed by a house whose worker makes 25 tokens a second for each: what
+a token costs each process.
 """
 
 import argparse
@@ -20,11 +23,13 @@ import orjson
 import uvloop
 
 from cli.supervisor.children import free_port, start_child, stop_child
+from loadtest.bench import http_streams
 from loadtest.http_load import Answers, closed_loop, open_loop
 from shared.errors import PeerUnavailable
 
 PATH = "/v1/chat/completions"
 ROUNDS = 3
+STREAM_ROUNDS = 3  # in one
 START_TIMEOUT_S = 120.0
 
 
@@ -34,7 +39,15 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rates", default="250,500,1000", help="open-loop requests per second")
+    parser.add_argument("--streams", type=int, default=128, help="0: not measured")
     args = parser.parse_args(argv)
+    figures = _measure_both(args)
+    if args.streams:
+        figures["streaming"] = _measure_streams(args)
+    return figures
+
+
+def _measure_both(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
         directory = Path(name)
         bare_port, house_port = free_port(), free_port()
@@ -47,6 +60,20 @@ def run(argv: list[str]) -> dict[str, Any]:
         finally:
             _cli("down", "--data-dir", name)
             stop_child(bare)
+
+
+def _measure_streams(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
+        port, profile = free_port(), http_streams.write_profile(Path(name))
+        where = ("--port", str(port), "--data-dir", name)
+        workers = ("--emulate", str(profile), "--workers", str(http_streams.NUM_WORKERS))
+        _cli("up", *workers, *where, "--detach")
+        try:
+            _wait(port)
+            seconds = STREAM_ROUNDS * args.seconds
+            return uvloop.run(http_streams.measure(port, Path(name), args.streams, seconds))
+        finally:
+            _cli("down", "--data-dir", name)
 
 
 def _measure(args: argparse.Namespace, bare_port: int, house_port: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from loadtest.bench.core import WorkerBench
+from loadtest.bench.core.worker import WorkerBench
 from loadtest.bench.disk.filling import PAGE_BYTES
 from loadtest.bench.scale.sessions import FINGERPRINT, Sessions
 from services.kvstore.core import (

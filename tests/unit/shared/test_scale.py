@@ -1,5 +1,6 @@
 """docs/scale.md says how large messages and records are: as large as they are."""
 
+import math
 import re
 from pathlib import Path
 
@@ -112,16 +113,36 @@ def test_messages_are_as_large_as_the_page_says(row: str) -> None:
 
 def test_what_is_counted_from_the_rows_is_counted_right() -> None:
     bytes_of_report = told("`WorkerReport`, 64 turns")
-    reports = 2 * 1_000 * (16 + 1)
-    megabytes = reports * bytes_of_report / 1e6
-    assert f"{reports:,} reports a second and {megabytes:.0f} MB/s" in PAGE
-    reports = 2 * 10_000 * (160 + 1)
+    reports = 2 * 1_000 * (250 + 4)
+    gigabytes = reports * bytes_of_report / 1e9
+    assert f"{reports:,} reports a second and {gigabytes:.1f} GB/s" in PAGE
+    reports = 2 * 10_000 * (2_500 + 40)
     gigabytes = reports * bytes_of_report / 1e9
     assert f"{reports / 1e6:.1f} million and {gigabytes:.0f} GB/s" in PAGE
-    steps, frontends = 640 * 25, 6
-    gigabytes = steps * 64 * told("`StepOutput`, tokens of 32 turns") / 32 / 1e9
-    said = f"{steps:,} steps a second to {frontends} frontends: {steps * frontends:,} messages"
-    assert f"{said}, {gigabytes:.1f} GB/s" in PAGE
+
+
+def test_a_house_of_640_is_counted_right() -> None:
+    tokens, turns, reports = 640 * 64 * 25, 640 * 5, 2 * 640
+    assert f"{turns:,} turns and {tokens:,} tokens a second,\nand {reports:,} reports." in PAGE
+    gigabytes = tokens * told("`StepOutput`, a token") / 1e9
+    assert f"{tokens:,} messages, {gigabytes:.1f} GB/s" in PAGE
+    heard = reports * (160 + 4)
+    gigabytes = heard * told("`WorkerReport`, 64 turns") / 1e9
+    assert f"reports to 164: {round(heard, -4):,} messages, {gigabytes:.1f} GB/s" in PAGE
+    on_frontends = tokens * 105e-6
+    assert (
+        f"of 105 µs are {on_frontends:.0f} cores, turns {math.ceil(turns * 0.72e-3)} more" in PAGE
+    )
+    share = (on_frontends + turns * 0.72e-3) / 160 + reports * 0.1e-3
+    assert f"two on each host, at {share:.1f} of a core" in PAGE
+    own, others, heard_s = turns / 4 * 0.33e-3, turns * 3 / 4 * 0.09e-3, reports * 0.16e-3
+    assert f"| {own + others + heard_s:.2f} of a core each" in PAGE
+    assert f"a second {own:.2f}, what the others have {others:.2f}, reports {heard_s:.2f}" in PAGE
+    assert f"one alone would need {turns * 0.33e-3 + heard_s:.1f} |" in PAGE
+
+
+def test_nothing_is_left_open() -> None:
+    assert "**open**" not in PAGE.lower()
 
 
 def test_a_decision_looks_at_as_many_workers_as_the_page_says() -> None:

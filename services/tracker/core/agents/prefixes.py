@@ -3,7 +3,7 @@ exist yet has this much of its prompt all the same (SYMPHONY, section 3.3, knows
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.blocks import KEY_BYTES, PREFIX_BLOCKS_MAX
@@ -100,23 +100,22 @@ class AgentPrefixes:
 
 
 def shared_beginning(prompts: Iterable[bytes], num_wanted: int) -> bytes:
-    """The longest run of keys with which at least so many prompts begin, and most at each step. A
-    key names all that is before it, so equal keys in one place are equal beginnings.
+    """The longest run of keys with which at least so many prompts begin; of several that are as
+    long, the one that most begin with.
 
     >>> a, b, c = b"a" * 16, b"b" * 16, b"c" * 16
     >>> shared_beginning([a + b + c, a + b, a + c], 2) == a + b
     True
     """
-    longest = b""
-    for keys in map(Counter, _by_place(list(prompts))):
-        key, num = keys.most_common(1)[0]
-        if num < num_wanted:
-            break
-        longest += key
+    prompts = list(prompts)
+    longest, num_shared, num_max = b"", 0, max(map(len, prompts), default=0) // KEY_BYTES
+    while num_shared < num_max:  # whoever shares a beginning shares its half, too
+        num = (num_shared + num_max + 1) // 2
+        size = num * KEY_BYTES
+        beginnings = Counter(keys[:size] for keys in prompts if len(keys) >= size)
+        beginning, num_alike = beginnings.most_common(1)[0]
+        if num_alike >= num_wanted:
+            longest, num_shared = beginning, num
+        else:
+            num_max = num - 1
     return longest
-
-
-def _by_place(prompts: list[bytes]) -> Iterator[list[bytes]]:
-    """The keys in the first place of each, in the second, ..."""
-    for at in range(0, max(map(len, prompts), default=0), KEY_BYTES):
-        yield [keys[at : at + KEY_BYTES] for keys in prompts if at < len(keys)]

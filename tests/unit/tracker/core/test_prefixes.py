@@ -43,6 +43,18 @@ def test_two_sessions_tell_what_all_begin_with() -> None:
     assert prefix(known) == keys_of(*SYSTEM)
 
 
+@pytest.mark.parametrize("num_shared", [0, 1, 2, 3, 31, 32, 127, 128])
+@pytest.mark.parametrize("num_own", [0, 1, 5])
+def test_it_is_found_however_long_it_is(num_shared: int, num_own: int) -> None:
+    known = AgentPrefixes()
+    shared = range(num_shared)
+    for number in range(4):
+        own = [1000 + number] * (num_own + number)
+        learn(known, f"s{number}", *shared, *own)
+    learn(known, "odd", *range(500, 500 + num_shared + num_own))
+    assert (prefix(known) or b"") == keys_of(*shared)[: PREFIX_BLOCKS_MAX * KEY_BYTES]
+
+
 def test_one_session_that_begins_otherwise_changes_nothing() -> None:
     known = AgentPrefixes()
     for number in range(3):

@@ -1,20 +1,9 @@
-"""``symphony bench core``: what the decisions of worker and kvstore cost, without a device.
+"""What the worker's decisions cost, for `symphony bench core`."""
 
-The production core with turns of `--context` tokens and a model of `--layers` layers: planning a
-step and taking in its result while all of them decode, beside the same with short contexts; and how
-many pages a second it stages, enters as loaded, expects and takes from idle sessions. Everything of
-one kind happens in the event loop at once, so its milliseconds are how long that stands still.
-Then the kvstore: a session of as many pages is leased, committed, written, staged, displaced, and
-comes up from disk; the fastest of some rounds.
-"""
-
-import argparse
 import statistics
-import sys
 import time
 from typing import Any
 
-from loadtest.bench import core_kvstore
 from services.worker.core.effects import Effect, LoadPages
 from services.worker.core.engine import EngineCore
 from services.worker.core.expecting import Expected
@@ -32,25 +21,13 @@ SHORT_CONTEXT = 1000
 STEP_NS = 1_000_000
 
 
-def run(argv: list[str]) -> dict[str, Any]:
-    """Measure and return milliseconds, and pages a second."""
-    parser = argparse.ArgumentParser(prog="symphony bench core", description=__doc__)
-    parser.add_argument("--turns", type=int, default=64)
-    parser.add_argument("--context", type=int, default=32_000)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=100)
-    args = parser.parse_args(argv)
+def measure(num_turns: int, context: int, num_layers: int, num_steps: int) -> dict[str, Any]:
+    """Milliseconds, and pages a second."""
     figures: dict[str, Any] = {}
-    for context in (SHORT_CONTEXT, args.context):
-        bench = WorkerBench(args.turns, context, args.layers)
-        figures[f"decode_{context}"] = bench.decode(args.steps)
-    figures |= WorkerBench(1, args.context, args.layers).history()
-    num_blocks = (args.context - 1) // BLOCK_TOKENS
-    for name, (took_s, num_pages) in core_kvstore.measure(num_blocks, args.layers).items():
-        figures[f"kvstore_{name}"] = _figures(took_s, num_pages)
-    for name, values in figures.items():
-        print(name, values, file=sys.stderr, flush=True)
-    return figures
+    for length in (SHORT_CONTEXT, context):
+        bench = WorkerBench(num_turns, length, num_layers)
+        figures[f"decode_{length}"] = bench.decode(num_steps)
+    return figures | WorkerBench(1, context, num_layers).history()
 
 
 class WorkerBench:
@@ -101,12 +78,12 @@ class WorkerBench:
         """A session comes up, is idle, makes room, and is expected."""
         core = self._core
         took, num_pages = self.come_back("t", 1)
-        figures = {name: _figures(took_s, num_pages) for name, took_s in took.items()}
+        figures = {name: page_figures(took_s, num_pages) for name, took_s in took.items()}
 
         other = self._turn("u", 2)
         core.on_turn(other, self._now_ns)
         took_s, _ = _timed(lambda: core.plan_step(self._now_ns))
-        figures["make_room"] = _figures(took_s, num_pages)
+        figures["make_room"] = page_figures(took_s, num_pages)
         core.on_step(StepResult([Sampled(1)], duration_ns=STEP_NS), self._now_ns)
         core.on_cancel(other.turn_id)
 
@@ -122,12 +99,12 @@ class WorkerBench:
         absent = absent[: absent_turn.num_reusable_blocks]
         staged = self._staged(absent, 2)
         took_s, _ = _timed(lambda: core.stager.expect(staged, (owner, ""), owner, expected, now_ns))
-        figures["expect"] = _figures(took_s, num_pages)
+        figures["expect"] = page_figures(took_s, num_pages)
         prefetch_s, effects = _timed(lambda: core.stager.pump(self._now_ns))
         while effects:
             round_s, effects = self._load(effects)
             prefetch_s += round_s
-        figures["prefetch"] = _figures(prefetch_s, num_pages)
+        figures["prefetch"] = page_figures(prefetch_s, num_pages)
         return figures
 
     def come_back(self, name: str, token: int) -> tuple[dict[str, float], int]:
@@ -197,7 +174,8 @@ def _timed(call: Any) -> tuple[float, Any]:
     return time.perf_counter() - started, result
 
 
-def _figures(took_s: float, num_pages: int) -> dict[str, float]:
+def page_figures(took_s: float, num_pages: int) -> dict[str, float]:
+    """Of something that was done to so many pages."""
     return {
         "ms": round(took_s * 1e3, 3),
         "pages": num_pages,

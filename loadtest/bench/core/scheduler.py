@@ -1,0 +1,250 @@
+"""What the scheduler's decisions cost among so many workers, for `symphony bench core`."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+from loadtest.bench.core import samples
+from loadtest.bench.core.samples import INTERVAL_NS
+from loadtest.bench.core.timing import Took
+from services.scheduler.core import (
+    DEFAULT_POLICY,
+    Effect,
+    Limits,
+    SchedulerCore,
+    StartTurn,
+    StartTurns,
+    together,
+)
+from services.scheduler.policies import make_placement
+from shared.effects import WakeAt
+from shared.ids import HostId, SessionId, TurnId, WorkerId
+from shared.locations import HOSTS_TOLD_MAX
+from shared.messages import (
+    ExpectSession,
+    PlacedTurn,
+    TurnEnd,
+    TurnRef,
+    TurnsEnded,
+    TurnsPlaced,
+    TurnsSubmit,
+    TurnSubmit,
+    WorkerReport,
+)
+from shared.shards import Share
+
+M = TypeVar("M")
+
+EVENTS = 256  # of one kind in a round
+KEPT_A_WORKER = 4  # places for turns that are announced and do not come during a round
+SOON_NS = 3_000_000_000
+EVENT_NS = 1_000
+SHARDS = 4  # of a divided scheduler
+NEVER_NS = 1 << 62
+
+
+def measure(fleets: Iterable[int], num_turns: int, num_rounds: int) -> dict[str, Any]:
+    """Microseconds of each kind of event, for fleets of so many workers with so many turns each."""
+    return {
+        f"scheduler_{num_workers}": _measure(num_workers, num_turns, num_rounds)
+        for num_workers in fleets
+    }
+
+
+def _measure(num_workers: int, num_turns: int, num_rounds: int) -> dict[str, float]:
+    took = Took()
+    idle = SchedulerBench(num_workers, took, Share(0, SHARDS))
+    busy = SchedulerBench(num_workers, took)
+    busy.fill(num_turns)
+    for number in range(num_rounds):
+        idle.sweep("report_0")
+        idle.others_turns(number)
+        busy.keep_places()
+        busy.place("place_new", (SessionId(f"new-{number}-{at}") for at in range(EVENTS)))
+        busy.place("place_known", busy.some_known(number), num_hosts=1)
+        busy.place("place_known_8_hosts", busy.some_known(number), num_hosts=HOSTS_TOLD_MAX)
+        busy.announce(busy.some_known(number))
+        busy.place("place_announced", busy.some_known(number), num_hosts=1)
+        busy.sweep(f"report_{num_turns}")
+    return took.us()
+
+
+class SchedulerBench:
+    """A core that has heard all workers.
+
+    Args:
+        share: of turns, that it has.
+    """
+
+    def __init__(self, num_workers: int, took: Took, share: Share | None = None) -> None:
+        self._took = took
+        self._num_workers = num_workers
+        limits = Limits()
+        self._now_ns = 1
+        self._wake_at_ns = NEVER_NS
+        self._core = SchedulerCore(
+            make_placement(DEFAULT_POLICY, limits), limits, self._now_ns, share=share or Share()
+        )
+        self._seq = 0
+        self._num_submitted = 0
+        self._known: list[SessionId] = []
+        ids = map(samples.worker_id, range(num_workers))
+        self._running: dict[WorkerId, dict[TurnId, int]] = {name: {} for name in ids}
+        self._hosts = list(dict.fromkeys(map(samples.host_of, range(num_workers))))
+        self.sweep("", with_speeds=True)
+        while self._now_ns <= limits.learning_ns:
+            self.sweep("")
+
+    def fill(self, num_turns: int) -> None:
+        """Place so many turns a worker, as they are placed: of sessions that are known then."""
+        for number in range(num_turns):
+            names = [
+                SessionId(f"order-{number}/engineer-{at:06}") for at in range(self._num_workers)
+            ]
+            self._known += names
+            self._submit("", names, 0)
+            self.sweep("")
+        on_them = sum(map(len, self._running.values()))
+        assert on_them == num_turns * self._num_workers, "turns are waiting"
+
+    def some_known(self, number: int) -> list[SessionId]:
+        """Sessions whose last turn is known, others in each round."""
+        start = number * EVENTS % max(len(self._known) - EVENTS, 1)
+        return self._known[start : start + EVENTS]
+
+    def keep_places(self) -> None:
+        """Announce turns that do not come yet: they are load."""
+        num = min(KEPT_A_WORKER * self._num_workers, len(self._known))
+        self._expect("", (SessionId(f"kept-{at}") for at in range(num)), INTERVAL_NS * 100)
+
+    def announce(self, sessions: Iterable[SessionId]) -> None:
+        """A place is kept for these sessions' next turns."""
+        self._expect("expect", sessions, SOON_NS)
+
+    def place(self, name: str, sessions: Iterable[SessionId], num_hosts: int = 0) -> None:
+        """A turn of each of these sessions comes, and is over again."""
+        placed = self._submit(name, sessions, num_hosts)
+        assert placed, "turns are waiting"
+        ends = [
+            TurnsEnded(turns=[TurnEnd(turn_id=turn_id, attempt=attempt, reason="stop")])
+            for turn_id, attempt, _ in placed
+        ]
+        self._took.each("end", self._told(self._core.on_turns_ended), ends)
+        for turn_id, _, worker_id in placed:
+            del self._running[worker_id][turn_id]
+
+    def reasons(self, sessions: Iterable[SessionId]) -> set[str]:
+        """Why turns of these sessions go where they go."""
+        submits = [self._next_submit(session_id, 0) for session_id in sessions]
+        told = self._told(self._core.on_turns_submit)
+        answers = [told(TurnsSubmit(turns=[submit])) for submit in submits]
+        return {start.reason for start in _starts(answers)}
+
+    def others_turns(self, number: int) -> None:
+        """Another scheduler places a turn, which is over then."""
+        names = (SessionId(f"other-{number}-{at}") for at in range(SHARDS * EVENTS))
+        ids = [samples.turn_id(name, name) for name in names]
+        ids = [turn_id for turn_id in ids if not Share(0, SHARDS).has_turn(turn_id)]
+        workers = [samples.worker_id(at % self._num_workers) for at in range(len(ids))]
+        told = [
+            TurnsPlaced(shard=1, turns=[PlacedTurn(turn_id=turn_id, worker_id=worker_id)])
+            for turn_id, worker_id in zip(ids, workers, strict=True)
+        ]
+        self._took.each("other_placed", self._told(self._core.on_turns_placed), told)
+        ends = [
+            TurnsEnded(turns=[TurnEnd(turn_id=turn_id, attempt=1, reason="stop")])
+            for turn_id in ids
+        ]
+        self._took.each("other_end", self._told(self._core.on_turns_ended), ends)
+
+    def sweep(self, name: str, *, with_speeds: bool = False) -> None:
+        """All workers report, as often as to make a round; their silence is looked at meanwhile."""
+        reports: list[WorkerReport] = []
+        for _ in range(-(-EVENTS // self._num_workers) if name else 1):
+            self._seq += 1
+            reports += [
+                samples.report(
+                    number,
+                    self._seq,
+                    [
+                        TurnRef(turn_id=turn_id, attempt=attempt, num_generated=self._seq)
+                        for turn_id, attempt in self._running[samples.worker_id(number)].items()
+                    ],
+                    with_speeds=with_speeds,
+                )
+                for number in range(self._num_workers)
+            ]
+        on_report = self._told(self._core.on_report, INTERVAL_NS // self._num_workers)
+        self._each(name, on_report, reports)
+
+    def _submit(
+        self, name: str, sessions: Iterable[SessionId], num_hosts: int
+    ) -> list[tuple[TurnId, int, WorkerId]]:
+        """Turns that were placed: which attempt of each is where."""
+        submits = [self._next_submit(session_id, num_hosts) for session_id in sessions]
+        told = self._told(self._core.on_turns_submit)
+        answers = self._each(name, told, (TurnsSubmit(turns=[each]) for each in submits))
+        placed = [
+            (each.start.turn_id, each.start.attempt, each.worker_id) for each in _starts(answers)
+        ]
+        for turn_id, attempt, worker_id in placed:
+            self._running[worker_id][turn_id] = attempt
+        return placed
+
+    def _next_submit(self, session_id: SessionId, num_hosts: int) -> TurnSubmit:
+        self._num_submitted = at = self._num_submitted + 1
+        hosts = [self._hosts[(at * 7 + n) % len(self._hosts)] for n in range(num_hosts)]
+        kv_at: list[HostId] = list(islice(dict.fromkeys(hosts), num_hosts))
+        return samples.submit(str(at), session_id, kv_at)
+
+    def _expect(self, name: str, sessions: Iterable[SessionId], arrives_in_ns: int) -> None:
+        expected = (
+            ExpectSession(
+                session_id=session_id,
+                model_id=samples.MODEL,
+                arrives_in_ns=arrives_in_ns,
+                expires_in_ns=2 * arrives_in_ns,
+                kv_at={self._hosts[at % len(self._hosts)]: samples.PROMPT_BLOCKS},
+            )
+            for at, session_id in enumerate(sessions)
+        )
+        self._each(name, self._told(self._expected), expected)
+
+    def _expected(self, message: ExpectSession, now_ns: int) -> list[Effect]:
+        return self._core.on_expect(message, now_ns)[1]
+
+    def _each(
+        self, name: str, handle: Callable[[M], list[Effect]], messages: Iterable[M]
+    ) -> list[list[Effect]]:
+        """A round of the kind of this name; without one it is no measurement."""
+        if name:
+            return self._took.each(name, handle, messages)
+        return [handle(message) for message in messages]
+
+    def _told(
+        self, handler: Callable[[M, int], list[Effect]], apart_ns: int = EVENT_NS
+    ) -> Callable[[M], list[Effect]]:
+        """What the shell does with a message: the core, and its alarms in time."""
+        return partial(self._tell, handler, apart_ns)
+
+    def _tell(
+        self, handler: Callable[[M, int], list[Effect]], apart_ns: int, message: M
+    ) -> list[Effect]:
+        self._now_ns += apart_ns
+        while self._wake_at_ns <= self._now_ns:
+            at_ns, self._wake_at_ns = self._wake_at_ns, NEVER_NS
+            self._see_alarms(self._core.on_wake(at_ns))
+        effects = together(handler(message, self._now_ns))
+        self._see_alarms(effects)
+        return effects
+
+    def _see_alarms(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, WakeAt):
+                self._wake_at_ns = min(self._wake_at_ns, effect.at_ns)
+
+
+def _starts(answers: list[list[Effect]]) -> list[StartTurn]:
+    of_workers = [each for effects in answers for each in effects if isinstance(each, StartTurns)]
+    return [start for each in of_workers for start in each.starts]
