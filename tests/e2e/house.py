@@ -101,6 +101,7 @@ class House:
         data_dir: Path,
         *,
         models: tuple[str | Path, ...] = ("demo",),
+        num_hosts: int = 1,
         num_workers: int = 1,
         emulate: str | None = None,
         restart: bool = True,
@@ -113,7 +114,7 @@ class House:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = ["--data-dir", str(data_dir), "--port", str(self.port)]
-        self._arguments += ["--workers", str(num_workers)]
+        self._arguments += ["--hosts", str(num_hosts), "--workers", str(num_workers)]
         self._arguments += ["--spares", str(num_spares), "--shards", str(num_shards)]
         for model in () if emulate else models:
             self._arguments += ["--model", str(model)]

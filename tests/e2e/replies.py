@@ -21,6 +21,7 @@ class Reply:
 
     Attributes:
         tokens: bytes of each token; the demo model has a token for every byte.
+        text: what they say.
         finish: the finish reason, once it came.
         cached_tokens: of the prompt, once the end came.
     """
@@ -32,6 +33,7 @@ class Reply:
         messages: list[ChatCompletionMessageParam] | None = None,
         session_id: str | None = None,
         model: str = DEMO_MODEL_ID,
+        cache_salt: str = "",
     ) -> None:
         self._stream = client.chat.completions.create(
             model=model,
@@ -40,10 +42,11 @@ class Reply:
             stream=True,
             stream_options={"include_usage": True},
             logprobs=True,
-            extra_body={**WHOLE_LENGTH, "session_id": session_id},
+            extra_body={**WHOLE_LENGTH, "session_id": session_id, "cache_salt": cache_salt or None},
             **GREEDY,
         )
         self.tokens: list[tuple[int, ...]] = []
+        self.text = ""
         self.finish: str | None = None
         self.cached_tokens = 0
 
@@ -59,6 +62,7 @@ class Reply:
             for choice in chunk.choices:
                 said = choice.logprobs.content if choice.logprobs else None
                 self.tokens += [tuple(token.bytes or ()) for token in said or ()]
+                self.text += choice.delta.content or ""
                 self.finish = choice.finish_reason or self.finish
 
     def read_to_end(self) -> list[tuple[int, ...]]:
