@@ -2,7 +2,7 @@
 
 import ssl
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -43,6 +43,8 @@ class FrontendConfig(ServiceConfig):
     text_processes: that render and tokenize long texts, at most.
     text_limit_s: how long one text may take them.
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
+    tool_parser: how models write calls of tools, see `core.tools.families`; `auto`: as their chat
+        templates tell.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
     tracker_shards: processes among which the tracker divides sessions and workflows.
     inputs_max: of one request to a one-shot model.
@@ -77,6 +79,7 @@ class FrontendConfig(ServiceConfig):
     stalled_reader_s: float = Field(default=30.0, gt=0)
     connections_per_address: int = Field(default=1024, ge=0)
     max_tokens_default: int = Field(default=0, ge=0)
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)
     resubmit_silent_s: float = Field(default=10.0, gt=0)

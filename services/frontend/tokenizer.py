@@ -15,6 +15,8 @@ import jinja2
 import jinja2.meta
 
 from services.frontend.core.detokenizer import text_and_starts
+from services.frontend.core.tools import family_of
+from services.frontend.rendering.history import as_template_takes
 from shared.errors import InvalidRequest
 
 Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
@@ -87,6 +89,7 @@ class ModelTokenizer:
         source: where its files are.
         chars_per_token_max: a text with more characters a token than this does not exist.
         template_names: what the chat template reads beside the messages.
+        tool_family: how the model writes calls of tools, by its template.
     """
 
     def __init__(self, tokenizer: Any, source: str = "") -> None:
@@ -102,7 +105,10 @@ class ModelTokenizer:
         # A token's name is never shorter than what it stands for.
         longest = max(map(len, tokenizer.get_vocab()), default=0)
         self.chars_per_token_max = max(longest, CHARS_PER_TOKEN_MIN)
-        self.template_names = self._template_names()
+        template, with_tools = self._template(None), self._template([{}])
+        self.template_names = _names_in(template) | _names_in(with_tools)
+        self.tool_family = family_of(with_tools)
+        self._special_names = self._names_of_special()
         # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
         me: ModelTokenizer = weakref.proxy(self)
 
@@ -125,6 +131,7 @@ class ModelTokenizer:
         """
         if not self._tokenizer.chat_template:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        messages = as_template_takes(messages, self.tool_family)
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is a program, and raises what it likes
@@ -192,6 +199,10 @@ class ModelTokenizer:
         """Text of `tokens`, special tokens included."""
         return self._decode(tokens, skip=False)
 
+    def is_special(self, text: str) -> bool:
+        """Whether it is a token that `decode` leaves out."""
+        return text in self._special_names
+
     def echo(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """Text of a prompt, and where in it each token's text starts. Blocks."""
         return text_and_starts(self.decode_all, tokens)
@@ -216,16 +227,21 @@ class ModelTokenizer:
             return backend.encode(text, add_special_tokens=special)
         return backend.encode_batch_fast([text], add_special_tokens=special)[0]
 
-    def _template_names(self) -> frozenset[str]:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
+    def _template(self, tools: list[dict[str, Any]] | None) -> str:
+        """The chat template, some have one of their own for tools; empty: there is none that could
+        be told.
+        """
         try:
-            source = self._tokenizer.get_chat_template()
-            environment = _compile_jinja_template(source).environment
-            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (ValueError, jinja2.TemplateError):  # there is none, or it cannot be used
-            return frozenset()
-        return frozenset(names - environment.globals.keys() - {"messages"})
+            return str(self._tokenizer.get_chat_template(tools=tools))
+        except ValueError:
+            return ""
+
+    def _names_of_special(self) -> frozenset[str]:
+        """Tokens that `decode` leaves out."""
+        if self._backend is None:
+            return frozenset(self._tokenizer.all_special_tokens)
+        added = self._backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
 
     def _num_kept(self, cut: Cut, query: Query | None, special: bool) -> int | None:
         """Tokens of a text that is cut, without those that are there anyway; None: all."""
@@ -286,6 +302,18 @@ class ModelTokenizer:
         printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
         others = (256 + n for n in range(256))
         return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
+
+
+def _names_in(template: str) -> frozenset[str]:
+    """What a chat template reads beside the messages; nothing if it cannot be used."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment = _compile_jinja_template(template).environment
+        names = jinja2.meta.find_undeclared_variables(environment.parse(template))
+    except jinja2.TemplateError:
+        return frozenset()
+    return frozenset(names - environment.globals.keys() - {"messages"})
 
 
 def import_library() -> None:

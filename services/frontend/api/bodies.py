@@ -3,7 +3,7 @@
 What becomes of all other fields stands in `fields`.
 """
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -33,6 +33,9 @@ CHOICES_MAX = 128
 PROMPTS_MAX = 1024
 MESSAGES_MAX = 8192
 STOPS_MAX = 16
+TOOLS_MAX = 128
+TOOL_NAME_CHARS_MAX = 64
+TOOL_NAME = r"^[a-zA-Z0-9_.-]+$"
 STOP_CHARS_MAX = 512
 ADVISORY_PRIORITY_MAX = 9
 INT64_MAX = 2**63 - 1
@@ -144,6 +147,23 @@ class Generate(Body):
     return_tokens_as_token_ids: bool | None = None
 
 
+class ToolFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    name: Annotated[str, Field(min_length=1, max_length=TOOL_NAME_CHARS_MAX, pattern=TOOL_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Literal["function"]
+    function: ToolFunction
+
+
+Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)]
+
+
 class ChatBody(Generate):
     """``POST /v1/chat/completions``."""
 
@@ -159,6 +179,9 @@ class ChatBody(Generate):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(Generate):
@@ -188,6 +211,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 

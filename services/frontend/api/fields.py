@@ -78,6 +78,9 @@ _TEXT_WORKS = (
     *_works("messages", TEMPLATE),
     *_works("add_generation_prompt chat_template_kwargs continue_final_message", TEMPLATE),
     *_works("max_completion_tokens top_logprobs", CHAT),
+    *_works("tools", TEMPLATE, hint="functions"),
+    *_works("tool_choice", CHAT, "auto", "none"),
+    *_works("parallel_tool_calls", CHAT),
     *_works("prompt", ("completions", "tokenize")),
     *_works("echo", ("completions",)),
     *_works("return_token_strs", ("tokenize",)),
@@ -154,9 +157,8 @@ _TEXT_REFUSED = (
     *_refused("prompt_embeds", ("completions",)),
 )  # fmt: skip
 _CHAT_REFUSED = (
-    *_refused("tools", TEMPLATE, []),
-    *_refused("functions", CHAT, []),
-    *_refused("tool_choice function_call", CHAT, "none"),
+    *_refused("functions", CHAT, [], hint="use tools"),
+    *_refused("function_call", CHAT, "none", hint="use tool_choice"),
     *_refused("modalities", CHAT, ["text"]),
     *_refused("audio prediction web_search_options", CHAT),
     *_refused("chat_template", (*TEMPLATE, *ENCODED)),
@@ -217,7 +219,6 @@ _IGNORED = (
         TEXT,
     ),
     *_ignored("stream_options.include_obfuscation", TEXT),
-    *_ignored("parallel_tool_calls", CHAT),
     *_ignored("priority additional_data", ONESHOT),
     *_ignored("cache_salt", ENCODED),
 )

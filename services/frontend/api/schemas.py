@@ -86,9 +86,16 @@ TEXTS_OR_TOKENS = any_of(TEXT, TOKENS, array(any_of(TEXT, TOKENS), 1))
 _TEXT_PART = record(type=constant("text"), text=STRING)
 _CONTENT = any_of(STRING, array(_TEXT_PART))
 _OTHERS: Schema = {"enum": ["system", "developer", "user", "tool"]}
+_CALL = record(
+    {"index": COUNT}, id=STRING, type=constant("function"),
+    function=record(name=STRING, arguments=STRING),
+)  # fmt: skip
 MESSAGE = any_of(
-    record(role=_OTHERS, content=_CONTENT),
-    record({"content": nullable(_CONTENT)}, role=constant("assistant")),
+    record({"tool_call_id": STRING}, role=_OTHERS, content=_CONTENT),
+    record(
+        {"content": nullable(_CONTENT), "tool_calls": nullable(array(_CALL))},
+        role=constant("assistant"),
+    ),
 )
 STOP: Schema = any_of(
     {"type": "string", "minLength": 1, "maxLength": 512},
@@ -132,10 +139,11 @@ CHAT = record(
             {"token_ids": array(COUNT)},
             index=COUNT,
             message=record(
-                role=constant("assistant"), content=STRING, refusal={"type": "null"}
+                {"tool_calls": array(_CALL, 1)},
+                role=constant("assistant"), content=nullable(STRING), refusal={"type": "null"},
             ),
             logprobs=nullable(_CHAT_LOGPROBS),
-            finish_reason=_FINISH,
+            finish_reason={"enum": [*get_args(PublicFinish), "tool_calls"]},
         )
     ),
     usage=_USAGE,

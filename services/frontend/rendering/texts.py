@@ -4,7 +4,8 @@ What is done here holds up every other request, so it must be short whatever a s
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.frontend.core.reuse import extend_keys
@@ -93,17 +94,36 @@ class Texts:
 
 def is_short(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> bool:
     """Whether a chat is rendered in no time. What a client tells the template beside the messages
-    may be a number that it counts to; yes, no and nothing can only choose.
+    may be a number that it counts to; yes, no and nothing can only choose. Tools and their calls it
+    writes out.
 
     >>> is_short([{"content": "hi"}], {"x": True}), is_short([{"content": "hi"}], {"x": 9})
     (True, False)
     """
     if len(messages) > INLINE_MESSAGES_MAX:
         return False
-    if any(value is not None and not isinstance(value, bool) for value in options.values()):
+    told = {name: value for name, value in options.items() if name != "tools"}
+    if any(value is not None and not isinstance(value, bool) for value in told.values()):
         return False
-    num_chars = sum(len(m["content"]) + len(m.get("name", "")) for m in messages)
-    return num_chars <= INLINE_CHARS_MAX
+    num_chars = 0
+    for length in _lengths(messages, options.get("tools") or ()):
+        num_chars += length
+        if num_chars > INLINE_CHARS_MAX:
+            return False
+    return True
+
+
+def _lengths(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> Iterator[int]:
+    """Of what a template writes."""
+    for message in messages:
+        yield sum(len(message.get(name, "")) for name in ("content", "name", "tool_call_id"))
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            arguments = function["arguments"]
+            yield len(call.get("id", "")) + len(function["name"])
+            yield len(arguments if isinstance(arguments, str) else json.dumps(arguments))
+    for tool in tools:
+        yield len(json.dumps(tool))
 
 
 async def keys_of(

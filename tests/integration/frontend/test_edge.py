@@ -59,7 +59,7 @@ async def check_errors(it: House) -> None:
         ("POST", "/v1/chat/completions", b'{"model": "\xff"}', 400, None),
         ("POST", "/v1/chat/completions", CHAT | {"model": "no"}, 404, "model_not_found"),
         ("POST", "/v1/chat/completions", long, 400, "context_length_exceeded"),
-        ("POST", "/v1/chat/completions", CHAT | {"tools": [{}]}, 400, "unsupported_value"),
+        ("POST", "/v1/chat/completions", CHAT | {"functions": [{}]}, 400, "unsupported_value"),
         ("POST", "/v1/completions", {"model": MODEL, "prompt": [EOS + 9]}, 400, None),
         ("POST", "/v1/completions", b"x" * 200_001, 413, "request_too_large"),
         ("GET", "/v1/nothing", None, 404, "unknown_url"),

@@ -139,7 +139,7 @@ async def check_continued_messages(it: House) -> None:
         answer = await it.http.post(path, json=both)
         assert answer.json()["error"]["param"] == "continue_final_message"
         answer = await it.http.post(path, json={"model": MODEL, **fields, "tools": [{}]})
-        assert answer.json()["error"]["param"] == "tools"
+        assert answer.json()["error"]["param"] == "tools[0].type"
 
 
 def test_fields_of_generation(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def chat(**fields: Any) -> ChatBody:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"seed": 2**70}, "seed"),
         ({"stream_options": 3, "stream": True}, "stream_options"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "code", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": {}}, "tools"),
     ],
 )
 def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
@@ -56,8 +59,8 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{}]),
         ("response_format", {"type": "json_object"}),
         ("audio", {}),
@@ -116,7 +119,7 @@ def test_messages_become_text() -> None:
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function.name"),
     ],
 )
 def test_messages_that_cannot_be_rendered(message: dict[str, Any], param: str) -> None:

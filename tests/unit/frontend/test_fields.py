@@ -119,7 +119,7 @@ def test_refused_fields_are_refused_by_name_and_harmless_values_pass(kind: type[
         (CompletionBody, {"prompt_logprobs": 0}),
         (ChatBody, {"custom_logit_processor": "x"}),
         (ChatBody, {"thinking_token_budget": 1}),
-        (TokenizeBody, {"tools": [{}]}),
+        (ChatBody, {"tool_choice": "required"}),
         (ChatBody, {"use_beam_search": 0}),
         (EmbeddingBody, {"embed_dtype": "fp8_e4m3"}),
         (EmbeddingBody, {"endianness": "middle"}),
@@ -145,7 +145,7 @@ def test_unknown_fields_clash_with_nothing() -> None:
     assert isinstance(body, ChatBody)
     assert body.endpoint == "chat" and body.model == "m"
     with pytest.raises(InvalidRequest):
-        parsed(ChatBody, **strange, tools=[{}])
+        parsed(ChatBody, **strange, functions=[{}])
 
 
 def test_the_prose_does_not_list_the_table_again() -> None:

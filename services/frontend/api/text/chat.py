@@ -15,12 +15,15 @@ from services.frontend.api.text.logprobs import chat_entry
 from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import tokenize_text
+from services.frontend.api.text.tools import CallsOfChoice, Tools, tools_of
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
-from services.frontend.core.choice import Piece
+from services.frontend.core.choice import Piece, PublicFinish
 from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])
+
+TOOLS_TOLD_MAX = 16  # of those that a reply calls
 
 
 @router.post(
@@ -45,6 +48,7 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
     asked = body.max_completion_tokens or body.max_tokens
     options = template_options(body, model.tokenizer.template_names)
+    tools = tools_of(body, model.tokenizer, app.config.tool_parser)
     text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)
     text = fitting_text(model, body, text, asked)
     prompt = await tokenize_text(
@@ -56,14 +60,19 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
         app, model, body, origin, [prompt], rules,
         asked=asked,
         default=app.config.max_tokens_default,
+        show_special=tools is not None and model.tokenizer.is_special(tools.family.marker),
     )  # fmt: skip
-    return ChatWriter(generation, body)
+    return ChatWriter(generation, body, tools)
 
 
 class ChatWriter(Writer):
-    """A chat's pieces as OpenAI writes them."""
+    """A chat's pieces as OpenAI writes them.
 
-    def __init__(self, generation: Generation, body: ChatBody) -> None:
+    Args:
+        tools: that the reply may call; None: all of it is text.
+    """
+
+    def __init__(self, generation: Generation, body: ChatBody, tools: Tools | None = None) -> None:
         super().__init__(generation, body, prefix="chatcmpl", kind="chat.completion")
         self._wants_logprobs = bool(body.logprobs)
         self._entry = partial(
@@ -71,6 +80,7 @@ class ChatWriter(Writer):
         )
         self._entries: list[list[dict[str, Any]]] = [[] for _ in generation.choices]
         self._has_role = [False] * len(generation.choices)
+        self._calls = [CallsOfChoice(tools) for _ in generation.choices] if tools else []
 
     def num_entries(self, piece: Piece | None) -> int:
         return 0 if piece is None else len(piece.logprobs)  # the whole's are written as they come
@@ -84,30 +94,60 @@ class ChatWriter(Writer):
         if self._wants_logprobs and piece.logprobs:
             logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
         tokens = list(piece.tokens) if self._wants_token_ids else []
-        if piece.text or tokens or logprobs != b"null":
-            delta = b'{"content":%b}' % orjson.dumps(piece.text)
+        deltas = self._deltas(piece)
+        if not deltas and (tokens or logprobs != b"null"):
+            deltas = [b'{"content":""}']
+        for delta in deltas:  # what belongs to tokens comes with the first of what they say
             more = b',"token_ids":%b' % orjson.dumps(tokens) if tokens else b""
             chunks.append(self._chunk(_choice(piece.index, delta, logprobs, more=more)))
-        if piece.finish is not None:
-            finish = b'"%b"' % piece.finish.encode()
+            tokens, logprobs = [], b"null"
+        if (reason := self._finish(piece.index, piece.finish)) is not None:
+            finish = b'"%b"' % reason.encode()
             chunks.append(self._chunk(_choice(piece.index, b"{}", finish=finish)))
         return chunks
 
     def add(self, piece: Piece) -> None:
         super().add(piece)
-        self._texts[piece.index].append(piece.text)
+        if self._calls:
+            self._read(piece)
+        else:
+            self._texts[piece.index].append(piece.text)
         if self._wants_logprobs:
             self._entries[piece.index] += [self._entry(entry) for entry, _ in piece.logprobs]
 
     def whole(self) -> bytes:
         choices = []
         for index, texts in enumerate(self._texts):
-            message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+            message["refusal"] = None
+            if self._calls:
+                message |= self._calls[index].message()
             logprobs = {"content": self._entries[index]} if self._wants_logprobs else None
-            choices.append(self._whole_choice(index, logprobs, message=message))
+            choice = self._whole_choice(index, logprobs, message=message)
+            choice["finish_reason"] = self._finish(index, self.generation.choices[index].finish)
+            choices.append(choice)
         if not self._wants_token_ids:
             return self._whole(choices)
         return self._whole(choices, prompt_token_ids=self.generation.prompt_of(0).tokens)
+
+    def _deltas(self, piece: Piece) -> list[bytes]:
+        """What a piece says, as members of its choice's message."""
+        if self._calls:
+            return self._read(piece)
+        return [b'{"content":%b}' % orjson.dumps(piece.text)] if piece.text else []
+
+    def _read(self, piece: Piece) -> list[bytes]:
+        calls = self._calls[piece.index]
+        deltas = calls.read(piece.text, is_over=piece.finish is not None)
+        if not piece.index:
+            self.generation.tools = calls.names[:TOOLS_TOLD_MAX]
+        return deltas
+
+    def _finish(self, index: int, finish: PublicFinish | None) -> str | None:
+        if finish != "stop" or not self._calls:
+            return finish
+        calls = self._calls[index]
+        return "tool_calls" if calls.names and not calls.is_cut else finish
 
     def _role_chunk(self, index: int) -> bytes:
         more = b""

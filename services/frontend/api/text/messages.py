@@ -1,9 +1,9 @@
-"""A chat's messages and options, as chat templates take them."""
+"""A chat's messages, tools and options, as chat templates take them."""
 
 from collections.abc import Set
 from typing import Any
 
-from services.frontend.api.bodies import ChatBody, TokenizeBody
+from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
 from shared.errors import InvalidRequest
 
 TEMPLATE_OWN = (
@@ -26,6 +26,10 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
         InvalidRequest: options that exclude each other, or that the template does not read.
     """
     options = dict(body.chat_template_kwargs or {})
+    if body.tools and "tools" not in names:
+        raise InvalidRequest(
+            "tools: the model's template tells the model of none", "tools", "unsupported_value"
+        )
     known = sorted(name for name in names if not _is_own(name))
     for name in options.keys() - known:
         where = f"chat_template_kwargs.{name[:NAME_CHARS_MAX]}"
@@ -44,7 +48,14 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
             "continue_final_message",
         )
     begins = body.add_generation_prompt is not False and not continues
-    return options | {"add_generation_prompt": begins, "continue_final_message": continues}
+    options |= {"add_generation_prompt": begins, "continue_final_message": continues}
+    return options | ({"tools": list(map(_tool, body.tools))} if body.tools else {})
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """As clients write it, and so as templates were made for."""
+    function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
+    return {"type": "function", "function": function}
 
 
 def _is_own(name: str) -> bool:
@@ -68,7 +79,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", f"{where}.role")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if message.get(name):
             raise InvalidRequest(
                 f"{where}.{name}: not supported", f"{where}.{name}", code="unsupported_value"
@@ -76,10 +87,34 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     known = {"role": "system" if role == "developer" else role}
     if isinstance(message.get("name"), str):
         known["name"] = message["name"]
+    if isinstance(message.get("tool_call_id"), str):
+        known["tool_call_id"] = message["tool_call_id"]
+    if message.get("tool_calls") and role == "assistant":
+        known["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     content = message.get("content")
-    if content is None and role == "assistant":
+    if content is None and role in {"assistant", "tool"}:
         content = ""
     return known | {"content": _content(content, f"{where}.content")}
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Calls of earlier turns, with arguments as they were written (`rendering.history`)."""
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}: give a list of calls", where)
+    return [_tool_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function.name: give a string", f"{where}.function.name")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str | dict | None):
+        place = f"{where}.function.arguments"
+        raise InvalidRequest(f"{place}: give an object's JSON as a string", place)
+    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    called = {"name": function["name"], "arguments": arguments or ""}
+    return known | {"type": "function", "function": called}
 
 
 def _content(content: Any, where: str) -> str:

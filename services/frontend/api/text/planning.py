@@ -49,12 +49,14 @@ async def generation_of(
     *,
     asked: int | None,
     default: int,
+    show_special: bool = False,
 ) -> Generation:
     """What is to be generated.
 
     Args:
         asked: length of the reply that the request wants, if it names one; 0: none.
         default: length if it does not, 0: as long as fits.
+        show_special: somebody reads special tokens in it.
 
     Raises:
         InvalidRequest: it does not fit the model, or a token id is outside the vocabulary.
@@ -92,7 +94,7 @@ async def generation_of(
             is_released=any(wish.is_own and wish.lets_go for wish in wishes),
         ),
         priority=priority_within(app.quotas.of(owner.tenant).priority, body.priority, default=0),
-        show_special=body.skip_special_tokens is False,
+        show_special=show_special or body.skip_special_tokens is False,
         request_id=origin.request_id,
         slo_ttft_ms=origin.slo_ttft_ms,
         slo_tpot_ms=origin.slo_tpot_ms,

@@ -1,0 +1,63 @@
+"""Calls of tools in a chat's history, as templates take them."""
+
+import string
+from hashlib import blake2b
+from typing import Any
+
+from pydantic_core import from_json
+
+from services.frontend.core.tools import Family
+
+ID_CHARS = string.ascii_letters + string.digits
+
+
+def as_template_takes(messages: list[dict[str, Any]], family: Family) -> list[dict[str, Any]]:
+    """Arguments become objects, since templates write their members. What is no object's JSON, as
+    of a call that was cut off, becomes one without any.
+
+    Takes as long as the history is.
+    """
+    return [_message(message, family.id_chars) for message in messages]
+
+
+def _message(message: dict[str, Any], id_chars: int) -> dict[str, Any]:
+    calls, answered = message.get("tool_calls"), message.get("tool_call_id")
+    if calls:
+        message = message | {"tool_calls": [_call(call, id_chars) for call in calls]}
+    if answered is not None and id_chars:
+        message = message | {"tool_call_id": short_id(answered, id_chars)}
+    return message
+
+
+def _call(call: dict[str, Any], id_chars: int) -> dict[str, Any]:
+    function = call["function"]
+    written = function["arguments"]
+    arguments = written if isinstance(written, dict) else _object(written)
+    call = call | {"function": function | {"arguments": arguments}}
+    if id_chars and "id" in call:
+        call["id"] = short_id(call["id"], id_chars)
+    return call
+
+
+def _object(written: str) -> dict[str, Any]:
+    try:
+        value = from_json(written, allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def short_id(call_id: str, num_chars: int) -> str:
+    """An id of so many letters and digits, the same for the same one.
+
+    >>> short_id("abcDEF123", 9), short_id("call-1", 9) == short_id("call-1", 9)
+    ('abcDEF123', True)
+    """
+    if len(call_id) == num_chars and set(call_id) <= set(ID_CHARS):
+        return call_id
+    number = int.from_bytes(blake2b(call_id.encode(errors="replace"), digest_size=16).digest())
+    chars = []
+    for _ in range(num_chars):
+        number, at = divmod(number, len(ID_CHARS))
+        chars.append(ID_CHARS[at])
+    return "".join(chars)
