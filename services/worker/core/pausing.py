@@ -52,7 +52,7 @@ class Pausing:
         assert not turn.num_flights, "a step in flight reads its pages"
         self.num_pauses += 1
         num_blocks = len(turn.prefix.blocks)
-        self.history.keep_tail(turn)
+        self.history.keep_tail(turn, len(turn.tokens) - 1)
         if len(turn.prefix.blocks) > num_blocks:
             turn.num_history = len(turn.tokens) - 1  # as its session's next turn would say
         effects = self.history.release(turn)

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionMessageParam,
+)
 
 from shared import messages as m
 from tests.conftest import Server
@@ -122,7 +125,8 @@ def test_what_a_session_goes_on_from_behind_a_stop_string_is_told(
                     model=MODEL, messages=HI, stop="STOP", extra_body={"session_id": "s"}
                 )
             await eventually(lambda: len(it.fake.cancels) == 2)
-            said = [*HI, {"role": "assistant", "content": "before "}, *HI]
+            said = [*HI, ChatCompletionAssistantMessageParam(role="assistant", content="before ")]
+            said += HI
             await it.openai.chat.completions.create(
                 model=MODEL, messages=said, stop="STOP", extra_body={"session_id": "s"}
             )

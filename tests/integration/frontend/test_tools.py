@@ -148,7 +148,7 @@ def test_a_call_that_is_cut_off_is_no_whole_one(
         (call,) = choice.message.tool_calls or []
         assert call.type == "function"
         assert '{"city": "Oslo"}'.startswith(call.function.arguments)
-        cut = choice.message.model_dump(exclude_none=True)
+        cut: Any = choice.message.model_dump(exclude_none=True)
         again = await it.openai.chat.completions.create(
             model=MODEL, messages=[*ASKED, cut, *ASKED], tools=[WEATHER]
         )
@@ -197,17 +197,11 @@ def test_wrong_tools_are_named(nats_server: Server, redis_server: Server, tmp_pa
             assert answer.json()["error"]["param"].endswith(param)
         # Deep, long, and numbers that no machine has: as good as any other.
         deep = '{"a":' * 900 + "1" + "}" * 900
+        large, long = '{"n": ' + "9" * 300 + "}", '{"x": "' + "y" * 100 + '"}'
+        ways: list[Any] = [None, {}, deep, large, long, "[1]", ""]
         calls = [
             {"id": "c", "type": "function", "function": {"name": "weather", "arguments": written}}
-            for written in (
-                None,
-                {},
-                deep,
-                '{"n": ' + "9" * 300 + "}",
-                '{"x": "' + "y" * 100 + '"}',
-                "[1]",
-                "",
-            )
+            for written in ways
         ]
         empty = {"role": "tool", "content": None, "tool_call_id": "c"}
         body = {"model": MODEL, "messages": [*ASKED, empty], "tools": [WEATHER]}

@@ -111,7 +111,7 @@ def test_a_fault_deep_inside_is_named_by_its_path() -> None:
 
 
 def test_a_message_is_plain_json() -> None:
-    assert encode(TurnCancel(turn_id=TurnId("t"))) == b'{"turn_id":"t","attempt":0}'
+    assert encode(TurnCancel(turn_id=TurnId("t"))) == (b'{"turn_id":"t","attempt":0,"num_kept":0}')
 
 
 @given(st.lists(INT32))
