@@ -260,5 +260,6 @@ def test_beside_a_gpu_what_helpers_did_not_add_fails_its_rows(
             os.kill(stream_crew.pids[0], signal.SIGKILL)
 
     driver, away = run(served, Recorder(), crew=stream_crew, arena=arena, before=do_harm)
-    assert away.num_failed
+    # Who sees a helper's death before the pass begins gives all its rows to the other one.
+    assert away.num_failed or harm == "helper"
     assert_same(driver, wanted)
