@@ -15,8 +15,8 @@ import jinja2
 import jinja2.meta
 
 from services.frontend.core.detokenizer import text_and_starts
-from services.frontend.core.tools import family_of
-from services.frontend.rendering.history import as_template_takes
+from services.frontend.core.tools import FAMILIES, family_of
+from services.frontend.rendering.history import as_template_takes, as_text
 from shared.errors import InvalidRequest
 
 Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
@@ -89,6 +89,7 @@ class ModelTokenizer:
         source: where its files are.
         chars_per_token_max: a text with more characters a token than this does not exist.
         template_names: what the chat template reads beside the messages.
+        knows_tools: its chat template has a place for them.
         tool_family: how the model writes calls of tools, by its template.
     """
 
@@ -107,7 +108,8 @@ class ModelTokenizer:
         self.chars_per_token_max = max(longest, CHARS_PER_TOKEN_MIN)
         template, with_tools = self._template(None), self._template([{}])
         self.template_names = _names_in(template) | _names_in(with_tools)
-        self.tool_family = family_of(with_tools)
+        self.knows_tools = "tools" in self.template_names
+        self.tool_family = family_of(with_tools) if self.knows_tools else FAMILIES["hermes"]
         self._special_names = self._names_of_special()
         # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
         me: ModelTokenizer = weakref.proxy(self)
@@ -132,6 +134,9 @@ class ModelTokenizer:
         if not self._tokenizer.chat_template:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
         messages = as_template_takes(messages, self.tool_family)
+        if not self.knows_tools:
+            messages = as_text(messages, options.get("tools") or ())
+            options = {name: value for name, value in options.items() if name != "tools"}
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is a program, and raises what it likes

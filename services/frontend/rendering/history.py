@@ -1,6 +1,8 @@
-"""Calls of tools in a chat's history, as templates take them."""
+"""Tools, and calls of them in a chat's history, as templates take them."""
 
+import json
 import string
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -8,6 +10,10 @@ from pydantic_core import from_json
 
 from services.frontend.core.tools import Family
 
+ABOUT_TOOLS = """\
+You can call tools. To call one, write its name and its arguments as JSON, like this:
+<tool_call>{"name": "NAME", "arguments": {}}</tool_call>
+The tools are:"""
 ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -18,6 +24,28 @@ def as_template_takes(messages: list[dict[str, Any]], family: Family) -> list[di
     Takes as long as the history is.
     """
     return [_message(message, family.id_chars) for message in messages]
+
+
+def as_text(messages: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """For a template that knows no tools: what they are in the system's message, and calls in what
+    was said, as Hermes and Qwen have them.
+    """
+    told = [_with_calls_said(message) for message in messages]
+    if not tools:
+        return told
+    about = "\n".join([ABOUT_TOOLS, *map(json.dumps, tools)])
+    if told and told[0]["role"] == "system":
+        first = told[0] | {"content": f"{told[0]['content']}\n\n{about}"}
+        return [first, *told[1:]]
+    return [{"role": "system", "content": about}, *told]
+
+
+def _with_calls_said(message: dict[str, Any]) -> dict[str, Any]:
+    if not (calls := message.get("tool_calls")):
+        return message
+    said = [f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return rest | {"content": "\n".join([*filter(None, [message["content"]]), *said])}
 
 
 def _message(message: dict[str, Any], id_chars: int) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import openai
 import orjson
 import pytest
 
+from services.frontend.rendering.history import ABOUT_TOOLS
 from shared import messages as m
 from shared.ids import SessionId
 from shared.subjects import INFERENCE_SUBMIT
@@ -231,16 +231,30 @@ def test_tools_count_in_tokens_and_come_by_nats(
     with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
-def test_a_template_without_tools_says_so(
+def test_a_template_without_tools_is_told_in_words(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
     async def scenario(it: House) -> None:
-        with pytest.raises(openai.BadRequestError, match="template") as caught:
-            await it.openai.chat.completions.create(model=MODEL, messages=ASKED, tools=[TIME])
-        assert (caught.value.param, caught.value.code) == ("tools", "unsupported_value")
+        ask = it.openai.chat.completions
+        first = await ask.create(model=MODEL, messages=ASKED, tools=[WEATHER])
+        message = first.choices[0].message
+        (call,) = message.tool_calls or []
+        assert call.type == "function" and call.function.name == "weather"
+        rules: Any = {"role": "system", "content": "Be brief."}
+        answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+        said: list[Any] = [rules, *ASKED, message.model_dump(exclude_none=True), answer]
+        await ask.create(model=MODEL, messages=said, tools=[WEATHER])
+        prompts = [bytes(m.unpack_ints(each.tokens)).decode() for each in it.fake.prompts]
+        about = f"{ABOUT_TOOLS}\n{json.dumps(WEATHER)}"
+        assert prompts == [
+            f"system:{about}|user:Hi|",
+            f"system:Be brief.\n\n{about}|user:Hi|assistant:{CALL}|tool:rain|",
+        ]
+        await ask.create(model=MODEL, messages=ASKED)
+        assert bytes(m.unpack_ints(it.fake.prompts[2].tokens)) == b"user:Hi|"
 
     without_tools(tmp_path / "demo")
-    with_house(scenario, Reply(), nats_server, redis_server, tmp_path)
+    with_house(scenario, Reply(CALL), nats_server, redis_server, tmp_path)
 
 
 def without_tools(folder: Path) -> None:
@@ -248,7 +262,9 @@ def without_tools(folder: Path) -> None:
 
     path = make_demo_model(folder) / "tokenizer_config.json"
     config = orjson.loads(path.read_bytes())
-    config["chat_template"] = "{{ messages[0].content }}"
+    config["chat_template"] = (
+        "{% for message in messages %}{{ message.role }}:{{ message.content }}|{% endfor %}"
+    )
     path.write_bytes(orjson.dumps(config))
 
 

@@ -26,10 +26,6 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
         InvalidRequest: options that exclude each other, or that the template does not read.
     """
     options = dict(body.chat_template_kwargs or {})
-    if body.tools and "tools" not in names:
-        raise InvalidRequest(
-            "tools: the model's template tells the model of none", "tools", "unsupported_value"
-        )
     known = sorted(name for name in names if not _is_own(name))
     for name in options.keys() - known:
         where = f"chat_template_kwargs.{name[:NAME_CHARS_MAX]}"
