@@ -14,9 +14,10 @@ INTRO = (
     "hosts with 4 A100 of 80 GB each, 256 GB of memory, 4 TB of disk, a link of 100 Gb/s. Other "
     "systems are placement policies with parts switched off, not those systems' own code, so "
     "compare shapes and ratios. The paper's column is empty where its text gives no number; where "
-    "it contradicts itself, both are there, with the section. Quick figures come from half of the "
-    "cluster and of the users (the users in the tables are those of the whole) and a minute: their "
-    "last digits are noise, and a third of it is the beginning, in which nobody has history yet. "
+    "it contradicts itself, both are there, with the section. A run counts what happens once "
+    "everybody has begun, for a minute. Quick figures come from half of the cluster and of the "
+    "users (the users in the tables are those of the whole), and 40 seconds: their last digits are "
+    "noise. "
     "Ranges are over the numbers of users of the same figure.\n\n"
     "Left out: Figures 7 to 10, which are drawings of a design."
 )

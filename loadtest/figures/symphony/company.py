@@ -22,6 +22,7 @@ def measure(work: Work, effort: Effort) -> Results:
             **SYSTEMS[system],
             trace=f"metagpt-{each}",
             users=num_workflows,
+            warm_ns=0,
             duration_ns=seconds * SECOND,
         )
         for system in SHOWN

@@ -15,6 +15,7 @@ from loadtest.figures.symphony.sweeps import (
     rows_of_values,
     sweep,
 )
+from loadtest.world.timeline import SECOND
 
 MISSED = [0.0, 0.1, 0.25, 0.5, 1.0]
 SPURIOUS = [0.0, 0.2, 0.4, 0.6, 1.0]
@@ -62,7 +63,8 @@ def _by_share(
         "gpus": first.gpus,
         "trace": first.trace,
         "profile": first.profile,
-        "seconds": first.duration_ns // 10**9,
+        "seconds": first.duration_ns // SECOND,
+        "warm_s": first.warm_ns // SECOND,
         "runs": found[: len(shares)],
         "beside": found[-1] if beside else None,
     }

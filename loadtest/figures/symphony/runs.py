@@ -47,18 +47,20 @@ COLOURS = {
     "remote": "#e08e45",
     "prefix-cache": "#85c1e9",
 }
+READING_WARM_NS = 180 * SECOND  # until most of who read an answer are at their second one
 _KNOWN: dict[ClusterOptions, Results] = {}
 
 
 def options(effort: Effort, **changes: Any) -> ClusterOptions:
     """The paper's testbed, or half of it for short runs: users are scaled with it, so `users` are
-    always those of eight GPUs."""
+    always those of eight GPUs. Everybody has begun before anything counts."""
     gpus = effort.pick(2, 4, TESTBED_GPUS)
     plain = ClusterOptions(
         gpus=gpus,
         gpus_per_host=effort.pick(1, 2, 4),
         dram_gb=effort.pick(64.0, 128.0, 256.0),
-        duration_ns=effort.pick(5, 60, 300) * SECOND,
+        warm_ns=effort.pick(0, 20, 60) * SECOND,
+        duration_ns=effort.pick(5, 40, 60) * SECOND,
         trace=CHATS,
     )
     asked = replace(plain, **changes)
@@ -95,6 +97,7 @@ def summary(result: ClusterResult) -> Results:
         "normalized_ms": round(result.normalized_ms.mean, 3),
         "requests_per_s": round(result.requests_per_s, 3),
         "load_max_over_median": round(result.load_max_over_median, 3),
+        "load_max_minus_min": round(result.load_max_minus_min, 2),
         "recomputed_percent": round(100 * history / max(result.prompt_tokens, 1), 2),
         "by_priority": {
             name: {what: round(spread.mean, 3) for what, spread in spreads.items()}

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.figures.base import Effort, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.plots import doubling_x
 from loadtest.figures.symphony.runs import COLOURS, NAMES, SYSTEMS, options, run_all
+from loadtest.world.timeline import SECOND
 
 METRICS = {
     "tpot_ms": "TPOT, ms",
@@ -37,7 +38,8 @@ def sweep(
         "gpus": asked[0].gpus,
         "trace": asked[0].trace,
         "profile": asked[0].profile,
-        "seconds": asked[0].duration_ns // 10**9,
+        "seconds": asked[0].duration_ns // SECOND,
+        "warm_s": asked[0].warm_ns // SECOND,
         "runs": {
             system: found[place * size : (place + 1) * size] for place, system in enumerate(systems)
         },
@@ -48,7 +50,7 @@ def how(results: Results) -> str:
     """How its rows were come to."""
     return (
         f"simulated: {results['gpus']} GPUs, {results['profile']}, {results['trace']}, "
-        f"{results['seconds']} s"
+        f"{results['seconds']} s after {results['warm_s']}"
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 
 from loadtest.cluster.options import ClusterOptions
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, ratio
-from loadtest.figures.symphony.runs import LLAMA_13B, NAMES
+from loadtest.figures.symphony.runs import LLAMA_13B, NAMES, READING_WARM_NS
 from loadtest.figures.symphony.skipping import unless_skipped
 from loadtest.figures.symphony.sweeps import (
     draw_sweep,
@@ -34,10 +34,9 @@ def measure_8b(work: Work, effort: Effort) -> Results:
     """All systems, LLaMA-3.1 8B; in a full run also people who read, eight times as many."""
     results = sweep(work, effort, COMPARED, effort.pick([64], [256, 1024], [64, 256, 512, 1024]))
     if effort.level == "full" and "skipped" not in results:
-        seconds = 360 * 1_000_000_000
         results["reading"] = sweep(
             work, effort, FEW, [6144],
-            trace="sharegpt-like", duration_ns=seconds,
+            trace="sharegpt-like", warm_ns=READING_WARM_NS,
         )  # fmt: skip
     return results
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
+from loadtest.bench.figures import DOCS
 from loadtest.cluster import run
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
@@ -83,6 +85,16 @@ def test_figure(figure: Figure) -> None:
 def test_all_that_the_paper_measured_are_here() -> None:
     expected = [*range(1, 7), *range(11, 22)]
     assert [figure.key for figure in SET.figures] == [str(number) for number in expected]
+
+
+def test_all_of_them_are_drawn_in_full() -> None:
+    """The page that is kept shows no other figures, and no quick ones."""
+    kept = orjson.loads((DOCS / "figures" / "symphony.json").read_bytes())
+    assert {key: each["level"] for key, each in kept.items()} == dict.fromkeys(BY_KEY, "full")
+    page = (DOCS / "symphony-figures.md").read_text()
+    for figure in SET.figures:
+        assert f"\n## {figure.title}\n\n{figure.about}\n" in page
+        assert (DOCS / "figures" / f"symphony-{figure.key}.png").is_file()
 
 
 def test_a_page_is_written(tmp_path: Path) -> None:
