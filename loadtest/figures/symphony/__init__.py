@@ -7,6 +7,7 @@ from loadtest.figures.symphony.costs import FIGURE_2, FIGURE_4, FIGURE_6
 from loadtest.figures.symphony.data import FIGURE_3, FIGURE_5
 from loadtest.figures.symphony.hardships import FIGURE_18, FIGURE_19, FIGURE_20, FIGURE_21
 from loadtest.figures.symphony.loads import FIGURE_1, FIGURE_15
+from loadtest.figures.symphony.others import FIGURE_LOADS
 from loadtest.figures.symphony.systems import FIGURE_11, FIGURE_12, FIGURE_13, FIGURE_14
 
 INTRO = (
@@ -43,6 +44,7 @@ SET = FigureSet(
         FIGURE_19,
         FIGURE_20,
         FIGURE_21,
+        FIGURE_LOADS,
     ),
     is_timed=False,
 )
