@@ -68,7 +68,5 @@ FIGURE_17 = Figure(
     measure,
     draw,
     rows,
-    "The switches are those of the production code. Here layers move one by one, elsewhere in four "
-    "groups. *Balance* is not in "
-    "the paper's figure.",
+    "The switches are those of the production code. *Balance* is not in the paper's figure.",
 )
