@@ -107,7 +107,7 @@ class ModelTokenizer:
         longest = max(map(len, tokenizer.get_vocab()), default=0)
         self.chars_per_token_max = max(longest, CHARS_PER_TOKEN_MIN)
         template, with_tools = self._template(None), self._template([{}])
-        self.template_names = _names_in(template) | _names_in(with_tools)
+        self.template_names = frozenset().union(*map(_names_in, {template, with_tools}))
         self.knows_tools = "tools" in self.template_names
         self.tool_family = family_of(with_tools) if self.knows_tools else FAMILIES["hermes"]
         self._special_names = self._names_of_special()

@@ -1,11 +1,11 @@
 """What the scheduler's decisions cost among so many workers, for `symphony bench core`."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from loadtest.bench.core import samples
+from loadtest.bench.core.driver import CoreBench
 from loadtest.bench.core.samples import INTERVAL_NS
 from loadtest.bench.core.timing import Took
 from services.scheduler.core import (
@@ -18,7 +18,6 @@ from services.scheduler.core import (
     together,
 )
 from services.scheduler.policies import make_placement
-from shared.effects import WakeAt
 from shared.ids import HostId, SessionId, TurnId, WorkerId
 from shared.locations import HOSTS_TOLD_MAX
 from shared.messages import (
@@ -34,14 +33,11 @@ from shared.messages import (
 )
 from shared.shards import Share
 
-M = TypeVar("M")
-
 EVENTS = 256  # of one kind in a round
 KEPT_A_WORKER = 4  # places for turns that are announced and do not come during a round
 SOON_NS = 3_000_000_000
 EVENT_NS = 1_000
 SHARDS = 4  # of a divided scheduler
-NEVER_NS = 1 << 62
 
 
 def measure(fleets: Iterable[int], num_turns: int, num_rounds: int) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def _measure(num_workers: int, num_turns: int, num_rounds: int) -> dict[str, flo
     return took.us()
 
 
-class SchedulerBench:
+class SchedulerBench(CoreBench[Effect]):
     """A core that has heard all workers.
 
     Args:
@@ -78,11 +74,9 @@ class SchedulerBench:
     """
 
     def __init__(self, num_workers: int, took: Took, share: Share | None = None) -> None:
-        self._took = took
+        super().__init__(took, EVENT_NS)
         self._num_workers = num_workers
         limits = Limits()
-        self._now_ns = 1
-        self._wake_at_ns = NEVER_NS
         self._core = SchedulerCore(
             make_placement(DEFAULT_POLICY, limits), limits, self._now_ns, share=share or Share()
         )
@@ -211,38 +205,14 @@ class SchedulerBench:
         )
         self._each(name, self._told(self._expected), expected)
 
+    def _wake(self, at_ns: int) -> list[Effect]:
+        return self._core.on_wake(at_ns)
+
+    def _gathered(self, effects: list[Effect]) -> list[Effect]:
+        return together(effects)
+
     def _expected(self, message: ExpectSession, now_ns: int) -> list[Effect]:
         return self._core.on_expect(message, now_ns)[1]
-
-    def _each(
-        self, name: str, handle: Callable[[M], list[Effect]], messages: Iterable[M]
-    ) -> list[list[Effect]]:
-        """A round of the kind of this name; without one it is no measurement."""
-        if name:
-            return self._took.each(name, handle, messages)
-        return [handle(message) for message in messages]
-
-    def _told(
-        self, handler: Callable[[M, int], list[Effect]], apart_ns: int = EVENT_NS
-    ) -> Callable[[M], list[Effect]]:
-        """What the shell does with a message: the core, and its alarms in time."""
-        return partial(self._tell, handler, apart_ns)
-
-    def _tell(
-        self, handler: Callable[[M, int], list[Effect]], apart_ns: int, message: M
-    ) -> list[Effect]:
-        self._now_ns += apart_ns
-        while self._wake_at_ns <= self._now_ns:
-            at_ns, self._wake_at_ns = self._wake_at_ns, NEVER_NS
-            self._see_alarms(self._core.on_wake(at_ns))
-        effects = together(handler(message, self._now_ns))
-        self._see_alarms(effects)
-        return effects
-
-    def _see_alarms(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, WakeAt):
-                self._wake_at_ns = min(self._wake_at_ns, effect.at_ns)
 
 
 def _starts(answers: list[list[Effect]]) -> list[StartTurn]:

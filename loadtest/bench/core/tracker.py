@@ -1,15 +1,14 @@
 """What the tracker's decisions cost beside so many live advisories, for `symphony bench core`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from loadtest.bench.core import samples
+from loadtest.bench.core.driver import CoreBench
 from loadtest.bench.core.timing import Took
 from services.tracker.core import Effect, Expect, Limits, TrackerCore
 from shared.blocks import KEY_BYTES
-from shared.effects import WakeAt
 from shared.ids import SessionId, TenantId
 from shared.messages import (
     Advisory,
@@ -18,8 +17,6 @@ from shared.messages import (
     AgentTurnLeft,
     TurnArrived,
 )
-
-M = TypeVar("M")
 
 EVENTS = 512  # of one kind in a round
 TENANTS = 64
@@ -31,7 +28,6 @@ EVENT_NS = 10_000
 STEP_NS = 500_000_000  # from an agent's turn to its end, when the next one of its workflow comes
 LATER_S = 3600.0  # when the turns of what is live beside it all are expected
 SOON_S = 3.0
-NEVER_NS = 1 << 62
 
 
 def measure(num_live: int, num_rounds: int) -> dict[str, Any]:
@@ -50,18 +46,19 @@ def measure(num_live: int, num_rounds: int) -> dict[str, Any]:
     return {"tracker": took.us() | {"foreseen_a_turn": round(num_foreseen / num_turns, 2)}}
 
 
-class TrackerBench:
+class TrackerBench(CoreBench[Effect]):
     """A core with so many live advisories, of turns that come much later."""
 
     def __init__(self, num_live: int, took: Took) -> None:
-        self._took = took
-        self._now_ns = 1
-        self._wake_at_ns = NEVER_NS
+        super().__init__(took, EVENT_NS)
         limits = replace(Limits(), advisories_max=num_live + 8 * EVENTS)
         self._core = TrackerCore(limits, tracker_id="bench")
         self._num_turns = 0
         self.announce("", (SessionId(f"live-{at}") for at in range(num_live)), LATER_S)
         assert self._core.num_live == num_live
+
+    def _wake(self, at_ns: int) -> list[Effect]:
+        return self._core.on_wake(at_ns)
 
     def announce(self, name: str, sessions: Iterable[SessionId], arrival_s: float) -> None:
         """An advisory of each comes, and the scheduler answers that it has a place."""
@@ -139,32 +136,6 @@ class TrackerBench:
             reserved=reserved,
             agent=agent,
         )
-
-    def _each(
-        self, name: str, handle: Callable[[M], list[Effect]], messages: Iterable[M]
-    ) -> list[list[Effect]]:
-        """A round of the kind of this name; without one it is no measurement."""
-        if name:
-            return self._took.each(name, handle, messages)
-        return [handle(message) for message in messages]
-
-    def _told(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], list[Effect]]:
-        """What the shell does with a message: the core, and its alarms in time."""
-        return partial(self._tell, handler)
-
-    def _tell(self, handler: Callable[[M, int], list[Effect]], message: M) -> list[Effect]:
-        self._now_ns += EVENT_NS
-        while self._wake_at_ns <= self._now_ns:
-            at_ns, self._wake_at_ns = self._wake_at_ns, NEVER_NS
-            self._see_alarms(self._core.on_wake(at_ns))
-        effects = handler(message, self._now_ns)
-        self._see_alarms(effects)
-        return effects
-
-    def _see_alarms(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, WakeAt):
-                self._wake_at_ns = min(self._wake_at_ns, effect.at_ns)
 
 
 def _tenant(number: int) -> TenantId:

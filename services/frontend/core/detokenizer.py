@@ -147,7 +147,7 @@ class Detokenizer:
             self._cut = self._num_released
             self.stopped = True
             return shown
-        keep = self._num_held_back(text)
+        keep = num_held_back(text, self._stop, self._stop_chars_max)
         shown, self._held = text[: len(text) - keep], text[len(text) - keep :]
         self._num_released += len(shown)
         return shown
@@ -156,12 +156,18 @@ class Detokenizer:
         found = [(at, len(stop)) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found, default=None)
 
-    def _num_held_back(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._stop_chars_max - 1), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
-        return 0
+
+def num_held_back(text: str, marks: Sequence[str], chars_max: int) -> int:
+    """Length of the longest end of `text` that begins one of `marks`, of which the longest has so
+    many characters.
+
+    >>> num_held_back("a <to", ["<tool_call>"], 11), num_held_back("a <b", ["<tool_call>"], 11)
+    (3, 0)
+    """
+    for length in range(min(len(text), chars_max - 1), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return length
+    return 0
 
 
 def text_and_starts(decode: Decode, tokens: Sequence[int]) -> tuple[str, list[int]]:

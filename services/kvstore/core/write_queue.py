@@ -56,7 +56,7 @@ class WriteQueue:
         self._num_bytes_sent -= self._sent.pop(block_id, 0)
 
     def send(
-        self, now_ns: int, is_loading: bool, is_wanted: Callable[[DiskWrite], bool],
+        self, now_ns: int, is_reading: bool, is_wanted: Callable[[DiskWrite], bool],
         effects: list[Effect],
     ) -> list[DiskWrite]:  # fmt: skip
         """Hand over what may be written now.
@@ -67,7 +67,7 @@ class WriteQueue:
         writes: list[DiskWrite] = []
         unwanted: list[DiskWrite] = []
         while self._num_bytes_sent < SENT_BYTES:
-            if (write := self._next(now_ns, is_loading)) is None:
+            if (write := self._next(now_ns, is_reading)) is None:
                 break
             if not is_wanted(write):
                 unwanted.append(write)
@@ -88,15 +88,15 @@ class WriteQueue:
         if writes := [write for write in waiting if is_wanted(write)]:
             effects.append(WriteBlocks(writes))
 
-    def _next(self, now_ns: int, is_loading: bool) -> DiskWrite | None:
+    def _next(self, now_ns: int, is_reading: bool) -> DiskWrite | None:
         if self._new.num_bytes > NEW_WAITING_BYTES:  # whatever the budget: it has no other copy
             return self._new.pop()
         if not self._budget.is_free(now_ns):
             return None
-        if self._new.may_go(now_ns, is_loading, 0, self._wait_ns, NEW_WAITING_BYTES):
+        if self._new.may_go(now_ns, is_reading, 0, self._wait_ns, NEW_WAITING_BYTES):
             return self._new.pop()
         rest_ns, wait_ns = self._copy_rest_ns, COPY_WAITS * self._wait_ns
-        if self._copies.may_go(now_ns, is_loading, rest_ns, wait_ns, COPY_WAITING_BYTES):
+        if self._copies.may_go(now_ns, is_reading, rest_ns, wait_ns, COPY_WAITING_BYTES):
             return self._copies.pop()
         return None
 
@@ -121,13 +121,13 @@ class _Waiting:
         return [self.pop() for _ in range(len(self.writes))]
 
     def may_go(
-        self, now_ns: int, is_loading: bool, rest_ns: int, wait_ns: int, bytes_max: int
+        self, now_ns: int, is_reading: bool, rest_ns: int, wait_ns: int, bytes_max: int
     ) -> bool:
         """Whether the first may be written now."""
         if not self.writes:
             return False
         waited_ns = now_ns - self.writes[0][0]
-        is_due = waited_ns >= rest_ns and not is_loading
+        is_due = waited_ns >= rest_ns and not is_reading
         return is_due or waited_ns >= wait_ns or self.num_bytes > bytes_max
 
 

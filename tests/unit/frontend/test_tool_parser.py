@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.frontend.core import detokenizer
 from services.frontend.core.tools import (
     FAMILIES,
     Argued,
@@ -201,7 +202,7 @@ def test_a_family_by_its_template(template: str, name: str) -> None:
     assert family_of(template).name == name
 
 
-@pytest.mark.parametrize("module", [call_reader, families, parser])
+@pytest.mark.parametrize("module", [call_reader, families, detokenizer])
 def test_examples(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0

@@ -140,7 +140,7 @@ class ChatWriter(Writer):
         calls = self._calls[piece.index]
         deltas = calls.read(piece.text, is_over=piece.finish is not None)
         if not piece.index:
-            self.generation.tools = calls.names[:TOOLS_TOLD_MAX]
+            self.generation.tools = list(calls.names)[:TOOLS_TOLD_MAX]
         return deltas
 
     def _finish(self, index: int, finish: PublicFinish | None) -> str | None:

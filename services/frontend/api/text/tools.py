@@ -59,6 +59,7 @@ class CallsOfChoice:
     """One choice's reply as it comes.
 
     Attributes:
+        names: of the tools that it called, each once, in order.
         is_cut: it ended within a call.
     """
 
@@ -67,12 +68,8 @@ class CallsOfChoice:
         self._parser = ToolParser(tools.family, tools.names, tools.calls_max)
         self._calls: list[_Call] = []
         self._texts: list[str] = []
+        self.names: dict[str, None] = {}
         self.is_cut = False
-
-    @property
-    def names(self) -> list[str]:
-        """Of the tools that it called, each once, in order."""
-        return list(dict.fromkeys(call.name for call in self._calls))
 
     def read(self, text: str, *, is_over: bool) -> list[bytes]:
         """More of it, as deltas of a message."""
@@ -92,6 +89,7 @@ class CallsOfChoice:
                         call_id = call_id[-num_chars:]
                     call = _Call(call_id, name, [])
                     self._calls.append(call)
+                    self.names[name] = None
                     deltas.append(self._delta(_written(call)))
                 case Argued(more):
                     self._calls[-1].arguments.append(more)

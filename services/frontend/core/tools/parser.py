@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from services.frontend.core.detokenizer import num_held_back
 from services.frontend.core.tools.call_reader import (
     SPACE,
     ArgumentsReader,
@@ -140,7 +141,7 @@ class ToolParser:
         marker, held = self._family.marker, self._held
         before, found, _ = held.partition(marker) if marker else (held, "", "")
         if not found:
-            before = held[: len(held) - _num_held_back(held, marker)]
+            before = held[: len(held) - num_held_back(held, [marker], len(marker))]
         said = before
         if marker and len(before) - len(before.rstrip(SPACE)) <= HELD_CHARS_MAX:
             said = before.rstrip(SPACE)  # space may be what stands before a call
@@ -181,15 +182,3 @@ class ToolParser:
             if isinstance(event, Said) or num_before <= self._calls_max:
                 told.append(event)
         return joined(told)
-
-
-def _num_held_back(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins a marker.
-
-    >>> _num_held_back("a <to", "<tool_call>"), _num_held_back("a <b", "<tool_call>")
-    (3, 0)
-    """
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
-    return 0

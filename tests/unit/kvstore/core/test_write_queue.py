@@ -24,10 +24,10 @@ def write(number: int, parent: int | None = None, num_bytes: int = MIB) -> DiskW
 
 
 def sent(
-    queue: WriteQueue, now_ns: int, *, is_loading: bool = False, dead: int | None = None
+    queue: WriteQueue, now_ns: int, *, is_reading: bool = False, dead: int | None = None
 ) -> list[int]:
     effects: list[Effect] = []
-    queue.send(now_ns, is_loading, lambda each: each.block_id != dead, effects)
+    queue.send(now_ns, is_reading, lambda each: each.block_id != dead, effects)
     return [
         each.block_id
         for effect in effects
@@ -41,10 +41,10 @@ def test_what_is_new_is_written_at_once_unless_something_is_read() -> None:
     queue.add([write(1)], 0)
     assert sent(queue, 0) == [1]
     queue.add([write(2)], 0)
-    assert not sent(queue, WAIT_NS - 1, is_loading=True)
-    assert sent(queue, WAIT_NS, is_loading=True) == [2]
+    assert not sent(queue, WAIT_NS - 1, is_reading=True)
+    assert sent(queue, WAIT_NS, is_reading=True) == [2]
     queue.add([write(3)], 0)
-    assert not sent(queue, 1, is_loading=True)
+    assert not sent(queue, 1, is_reading=True)
     assert sent(queue, 1) == [3]
 
 
@@ -53,11 +53,11 @@ def test_copies_rest_and_go_behind_what_is_new() -> None:
     queue.add_copies([write(1)], 0)
     queue.add([write(2)], 0)
     assert sent(queue, COPY_REST_NS - 1) == [2]
-    assert not sent(queue, COPY_REST_NS, is_loading=True)
+    assert not sent(queue, COPY_REST_NS, is_reading=True)
     assert sent(queue, COPY_REST_NS) == [1]
     queue.add_copies([write(3)], 0)
-    assert not sent(queue, COPY_WAITS * WAIT_NS - 1, is_loading=True)
-    assert sent(queue, COPY_WAITS * WAIT_NS, is_loading=True) == [3]
+    assert not sent(queue, COPY_WAITS * WAIT_NS - 1, is_reading=True)
+    assert sent(queue, COPY_WAITS * WAIT_NS, is_reading=True) == [3]
 
 
 def test_a_copy_is_written_before_what_continues_it() -> None:
@@ -75,9 +75,9 @@ def test_the_arena_does_not_fill_with_what_waits(is_copy: bool) -> None:
     room = COPY_WAITING_BYTES if is_copy else NEW_WAITING_BYTES
     add = queue.add_copies if is_copy else queue.add
     add([write(number) for number in range(room // MIB)], 0)
-    assert not sent(queue, 0, is_loading=True)
+    assert not sent(queue, 0, is_reading=True)
     add([write(200)], 0)
-    assert sent(queue, 0, is_loading=True) == [0]
+    assert sent(queue, 0, is_reading=True) == [0]
 
 
 def test_the_writer_has_only_so_much_at_a_time() -> None:
