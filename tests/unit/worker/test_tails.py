@@ -133,6 +133,15 @@ class TestKept:
             assert again.num_cached == num_kept, "no token of it is computed again"
             check_integrity(engine.core)
 
+    def test_not_more_than_has_kv(self) -> None:
+        """Whatever a frontend says: nobody has run on the token that came last."""
+        engine = Engine()
+        engine.submit(turn_of("t", SAID, max_tokens=9))
+        engine.step(7)
+        engine.core.on_cancel(TurnId("t"), num_kept=len(SAID) + 1)
+        assert list(engine.core.pool.blocks) == keys_of(SAID)
+        check_integrity(engine.core)
+
     def test_not_where_the_block_has_been_filled_since(self) -> None:
         engine = Engine()
         engine.submit(turn_of("t", SAID, max_tokens=9))
