@@ -61,7 +61,7 @@ class Stats:
 
     def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
         """An attempt of a turn is over on a worker."""
-        self.turns[turn_id].num_computed += (account.num_prompt - account.num_cached) * self.grain
+        self.turns[turn_id].num_computed += account.num_computed * self.grain
 
     def on_warm(self) -> None:
         """What was until now does not count."""

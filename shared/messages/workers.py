@@ -141,3 +141,4 @@ class SessionPlaced:
     worker_id: WorkerId
     tenant: TenantId = DEFAULT_TENANT
     expires_in_ns: int = 60_000_000_000
+    kv_at: dict[HostId, int] = field(default_factory=dict)  # as in `TurnSubmit`

@@ -8,6 +8,7 @@ penalty on what was said before, so that it depends on every earlier token.
 import itertools
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import lmdb
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletion
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -222,8 +224,7 @@ def test_flipped_byte_on_disk_is_found_and_computed_again(house: House, client: 
     text = "What is written down may rot, so read it with care and doubt what you find. " * 4
     num_before = house.look()["tiers"]["disk"]["blocks"]
     good = say(client, text, session_id)
-    assert good.usage is not None
-    full = good.usage.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    full = full_blocks(good)
     wait_until(
         lambda: house.look()["tiers"]["disk"]["blocks"] >= num_before + full // BLOCK_TOKENS,
         "its blocks are stored",
@@ -297,13 +298,39 @@ def test_wiped_redis_is_filled_again(house: House, client: OpenAI) -> None:
         wait_until(lambda: hosts() == {house.run.host_id}, "its KV is known to be there again")
 
 
-def test_turns_are_served_while_redis_does_not_answer(house: House, client: OpenAI) -> None:
+@pytest.mark.parametrize("away_s", [3.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_turns_are_served_while_redis_does_not_answer(
+    house: House, client: OpenAI, away_s: float
+) -> None:
+    name = f"stuck for {away_s:g} s"
+    text = f"This is said to one who is {name}. " * 10
+    full = full_blocks(say(client, text, name))
+    wait_until(lambda: is_idle(house), "earlier turns are over")
+    num_turns = 0
     house.kill("redis", signal.SIGSTOP)
     try:
-        reply = say(client, session_id="stuck")
+        until = time.monotonic() + away_s
+        while time.monotonic() < until or num_turns < 2:
+            reply = say(client, text, name)
+            num_turns += 1
+            assert reply.choices[0].finish_reason == "length"
+            assert cached_tokens(reply) >= full, "what is known of it here is used"
+            assert say(client).choices[0].finish_reason == "length"
     finally:
         house.kill("redis", signal.SIGCONT)
-    assert reply.choices[0].finish_reason == "length"
+
+    def is_settled() -> bool:
+        say(client, text, name)
+        found = httpx.get(f"{house.url}/v1/sessions/{name}")
+        return found.status_code == 200 and found.json()["num_turns"] >= 2
+
+    wait_until(is_settled, "its record is kept again")
+
+
+def full_blocks(reply: ChatCompletion) -> int:
+    """Tokens of its prompt in whole blocks."""
+    assert reply.usage is not None
+    return reply.usage.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,11 +9,13 @@ from random import Random
 import pytest
 
 from loadtest.typing_people import Act, live, load_dialogues, load_speeds, why_absent
+from loadtest.workloads import registry
+from loadtest.workloads.open_loads import servegen
 from services.tracker.core import Effect, Limits, Tell, TrackerCore
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, NotFound
 from shared.hint_accounts import HintAccounts, HintLimits
-from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TurnId
+from shared.ids import DEFAULT_TENANT, FrontendId, SessionId, TenantId, TurnId
 from shared.messages import Advisory, AdvisoryKey, TurnArrived
 
 SECOND = 1_000_000_000
@@ -25,9 +27,15 @@ Event = tuple[float, str, str, Act]
 
 
 class House:
-    """A frontend's accounts and the tracker's core, with nothing between them and no delay."""
+    """A frontend's accounts and the tracker's core, with nothing between them and no delay.
 
-    def __init__(self, limits: HintLimits | None = None) -> None:
+    Args:
+        by_tenant: those of every place are a tenant's, who all come from one address; else all
+            are of one tenant.
+    """
+
+    def __init__(self, limits: HintLimits | None = None, *, by_tenant: bool = False) -> None:
+        self.by_tenant = by_tenant
         self.accounts = HintAccounts(limits or HintLimits())
         self.tracker = TrackerCore(Limits(), tracker_id="life")
         self.num_turns = 0
@@ -42,30 +50,34 @@ class House:
             woken_at_ns, self._wake_at_ns = self._wake_at_ns, None
             self._perform(self.tracker.on_wake(woken_at_ns))
         session_id = SessionId(session)
+        tenant = TenantId(place) if self.by_tenant else DEFAULT_TENANT
         if act == "turn":
             self.num_turns += 1
             turn_id = TurnId(f"t{self.num_turns}")
-            arrived = TurnArrived(session_id=session_id, turn_id=turn_id)
+            arrived = TurnArrived(session_id=session_id, turn_id=turn_id, tenant=tenant)
             self._perform(self.tracker.on_turn_arrived(arrived, now_ns))
         elif act == "take back":
             with suppress(NotFound):  # it was refused, or is over for long
-                key = AdvisoryKey(session_id=session_id)
+                key = AdvisoryKey(session_id=session_id, tenant=tenant)
                 self._perform(self.tracker.on_invalidate(key, now_ns)[1])
         else:
-            self._hint(at_s, place, session_id, now_ns)
+            self._hint(at_s, place, session_id, tenant, now_ns)
 
-    def _hint(self, at_s: float, place: str, session_id: SessionId, now_ns: int) -> None:
+    def _hint(
+        self, at_s: float, place: str, session_id: SessionId, tenant: TenantId, now_ns: int
+    ) -> None:
         self.asked[place] += 1
+        at = "gateway" if self.by_tenant else place
         try:
-            self.accounts.take(DEFAULT_TENANT, place, now_ns)
+            self.accounts.take(tenant, at, now_ns)
         except HintsThrottled:
             self.refused[place] += 1
             self.first_refused_at_s.setdefault(place, at_s)
             return
-        advisory = Advisory(session_id=session_id, place=place, frontend_id=FRONTEND)
+        advisory = Advisory(session_id=session_id, tenant=tenant, place=at, frontend_id=FRONTEND)
         record, effects = self.tracker.on_submit(advisory, now_ns)
         if record.num_merged:
-            self.accounts.on_refund(DEFAULT_TENANT, place)
+            self.accounts.on_refund(tenant, at)
         self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -130,3 +142,38 @@ def test_floods_from_many_addresses_stop_at_the_tenant_and_spare_who_was_right()
     assert num_refused <= 0.001 * num_asked
     let_in = house.asked.total() - house.refused.total()
     assert let_in < 12 * 512 / 2, "the tenant's limit holds for all together"
+
+
+LEAD_S = 1.0  # from an announcement to its turn
+
+
+def tenants(liars: set[str]) -> Iterator[Event]:
+    """Tenants of `servegen`, with their bursts, who announce all that they ask for; of `liars`
+    nothing that is announced comes."""
+    events: list[Event] = []
+    for script in servegen(20_000, 240 * SECOND, 1):
+        for turn in script.turns:
+            at_s = turn.wait_ns / SECOND
+            events.append((at_s, script.tenant, turn.session, "hint"))
+            if script.tenant not in liars:
+                events.append((at_s + LEAD_S, script.tenant, turn.session, "turn"))
+    return iter(sorted(events))
+
+
+NO_SERVEGEN = registry.why_absent("servegen")
+
+
+@pytest.mark.skipif(bool(NO_SERVEGEN), reason=NO_SERVEGEN)
+def test_tenants_who_lie_cost_no_other_tenant_anything() -> None:
+    """Whatever a tenant's size and bursts, from one hint a minute to more than a thousand."""
+    asked = Counter(place for _, place, _, act in tenants(set()) if act == "hint")
+    by_size = [place for place, _ in asked.most_common()]
+    assert asked[by_size[0]] > 100 * asked[by_size[-1]], "they differ"
+    liars = set(by_size[:6:2])
+    house = House(by_tenant=True)
+    for event in tenants(liars):
+        house.do(*event)
+    for liar in liars:
+        let_in = asked[liar] - house.refused.pop(liar, 0)
+        assert let_in < min(800, asked[liar] / 2), f"{liar}: {let_in} of {asked[liar]}"
+    assert not house.refused, "nobody else's is"

@@ -10,7 +10,10 @@ LOADS = {
     "sharegpt-like": (768, "announced"),
     "azure": (768, "never announced"),
     "servegen": (768, "never announced"),
+    "mooncake": (512, "announced"),
     "taubench": (128, "announced"),
+    "lmcache-agents": (128, "announced"),
+    "sweagent": (128, "announced"),
 }
 SHOWN = ["symphony", "prefix-cache", "sticky"]
 METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT"}

@@ -10,7 +10,7 @@ at the beginning, and must say again what was said before.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.frontend.core.claims import Claim
 from services.frontend.core.places import Places
@@ -234,11 +234,12 @@ class Turns:
         self._turns[new.turn_id] = turn
         prompt = self._short_prompt(turn)
         turn.is_sent_along = bool(prompt)
-        sent_to = self._places.take(new.tenant, new.session_id, new.model_id, now_ns)
-        if sent_to is None:
+        place = self._places.take(new.tenant, new.session_id, new.model_id, now_ns)
+        if place is None:
             return [self._submit(turn, now_ns, prompt)]
-        submit = self._submit(turn, now_ns, sent_to=sent_to)
-        return [submit, Start(sent_to, start_of(submit.message, turn.attempt, prompt))]
+        turn.new = replace(new, kv_at=place.located(new.kv_at))
+        submit = self._submit(turn, now_ns, sent_to=place.worker_id)
+        return [submit, Start(place.worker_id, start_of(submit.message, turn.attempt, prompt))]
 
     def on_placed(self, placed: SessionPlaced, now_ns: int) -> None:
         """A worker keeps a place for a session's next turn."""

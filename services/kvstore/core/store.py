@@ -39,7 +39,7 @@ from services.kvstore.core.objects import Objects
 from services.kvstore.core.peers import Deleted, Peers
 from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.shrinking import Shrinking
-from services.kvstore.core.staging import fill_prefix, pin_prefix, sources_of
+from services.kvstore.core.staging import blocks_below, fill_prefix, pin_prefix
 from services.kvstore.core.stored_block import StoredBlock
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
@@ -266,9 +266,9 @@ class KvCore:
             room = arena.hinted.room(event.hinted_by) // max(event.num_layers, 1)
             event = replace(event, blocks_max=min(event.blocks_max, room))
         of_peer = None if event.offer is None else self._loads.peer(event.offer.host_id)
-        find = sources_of(self.disk, self._loads.disk, of_peer, event)
-        blocks = pin_prefix(arena, self.disk, event, find, self._block_ids)
-        filled = fill_prefix(arena, self.disk, blocks, now_ns, effects)
+        find = blocks_below(self.disk, self._loads.disk, of_peer, event)
+        blocks = pin_prefix(arena, event, find, self._block_ids)
+        filled = fill_prefix(arena, self.disk.is_here, blocks, now_ns, effects)
         if not blocks:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
@@ -606,8 +606,9 @@ class KvCore:
 
     def _send_writes(self, now_ns: int, effects: list[Effect]) -> None:
         """Have written what may be; what was forgotten meanwhile gives its pages back."""
+        arena_bytes = sum(arena.num_pages * arena.page_bytes for arena in self.arenas.values())
         unwanted = self._write_queue.send(
-            now_ns, self._loads.is_reading, self._writes.is_wanted, effects
+            now_ns, self._loads.is_reading, arena_bytes, self._writes.is_wanted, effects
         )
         for write in unwanted:
             block, _ = self._writes.end(write.block_id)

@@ -2,7 +2,8 @@
 
 What workers computed is on no disk yet; what came from elsewhere is, and can wait longer. Neither
 waits for ever, and neither fills the arena, where its pages stay until they are written: above a
-limit new blocks go whatever the budget, and of copies the oldest are not written.
+limit new blocks go whatever the budget, and of copies the last ones that came are not written. The
+first are what those continue.
 """
 
 from collections import deque
@@ -15,7 +16,8 @@ WAIT_NS = 1_000_000_000  # while something is read
 NEW_WAITING_BYTES = 32 * 1024 * 1024
 COPY_REST_NS = 1_000_000_000  # the turn that it came for needs the machine now
 COPY_WAITS = 5  # times as long as what is new, while something is read
-COPY_WAITING_BYTES = 256 * 1024 * 1024
+COPY_WAITING_BYTES = 256 * 1024 * 1024  # above which they go at once
+COPY_SHARE_MAX = 0.125  # of the arena, that may wait at all; at least that
 SENT_BYTES = 64 * 1024 * 1024  # with the writer: what is deleted or read waits behind little
 
 
@@ -56,10 +58,13 @@ class WriteQueue:
         self._num_bytes_sent -= self._sent.pop(block_id, 0)
 
     def send(
-        self, now_ns: int, is_reading: bool, is_wanted: Callable[[DiskWrite], bool],
-        effects: list[Effect],
+        self, now_ns: int, is_reading: bool, arena_bytes: int,
+        is_wanted: Callable[[DiskWrite], bool], effects: list[Effect],
     ) -> list[DiskWrite]:  # fmt: skip
         """Hand over what may be written now.
+
+        Args:
+            arena_bytes: that the arenas have room for.
 
         Returns:
             Writes that nobody wants any more; they do not come again.
@@ -78,8 +83,9 @@ class WriteQueue:
             self._budget.take(_bytes_of(write), now_ns)
         if writes:
             effects.append(WriteBlocks(writes))
-        while self._copies.num_bytes > COPY_WAITING_BYTES:  # the budget does not allow for them
-            unwanted.append(self._copies.pop())
+        copies_max = max(COPY_WAITING_BYTES, int(COPY_SHARE_MAX * arena_bytes))
+        while self._copies.num_bytes > copies_max:  # the disk is too slow for them
+            unwanted.append(self._copies.pop_last())
         return unwanted
 
     def flush(self, is_wanted: Callable[[DiskWrite], bool], effects: list[Effect]) -> None:
@@ -114,6 +120,11 @@ class _Waiting:
 
     def pop(self) -> DiskWrite:
         _, write = self.writes.popleft()
+        self.num_bytes -= _bytes_of(write)
+        return write
+
+    def pop_last(self) -> DiskWrite:
+        _, write = self.writes.pop()
         self.num_bytes -= _bytes_of(write)
         return write
 

@@ -198,11 +198,15 @@ class Emit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAccount:
-    """What an attempt came to, for the log."""
+    """What an attempt came to, for the log.
+
+    Attributes:
+        num_computed: tokens of its prompt that it computed; 0 if it never ran.
+    """
 
     request_id: str
     num_prompt: int
-    num_cached: int
+    num_computed: int
     num_generated: int
 
 

@@ -49,12 +49,13 @@ def finish_reason(turn: Turn, token: int, end_token_ids: frozenset[int]) -> Fini
 
 def ended(turn: Turn, reason: FinishReason) -> Ended:
     """How an attempt is told to be over."""
+    num_computed = turn.num_prompt - min(turn.num_cached, turn.num_prompt)
     return Ended(
         TurnEnd(turn_id=turn.turn_id, attempt=turn.attempt, reason=reason),
         TurnAccount(
             request_id=turn.request_id,
             num_prompt=turn.num_prompt,
-            num_cached=min(turn.num_cached, turn.num_prompt),
+            num_computed=0 if turn.first_step_at_ns is None else num_computed,
             num_generated=turn.num_generated,
         ),
     )

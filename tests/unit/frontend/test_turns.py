@@ -33,6 +33,7 @@ from shared.ids import (
     TurnId,
     WorkerId,
 )
+from shared.locations import ANYWHERE
 
 TURN = TurnId("t")
 SECOND = 1_000_000_000
@@ -372,12 +373,15 @@ def test_a_short_prompt_goes_along_with_the_first_submit_only() -> None:
     assert submitted(turns, long).prompt == ""
 
 
-def placed(session: str, expires_in_ns: int = 60 * SECOND) -> m.SessionPlaced:
+def placed(
+    session: str, expires_in_ns: int = 60 * SECOND, kv_at: dict[HostId, int] | None = None
+) -> m.SessionPlaced:
     return m.SessionPlaced(
         session_id=SessionId(session),
         model_id=ModelId("m"),
         worker_id=WorkerId("w1"),
         expires_in_ns=expires_in_ns,
+        kv_at=kv_at or {},
     )
 
 
@@ -394,6 +398,29 @@ def test_an_expected_turn_is_sent_to_its_worker_at_once_and_the_scheduler_told()
     assert delivered(turns.on_delta(delta(1, 0), 0)) == REPLY[:1]
     again = replace(new, turn_id=TurnId("again"))
     assert submitted(turns, again).sent_to is None, "a place is for one turn"
+
+
+A, B, C = HostId("a"), HostId("b"), HostId("c")
+
+
+@pytest.mark.parametrize(
+    ("told", "known", "sent"),
+    [
+        ({A: 3, B: 1}, {A: 2, B: 5, C: 1}, {A: 3, B: 5, C: 1}),
+        ({A: 3}, {}, {A: 3}),
+        ({ANYWHERE: 9}, {B: 5}, {B: 5}),
+        ({ANYWHERE: 9}, {}, {ANYWHERE: 9}),
+        ({}, {B: -1, HostId("no host"): 3, ANYWHERE: 7}, {}),
+    ],
+)
+def test_an_expected_turn_is_told_where_its_scheduler_knows_kv_too(
+    told: dict[HostId, int], known: dict[HostId, int], sent: dict[HostId, int]
+) -> None:
+    turns = Turns(FrontendId("f"), TurnLimits())
+    turns.on_placed(placed("s", kv_at=known), 0)
+    submit, start = turns.on_new(replace(new_turn(), session_id=SessionId("s"), kv_at=told), 0)
+    assert isinstance(submit, Submit) and isinstance(start, Start)
+    assert start.message.kv_at == submit.message.kv_at == sent
 
 
 def test_a_long_prompt_is_sent_for_by_the_worker() -> None:
@@ -428,7 +455,7 @@ def test_a_place_expires_and_of_too_many_the_first_go(monkeypatch: pytest.Monkey
     known.on_placed(placed("c", 5), 0)
     assert len(known) == 2
     found = [known.take(DEFAULT_TENANT, SessionId(n), ModelId("m"), 5) for n in ("a", "b", "c")]
-    assert found == ["w1", None, None]
+    assert [place and place.worker_id for place in found] == ["w1", None, None]
     assert len(known) == 0
 
 

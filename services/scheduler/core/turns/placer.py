@@ -1,7 +1,7 @@
 """Where a session's turn goes: the policy, told where the session was last."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -11,8 +11,10 @@ from services.scheduler.core.turns.fleet import Fleet
 from services.scheduler.core.turns.limits import Limits
 from services.scheduler.core.turns.placement import Demand, PlacementPolicy
 from services.scheduler.core.turns.records import SessionKey, Worker
+from services.scheduler.core.turns.speeds import DEFAULT_SPEEDS
+from shared.eviction import RECENT_NS
 from shared.ids import HostId, ModelId, TenantId, WorkerId
-from shared.locations import ANYWHERE, worth_keeping
+from shared.locations import ANYWHERE, BLOCKS_MAX, worth_keeping
 from shared.messages import (
     AdapterRef,
     AgentPrefix,
@@ -216,19 +218,42 @@ class Placer:
         worker = self._fleet.get(last.worker_id)
         return {} if worker is None else worth_keeping({worker.report.host_id: prefix.num_blocks})
 
-    def located(self, submit: TurnSubmit) -> TurnSubmit:
-        """Where its frontend could not learn where the session's KV is, it is where its last turn
-        ran, as far as is known here.
+    def located(self, submit: TurnSubmit, now_ns: int) -> TurnSubmit:
+        """The turn with where its session's KV is, as far as is known here: see `known_at`."""
+        if submit.session_id is None:
+            return submit
+        key = submit.tenant, submit.session_id
+        kv_at = self.known_at(key, submit.model_id, submit.adapter, submit.kv_at, now_ns)
+        return submit if kv_at == submit.kv_at else replace(submit, kv_at=kv_at)
+
+    def known_at(
+        self,
+        key: SessionKey,
+        model_id: ModelId,
+        adapter: AdapterRef | None,
+        kv_at: Mapping[HostId, int],
+        now_ns: int,
+    ) -> dict[HostId, int]:
+        """Where a session's KV is, by what others tell and where its last turn ran.
+
+        Others tell of disks and some time later, when all of it is there. A turn that follows soon
+        finds more in the memory of that host; and where its frontend could not learn where the KV
+        is, it is there, as far as is known.
         """
-        num_blocks = submit.kv_at.get(ANYWHERE)
-        if num_blocks is None or submit.session_id is None:
-            return submit
-        last = self._last_turns.get((submit.tenant, submit.session_id))
-        if last is None or not last.fits(submit.model_id, submit.adapter):
-            return submit
-        if (worker := self._fleet.get(last.worker_id)) is None:
-            return submit
-        return replace(submit, kv_at={worker.report.host_id: num_blocks})
+        known, last = dict(kv_at), self._last_turns.get(key)
+        if last is None or not last.fits(model_id, adapter):
+            return known
+        worker = self._fleet.get(last.worker_id)
+        if worker is None:
+            return known
+        host_id = worker.report.host_id
+        if (num_blocks := known.pop(ANYWHERE, None)) is not None:
+            return {**known, host_id: num_blocks}
+        if worker.alive and now_ns - last.at_ns < RECENT_NS:
+            block_tokens = worker.speeds.get(model_id, DEFAULT_SPEEDS).block_tokens
+            num_blocks = min(last.num_tokens // block_tokens + 1, BLOCKS_MAX)
+            known[host_id] = max(known.get(host_id, 0), num_blocks)
+        return known
 
     def _home(
         self, last: _LastTurn | None, model_id: ModelId, demand: Demand, now_ns: int

@@ -75,8 +75,10 @@ class Reservations:
             model_id, adapter = self._placer.model_of(key)
         if model_id is None:
             return SessionPlacement()
-        kv_at = known_places(worth_keeping(message.kv_at))
-        if message.prefix is not None:
+        if message.prefix is None:
+            told = known_places(worth_keeping(message.kv_at))
+            kv_at = self._placer.known_at(key, model_id, adapter, told, now_ns)
+        else:
             kv_at = self._placer.prefix_at(message.tenant, message.prefix, model_id, adapter)
         expires_at_ns = now_ns + message.expires_in_ns
         held = self._held.get(key)
@@ -270,6 +272,7 @@ class Reservations:
             model_id=held.model_id,
             worker_id=held.worker.worker_id,
             expires_in_ns=max(held.expires_at_ns - now_ns, 0),
+            kv_at=dict(held.kv_at),
         )
         self._out.append(TellPlace(placed))
 

@@ -104,7 +104,7 @@ class Turns:
         if not self._share.has_turn(message.turn_id):
             self._refuse(message)
             return
-        message = self._placer.located(message)
+        message = self._placer.located(message, now_ns)
         turn = self._board.get(message.turn_id)
         if turn is None:
             self._open(message, now_ns)

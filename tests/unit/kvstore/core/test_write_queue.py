@@ -27,7 +27,7 @@ def sent(
     queue: WriteQueue, now_ns: int, *, is_reading: bool = False, dead: int | None = None
 ) -> list[int]:
     effects: list[Effect] = []
-    queue.send(now_ns, is_reading, lambda each: each.block_id != dead, effects)
+    queue.send(now_ns, is_reading, 0, lambda each: each.block_id != dead, effects)
     return [
         each.block_id
         for effect in effects
@@ -101,7 +101,8 @@ def test_a_budget_is_kept_and_what_nobody_wants_costs_nothing() -> None:
 
 
 def test_a_budget_does_not_fill_the_arena() -> None:
-    """What is new goes whatever it is; copies are elsewhere, and are not written at all."""
+    """What is new goes whatever it is; copies are elsewhere, and the last are not written at all:
+    the others are what they continue."""
     queue = WriteQueue(1.0)
     queue.add([write(0)], 0)
     assert sent(queue, SECOND) == [0]
@@ -109,12 +110,21 @@ def test_a_budget_does_not_fill_the_arena() -> None:
     queue.add([write(number) for number in range(1, num_new + 3)], SECOND)
     queue.add_copies([write(number, num_bytes=8 * MIB) for number in range(100, 135)], SECOND)
     effects: list[Effect] = []
-    given_up = queue.send(2 * SECOND, False, lambda each: True, effects)
+    given_up = queue.send(2 * SECOND, False, 0, lambda each: True, effects)
     assert [
         [each.block_id for each in e.writes] for e in effects if isinstance(e, WriteBlocks)
     ] == [[1, 2]]
-    assert [each.block_id for each in given_up] == [100, 101, 102]
+    assert [each.block_id for each in given_up] == [134, 133, 132]
     assert len(queue) == num_new + num_copies // 8
+
+
+def test_a_large_arena_has_room_for_sessions_of_large_models() -> None:
+    """One session of an 8B model is more than all that waits of a small one's."""
+    queue, effects, num = WriteQueue(1.0), list[Effect](), 4 * COPY_WAITING_BYTES // (8 * MIB)
+    queue.add_copies([write(number % 256, num_bytes=8 * MIB) for number in range(num)], 0)
+    assert not queue.send(0, False, 8 * 4 * COPY_WAITING_BYTES, lambda each: True, effects)
+    assert len(queue) + sum(len(e.writes) for e in effects if isinstance(e, WriteBlocks)) == num
+    assert len(queue.send(0, False, 8 * 2 * COPY_WAITING_BYTES, lambda each: True, effects)) > 0
 
 
 def test_a_stop_hands_over_everything() -> None:

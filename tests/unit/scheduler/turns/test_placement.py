@@ -7,7 +7,10 @@ from services.scheduler.core import (
     PlacementReason,
     SendPrefetch,
     StartTurn,
+    TellPlace,
 )
+from shared.blocks import BLOCK_TOKENS
+from shared.eviction import RECENT_NS
 from tests.unit.scheduler.turns.driver import SECOND, Driver, adapter_of, only
 
 
@@ -144,6 +147,38 @@ def test_a_place_is_kept_where_the_session_s_kv_is_and_stays_on_that_host() -> N
     d.report("w3", host="b")
     assert d.expect("s", kv_at={"b": 3})[0].worker_id == "w2"
     assert prefetched(d.report("w2", host="b", state="draining")) == [("w3", "s")]
+
+
+def test_kv_is_known_to_be_where_the_session_s_last_turn_ran() -> None:
+    """Redis tells of disks, later: a turn that follows soon finds more in that host's memory."""
+    d = restarted()
+    (first,) = only(StartTurn, d.submit("t1", "s", kv_at={"b": 3}, num_tokens=1000))
+    assert (first.worker_id, first.start.kv_at) == ("w2", {"b": 3})
+    d.end("w2", "t1")
+    known = {"a": 2, "b": 1000 // BLOCK_TOKENS + 1}
+    _, effects = d.expect("s", kv_at={"a": 2, "b": 1})
+    (prefetch,), (place_told,) = only(SendPrefetch, effects), only(TellPlace, effects)
+    assert prefetch.prefetch.kv_at == place_told.placed.kv_at == known
+    (next_one,) = only(StartTurn, d.submit("t2", "s", kv_at={"a": 2, "b": 1}, num_tokens=1100))
+    assert next_one.start.kv_at == known
+    d.wake(RECENT_NS)
+    d.report("w1", host="a")
+    d.report("w2", host="b")
+    (later,) = only(StartTurn, d.submit("t3", "s", kv_at={"a": 2}, num_tokens=1200))
+    assert later.start.kv_at == {"a": 2}, "by now all that is there is told"
+
+
+def test_kv_is_not_where_the_last_turn_ran_on_another_model_or_a_worker_that_is_gone() -> None:
+    d = restarted()
+    d.report("w3", host="c", models=("n",))
+    d.submit("t1", "s", model="n", num_tokens=1000)
+    (start,) = only(StartTurn, d.submit("t2", "s", kv_at={"a": 2}, num_tokens=1000))
+    assert start.start.kv_at == {"a": 2}
+    d.end(start.worker_id, "t2")
+    d.wake(3 * SECOND)
+    d.report("w2", host="b")
+    (start,) = only(StartTurn, d.submit("t3", "s", kv_at={"b": 2}, num_tokens=1000))
+    assert start.start.kv_at == {"b": 2}
 
 
 def test_kv_on_a_host_costs_one_turn_at_most() -> None:
