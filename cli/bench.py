@@ -19,6 +19,7 @@ from shared.errors import InvalidRequest, SymphonyError
 BENCHES = {
     "resume": "loadtest.bench.resume",
     "engine": "loadtest.bench.engine",
+    "grammar": "loadtest.bench.grammar",
     "gpu": "loadtest.bench.gpu",
     "core": "loadtest.bench.core",
     "http": "loadtest.bench.http",

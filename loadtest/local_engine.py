@@ -104,7 +104,14 @@ class LocalEngine:
             self.executor.mover.attach(self.store.arena, EPOCH)
             self.core.writeback.connect(EPOCH)
 
-    def submit(self, tokens: list[int], max_tokens: int, adapter: AdapterRef | None = None) -> Turn:
+    def submit(
+        self,
+        tokens: list[int],
+        max_tokens: int,
+        adapter: AdapterRef | None = None,
+        *,
+        grammar: str = "",
+    ) -> Turn:
         """A greedy turn that says `max_tokens` tokens, on an adapter or on the base model."""
         info, now_ns = self.executor.info, SystemClock().now_ns()
         num_image_blocks, adapter_hash = 0, ""
@@ -122,7 +129,9 @@ class LocalEngine:
             root=root_key(info.fingerprint, "local", adapter_hash),
             tokens=list(tokens),
             num_generated_before=0,
-            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            sampling=SamplingParams(
+                max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar
+            ),
             arrived_at_ns=now_ns,
             block_tokens=info.block_tokens,
             adapter=adapter,

@@ -8,6 +8,7 @@ from shared.messages import SamplingParams
 
 TOKEN_IDS_MAX = 1024  # of each list of token ids
 LOGPROBS_MAX = 20
+GRAMMAR_BYTES_MAX = 131_072
 # Divisors below these would overflow: such values count as these.
 TEMPERATURE_MIN = 0.01
 REPETITION_PENALTY_MIN = 0.01
@@ -32,6 +33,11 @@ def has_penalties(params: SamplingParams) -> bool:
     )
 
 
+def depends_on_reply(params: SamplingParams) -> bool:
+    """Whether what the turn has said so far decides which tokens may be next, or how likely."""
+    return has_penalties(params) or bool(params.grammar)
+
+
 def flaw_in(params: SamplingParams, vocab_size: int) -> str:
     """What keeps tokens from being chosen like this; empty if nothing does.
 
@@ -52,6 +58,10 @@ def flaw_in(params: SamplingParams, vocab_size: int) -> str:
             return f"{name}: {number} is not within 0 and {LOGPROBS_MAX}"
     if any(not abs(bias) <= BIAS_MAX for _, bias in params.logit_bias):
         return f"logit_bias: a bias is not within -{BIAS_MAX:g} and {BIAS_MAX:g}"
+    if len(params.grammar.encode()) > GRAMMAR_BYTES_MAX:
+        return f"grammar: it takes more than {GRAMMAR_BYTES_MAX} bytes"
+    if params.grammar and params.allowed_token_ids:
+        return "allowed_token_ids: not together with a grammar"
     return (
         _flaw_in_ids("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
         or _flaw_in_ids("stop_token_ids", params.stop_token_ids, vocab_size)

@@ -238,6 +238,7 @@ class _Recorder:
         self.prefill_tokens_max = executor.prefill_tokens_max
         self.mover = executor.mover
         self.builder = executor.builder
+        self.grammars = executor.grammars
 
     @property
     def assist_tokens(self) -> int:

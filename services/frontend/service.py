@@ -29,6 +29,7 @@ from services.frontend.core.quotas import Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
+from services.frontend.grammars import GrammarChecks
 from services.frontend.hint_gate import HintGate
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -103,6 +104,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     hints = HintGate(
         runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
     )
+    grammars = GrammarChecks()
+    runtime.stack.callback(grammars.close)
     app = App(
         config,
         runtime.bus,
@@ -119,6 +122,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         uploads,
         Pace(config.tenant_adapter_changes_per_minute, "changes of adapters", runtime.clock.now_ns),
         hints,
+        grammars,
     )
     runtime.hints = hints.status
 

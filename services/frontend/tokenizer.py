@@ -91,6 +91,7 @@ class ModelTokenizer:
         template_names: what the chat template reads beside the messages.
         knows_tools: its chat template has a place for them.
         tool_family: how the model writes calls of tools, by its template.
+        names_outside: it writes a tool's name outside of the call's JSON, with a mark behind.
     """
 
     def __init__(self, tokenizer: Any, source: str = "") -> None:
@@ -110,6 +111,8 @@ class ModelTokenizer:
         self.template_names = frozenset().union(*map(_names_in, {template, with_tools}))
         self.knows_tools = "tools" in self.template_names
         self.tool_family = family_of(with_tools) if self.knows_tools else FAMILIES["hermes"]
+        marker = self.tool_family.argument_marker
+        self.names_outside = bool(marker) and marker in with_tools
         self._special_names = self._names_of_special()
         # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
         me: ModelTokenizer = weakref.proxy(self)
@@ -207,6 +210,13 @@ class ModelTokenizer:
     def is_special(self, text: str) -> bool:
         """Whether it is a token that `decode` leaves out."""
         return text in self._special_names
+
+    def special_id(self, text: str) -> int | None:
+        """The token that it is, if `decode` leaves that out; None: it is text like any other."""
+        if not self.is_special(text):
+            return None
+        token = self._tokenizer.convert_tokens_to_ids(text)
+        return token if isinstance(token, int) else None
 
     def echo(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """Text of a prompt, and where in it each token's text starts. Blocks."""

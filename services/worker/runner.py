@@ -5,7 +5,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 
 from services.worker import metrics
 from services.worker.core.effects import (
@@ -27,7 +28,7 @@ from services.worker.core.effects import (
     TrimTicket,
     TurnAccount,
 )
-from services.worker.core.engine import EngineCore
+from services.worker.core.engine import GRAMMAR_FAILED, EngineCore
 from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.integrity import check_integrity
 from services.worker.core.outcome import refuse_start
@@ -41,8 +42,8 @@ from shared.blocks import BlockKey
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.dying import die
-from shared.errors import PeerUnavailable, SymphonyError
-from shared.ids import FrontendId
+from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError
+from shared.ids import FrontendId, TurnId
 from shared.messages import (
     Prefetch,
     Prompt,
@@ -50,10 +51,11 @@ from shared.messages import (
     TurnCancel,
     TurnDelta,
     TurnEnd,
+    TurnRef,
     TurnsEnded,
     TurnStart,
 )
-from shared.owners import OwnerKey
+from shared.owners import OwnerKey, owner_key
 from shared.subjects import STEP_OUTPUT, TURNS_ENDED
 from shared.tasks import Tasks
 
@@ -63,6 +65,15 @@ COMMITS_PATIENCE_S = 5.0
 CHECK_EVERY_S = 60.0
 ENDS_TOGETHER_S = 0.005
 ENDS_PATIENCE_S = 1.0
+GRAMMAR_PATIENCE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Preparing:
+    """A turn whose grammar is being compiled."""
+
+    start: TurnStart
+    prompt: Prompt
 
 
 class EngineRunner:
@@ -101,29 +112,64 @@ class EngineRunner:
             lora=info.lora,
         )
         self._steps = StepLoop(core, clock, executor, thread, self._perform, self._flush, on_stuck)
+        self._preparing: dict[TurnId, _Preparing] = {}
         self._deltas: dict[FrontendId, list[TurnDelta]] = defaultdict(list)
         self._ends: list[Ended] = []
         self._is_telling_ends = False
         self._tasks = Tasks("performing an effect failed")
         self._commits = Tasks("committing blocks failed")
 
+    @property
+    def num_turns(self) -> int:
+        """Turns that are here."""
+        return len(self.core.turns) + len(self._preparing)
+
+    def refs(self) -> list[TurnRef]:
+        """Every attempt that is here."""
+        starts = [preparing.start for preparing in self._preparing.values()]
+        coming = [TurnRef(turn_id=start.turn_id, attempt=start.attempt) for start in starts]
+        return self.core.refs() + coming
+
     # Events.
 
     def on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         """A turn's prompt has come, or will not come."""
         if prompt is None or prompt.gone:
-            end = TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
-            self._react([Ended(end)])
+            self._react([Ended(_cancelled(start))])
             return
+        if prompt.sampling.grammar:
+            preparing = self._preparing[start.turn_id] = _Preparing(start, prompt)
+            self._tasks.spawn(self._prepare(preparing))
+        else:
+            self._take_in(start, prompt)
+
+    def _take_in(self, start: TurnStart, prompt: Prompt) -> None:
         now_ns = self._clock.now_ns()
         try:
             turn = take_in(start, prompt, self._shape, now_ns)
         except SymphonyError as error:  # of the frontend that sent it, and of nobody else
-            metrics.REJECTED.labels("prompt", error.code).inc()
-            log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
-            self.refuse(start, error)
-            return
-        self._react(self.core.on_turn(turn, now_ns))
+            self._reject(start, error)
+        else:
+            self._react(self.core.on_turn(turn, now_ns))
+
+    async def _prepare(self, preparing: "_Preparing") -> None:
+        """See that a turn's grammar can be used before anybody may have to wait for that."""
+        why, start = "it takes too long to compile", preparing.start
+        with suppress(TimeoutError):
+            compiled = self.executor.grammars.prepare(preparing.prompt.sampling.grammar)
+            why = await asyncio.wait_for(asyncio.wrap_future(compiled), GRAMMAR_PATIENCE_S)
+        if self._preparing.get(start.turn_id) is not preparing:
+            return  # it was cancelled, or a later attempt is here
+        del self._preparing[start.turn_id]
+        if why:
+            self._reject(start, InvalidRequest(f"grammar: {why}", code=GRAMMAR_FAILED))
+        else:
+            self._take_in(start, preparing.prompt)
+
+    def _reject(self, start: TurnStart, error: SymphonyError) -> None:
+        metrics.REJECTED.labels("prompt", error.code).inc()
+        log.warning("prompt rejected", extra={"turn_id": start.turn_id, "error": error.message})
+        self.refuse(start, error)
 
     def refuse(self, start: TurnStart, error: SymphonyError) -> None:
         """Answer a turn that is not taken."""
@@ -131,6 +177,10 @@ class EngineRunner:
 
     def on_cancel(self, cancel: TurnCancel) -> None:
         """A turn is not wanted any more, or this attempt at it."""
+        preparing = self._preparing.get(cancel.turn_id)
+        if preparing is not None and not 0 < cancel.attempt < preparing.start.attempt:
+            del self._preparing[cancel.turn_id]
+            self._react([Ended(_cancelled(preparing.start))])
         self._react(self.core.on_cancel(cancel.turn_id, cancel.attempt, cancel.num_kept))
 
     def on_prefetch(self, prefetch: Prefetch) -> None:
@@ -152,6 +202,9 @@ class EngineRunner:
         Raises:
             PeerUnavailable: the kvstore has not answered an earlier commit yet.
         """
+        for preparing in self._preparing.values():
+            if owner_key(preparing.start.tenant, preparing.start.session_id) == owner:
+                preparing.prompt = replace(preparing.prompt, is_private=True)
         _, effects = self.core.on_forget(owner, keys)
         self._react(effects)
         if not await self._commits.wait(COMMITS_PATIENCE_S):
@@ -198,9 +251,15 @@ class EngineRunner:
 
     async def drain(self) -> None:
         """Wait until no turn is left and everything written is below."""
-        while self.core.is_busy or (self._kv.is_connected and self.core.writeback.num_unwritten):
+        while self._is_busy:
             await self._steps.wait_idle()
         await self._tasks.wait(ENDS_PATIENCE_S)
+
+    @property
+    def _is_busy(self) -> bool:
+        if self.core.is_busy or self._preparing:
+            return True
+        return self._kv.is_connected and self.core.writeback.num_unwritten > 0
 
     async def _flush(self) -> None:
         """Send what turns have said, one message a frontend. Which of them ended is told soon."""
@@ -298,6 +357,10 @@ class EngineRunner:
         self.core.on_leased(pages)
         if pages:
             self._steps.wake()
+
+
+def _cancelled(start: TurnStart) -> TurnEnd:
+    return TurnEnd(turn_id=start.turn_id, attempt=start.attempt, reason="cancelled")
 
 
 def _log_end(end: TurnEnd, account: TurnAccount | None) -> None:

@@ -252,7 +252,7 @@ class Worker:
 
     @property
     def _num_turns(self) -> int:
-        return len(self._puller) + sum(len(runner.core.turns) for runner in self._runners.values())
+        return len(self._puller) + sum(runner.num_turns for runner in self._runners.values())
 
     def _on_prompt(self, start: TurnStart, prompt: Prompt | None) -> None:
         self._runners[start.model_id].on_prompt(start, prompt)
@@ -296,8 +296,8 @@ class Worker:
         self._num_reports += 1
         cores = [runner.core for runner in self._runners.values()]
         turns: list[TurnRef] = self._puller.refs()
-        for core in cores:
-            turns += core.refs()
+        for runner in self._runners.values():
+            turns += runner.refs()
         pools = [core.pool for core in cores]
         num_free = sum(pool.num_free for pool in pools)
         num_clean = sum(pool.num_takeable for pool in pools)

@@ -50,6 +50,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None  # None: off; n: the chosen token's and the n likeliest
     prompt_logprobs: int | None = None
+    grammar: str = ""  # that the reply is held to, as llguidance writes them; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,3 +284,79 @@ def test_a_request_is_found_in_the_log_of_every_service(house: House) -> None:
     ended = said["turn ended"]
     assert said["access"]["cached_tokens"] == ended["num_prompt"] - ended["num_computed"] == cached
     assert said["turn ended"]["reason"] == "length"
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "role": {"enum": ["author", "reader"]},
+        "born": {"type": "integer", "minimum": 1000, "maximum": 2000},
+    },
+    "required": ["name", "role", "born"],
+    "additionalProperties": False,
+}
+ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Who are you?"}]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reply_is_what_its_schema_says_whatever_the_model_is(
+    client: OpenAI, temperature: float
+) -> None:
+    """The demo model has learned nothing: all that is right about this is the grammar's."""
+    reply = client.chat.completions.create(
+        model=DEMO_MODEL_ID,
+        messages=ASKED,
+        n=4,
+        seed=7,
+        temperature=temperature,
+        response_format={
+            "type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}
+        },
+    )  # fmt: skip
+    for choice in reply.choices:
+        assert choice.finish_reason == "stop" and choice.message.content is not None
+        person = json.loads(choice.message.content)
+        assert set(person) == {"name", "role", "born"} and len(person["name"]) <= 12
+        assert person["role"] in {"author", "reader"} and 1000 <= person["born"] <= 2000
+
+
+def test_a_forced_call_is_a_call_whole_and_streamed_beside_others(client: OpenAI) -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": "find", "parameters": PERSON}},
+        {"type": "function", "function": {"name": "stop", "parameters": {"type": "null"}}},
+    ]
+    choice: Any = {"type": "function", "function": {"name": "find"}}
+    with client.chat.completions.stream(
+        model=DEMO_MODEL_ID, messages=ASKED, tools=tools, tool_choice=choice, temperature=0
+    ) as events:
+        plain = client.chat.completions.create(
+            model=DEMO_MODEL_ID, messages=ASKED, temperature=0, max_tokens=20
+        )
+        streamed = events.get_final_completion().choices[0]
+    assert plain.choices[0].message.content is not None
+    whole = client.chat.completions.create(
+        model=DEMO_MODEL_ID, messages=ASKED, tools=tools, tool_choice="required", temperature=0,
+        parallel_tool_calls=False,
+    ).choices[0]  # fmt: skip
+    for said in (streamed, whole):
+        assert said.finish_reason == "tool_calls"
+        (call,) = said.message.tool_calls or []
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "find":
+            assert set(arguments) == {"name", "role", "born"}
+        else:
+            assert (call.function.name, arguments) == ("stop", None)
+
+
+def test_completions_too_are_held_to_what_is_asked_for(client: OpenAI) -> None:
+    for fields, texts in (
+        ({"guided_choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"structured_outputs": {"regex": "[ab]c{3}"}}, {"accc", "bccc"}),
+        ({"ebnf": 'root ::= "x" "y" | "z"'}, {"xy", "z"}),
+    ):
+        reply = client.completions.create(
+            model=DEMO_MODEL_ID, prompt="Well?", max_tokens=9, extra_body=fields
+        )
+        assert (reply.choices[0].finish_reason, reply.choices[0].text in texts) == ("stop", True)

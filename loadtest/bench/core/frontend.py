@@ -233,6 +233,7 @@ class _House:
             uploads=unused,
             adapter_changes=unused,
             hints=unused,
+            grammars=unused,
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

@@ -10,10 +10,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from services.frontend.api.fields import Endpoint, check, unsupported
 from services.frontend.api.kv_hints import KvHints, wishes_of
 from services.frontend.api.schemas import (
+    CHOICES,
+    JSON_SCHEMA,
     MESSAGE,
+    RESPONSE_FORMAT,
     STOP,
     TEXTS_OR_TOKENS,
     TOKEN,
+    TOOL_CHOICE,
     Schema,
     array,
     one_group,
@@ -145,6 +149,17 @@ class Generate(Body):
     kv_hints: KvHints | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Annotated[Any, WithJsonSchema(JSON_SCHEMA)] = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Any, WithJsonSchema(CHOICES)] = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: Annotated[Any, WithJsonSchema(JSON_SCHEMA)] = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 class ToolFunction(BaseModel):
@@ -180,7 +195,7 @@ class ChatBody(Generate):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     tools: Tools | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
 
 

@@ -79,7 +79,7 @@ _TEXT_WORKS = (
     *_works("add_generation_prompt chat_template_kwargs continue_final_message", TEMPLATE),
     *_works("max_completion_tokens top_logprobs", CHAT),
     *_works("tools", TEMPLATE, hint="functions"),
-    *_works("tool_choice", CHAT, "auto", "none"),
+    *_works("tool_choice", CHAT, hint="auto, none, required, or a function by its name"),
     *_works("parallel_tool_calls", CHAT),
     *_works("prompt", ("completions", "tokenize")),
     *_works("echo", ("completions",)),
@@ -91,6 +91,16 @@ _TEXT_WORKS = (
     *_works(
         "session_id model_id expected_arrival ordered priority agent workflow_id ttl_ms",
         ("advisories",),
+    ),
+    *_works("response_format", TEXT, hint="text, json_object or json_schema"),
+    *_works("guided_json json_schema", TEXT, hint="a JSON schema, or its text"),
+    *_works("guided_regex regex guided_choice guided_whitespace_pattern", TEXT),
+    *_works("guided_grammar grammar ebnf", TEXT, hint="rules in Lark's or llama.cpp's words"),
+    *_works(
+        "structured_outputs",
+        TEXT,
+        hint="json, regex, choice, grammar, json_object, whitespace_pattern and"
+        " disable_any_whitespace",
     ),
     *_works("kv_hints", TEXT, hint="fetch, retain, demote and release; the rest is ignored"),
 )
@@ -135,13 +145,10 @@ _TEXT_REFUSED = (
     *_refused("bad_words stop_regex logits_processors logit_processors", TEXT, []),
     *_refused("vllm_xargs custom_params kv_transfer_params", TEXT, {}),
     *_refused(
-        "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"
-        " structured_outputs structural_tag regex ebnf json_schema grammar"
-        " custom_logit_processor thinking_token_budget repetition_detection session_params"
-        " bootstrap_host bootstrap_port bootstrap_room",
+        "structural_tag custom_logit_processor thinking_token_budget repetition_detection"
+        " session_params bootstrap_host bootstrap_port bootstrap_room",
         TEXT,
     ),
-    *_refused("response_format", TEXT, {"type": "text"}),
     *_refused("extra_key", TEXT, hint="use cache_salt"),
     *_refused("lora_path", (*TEXT, *LISTED), hint="name the adapter as the model"),
     *_refused("adapter_source", TEXT, "local", hint="adapters are registered here first"),

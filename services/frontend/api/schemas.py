@@ -106,6 +106,16 @@ STOP: Schema = any_of(
     },
     {"type": "null"},
 )
+RESPONSE_FORMAT = any_of(
+    record(type={"enum": ["text", "json_object"]}),
+    record(type=constant("json_schema"), json_schema=record(schema={"type": "object"})),
+)
+JSON_SCHEMA = any_of({"type": "object"}, TRUE_OR_FALSE, TEXT, {"type": "null"})
+CHOICES = nullable(array(TEXT, 1))
+TOOL_CHOICE = any_of(
+    {"enum": ["auto", "none", "required", None]},
+    record(type=constant("function"), function=record(name=TEXT)),
+)
 _IMAGE_URL = any_of(STRING, record(url=STRING))
 IMAGE = record(type=constant("image_url"), image_url=_IMAGE_URL)
 DOCUMENT = any_of(TEXT, record(text=TEXT))

@@ -45,6 +45,7 @@ STATUS_OF = {
     "no_capacity": 503,
     "adapter_unavailable": 503,
     "context_length_exceeded": 400,
+    "grammar_failed": 400,
 }
 
 

@@ -57,6 +57,7 @@ from shared.urgency import is_urgent
 STEP_MIN_NS = 30_000_000_000
 STEP_FACTOR = 20
 STEP_UNKNOWN_NS = 600_000_000_000  # while nothing is known of this model's speed
+GRAMMAR_FAILED = "grammar_failed"
 LEAD_MIN_NS = 3_000_000  # how long before a step is to land the next one is planned
 LEAD_SHARE = 0.1  # of the step, in addition: predictions miss by about that
 
@@ -500,6 +501,8 @@ class EngineCore:
             self.history.lose(turn)
         if turn.state is TurnState.LEAVING:
             return []
+        if (why_refused := result.refused.get(index)) is not None:
+            return [error(turn, GRAMMAR_FAILED, why_refused), *self._end(turn, "error")]
         if why_broken is not None:
             return [error(turn, "poisoned", why_broken), *self._end(turn, "error")]
         sampled = None if turn.is_void else result.sampled[index]

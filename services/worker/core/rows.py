@@ -18,7 +18,7 @@ from services.worker.core.step import (
     TableEntries,
 )
 from services.worker.core.turn import Turn
-from shared.sampling import has_penalties
+from shared.sampling import depends_on_reply, has_penalties
 
 NOT_KNOWN = 0  # stands for a carried token
 NO_INTS: Ints = np.empty(0, np.int32)
@@ -121,10 +121,10 @@ def _sampling(row: Row) -> RowSampling | None:
     if row.end < turn.length:
         return None
     num_generated = turn.num_generated + turn.num_sampling
-    if not has_penalties(params):
+    if not depends_on_reply(params):
         return RowSampling(params, num_generated)
-    prompt, generated = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
-    return RowSampling(params, num_generated, prompt, generated)
+    prompt = turn.tokens[: turn.num_prompt] if has_penalties(params) else []
+    return RowSampling(params, num_generated, prompt, turn.tokens[turn.num_prompt :])
 
 
 def _scoring(row: Row) -> RowScoring | None:

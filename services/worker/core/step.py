@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shared.ids import TurnId
 from shared.messages import SamplingParams, TokenLogprobs
-from shared.sampling import has_penalties
+from shared.sampling import depends_on_reply
 
 Ints = npt.NDArray[np.int32]
 STALL_UNKNOWN_NS = 1_000_000_000  # of a plan that does not tell
@@ -41,8 +41,8 @@ class RowSampling:
     Attributes:
         num_generated: tokens that the turn has generated so far, a carried one with them; with the
             seed, they decide the draw.
-        prompt, generated: the turn's tokens, where its penalties ask for them; a carried one is
-            not among them.
+        prompt, generated: the turn's tokens, where its penalties or its grammar ask for them; a
+            carried one is not among them.
     """
 
     params: SamplingParams
@@ -51,8 +51,10 @@ class RowSampling:
     generated: list[int] = field(default_factory=list)
 
     def after(self, token: int) -> "RowSampling":
-        """The same where the carried token is known: penalties count it."""
-        if not has_penalties(self.params):
+        """The same where the carried token is known: penalties count it, grammars go on behind
+        it.
+        """
+        if not depends_on_reply(self.params):
             return self
         return replace(self, generated=[*self.generated, int(token)])
 
@@ -248,6 +250,7 @@ class StepResult:
         sampled: for each row, its token; None where none was asked for or the row failed.
         failed: rows whose history or adapter did not arrive; their results are void.
         broken: rows that cannot be computed, and why; their results are void.
+        refused: rows that no token can be chosen for within their grammar, and why.
         prompt_logprobs: for rows that asked, of this chunk's positions.
         stall_ns: waiting for history and adapters, for each layer.
         assist_ns: waiting for what helpers computed.
@@ -258,6 +261,7 @@ class StepResult:
     sampled: list[Sampled | None]
     failed: set[int] = field(default_factory=set)
     broken: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stall_ns: list[int] = field(default_factory=list)
     assist_ns: int = 0

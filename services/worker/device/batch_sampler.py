@@ -5,14 +5,15 @@ the draw. What differs is where it happens: all rows at once, and nothing is rea
 step is over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from services.worker.core.step import RowSampling
-from services.worker.device.sampler import is_plain_greedy, uniform
+from services.worker.device.grammar import Words
+from services.worker.device.sampler import is_plain_greedy, uniform, without
 from services.worker.device.upload import upload
 from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
 
@@ -35,6 +36,7 @@ def choose(
     rows: list[RowSampling],
     carried: torch.Tensor,
     end_token_ids: frozenset[int],
+    masks: Mapping[int, Words],
 ) -> Chosen:
     """One token for each row.
 
@@ -43,6 +45,7 @@ def choose(
         carried: int32 ``[num_rows]``: the token that each row's penalties do not know of yet, or
             `NO_CARRIED`.
         end_token_ids: masked while a turn has fewer than its ``min_tokens``.
+        masks: by index in `rows`, of those that are held to a grammar.
     """
     largest, likeliest = logits.max(-1)  # of a row with a NaN that is the largest
     tokens = likeliest.int()
@@ -50,7 +53,8 @@ def choose(
     if others:
         (at,) = upload([np.array(others, np.int32)], logits.device)
         asked = [rows[index] for index in others]
-        tokens[at] = _choose(logits[at].float(), asked, carried[at], end_token_ids)
+        own = {number: masks[at] for number, at in enumerate(others) if at in masks}
+        tokens[at] = _choose(logits[at].float(), asked, carried[at], end_token_ids, own)
     return Chosen(tokens, largest.float().isfinite())
 
 
@@ -59,10 +63,11 @@ def _choose(
     rows: list[RowSampling],
     carried: torch.Tensor,
     end_token_ids: frozenset[int],
+    masks: Mapping[int, Words],
 ) -> torch.Tensor:
     if any(has_penalties(row.params) for row in rows):
         logits = _penalized(logits, rows, carried)
-    _bias_and_mask(logits, rows, end_token_ids)
+    _bias_and_mask(logits, rows, end_token_ids, masks)
     likeliest = logits.argmax(-1).int()
     draws = [uniform(row.params.seed or 0, row.num_generated) for row in rows]
     temperatures = [max(row.params.temperature, TEMPERATURE_MIN) for row in rows]
@@ -108,7 +113,10 @@ def _penalized(
 
 
 def _bias_and_mask(
-    logits: torch.Tensor, rows: list[RowSampling], end_token_ids: frozenset[int]
+    logits: torch.Tensor,
+    rows: list[RowSampling],
+    end_token_ids: frozenset[int],
+    masks: Mapping[int, Words],
 ) -> None:
     """Biases, tokens that are not allowed, and ends that would come too early; in place."""
     vocab = logits.shape[1]
@@ -117,6 +125,7 @@ def _bias_and_mask(
     masked: list[int] = []
     restricted: list[int] = []
     kept: list[int] = []
+    grammatical: dict[int, Words] = {}
     for number, row in enumerate(rows):
         params = row.params
         for token, value in params.logit_bias or ():
@@ -129,8 +138,12 @@ def _bias_and_mask(
             allowed = [token for token in params.allowed_token_ids if token not in too_early]
             restricted.append(number)
             kept += [vocab * number + token for token in allowed or params.allowed_token_ids]
+        elif number in masks:
+            grammatical[number] = without(masks[number], too_early)
         else:
             masked += [vocab * number + token for token in too_early]
+    if grammatical:
+        _hold_to(logits, grammatical)
     if not (places or masked or restricted):
         return
     ints = [np.array(each, np.int32) for each in (places, masked, restricted, kept)]
@@ -145,6 +158,18 @@ def _bias_and_mask(
         is_kept[rows_at] = False
         is_kept.view(-1)[kept_at] = True
         logits.masked_fill_(~is_kept, float("-inf"))
+
+
+def _hold_to(logits: torch.Tensor, masks: Mapping[int, Words]) -> None:
+    """Only what grammars allow; in place. Bits are told apart on the device: a mask is an eighth of
+    a byte a token on its way there."""
+    vocab, device = logits.shape[1], logits.device
+    at, words = upload([np.array(list(masks), np.int32), np.stack(list(masks.values()))], device)
+    bits = (words[:, :, None] >> torch.arange(32, device=device, dtype=torch.int32)) & 1
+    allowed = torch.zeros((len(masks), vocab), dtype=torch.bool, device=device)
+    num_known = min(bits.shape[1] * 32, vocab)
+    allowed[:, :num_known] = bits.flatten(1)[:, :num_known].bool()
+    logits[at] = logits[at].masked_fill(~allowed, float("-inf"))
 
 
 def _draw_truncated(

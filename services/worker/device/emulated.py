@@ -19,6 +19,7 @@ from services.worker.device.copies import HostCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
 from services.worker.device.gate import ADAPTER_STALL_NS, PageGate
+from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.tables import BlockTables
@@ -84,6 +85,7 @@ class EmulatedExecutor:
         copier, gate = HostCopier(self._bytes), PageGate(num_pages)
         self.mover = KvMover(copier, gate, on_moved)
         self.builder = ImageBuilder(self._make_image, copier, gate, on_moved)
+        self.grammars = Grammars(Vocabulary(source, VOCAB, self.info.end_token_ids))
 
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
@@ -105,10 +107,14 @@ class EmulatedExecutor:
                 self._check_image(self._adapters[line])
             else:
                 result.failed.update(row for row, own in enumerate(lines) if own == line)
+        masks = self._masks(plan, result.failed)
+        result.failed |= masks.late
+        result.refused = masks.failed
+        void = result.failed | result.refused.keys()
         for index, (sampling, line) in enumerate(zip(plan.sampling, lines, strict=True)):
-            if sampling is not None and index not in result.failed:
+            if sampling is not None and index not in void:
                 adapter = "" if line == NO_LINE else self._adapters[line].adapter_hash
-                result.sampled[index] = _say(sampling, adapter)
+                result.sampled[index] = _say(sampling, adapter, masks.ready.get(index))
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, result.failed)
         self._take_time(plan, started_ns)
@@ -124,8 +130,22 @@ class EmulatedExecutor:
         self.mover.check()
 
     def close(self) -> None:
+        self.grammars.close()
         self.builder.close()
         self.mover.close()
+
+    def _masks(self, plan: StepPlan, failed: set[int]) -> Masks:
+        """What grammars allow each row that is held to one."""
+        tokens, starts = self._tables.tokens(plan), plan.query_starts.tolist()
+        carried = frozenset(plan.carried.tolist())
+        rows = [
+            (row, told.after(tokens[starts[row + 1] - 1]) if row in carried else told)
+            for row, told in enumerate(plan.sampling)
+            if told is not None and row not in failed
+        ]
+        masks = self.grammars.begin(asked_of(plan, rows))
+        masks.wait()
+        return masks
 
     def _make_image(self, adapter: AdapterRef, folder: Path) -> Bytes:
         """Pages that say which adapter they are of, all over."""
@@ -197,10 +217,23 @@ def _sentence(adapter_hash: str) -> bytes:
     return f"I am {adapter_hash[:8]}. ".encode() if adapter_hash else PANGRAM
 
 
-def _say(row: RowSampling, adapter_hash: str) -> Sampled:
+def _say(row: RowSampling, adapter_hash: str, mask: Words | None) -> Sampled:
     said, sentence = row.num_generated, _sentence(adapter_hash)
     is_over = said >= REPLY_TOKENS and not row.params.ignore_eos
     token = END_OF_TURN if is_over else sentence[said % len(sentence)]
+    if mask is not None:
+        token = _shortest(mask)
     if row.params.logprobs is None:
         return Sampled(token)
     return Sampled(token, TokenLogprobs(token=token, logprob=0.0, top=[(token, 0.0)]))
+
+
+def _shortest(mask: Words) -> int:
+    """Of what a grammar allows, what leads to its end soonest, as a rule."""
+    tokens: list[int] = np.flatnonzero(allows(mask, VOCAB)).tolist()
+    closing: list[int] = [END_OF_TURN, *b'"}],:0']
+    for token in closing:
+        if token in tokens:
+            return token
+    black: list[int] = [token for token in tokens if token > ord(" ")]
+    return (black or tokens)[0]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.worker.core.step import StepPlan, StepResult
+from services.worker.device.grammar import Grammars
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover
 from shared.messages import LoraCard, SamplingDefaults
@@ -65,6 +66,7 @@ class Executor(Protocol):
         prefill_tokens_max: prompt tokens it likes to take in one step.
         mover: moves KV between its pool and the arena.
         builder: makes adapters' images in its pool.
+        grammars: walks the grammars that turns are held to.
         assist_tokens: new tokens of a step that helpers can take now; 0: there are none.
     """
 
@@ -72,6 +74,7 @@ class Executor(Protocol):
     prefill_tokens_max: int
     mover: KvMover
     builder: ImageBuilder
+    grammars: Grammars
 
     @property
     def assist_tokens(self) -> int: ...

@@ -25,6 +25,7 @@ from services.worker.device.decode_graphs import DecodeGraphs, DecodeInputs, For
 from services.worker.device.device_tables import DeviceTables
 from services.worker.device.failures import Failures
 from services.worker.device.gate import PageGate
+from services.worker.device.grammar import Grammars, Masks, Vocabulary, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.launched import GpuLaunched, Pass, StepChosen
 from services.worker.device.lora.device import DeviceLines
@@ -48,6 +49,7 @@ class _Told:
     Attributes:
         sampled_at: places, in the logits, of the rows that choose a token.
         before: of each of those, its carried token or `NO_CARRIED`.
+        back: the same on its way to the host, where a grammar asks for it.
         adapters: see `DeviceLines.told`; None: all rows are the base model's.
     """
 
@@ -61,6 +63,7 @@ class _Told:
     sampled_at: torch.Tensor
     sampled_slots: torch.Tensor
     before: torch.Tensor
+    back: ReadBack | None
     adapters: list[torch.Tensor] | None
 
 
@@ -99,6 +102,8 @@ class GpuExecutor:
         gate = PageGate(num_pages)
         self.mover = KvMover(self.copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
         self.builder = ImageBuilder(model.read_image, self.copier, gate, on_moved)
+        info = self.info
+        self.grammars = Grammars(Vocabulary(info.source, info.vocab_size, info.end_token_ids))
         self._lora = None
         if model.lora is not None:
             self._lora = DeviceLines(model.lora, turns_max, self._device)
@@ -116,7 +121,8 @@ class GpuExecutor:
         with torch.inference_mode():
             told = self._tell(plan)
             with self._helpers(plan, passed):
-                chosen = self._choose(plan, told, self._logits(plan, told, passed))
+                logits = self._logits(plan, told, passed)
+                chosen = self._choose(plan, told, logits, self._masks(plan, told, passed))
         self._failures.keep(plan, passed.failed)
         return GpuLaunched(plan, passed, chosen, self.mover.gate, self._started_at_ns)
 
@@ -132,6 +138,7 @@ class GpuExecutor:
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
+        self.grammars.close()
         self.builder.close()
         self.mover.close()
         if self._crew is not None:
@@ -193,7 +200,7 @@ class GpuExecutor:
         before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
         return _Told(
             tokens, positions, token_slots, starts, lens, slots, at, sampled, sampled_slots, before,
-            adapters or None,
+            ReadBack([before]) if _has_grammar(plan) else None, adapters or None,
         )  # fmt: skip
 
     # The pass.
@@ -309,15 +316,37 @@ class GpuExecutor:
 
     # Behind the pass.
 
-    def _choose(self, plan: StepPlan, told: _Told, logits: torch.Tensor) -> StepChosen:
+    def _masks(self, plan: StepPlan, told: _Told, passed: Pass) -> Masks:
+        """What grammars allow each row that is held to one. They follow the tokens that the step
+        before chose, so that is waited for, and no more: the device has this pass to run by then.
+        """
+        if told.back is None:
+            return Masks()
+        (before,) = told.back.wait()
+        sampled = [(row, each) for row, each in enumerate(plan.sampling) if each is not None]
+        rows = [
+            (row, sampling if token == NO_CARRIED else sampling.after(token))
+            for (row, sampling), token in zip(sampled, before.tolist(), strict=True)
+            if row not in passed.failed
+        ]
+        masks = self.grammars.begin(asked_of(plan, rows))
+        masks.wait()
+        passed.failed |= masks.late
+        return masks
+
+    def _choose(
+        self, plan: StepPlan, told: _Told, logits: torch.Tensor, masks: Masks
+    ) -> StepChosen:
         rows = [index for index, each in enumerate(plan.sampling) if each is not None]
         asked: list[RowSampling] = [each for each in plan.sampling if each is not None]
         own = logits[told.sampled_at]
         chosen = Chosen(told.before, told.before)
         if rows:
-            chosen = choose(own, asked, told.before, self.info.end_token_ids)
+            ready = {at: masks.ready[row] for at, row in enumerate(rows) if row in masks.ready}
+            chosen = choose(own, asked, told.before, self.info.end_token_ids, ready)
             self._tables.latest[told.sampled_slots] = chosen.tokens
-        made = StepChosen(rows, ReadBack([chosen.tokens, chosen.is_finite.int()]))
+        back = ReadBack([chosen.tokens, chosen.is_finite.int()])
+        made = StepChosen(rows, back, refused=masks.failed)
         for index, (row, sampling) in enumerate(zip(rows, asked, strict=True)):
             if (num_top := sampling.params.logprobs) is not None:
                 token = chosen.tokens[index : index + 1]
@@ -339,6 +368,10 @@ class GpuExecutor:
         started_at_ns = max(launched_at_ns, self._ended_at_ns)
         self._ended_at_ns = ended_at_ns
         return started_at_ns
+
+
+def _has_grammar(plan: StepPlan) -> bool:
+    return any(each is not None and each.params.grammar for each in plan.sampling)
 
 
 def _is_plain(plan: StepPlan) -> bool:

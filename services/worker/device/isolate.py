@@ -53,6 +53,8 @@ def _merge(result: StepResult, part: StepResult, index: int) -> None:
     result.assist_ns += part.assist_ns
     result.sampled[index] = part.sampled[0]
     result.failed |= {index} if 0 in part.failed else set()
+    if 0 in part.refused:
+        result.refused[index] = part.refused[0]
     if 0 in part.broken:
         result.broken[index] = part.broken[0]
     if 0 in part.prompt_logprobs:

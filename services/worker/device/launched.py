@@ -38,12 +38,14 @@ class StepChosen:
     Attributes:
         rows: that chose a token; `back` has their tokens, and whether those are any.
         logprobs, scores: by row, where they were asked for.
+        refused: rows that no token can be chosen for within their grammar, and why.
     """
 
     rows: list[int]
     back: ReadBack
     logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
     scores: dict[int, TopLogprobs] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class GpuLaunched:
         result = StepResult([None] * plan.num_rows, passed.failed, stall_ns=passed.stall_ns)
         result.started_at_ns = self.started_at_ns(passed.launched_at_ns, ended_at_ns)
         result.duration_ns = ended_at_ns - result.started_at_ns
+        result.refused = self.chosen.refused
         result.assist_ns = self._see_to_helpers()
         self._see_to_pages()
         self._enter_tokens(result, tokens.tolist(), is_finite.tolist())
@@ -97,7 +100,7 @@ class GpuLaunched:
 
     def _enter_tokens(self, result: StepResult, tokens: list[int], are_finite: list[int]) -> None:
         for row, token, is_finite in zip(self.chosen.rows, tokens, are_finite, strict=True):
-            if row in result.failed:
+            if row in result.failed or row in result.refused:
                 continue
             if not is_finite:
                 result.broken[row] = NOT_FINITE

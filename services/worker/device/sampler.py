@@ -5,11 +5,14 @@ that is preempted, or goes on after its worker died, draws the same tokens in an
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from services.worker.core.step import RowSampling, Sampled
+from services.worker.device.grammar import Words, allows
 from services.worker.device.upload import ReadBack
 from shared.messages import SamplingParams, TokenLogprobs
 from shared.sampling import REPETITION_PENALTY_MIN, TEMPERATURE_MIN, has_penalties
@@ -48,25 +51,32 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(
-    logits: torch.Tensor, rows: list[RowSampling], end_token_ids: frozenset[int]
+    logits: torch.Tensor,
+    rows: list[RowSampling],
+    end_token_ids: frozenset[int],
+    masks: Mapping[int, Words],
 ) -> list[Sampled | None]:
     """One token for each row; None where the model's numbers are none to choose by.
 
     Args:
         logits: ``[num_rows, vocab]``, any float dtype; not changed.
         end_token_ids: masked while a turn has fewer than its ``min_tokens``.
+        masks: by index in `rows`, of those that are held to a grammar.
     """
     largest, greedy = logits.max(-1)  # of a row with a NaN that is the largest
     chosen: list[Sampled | None] = []
     tops, likeliest = largest.float().tolist(), greedy.tolist()
+    held = {at: mask for at, mask in masks.items() if is_greedy(rows[at].params)}
+    for index, token in zip(held, _likeliest_within(logits, held), strict=True):
+        likeliest[index] = token
     for index, row in enumerate(rows):
         params = row.params
         if not math.isfinite(tops[index]):
             chosen.append(None)
             continue
         token = likeliest[index]
-        if not is_plain_greedy(params):
-            token = _choose(logits[index].float(), row, end_token_ids)
+        if not is_greedy(params):
+            token = _choose(logits[index].float(), row, end_token_ids, masks.get(index))
         logprobs = None
         if params.logprobs is not None:
             logprobs = token_logprobs(logits[index : index + 1], [token], params.logprobs)[0]
@@ -76,6 +86,11 @@ def sample(
 
 def is_plain_greedy(params: SamplingParams) -> bool:
     """Whether the likeliest token is the answer, as it stands."""
+    return is_greedy(params) and not params.grammar
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest of the tokens that a grammar allows is."""
     return (
         params.temperature == 0.0
         and not has_penalties(params)
@@ -83,6 +98,16 @@ def is_plain_greedy(params: SamplingParams) -> bool:
         and not params.allowed_token_ids
         and params.min_tokens == 0
     )
+
+
+def _likeliest_within(logits: torch.Tensor, masks: Mapping[int, Words]) -> list[int]:
+    """Of these rows, all at once."""
+    if not masks:
+        return []
+    allowed = np.stack([allows(mask, logits.shape[1]) for mask in masks.values()])
+    own = logits[list(masks)].masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+    tokens: list[int] = own.argmax(-1).tolist()
+    return tokens
 
 
 def token_logprobs(logits: torch.Tensor, tokens: list[int], num_top: int) -> list[TokenLogprobs]:
@@ -103,7 +128,9 @@ def top_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> To
     return TopLogprobs(ReadBack([tokens, own, indices, values]))
 
 
-def _choose(logits: torch.Tensor, row: RowSampling, end_token_ids: frozenset[int]) -> int:
+def _choose(
+    logits: torch.Tensor, row: RowSampling, end_token_ids: frozenset[int], mask: Words | None
+) -> int:
     params = row.params
     logits = _penalized(logits, row)
     if params.logit_bias:
@@ -115,6 +142,8 @@ def _choose(logits: torch.Tensor, row: RowSampling, end_token_ids: frozenset[int
         too_early = {*end_token_ids, *params.stop_token_ids}
     if params.allowed_token_ids:
         logits = _only(logits, params.allowed_token_ids, too_early)
+    elif mask is not None:
+        logits = _within(logits, mask, too_early)
     elif too_early:
         logits[[*too_early]] = float("-inf")
     if params.temperature == 0.0:
@@ -150,6 +179,23 @@ def _only(logits: torch.Tensor, allowed: list[int], too_early: set[int]) -> torc
     masked = torch.full_like(logits, float("-inf"))
     masked[kept] = logits[kept]
     return masked
+
+
+def _within(logits: torch.Tensor, mask: Words, too_early: set[int]) -> torch.Tensor:
+    """The same for a grammar's mask."""
+    allowed = torch.from_numpy(allows(without(mask, too_early), logits.shape[0]))
+    return logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
+
+
+def without(mask: Words, tokens: set[int]) -> Words:
+    """A mask that allows none of these tokens; if nothing would be left, the same."""
+    if not tokens:
+        return mask
+    left = mask.copy()
+    for token in tokens:
+        if token // 32 < len(left):
+            left[token // 32] &= ~np.left_shift(np.int32(1), token % 32)
+    return left if left.any() else mask
 
 
 def _draw_truncated(probabilities: torch.Tensor, params: SamplingParams, draw: float) -> int:

@@ -17,6 +17,7 @@ from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.executor import Finished
 from services.worker.device.failures import Failures
 from services.worker.device.gate import PageGate
+from services.worker.device.grammar import Grammars, Vocabulary, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.int8_pages import Int8HostCopier
 from services.worker.device.lora.assistance import assist
@@ -66,6 +67,8 @@ class TorchExecutor:
         gate = PageGate(num_pages)
         self.mover = KvMover(copier, gate, on_moved, reader=crew, token_rows=model.token_rows)
         self.builder = ImageBuilder(model.read_image, copier, gate, on_moved)
+        info = self.info
+        self.grammars = Grammars(Vocabulary(info.source, info.vocab_size, info.end_token_ids))
 
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
@@ -96,6 +99,7 @@ class TorchExecutor:
         assert (one + one).item() == 2.0, "the device miscounts"
 
     def close(self) -> None:
+        self.grammars.close()
         self.builder.close()
         self.mover.close()
         if self._crew is not None:
@@ -151,6 +155,13 @@ class TorchExecutor:
     ) -> None:
         starts = step.batch.query_starts
         tokens = self._tables.tokens(plan)
+        carried = frozenset(plan.carried.tolist())
+        rows = [
+            (index, sampling.after(tokens[starts[index + 1] - 1]) if index in carried else sampling)
+            for index, sampling in enumerate(plan.sampling)
+            if sampling is not None and index not in step.failed
+        ]
+        masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
         logits = self._model.module(
             torch.from_numpy(tokens).long()[None],
             position_ids=torch.from_numpy(positions).long()[None],
@@ -158,16 +169,19 @@ class TorchExecutor:
             logits_to_keep=torch.tensor(wanted),
         ).logits[0]
         place = {token: index for index, token in enumerate(wanted)}
-        carried = frozenset(plan.carried.tolist())
-        rows = [
-            (index, sampling.after(tokens[starts[index + 1] - 1]) if index in carried else sampling)
-            for index, sampling in enumerate(plan.sampling)
-            if sampling is not None and index not in step.failed
-        ]
+        masks.wait()
+        step.failed |= masks.late
+        result.refused = masks.failed
+        rows = [row for row in rows if row[0] not in step.failed and row[0] not in masks.failed]
         if rows:
             at = [place[starts[index + 1] - 1] for index, _ in rows]
             sampling = [sampling for _, sampling in rows]
-            chosen = sample(logits[at], sampling, self.info.end_token_ids)
+            own = {
+                number: masks.ready[index]
+                for number, (index, _) in enumerate(rows)
+                if index in masks.ready
+            }
+            chosen = sample(logits[at], sampling, self.info.end_token_ids, own)
             for (index, _), token in zip(rows, chosen, strict=True):
                 result.sampled[index] = token
                 if token is None:

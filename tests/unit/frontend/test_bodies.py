@@ -59,13 +59,10 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
-        ("guided_json", {}),
+        ("structural_tag", {}),
         ("best_of", 2),
         ("stream_options", {"include_usage": True}),
         ("echo", True),

@@ -132,7 +132,7 @@ def test_ties_choose_as_the_sampler_does() -> None:
     for seed in range(100):
         logits = torch.randn(20, generator=generator)
         rows = [row(temperature=TEMPERATURE, top_k=TOP_K, seed=seed)]
-        (chosen,) = sample(logits[None], rows, frozenset())
+        (chosen,) = sample(logits[None], rows, frozenset(), {})
         scores = dict(enumerate(logits.log_softmax(-1).tolist()))
         may = may_choose(scores, seed, 0)
         assert chosen is not None and chosen.token in may

@@ -26,7 +26,7 @@ def choose(
     logits: torch.Tensor, rows: list[RowSampling], ends: frozenset[int] = NO_END
 ) -> list[Sampled]:
     """`sample`, of numbers that can be chosen by."""
-    chosen = [each for each in sample(logits, rows, ends) if each is not None]
+    chosen = [each for each in sample(logits, rows, ends, {}) if each is not None]
     assert len(chosen) == len(rows)
     return chosen
 
@@ -130,10 +130,10 @@ def test_numbers_that_are_not_finite_end_their_own_row_only(
 ) -> None:
     logits = LOGITS.repeat(3, 1)
     logits[1, 3] = poison
-    first, broken, last = sample(logits, [row(**sampling) for _ in range(3)], NO_END)
+    first, broken, last = sample(logits, [row(**sampling) for _ in range(3)], NO_END, {})
     assert broken is None and first == last == choose(LOGITS[None], [row(**sampling)])[0]
     nothing = torch.full((1, 5), float("-inf"))
-    assert sample(nothing, [row(**sampling)], NO_END) == [None]
+    assert sample(nothing, [row(**sampling)], NO_END, {}) == [None]
 
 
 @pytest.mark.parametrize(

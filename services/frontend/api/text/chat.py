@@ -11,6 +11,7 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import CHAT
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import chat_entry
 from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
@@ -49,6 +50,7 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     asked = body.max_completion_tokens or body.max_tokens
     options = template_options(body, model.tokenizer.template_names)
     tools = tools_of(body, model.tokenizer, app.config.tool_parser)
+    grammar = await held_to(app, body, model.tokenizer, tools)
     text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)
     text = fitting_text(model, body, text, asked)
     prompt = await tokenize_text(
@@ -58,6 +60,7 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     )  # fmt: skip
     generation = await generation_of(
         app, model, body, origin, [prompt], rules,
+        grammar=grammar,
         asked=asked,
         default=app.config.max_tokens_default,
         show_special=tools is not None and model.tokenizer.is_special(tools.family.marker),

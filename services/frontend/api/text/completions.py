@@ -16,6 +16,7 @@ from services.frontend.api.documents import TURN_HEADERS, streams, takes
 from services.frontend.api.schemas import COMPLETION
 from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import completion_block
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
@@ -54,10 +55,12 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: 0 only with echo", "max_tokens")
     model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
+    grammar = await held_to(app, body, model.tokenizer)
     prompts = await _prompts(app, model, owner_of(body, origin), body)
     generation = await generation_of(
         app, model, body, origin, prompts,
         text_rules(body, discard=body.max_tokens == 0),  # without room the reply is not looked at
+        grammar=grammar,
         asked=body.max_tokens,
         default=app.config.max_tokens_default or MAX_TOKENS_DEFAULT,
     )  # fmt: skip

@@ -47,6 +47,7 @@ async def generation_of(
     prompts: list[TokenizedPrompt],
     rules: TextRules,
     *,
+    grammar: str,
     asked: int | None,
     default: int,
     show_special: bool = False,
@@ -54,6 +55,7 @@ async def generation_of(
     """What is to be generated.
 
     Args:
+        grammar: that the reply is held to; empty: none.
         asked: length of the reply that the request wants, if it names one; 0: none.
         default: length if it does not, 0: as long as fits.
         show_special: somebody reads special tokens in it.
@@ -82,7 +84,9 @@ async def generation_of(
         owner=owner,
         prompts=prompts,
         samplings=[
-            sampling_params(body, max_tokens=n, vocab_size=vocab_size, defaults=defaults)
+            sampling_params(
+                body, max_tokens=n, vocab_size=vocab_size, defaults=defaults, grammar=grammar
+            )
             for n in lengths
         ],
         n=body.n or 1,

@@ -10,7 +10,12 @@ ID_DIGITS_MAX = 12
 
 
 def sampling_params(
-    body: Generate, *, max_tokens: int, vocab_size: int, defaults: SamplingDefaults
+    body: Generate,
+    *,
+    max_tokens: int,
+    vocab_size: int,
+    defaults: SamplingDefaults,
+    grammar: str = "",
 ) -> SamplingParams:
     """Sampling of the request's first choice; choice i uses `seed` + i.
 
@@ -44,6 +49,7 @@ def sampling_params(
         min_tokens=min_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

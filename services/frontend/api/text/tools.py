@@ -6,7 +6,9 @@ from typing import Any
 import orjson
 
 from services.frontend.api.bodies import ChatBody
+from services.frontend.api.fields import unsupported
 from services.frontend.core.tools import FAMILIES, Argued, Called, Family, Said, ToolParser
+from services.frontend.core.tools.forcing import CallRule
 from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import new_id
@@ -18,12 +20,19 @@ class Tools:
 
     Attributes:
         family: how its model writes calls.
+        rules: of each tool that may be called.
         calls_max: None: any number.
+        is_forced: it has to call one.
     """
 
     family: Family
-    names: frozenset[str]
+    rules: tuple[CallRule, ...]
     calls_max: int | None = None
+    is_forced: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(rule.name for rule in self.rules)
 
 
 def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | None:
@@ -34,18 +43,36 @@ def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | 
         parser: name of a family, or ``auto``.
 
     Raises:
-        InvalidRequest: two tools of one name.
+        InvalidRequest: two tools of one name, or the choice is none of them.
     """
     if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
         return None
-    names = [tool.function.name for tool in body.tools]
-    if len(set(names)) < len(names):
+    rules = {
+        tool.function.name: CallRule(tool.function.name, tool.function.parameters)
+        for tool in body.tools
+    }
+    if len(rules) < len(body.tools):
         raise InvalidRequest("tools: several have the same name", "tools")
-    if body.tool_choice == "none":
-        return None
     family = FAMILIES.get(parser, tokenizer.tool_family)
     calls_max = 1 if body.parallel_tool_calls is False else None
-    return Tools(family, frozenset(names), calls_max)
+    match body.tool_choice:
+        case "none":
+            return None
+        case None | "auto":
+            return Tools(family, tuple(rules.values()), calls_max)
+        case "required":
+            return Tools(family, tuple(rules.values()), calls_max, is_forced=True)
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in rules:
+                raise InvalidRequest(f"tool_choice: no tool is named {name[:64]!r}", "tool_choice")
+            return Tools(family, (rules[name],), 1, is_forced=True)
+        case _:
+            served = (
+                'give "auto", "none", "required", or {"type": "function", "function": {"name"}}'
+            )
+            raise unsupported("tool_choice", served)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,122 @@
+"""What a request wants its reply to look like: the fields of OpenAI, vLLM and SGLang for it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from services.frontend.api.bodies import Generate
+from services.frontend.api.fields import unsupported
+from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
+from shared.errors import InvalidRequest
+from shared.sampling import GRAMMAR_BYTES_MAX
+
+CHOICES_MAX = 1024
+KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")  # by vLLM's names
+CHARS_MAX = GRAMMAR_BYTES_MAX  # of what is to become a grammar; that is checked again
+
+
+def structure_of(body: Generate) -> Structure | None:
+    """What the reply is to look like; None: like anything.
+
+    Raises:
+        InvalidRequest: it is no such thing, or more than one.
+    """
+    found = [*_of_response_format(body.response_format), *_of_vllm(body), *_of_sglang(body)]
+    if len(found) > 1:
+        names = " and ".join(each.name for each in found)
+        raise InvalidRequest(f"{names}: only one of them", found[1].name)
+    if found and body.allowed_token_ids:
+        raise InvalidRequest(
+            f"allowed_token_ids: not together with {found[0].name}", "allowed_token_ids"
+        )
+    return found[0] if found else None
+
+
+def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
+    name = "response_format"
+    if given is None:
+        return
+    match given.get("type"):
+        case "text":
+            return
+        case "json_object":
+            yield Structure(name, "json", ANY_OBJECT)
+        case "json_schema":
+            told = given.get("json_schema")
+            if not isinstance(told, dict):
+                raise InvalidRequest(f"{name}.json_schema: give an object with a schema", name)
+            schema = told.get("schema", told.get("json_schema"))  # LangChain's older name
+            yield Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
+        case kind:
+            raise unsupported(name, f"its type {kind!r} is none of text, json_object, json_schema")
+
+
+def _of_vllm(body: Generate) -> Iterator[Structure]:
+    given, whitespace = body.structured_outputs, body.guided_whitespace_pattern
+    if whitespace is not None and body.guided_json is None:
+        raise InvalidRequest("guided_whitespace_pattern: only with guided_json")
+    for kind in KINDS:
+        if (value := getattr(body, f"guided_{kind}")) is not None:
+            yield _made(f"guided_{kind}", kind, value, whitespace)
+    if given is None:
+        return
+    name = "structured_outputs"
+    if given.get("structural_tag") is not None:
+        raise unsupported(f"{name}.structural_tag")
+    whitespace = given.get("whitespace_pattern")
+    if given.get("disable_any_whitespace"):
+        whitespace = ""
+    if whitespace is not None and not isinstance(whitespace, str):
+        raise InvalidRequest(f"{name}.whitespace_pattern: give an expression", name)
+    num = 0
+    for kind in KINDS:
+        if (value := given.get(kind)) is not None:
+            num += 1
+            yield _made(f"{name}.{kind}", kind, value, whitespace)
+    if given.get("json_object"):
+        num += 1
+        yield Structure(f"{name}.json_object", "json", ANY_OBJECT, whitespace)
+    if not num:
+        raise InvalidRequest(f"{name}: give one of json, regex, choice, grammar, json_object", name)
+
+
+def _of_sglang(body: Generate) -> Iterator[Structure]:
+    if body.json_schema is not None:
+        yield _made("json_schema", "json", body.json_schema)
+    if body.regex is not None:
+        yield _made("regex", "regex", body.regex)
+    for name in ("ebnf", "grammar"):
+        if (value := getattr(body, name)) is not None:
+            yield _made(name, "grammar", value)
+
+
+def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> Structure:
+    param = name.partition(".")[0]
+    if kind == "json":
+        return Structure(name, kind, _schema(name, value, param), whitespace)
+    if kind == "choice":
+        is_list = isinstance(value, list) and 0 < len(value) <= CHOICES_MAX
+        if not is_list or not all(isinstance(each, str) and each for each in value):
+            raise InvalidRequest(f"{name}: give 1 to {CHOICES_MAX} texts", param)
+        if sum(map(len, value)) > CHARS_MAX:
+            raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters", param)
+        return Structure(name, kind, value)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{name}: give a text", param)
+    if len(value) > CHARS_MAX:
+        raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters", param)
+    return Structure(name, kind, value)
+
+
+def _schema(name: str, given: Any, param: str) -> dict[str, Any] | bool:
+    """A JSON schema, or a text that is one's JSON."""
+    schema = given
+    if isinstance(given, str):
+        try:
+            schema = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"{name}: this is no JSON: {error}", param) from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(f"{name}: give a JSON schema", param)
+    return schema

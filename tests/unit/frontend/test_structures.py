@@ -1,0 +1,208 @@
+"""What replies can be held to: every field's way to a grammar, and what is refused."""
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from services.frontend.api.bodies import ChatBody
+from services.frontend.api.text.structure import structure_of
+from services.frontend.core.structures import Structure, grammar_of, literal
+from services.frontend.core.tools import FAMILIES, ToolParser
+from services.frontend.core.tools.calls import Argued, Called
+from services.frontend.core.tools.forcing import CallRule, calls_grammar
+from shared.errors import InvalidRequest
+from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
+from shared.sampling import GRAMMAR_BYTES_MAX
+from tests.unit.frontend.test_fields import parsed
+
+TOKENIZER = byte_tokenizer()
+POINT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"$ref": "#/$defs/y"}},
+    "required": ["x"],
+    "additionalProperties": False,
+    "$defs": {"y": {"enum": ["low", "high"]}},
+}
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Whether a reply may be this text, and end behind it."""
+    assert flaw_of(grammar, TOKENIZER) == ""
+    matcher = matcher_of(grammar, TOKENIZER)
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def wanted(**fields: Any) -> Structure | None:
+    body = parsed(ChatBody, **fields)
+    assert isinstance(body, ChatBody)
+    return structure_of(body)
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, ['{}', '{"a": [1, {}]}'], ["[]", "a"]),
+        ({"response_format": SCHEMA}, ['{"x":1}', '{\n  "x": 1,\n  "y": "low"\n}'], ['{"y": 1}']),
+        ({"guided_json": POINT}, ['{"x": 1}'], ['{"x": "1"}', '{"x": 1, "z": 2}', '{"x":\n\n1}']),
+        ({"guided_json": '{"type": "integer"}'}, ["17"], ["1.5", ""]),
+        ({"guided_json": True}, ["[]", "null"], ["a"]),
+        (
+            {"guided_json": POINT, "guided_whitespace_pattern": r"\t*"},
+            ['{"x":\t\t1}'], ['{"x": 1}'],
+        ),
+        ({"guided_regex": r"\d{3}-[a-z]+"}, ["123-abc"], ["123-", "x123-abc"]),
+        ({"guided_choice": ["yes", 'no "way"\n', "é", "yes"]}, ["yes", 'no "way"\n', "é"], ["no"]),
+        ({"guided_grammar": 'start: "a" start "b" | "c"'}, ["aacbb"], ["aacb"]),
+        ({"guided_grammar": 'root ::= "a" root "b" | "c"'}, ["aacbb"], ["aacb"]),
+        ({"structured_outputs": {"json": POINT}}, ['{"x": 1}'], ["1"]),
+        (
+            {"structured_outputs": {"json": POINT, "disable_any_whitespace": True}},
+            ['{"x":1}'], ['{"x": 1}'],
+        ),
+        ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
+        ({"structured_outputs": {"choice": ["a"]}}, ["a"], ["b"]),
+        ({"structured_outputs": {"regex": "a|b"}}, ["a"], ["ab"]),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, ["a"], ["ab"]),
+        ({"json_schema": '{"type": "null"}'}, ["null"], ["0"]),
+        ({"regex": "a+"}, ["aa"], [""]),
+        ({"ebnf": 'root ::= "a" | "b"'}, ["b"], ["c"]),
+        ({"grammar": 'root ::= [a-c]+'}, ["abc"], ["d"]),
+    ],
+)  # fmt: skip
+def test_every_field_becomes_a_grammar(
+    fields: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    structure = wanted(**fields)
+    assert structure is not None and structure.name.partition(".")[0] in fields
+    grammar = grammar_of(structure)
+    assert [text for text in good if not takes(grammar, text)] == []
+    assert [text for text in bad if takes(grammar, text)] == []
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"regex": None}])
+def test_a_reply_may_be_anything(fields: dict[str, Any]) -> None:
+    assert wanted(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: give"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "schema: give a JSON"),
+        ({"response_format": {"type": "xml"}}, "response_format: this value is not supported"),
+        ({"response_format": {}}, "response_format: this value is not supported"),
+        ({"guided_json": "{"}, "guided_json: this is no JSON"),
+        ({"guided_json": 7}, "guided_json: give a JSON schema"),
+        ({"guided_choice": []}, "guided_choice: give 1 to"),
+        ({"guided_choice": "yes"}, "guided_choice: give 1 to"),
+        ({"guided_choice": ["a", ""]}, "guided_choice: give 1 to"),
+        ({"guided_choice": ["a", 7]}, "guided_choice: give 1 to"),
+        ({"guided_choice": ["a" * GRAMMAR_BYTES_MAX, "b"]}, "guided_choice: more than"),
+        ({"regex": ""}, "regex: give a text"),
+        ({"regex": "a" * (GRAMMAR_BYTES_MAX + 1)}, "regex: more than"),
+        ({"structured_outputs": {}}, "structured_outputs: give one of"),
+        ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex: give a text"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag: this value"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "whitespace_pattern: give"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "only one of them"),
+        ({"regex": "a", "guided_json": {}}, "guided_json and regex: only one of them"),
+        ({"regex": "a", "allowed_token_ids": [1]}, "allowed_token_ids: not together with regex"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern: only with guided_json"),
+    ],
+)
+def test_what_is_no_structure_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        wanted(**fields)
+    assert says in caught.value.message and len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"regex": "(a"}, "unclosed group"),
+        ({"ebnf": "root ::= ("}, ""),
+        ({"guided_json": {"type": "cat"}}, "Invalid type"),
+        ({"guided_json": False}, "Unsatisfiable"),
+        ({"guided_json": {"if": {}}}, "if"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(fields: dict[str, Any], says: str) -> None:
+    structure = wanted(**fields)
+    assert structure is not None
+    try:
+        flaw = flaw_of(grammar_of(structure), TOKENIZER)
+    except ValueError as error:
+        flaw = str(error)
+    assert flaw and says in flaw
+
+
+RULES = [CallRule("move", POINT), CallRule("wait")]
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("names_outside", [False, True])
+@pytest.mark.parametrize("is_one", [False, True])
+def test_forced_replies_are_read_as_calls(name: str, names_outside: bool, is_one: bool) -> None:
+    """The shortest reply that its grammar takes, whatever the family."""
+    family = FAMILIES[name]
+    rules = calls_grammar(family, RULES, is_one=is_one, names_outside=names_outside, marked=literal)
+    grammar = LLMatcher.grammar_from_lark(rules)
+    assert flaw_of(grammar, TOKENIZER) == ""
+    reply = shortest(grammar)
+    parser = ToolParser(family, {"move", "wait"}, 1 if is_one else None)
+    events = [*parser.feed(reply), *parser.finish()]
+    names = [event.name for event in events if isinstance(event, Called)]
+    assert names in (["move"], ["wait"]), reply
+    assert takes(calls_grammar_of_arguments(names[0]), arguments_of(events))
+    assert not takes(grammar, reply + "x") and not takes(grammar, "No.")
+    assert takes(grammar, two_calls(name, names_outside)) is (not is_one and name != "llama3")
+
+
+def test_an_answer_may_stand_in_place_of_calls() -> None:
+    rules = calls_grammar(
+        FAMILIES["hermes"], RULES, is_one=True, names_outside=False, marked=literal,
+        or_else='"no " /[a-z]+/',
+    )  # fmt: skip
+    grammar = LLMatcher.grammar_from_lark(rules)
+    assert takes(grammar, "no idea") and not takes(grammar, "idea")
+    assert takes(grammar, '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>')
+
+
+def calls_grammar_of_arguments(name: str) -> str:
+    schema = POINT if name == "move" else {"type": "object"}
+    return grammar_of(Structure("arguments", "json", schema))
+
+
+def arguments_of(events: list[Any]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Argued))
+
+
+def shortest(grammar: str) -> str:
+    """What is said by whoever closes everything as soon as it can be."""
+    matcher, said = matcher_of(grammar, TOKENIZER), b""
+    while not matcher.is_stopped() and len(said) < 200:
+        allowed = tokens_in(matcher.compute_bitmask()).tolist()
+        token = next((t for t in (256, *b'"}]<,:{0') if t in allowed), allowed[0])
+        if token == 256:
+            break
+        assert matcher.consume_token(token)
+        said += bytes([token])
+    return said.decode()
+
+
+def two_calls(name: str, names_outside: bool) -> str:
+    call = '{"name": "wait", "%s": {}}' % ("parameters" if name == "llama3" else "arguments")
+    match name:
+        case "hermes":
+            return "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * 2)
+        case "mistral" if names_outside:
+            return "[TOOL_CALLS]wait[ARGS]{}" * 2
+        case "mistral":
+            return f"[TOOL_CALLS][{call}, {call}]"
+        case _:
+            return f"[{call}, {call}]"
