@@ -49,11 +49,11 @@ FIELDS_OF = {
     "/v1/chat/completions": "chat", "/v1/completions": "completions", "/score": "score",
     "/v1/embeddings": "embeddings", "/v2/embed": "v2/embed", "/v1/classify": "classify",
     "/v1/rerank": "rerank", "/pooling": "pooling", "/tokenize": "tokenize",
-    "/detokenize": "detokenize", "/v1/advisories": "advisories",
+    "/detokenize": "detokenize", "/v1/advisories": "advisories", "/v1/responses": "responses",
 }  # fmt: skip
 WEIGHT_OF_BODY = 12  # how much likelier than others without
 WEIGHT_OF_TEXT = 36
-TEXT = ("/v1/chat/completions", "/v1/completions")
+TEXT = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def add_options(parser: "argparse._ArgumentGroup") -> None:

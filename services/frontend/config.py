@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from services.frontend.core.door import Place, parse_place
+from services.frontend.core.door import HTTP_PORTS, Place, parse_place
 from services.frontend.core.quotas import PRIORITIES, TenantLimits
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
@@ -34,6 +34,8 @@ class FrontendConfig(ServiceConfig):
     api_keys_file: JSON list of ``{"key" or "key_sha256", "tenant", "scopes", "limits"}``.
     allow_anonymous: listen beyond loopback without keys all the same.
     allow_hosts: more names by which clients and web pages reach it, with a port or without.
+    cors_origins: whose web pages may send requests and read their answers; ``*``: everybody's, who
+        has a key.
     body_bytes_max: larger request bodies are answered with 413.
     requests_max: choices generated at once, of all requests together; more are answered with 429.
     slow_request_s: how long a head may take, or a body that brings nothing.
@@ -70,6 +72,7 @@ class FrontendConfig(ServiceConfig):
     api_keys_file: Path | None = None
     allow_anonymous: bool = False
     allow_hosts: list[str] = Field(default_factory=list)
+    cors_origins: list[str] = Field(default_factory=list)
     body_bytes_max: int = Field(default=20_000_000, gt=0)
     body_values_max: int = Field(default=262_144, gt=0)
     text_processes: int = Field(default=2, gt=0)
@@ -115,6 +118,15 @@ class FrontendConfig(ServiceConfig):
                 raise ValueError(f"{name!r} is no name: write chat.example.org or 10.0.0.7:8080")
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            scheme, _, authority = origin.partition("://")
+            if origin != "*" and (scheme not in HTTP_PORTS or parse_place(authority) is None):
+                raise ValueError(f"{origin!r} is no origin: write https://app.example.org")
+        return [origin.lower() for origin in value]
+
     @property
     def tls_files(self) -> tuple[Path, Path] | None:
         """Certificate and key, if HTTPS is to be spoken.
@@ -155,6 +167,20 @@ class FrontendConfig(ServiceConfig):
             kv_expiry_s=self.tenant_kv_expiry_s,
             kv_expiry_s_max=self.tenant_kv_expiry_s_max,
         )
+
+    @property
+    def allowed_origins(self) -> frozenset[str]:
+        """`cors_origins`.
+
+        Raises:
+            ConfigError: they are all, and nobody asks for a key.
+        """
+        if "*" in self.cors_origins and self.api_keys_file is None:
+            raise ConfigError(
+                "SYMPHONY_CORS_ORIGINS: every page may come only where it needs a key: set "
+                "SYMPHONY_API_KEYS_FILE, or name the origins"
+            )
+        return frozenset(self.cors_origins)
 
     @property
     def allowed_places(self) -> frozenset[Place]:

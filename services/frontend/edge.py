@@ -6,9 +6,11 @@ third party's servers in the origin whose page holds its users' chats and keys.
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from services.frontend.api import adapters, models, operations, page
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
+from services.frontend.api.responses import create as responses
 from services.frontend.api.sessions import advisories
 from services.frontend.api.sessions import records as sessions
 from services.frontend.api.text import chat, completions, tokenize
@@ -21,6 +23,7 @@ from services.frontend.middleware import Authentication, Doorkeeper, RequestCont
 ROUTERS = (
     chat,
     completions,
+    responses,
     embeddings,
     classify,
     rerank,
@@ -36,11 +39,26 @@ ROUTERS = (
 )
 
 
+def _cors(origins: list[str]) -> list[Middleware]:
+    """Lets pages of these origins read answers; the outermost, since a browser asks first whether
+    it may ask, without a key."""
+    if not origins:
+        return []
+    methods, shown = ("GET", "POST", "PUT", "DELETE"), ("x-request-id", "retry-after")
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=("*",),
+            expose_headers=shown,
+        )
+    ]  # fmt: skip
+
+
 def make_api(app: App, keyring: Keyring) -> FastAPI:
     """The ASGI application. The busiest routes come first: they are looked up in this order."""
     door = Door(
         address=app.config.http_address,
         allowed=app.config.allowed_places,
+        origins=app.config.allowed_origins,
         asks_for_keys=not keyring.is_open,
     )
     api = FastAPI(
@@ -52,6 +70,7 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         responses=ERROR_RESPONSES,
         exception_handlers=HANDLERS,
         middleware=[
+            *_cors(app.config.cors_origins),
             Middleware(RequestContext),
             Middleware(Doorkeeper, door=door),
             Middleware(Authentication, keyring=keyring),

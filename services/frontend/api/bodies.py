@@ -13,8 +13,11 @@ from services.frontend.api.schemas import (
     CHOICES,
     JSON_SCHEMA,
     MESSAGE,
+    NAMED_TOOL_CHOICE,
     RESPONSE_FORMAT,
+    RESPONSE_INPUT,
     STOP,
+    TEXT_FORMAT,
     TEXTS_OR_TOKENS,
     TOKEN,
     TOOL_CHOICE,
@@ -108,15 +111,17 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class Generate(Body):
-    """What chat and completions share."""
+class Streamable(Body):
+    """What is answered with generated text."""
+
+    stream: bool | None = None
+
+
+class Sampled(Streamable):
+    """What all of them share."""
 
     model: Id
     adapter_id: Id | None = None
-    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
@@ -127,18 +132,27 @@ class Generate(Body):
     logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX), WHOLE] | None = None
     stop: Annotated[Any, WithJsonSchema(STOP)] = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Count | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
     kv_expiry_s: Annotated[int, Field(ge=1, le=EXPIRY_S_MAX), WHOLE] | None = None
     agent: Id | None = None
     workflow_id: Id | None = None
+    kv_hints: KvHints | None = None
+
+
+class Generate(Sampled):
+    """What chat and completions share."""
+
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     tenant: Id | None = None  # read on NATS only
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     allowed_token_ids: (
@@ -146,7 +160,6 @@ class Generate(Body):
     ) = None
     truncate_prompt_tokens: Cut | None = None
     truncation_side: Any = None
-    kv_hints: KvHints | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
@@ -179,6 +192,12 @@ class Tool(BaseModel):
 Tools = Annotated[list[Tool], Field(max_length=TOOLS_MAX, fail_fast=True)]
 
 
+class NamedTool(ToolFunction):
+    """A function as the Responses API writes it."""
+
+    type: Literal["function"]
+
+
 class ChatBody(Generate):
     """``POST /v1/chat/completions``."""
 
@@ -197,6 +216,22 @@ class ChatBody(Generate):
     tools: Tools | None = None
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
+
+
+class ResponsesBody(Sampled):
+    """``POST /v1/responses``."""
+
+    endpoint: ClassVar[Endpoint] = "responses"
+    input: Annotated[Any, WithJsonSchema(RESPONSE_INPUT)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    tools: Annotated[list[NamedTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
+    tool_choice: Annotated[Any, WithJsonSchema(NAMED_TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    text: Annotated[dict[str, Any], WithJsonSchema(TEXT_FORMAT)] | None = None
+    truncation: Any = None
+    metadata: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionBody(Generate):

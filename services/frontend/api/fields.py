@@ -13,14 +13,18 @@ from typing import Any, Literal
 from shared.errors import InvalidRequest
 
 Endpoint = Literal[
-    "chat", "completions", "tokenize", "detokenize", "embeddings", "v2/embed", "pooling",
-    "classify", "rerank", "score", "advisories", "load_lora_adapter", "unload_lora_adapter",
+    "chat", "completions", "responses", "tokenize", "detokenize",
+    "embeddings", "v2/embed", "pooling", "classify", "rerank", "score",
+    "advisories", "load_lora_adapter", "unload_lora_adapter",
 ]  # fmt: skip
 Endpoints = tuple[Endpoint, ...]
 Fate = Literal["works", "refused", "ignored"]
 
 CHAT: Endpoints = ("chat",)
 TEXT: Endpoints = ("chat", "completions")
+SAMPLED: Endpoints = (*TEXT, "responses")
+RESPONSES: Endpoints = ("responses",)
+CALLING: Endpoints = ("chat", "responses")
 TEMPLATE: Endpoints = ("chat", "tokenize")
 EMBED: Endpoints = ("embeddings", "pooling")
 LISTED: Endpoints = ("embeddings", "pooling", "classify")
@@ -65,22 +69,30 @@ _TEMPLATE_HINT = "give it in chat_template_kwargs"
 _CUT_HINT = "use truncate_prompt_tokens"
 _TEXT_WORKS = (
     *_works(
-        "n stream stream_options stream_options.include_usage stream_options.continuous_usage_stats"
-        " max_tokens temperature top_p top_k min_p repetition_penalty presence_penalty"
-        " frequency_penalty logit_bias allowed_token_ids seed stop stop_token_ids ignore_eos"
-        " min_tokens include_stop_str_in_output skip_special_tokens priority cache_salt session_id"
-        " kv_expiry_s agent workflow_id logprobs return_token_ids return_tokens_as_token_ids",
+        "stream temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
+        " logit_bias seed stop priority cache_salt session_id kv_expiry_s agent workflow_id",
+        SAMPLED,
+    ),
+    *_works(
+        "n stream_options stream_options.include_usage stream_options.continuous_usage_stats"
+        " max_tokens allowed_token_ids stop_token_ids ignore_eos min_tokens"
+        " include_stop_str_in_output skip_special_tokens logprobs return_token_ids"
+        " return_tokens_as_token_ids",
         TEXT,
     ),
-    *_works("adapter_id", TEXT, hint="an adapter of the model; or name it as the model"),
+    *_works("adapter_id", SAMPLED, hint="an adapter of the model; or name it as the model"),
     *_works("tenant", TEXT, hint="over NATS only"),
     *_works("best_of", TEXT, hint="only as many as n"),
     *_works("messages", TEMPLATE),
-    *_works("add_generation_prompt chat_template_kwargs continue_final_message", TEMPLATE),
+    *_works("add_generation_prompt continue_final_message", TEMPLATE),
+    *_works("chat_template_kwargs", (*TEMPLATE, "responses")),
     *_works("max_completion_tokens top_logprobs", CHAT),
-    *_works("tools", TEMPLATE, hint="functions"),
-    *_works("tool_choice", CHAT, hint="auto, none, required, or a function by its name"),
-    *_works("parallel_tool_calls", CHAT),
+    *_works("tools", (*TEMPLATE, "responses"), hint="functions"),
+    *_works("tool_choice", CALLING, hint="auto, none, required, or a function by its name"),
+    *_works("parallel_tool_calls", CALLING),
+    *_works("input instructions max_output_tokens metadata", RESPONSES),
+    *_works("text", RESPONSES, hint="its format: text, json_object or json_schema"),
+    *_works("truncation", RESPONSES, "disabled", "auto"),
     *_works("prompt", ("completions", "tokenize")),
     *_works("echo", ("completions",)),
     *_works("return_token_strs", ("tokenize",)),
@@ -102,10 +114,10 @@ _TEXT_WORKS = (
         hint="json, regex, choice, grammar, json_object, whitespace_pattern and"
         " disable_any_whitespace",
     ),
-    *_works("kv_hints", TEXT, hint="fetch, retain, demote and release; the rest is ignored"),
+    *_works("kv_hints", SAMPLED, hint="fetch, retain, demote and release; the rest is ignored"),
 )
 _SHARED_WORKS = (
-    *_works("model", (*SHOWN, "advisories")),
+    *_works("model", (*SHOWN, "responses", "advisories")),
     *_works("add_special_tokens", (*TEXT, "tokenize", *ENCODED)),
     *_works(
         "truncate_prompt_tokens", (*TEXT, *ENCODED),
@@ -178,6 +190,19 @@ _CHAT_REFUSED = (
     *_refused("separate_reasoning", CHAT, False),
     *_refused("skip_special_tokens", ("detokenize",), False),
 )
+_RESPONSES_REFUSED = (
+    *_refused("previous_response_id conversation", RESPONSES, hint="give all of it as input"),
+    *_refused("background", RESPONSES, False),
+    *_refused("prompt", RESPONSES),
+    *_refused("reasoning", RESPONSES, {}, hint=_TEMPLATE_HINT),
+    *_refused("include", RESPONSES, [], ["reasoning.encrypted_content"]),
+    *_refused("max_tool_calls", RESPONSES),
+    *_refused("top_logprobs", RESPONSES, 0),
+    *_refused("n", RESPONSES, 1),
+    *_refused("max_tokens max_completion_tokens", RESPONSES, hint="use max_output_tokens"),
+    *_refused("messages", RESPONSES, hint="use input"),
+    *_refused("response_format", RESPONSES, hint="use text.format"),
+)
 _ONESHOT_REFUSED = (
     *_refused("adapter_id", ONESHOT, hint="one-shot models take no adapters"),
     *_refused("use_activation activation", ("classify", *PAIRS), True),
@@ -218,7 +243,12 @@ _ADAPTERS_REFUSED = (
 )
 _IGNORED = (
     *_ignored("lora_int_id", ADAPTERS),
-    *_ignored("user", SHOWN),
+    *_ignored("user", (*SHOWN, "responses")),
+    *_ignored(
+        "store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
+        " stream_options request_id rid",
+        RESPONSES,
+    ),
     *_ignored("request_id rid", INFERENCE),
     *_ignored(
         "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
@@ -232,7 +262,7 @@ _IGNORED = (
 
 FIELDS: tuple[Field, ...] = (
     *_TEXT_WORKS, *_SHARED_WORKS, *_ONESHOT_WORKS,
-    *_TEXT_REFUSED, *_CHAT_REFUSED, *_ONESHOT_REFUSED, *_ADAPTERS_REFUSED,
+    *_TEXT_REFUSED, *_CHAT_REFUSED, *_RESPONSES_REFUSED, *_ONESHOT_REFUSED, *_ADAPTERS_REFUSED,
     *_IGNORED,
 )  # fmt: skip
 

@@ -116,6 +116,36 @@ TOOL_CHOICE = any_of(
     {"enum": ["auto", "none", "required", None]},
     record(type=constant("function"), function=record(name=TEXT)),
 )
+NAMED_TOOL_CHOICE = any_of(
+    {"enum": ["auto", "none", "required", None]}, record(type=constant("function"), name=TEXT)
+)
+TEXT_FORMAT = record(
+    {
+        "format": any_of(
+            record(type={"enum": ["text", "json_object"]}),
+            record(type=constant("json_schema"), name=STRING, schema={"type": "object"}),
+        )
+    }
+)
+_INPUT_TEXT = any_of(
+    STRING, array(record(type={"enum": ["input_text", "output_text"]}, text=STRING))
+)
+RESPONSE_INPUT = any_of(
+    TEXT,
+    array(
+        any_of(
+            record(
+                {"type": constant("message")},
+                role={"enum": ["system", "developer", "user", "assistant"]},
+                content=_INPUT_TEXT,
+            ),
+            record(type=constant("function_call"), call_id=STRING, name=STRING, arguments=STRING),
+            record(type=constant("function_call_output"), call_id=STRING, output=_INPUT_TEXT),
+            record(type=constant("reasoning")),
+        ),
+        1,
+    ),
+)
 _IMAGE_URL = any_of(STRING, record(url=STRING))
 IMAGE = record(type=constant("image_url"), image_url=_IMAGE_URL)
 DOCUMENT = any_of(TEXT, record(text=TEXT))
@@ -157,6 +187,34 @@ CHAT = record(
         )
     ),
     usage=_USAGE,
+)  # fmt: skip
+_OUTPUT = any_of(
+    record(
+        type=constant("message"),
+        id=STRING,
+        role=constant("assistant"),
+        status=STRING,
+        content=array(record(type=constant("output_text"), text=STRING, annotations=array(STRING))),
+    ),
+    record(
+        type=constant("function_call"),
+        id=STRING,
+        call_id=STRING,
+        name=STRING,
+        arguments=STRING,
+        status=STRING,
+    ),
+)
+RESPONSE = record(
+    id=STRING, object=constant("response"), created_at=INTEGER, model=STRING,
+    status={"enum": ["completed", "incomplete"]},
+    incomplete_details=nullable(record(reason=STRING)),
+    output=array(_OUTPUT),
+    usage=record(
+        input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
+        input_tokens_details=record(cached_tokens=COUNT),
+        output_tokens_details=record(reasoning_tokens=COUNT),
+    ),
 )  # fmt: skip
 COMPLETION = record(
     **_HEAD,

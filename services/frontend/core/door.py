@@ -34,11 +34,13 @@ class Door:
     Attributes:
         address: where the frontend listens.
         allowed: names by which it is reached besides its own; without a port: on any.
+        origins: whose pages may come, as browsers write it; ``*``: everybody's.
         asks_for_keys: then a request proves by its key that no strange page has made it.
     """
 
     address: str
     allowed: frozenset[Place] = frozenset()
+    origins: frozenset[str] = frozenset()
     asks_for_keys: bool = False
 
     def admits_host(self, host: str | None) -> bool:
@@ -67,6 +69,8 @@ class Door:
         """
         if origin is None:
             return site != "cross-site" or method in SAFE_METHODS
+        if not self.origins.isdisjoint({origin, "*"}):
+            return True
         scheme, separator, authority = origin.partition("://")
         page = parse_place(authority) if separator else None
         if page is None:  # "null", of a page that hides where it is from

@@ -38,8 +38,8 @@ class Pen:
     def chunks(self, _: Piece) -> list[bytes]:
         return [threading.current_thread().name.encode()]
 
-    def usage_chunk(self) -> None:
-        return None
+    def last_chunks(self) -> list[bytes]:
+        return []
 
     def add(self, piece: Piece) -> None:
         pass

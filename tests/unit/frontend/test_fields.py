@@ -14,6 +14,7 @@ from services.frontend.api.bodies import (
     CompletionBody,
     DetokenizeBody,
     LoadAdapterBody,
+    ResponsesBody,
     StreamOptions,
     TokenizeBody,
     UnloadAdapterBody,
@@ -33,6 +34,7 @@ from shared.errors import InvalidRequest
 BODIES: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"messages": [{"role": "user", "content": "hi"}]},
     CompletionBody: {"prompt": "hi"},
+    ResponsesBody: {"input": "hi"},
     TokenizeBody: {"prompt": "hi"},
     DetokenizeBody: {"tokens": [1]},
     AdvisoryBody: {"session_id": "s"},

@@ -8,7 +8,7 @@ import pytest
 
 from cli.config import LauncherConfig
 from cli.start.plan import ROOT
-from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody
+from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody, ResponsesBody
 from services.frontend.api.oneshot.bodies import (
     ClassifyBody,
     CohereEmbedBody,
@@ -86,7 +86,8 @@ def headings(text: str) -> set[str]:
 @pytest.mark.parametrize(
     "kind",
     [
-        ChatBody, CompletionBody, AdvisoryBody, EmbeddingBody, PoolingBody, CohereEmbedBody,
+        ChatBody, CompletionBody, ResponsesBody, AdvisoryBody, EmbeddingBody, PoolingBody,
+        CohereEmbedBody,
         ClassifyBody, RerankBody, ScoreBody,
     ],
 )  # fmt: skip

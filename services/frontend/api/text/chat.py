@@ -17,7 +17,7 @@ from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import tokenize_text
 from services.frontend.api.text.tools import CallsOfChoice, Tools, tools_of
-from services.frontend.api.text.writing import Writer
+from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece, PublicFinish
 from services.frontend.request import Origin
@@ -39,6 +39,18 @@ async def chat_completions(request: Request) -> Response:
 
 async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter":
     """Check and tokenize a chat.
+
+    Raises:
+        SymphonyError: it cannot be served as it is.
+    """
+    generation, tools = await generation_of_chat(app, body, origin)
+    return ChatWriter(generation, body, tools)
+
+
+async def generation_of_chat(
+    app: App, body: ChatBody, origin: Origin
+) -> tuple[Generation, Tools | None]:
+    """What is to be generated, and the tools that it may call.
 
     Raises:
         SymphonyError: it cannot be served as it is.
@@ -65,10 +77,10 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
         default=app.config.max_tokens_default,
         show_special=tools is not None and model.tokenizer.is_special(tools.family.marker),
     )  # fmt: skip
-    return ChatWriter(generation, body, tools)
+    return generation, tools
 
 
-class ChatWriter(Writer):
+class ChatWriter(ChoicesWriter):
     """A chat's pieces as OpenAI writes them.
 
     Args:

@@ -20,7 +20,7 @@ from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import completion_block
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import Owner, TokenizedPrompt, take_tokens, tokenize_text
-from services.frontend.api.text.writing import Writer
+from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
 from services.frontend.models import ServedModel
@@ -105,7 +105,7 @@ async def _prompts(
     return prompts
 
 
-class CompletionWriter(Writer):
+class CompletionWriter(ChoicesWriter):
     """A completion's pieces as OpenAI writes them.
 
     Args:

@@ -11,19 +11,17 @@ from fastapi import Request, Response
 from services.frontend import telemetry
 from services.frontend.access import note
 from services.frontend.api.answers import EventStream, Json
-from services.frontend.api.bodies import Generate, parse
+from services.frontend.api.bodies import Streamable, parse
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.choice import Piece
-from services.frontend.errors import error_body
 from services.frontend.request import Origin, caller_of, origin_of, read_body, watched
 from shared.errors import SymphonyError
 
-Body = TypeVar("Body", bound=Generate)
+Body = TypeVar("Body", bound=Streamable)
 Made = TypeVar("Made")
 
-DONE = b"[DONE]"
 ENTRIES_AT_ONCE = 64  # with 20 log-probabilities each they take about a millisecond
 
 
@@ -49,7 +47,7 @@ async def answer_whole(writer: Writer) -> bytes:
 async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
     """Chunks as they come, those that came together in one list.
 
-    A failure before the first chunk is raised; a later one is a chunk, and no ``[DONE]`` follows.
+    A failure before the first chunk is raised; a later one is a chunk, and the last.
     """
     started = False
     with writer.generation as generation:
@@ -67,10 +65,9 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
                 raise
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
             note(error=error.code)
-            yield [error_body(error)]
+            yield [writer.failure_chunk(error)]
             return
-    last = writer.usage_chunk()
-    yield [DONE] if last is None else [last, DONE]
+    yield writer.last_chunks()
 
 
 async def respond(

@@ -49,7 +49,8 @@ def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
             schema = told.get("schema", told.get("json_schema"))  # LangChain's older name
             yield Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
         case kind:
-            raise unsupported(name, f"its type {kind!r} is none of text, json_object, json_schema")
+            served = f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema"
+            raise unsupported(name, served)
 
 
 def _of_vllm(body: Generate) -> Iterator[Structure]:

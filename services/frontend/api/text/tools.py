@@ -1,5 +1,6 @@
 """Tools that a chat may call: which there are, and calls as OpenAI writes them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +77,15 @@ def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | 
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
+    """A call as far as it was written."""
+
     call_id: str
     name: str
     arguments: list[str]
+
+    def written(self) -> str:
+        return "".join(self.arguments)
 
 
 class CallsOfChoice:
@@ -93,35 +99,45 @@ class CallsOfChoice:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._parser = ToolParser(tools.family, tools.names, tools.calls_max)
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self._texts: list[str] = []
         self.names: dict[str, None] = {}
         self.is_cut = False
 
     def read(self, text: str, *, is_over: bool) -> list[bytes]:
         """More of it, as deltas of a message."""
+        deltas = []
+        for told in self.take(text, is_over=is_over):
+            match told:
+                case Said(said):
+                    deltas.append(b'{"content":%b}' % orjson.dumps(said))
+                case Call():
+                    deltas.append(self._delta(_written(told)))
+                case Argued(more):
+                    deltas.append(self._delta({"function": {"arguments": more}}))
+        return deltas
+
+    def take(self, text: str, *, is_over: bool) -> Iterator[Said | Call | Argued]:
+        """More of it: what is said, calls that begin, and more of the last one's arguments."""
         events = self._parser.feed(text)
         if is_over:
             self.is_cut = self._parser.is_within
             events += self._parser.finish()
-        deltas = []
         for event in events:
             match event:
                 case Said(said):
                     self._texts.append(said)
-                    deltas.append(b'{"content":%b}' % orjson.dumps(said))
+                    yield event
                 case Called(name):
                     call_id = new_id("call")
                     if num_chars := self._tools.family.id_chars:
                         call_id = call_id[-num_chars:]
-                    call = _Call(call_id, name, [])
-                    self._calls.append(call)
+                    self._calls.append(Call(call_id, name, []))
                     self.names[name] = None
-                    deltas.append(self._delta(_written(call)))
+                    yield self._calls[-1]
                 case Argued(more):
                     self._calls[-1].arguments.append(more)
-                    deltas.append(self._delta({"function": {"arguments": more}}))
-        return deltas
+                    yield event
 
     def message(self) -> dict[str, Any]:
         """All of it, as members of a message that is not streamed."""
@@ -134,6 +150,6 @@ class CallsOfChoice:
         return orjson.dumps({"tool_calls": [{"index": len(self._calls) - 1, **call}]})
 
 
-def _written(call: _Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": "".join(call.arguments)}
+def _written(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.written()}
     return {"id": call.call_id, "type": "function", "function": function}

@@ -1,4 +1,6 @@
-"""What the writers of chat and completions share: an answer's frame, usage and token ids."""
+"""What writers of generated text share; and those of chat and completions: an answer's frame, usage
+and token ids.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -9,14 +11,48 @@ from services.frontend.api.bodies import Generate
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.logprobs import name_of
 from services.frontend.core.choice import Piece
+from services.frontend.errors import error_body
+from shared.errors import SymphonyError
 from shared.ids import new_id
 
+DONE = b"[DONE]"
 CHUNKS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
 
 
 class Writer(ABC):
-    """Turns a generation's pieces into an endpoint's JSON. Chunks are put together from prepared
-    parts: only what is new is serialized for each.
+    """Turns a generation's pieces into an endpoint's JSON."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    @abstractmethod
+    def num_entries(self, piece: Piece | None) -> int:
+        """Tokens whose log-probabilities a piece, or (None) the whole answer, has to write."""
+
+    @abstractmethod
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """The streamed chunks that a piece makes, maybe none."""
+
+    @abstractmethod
+    def last_chunks(self) -> list[bytes]:
+        """Those behind the last piece's."""
+
+    def failure_chunk(self, error: SymphonyError) -> bytes:
+        """In place of those, where it failed on the way."""
+        return error_body(error)
+
+    @abstractmethod
+    def add(self, piece: Piece) -> None:
+        """Keep a piece for `whole`."""
+
+    @abstractmethod
+    def whole(self) -> bytes:
+        """The answer that is not streamed."""
+
+
+class ChoicesWriter(Writer):
+    """Answers that have choices. Chunks are put together from prepared parts: only what is new is
+    serialized for each.
 
     Args:
         prefix: of the answer's id.
@@ -24,7 +60,7 @@ class Writer(ABC):
     """
 
     def __init__(self, generation: Generation, body: Generate, *, prefix: str, kind: str) -> None:
-        self.generation = generation
+        super().__init__(generation)
         self._head: dict[str, object] = {
             "id": new_id(prefix),
             "object": kind,
@@ -42,29 +78,15 @@ class Writer(ABC):
         self._texts: list[list[str]] = [[] for _ in generation.choices]
         self._tokens: list[list[int]] = [[] for _ in generation.choices]
 
-    @abstractmethod
-    def num_entries(self, piece: Piece | None) -> int:
-        """Tokens whose log-probabilities a piece, or (None) the whole answer, has to write."""
-
-    @abstractmethod
-    def chunks(self, piece: Piece) -> list[bytes]:
-        """The streamed chunks that a piece makes, maybe none."""
-
-    @abstractmethod
-    def whole(self) -> bytes:
-        """The answer that is not streamed."""
-
     def add(self, piece: Piece) -> None:
-        """Keep a piece for `whole`."""
         if self._wants_token_ids:
             self._tokens[piece.index] += piece.tokens
 
-    def usage_chunk(self) -> bytes | None:
-        """The chunk after the last, if the client asked for it."""
+    def last_chunks(self) -> list[bytes]:
         if not self._wants_usage:
-            return None
+            return [DONE]
         usage = orjson.dumps(self.generation.usage())
-        return b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage)
+        return [b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage), DONE]
 
     def _whole(self, choices: list[dict[str, Any]], **more: object) -> bytes:
         usage = self.generation.usage()

@@ -1,0 +1,65 @@
+"""A request for a response, as a request for a chat."""
+
+from typing import Any
+
+from services.frontend.api.bodies import ChatBody, ResponsesBody, Sampled, Tool, ToolFunction
+from services.frontend.api.fields import unsupported
+from services.frontend.core.response_items import messages_of
+from shared.errors import InvalidRequest
+
+
+def chat_of(body: ResponsesBody) -> ChatBody:
+    """What is asked for, in the words of chats.
+
+    Raises:
+        InvalidRequest: it cannot be said in those.
+    """
+    shared = {name: getattr(body, name) for name in Sampled.model_fields}
+    return ChatBody.model_construct(
+        **shared,
+        messages=messages_of(body.input, body.instructions),
+        max_completion_tokens=body.max_output_tokens,
+        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text),
+        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def _tool(tool: ToolFunction) -> Tool:
+    function = ToolFunction.model_construct(
+        **{name: getattr(tool, name) for name in ToolFunction.model_fields}
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _tool_choice(choice: Any) -> Any:
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case None | "auto" | "none" | "required":
+            return choice
+        case _:
+            served = 'give "auto", "none", "required", or {"type": "function", "name"}'
+            raise unsupported("tool_choice", served)
+
+
+def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
+    given = (text or {}).get("format")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise InvalidRequest("text.format: give an object", "text.format")
+    match given.get("type"):
+        case "text" | "json_object":
+            return given
+        case "json_schema":
+            schema = given.get("schema")
+            if not isinstance(schema, dict):
+                raise InvalidRequest("text.format.schema: give a JSON schema", "text.format")
+            return {"type": "json_schema", "json_schema": {"schema": schema}}
+        case kind:
+            served = f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema"
+            raise unsupported("text.format", served)

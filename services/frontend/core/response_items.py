@@ -1,0 +1,97 @@
+"""What the Responses API calls items, as the messages of a chat."""
+
+from typing import Any
+
+from shared.errors import InvalidRequest
+
+ITEMS_MAX = 8192
+ROLES = ("system", "developer", "user", "assistant")
+TEXTS = ("input_text", "output_text", "text")
+
+
+def messages_of(given: Any, instructions: str | None = None) -> list[dict[str, Any]]:
+    """A chat's messages. Calls that follow each other, and what was said before them, are one
+    message of the assistant's; what a model thought is nobody's to say again.
+
+    Raises:
+        InvalidRequest: names the item and what is wrong with it.
+
+    >>> messages_of("Hi", "Be kind")
+    [{'role': 'system', 'content': 'Be kind'}, {'role': 'user', 'content': 'Hi'}]
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        if not given:
+            raise InvalidRequest("input: it is empty", "input")
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input: give a text, or a list of items", "input")
+    if len(given) > ITEMS_MAX:
+        raise InvalidRequest(f"input: more than {ITEMS_MAX} items", "input")
+    for at, item in enumerate(given):
+        _add(messages, item, f"input[{at}]")
+    if not messages:
+        raise InvalidRequest("input: it has no messages", "input")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{where}: give an object", where)
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if role not in ROLES:
+                raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", where)
+            text = _text(item.get("content"), f"{where}.content")
+            messages.append({"role": role, "content": text})
+        case "function_call":
+            name, arguments = item.get("name"), item.get("arguments")
+            if not isinstance(name, str) or not isinstance(arguments, str):
+                raise InvalidRequest(f"{where}: give name and arguments, as strings", where)
+            function = {"name": name, "arguments": arguments}
+            call = {"id": _call_id(item, where), "type": "function", "function": function}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            output = _text(item.get("output"), f"{where}.output")
+            call_id = _call_id(item, where)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        case "reasoning":
+            pass
+        case kind:
+            raise InvalidRequest(
+                f"{where}.type: {str(kind)[:40]!r} is not supported; give message, function_call, "
+                "function_call_output or reasoning",
+                f"{where}.type",
+                code="unsupported_value",
+            )
+
+
+def _call_id(item: dict[str, Any], where: str) -> str:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not call_id:
+        raise InvalidRequest(f"{where}.call_id: give a string", f"{where}.call_id")
+    return call_id
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: give a text, or a list of parts", where)
+    texts = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        name = "refusal" if kind == "refusal" else "text"
+        if kind not in (*TEXTS, "refusal"):
+            raise InvalidRequest(
+                f"{where}[{at}]: only parts of text are supported", where, "unsupported_value"
+            )
+        if not isinstance(part.get(name), str):
+            raise InvalidRequest(f"{where}[{at}].{name}: give a string", where)
+        texts.append(part[name])
+    return "".join(texts)
