@@ -37,7 +37,9 @@ def matcher_of(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def flaw_of(grammar: str, tokenizer: LLTokenizer) -> str:
-    """Why a grammar cannot be used; empty if it can. May take a second."""
+    """Why a grammar cannot be used; empty if it can. May take a second, and recurses as deep as the
+    grammar is long: in `DeepThreads` alone.
+    """
     num_bytes = len(grammar.encode())
     if num_bytes > GRAMMAR_BYTES_MAX:
         return f"it takes {num_bytes} bytes; at most {GRAMMAR_BYTES_MAX} are allowed"

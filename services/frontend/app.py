@@ -10,7 +10,7 @@ from services.frontend.core.claims import Claims
 from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
-from services.frontend.grammars import GrammarChecks
+from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -40,7 +40,7 @@ class App:
     uploads: Uploads
     adapter_changes: Pace
     hints: HintGate
-    grammars: GrammarChecks
+    grammars: GrammarMaker
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

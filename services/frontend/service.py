@@ -29,7 +29,7 @@ from services.frontend.core.quotas import Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
-from services.frontend.grammars import GrammarChecks
+from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
@@ -104,7 +104,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     hints = HintGate(
         runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
     )
-    grammars = GrammarChecks()
+    grammars = GrammarMaker()
     runtime.stack.callback(grammars.close)
     app = App(
         config,

@@ -138,10 +138,19 @@ class EngineRunner:
             self._react([Ended(_cancelled(start))])
             return
         if prompt.sampling.grammar:
-            preparing = self._preparing[start.turn_id] = _Preparing(start, prompt)
-            self._tasks.spawn(self._prepare(preparing))
+            self._begin_preparing(_Preparing(start, prompt))
         else:
             self._take_in(start, prompt)
+
+    def _begin_preparing(self, preparing: "_Preparing") -> None:
+        """As of turns in the engine, a later attempt replaces an earlier one."""
+        start = preparing.start
+        if (old := self._preparing.get(start.turn_id)) is not None:
+            if old.start.attempt >= start.attempt:
+                return
+            self._react([Ended(_cancelled(old.start))])
+        self._preparing[start.turn_id] = preparing
+        self._tasks.spawn(self._prepare(preparing))
 
     def _take_in(self, start: TurnStart, prompt: Prompt) -> None:
         now_ns = self._clock.now_ns()

@@ -194,7 +194,14 @@ _OUTPUT = any_of(
         id=STRING,
         role=constant("assistant"),
         status=STRING,
-        content=array(record(type=constant("output_text"), text=STRING, annotations=array(STRING))),
+        content=array(
+            record(
+                type=constant("output_text"),
+                text=STRING,
+                annotations=array(STRING),
+                logprobs=array(STRING),
+            )
+        ),
     ),
     record(
         type=constant("function_call"),
@@ -205,11 +212,26 @@ _OUTPUT = any_of(
         status=STRING,
     ),
 )
+_ANY_OBJECT: Schema = {"type": "object"}
 RESPONSE = record(
     id=STRING, object=constant("response"), created_at=INTEGER, model=STRING,
     status={"enum": ["completed", "incomplete"]},
+    error={"type": "null"},
     incomplete_details=nullable(record(reason=STRING)),
+    instructions=nullable(STRING),
+    max_output_tokens=nullable(COUNT),
+    metadata=_ANY_OBJECT,
     output=array(_OUTPUT),
+    parallel_tool_calls=TRUE_OR_FALSE,
+    previous_response_id={"type": "null"},
+    reasoning=record(effort={"type": "null"}, summary={"type": "null"}),
+    store=TRUE_OR_FALSE,
+    temperature=NUMBER,
+    text=_ANY_OBJECT,
+    tool_choice=any_of(STRING, _ANY_OBJECT),
+    tools=array(_ANY_OBJECT),
+    top_p=NUMBER,
+    truncation=STRING,
     usage=record(
         input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
         input_tokens_details=record(cached_tokens=COUNT),

@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 Kind = Literal["json", "regex", "choice", "grammar", "lark"]
 
 # Between JSON's tokens: what models write who set it out nicely, and not without end, as small ones
 # write it.
 WHITESPACE = r"[ \n]?[ \t]{0,40}"
+GBNF_CHARS_MAX = 16_384  # to turn it into Lark's words takes ever longer
+OPTIONS = "x-guidance"  # by which a schema could have it otherwise
 ANY_OBJECT = {"type": "object"}
 
 
@@ -32,7 +35,7 @@ class Structure:
 
 
 def grammar_of(structure: Structure) -> str:
-    """It as llguidance takes it, to be compiled.
+    """It as llguidance takes it, to be compiled. May take a while.
 
     Raises:
         ValueError: it is none; says why.
@@ -40,8 +43,9 @@ def grammar_of(structure: Structure) -> str:
     value = structure.value
     match structure.kind:
         case "json":
-            between = WHITESPACE if structure.whitespace is None else structure.whitespace
-            return json_grammar(value, between)
+            return LLMatcher.grammar_from_json_schema(
+                _as_object(value), overrides=cast(Any, _options(structure.whitespace))
+            )
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "choice":
@@ -49,17 +53,9 @@ def grammar_of(structure: Structure) -> str:
                 "start: " + " | ".join(map(literal, dict.fromkeys(value)))
             )
         case "grammar":
-            return grammar_from("grammar", value)
+            return LLMatcher.grammar_from_lark(_as_lark(value))
         case "lark":
             return LLMatcher.grammar_from_lark(value)
-
-
-def json_grammar(schema: dict[str, Any] | bool, whitespace: str) -> str:
-    """Whatever a schema takes."""
-    options: Any = {"whitespace_pattern": whitespace}
-    if not whitespace:
-        options = {"whitespace_flexible": False}
-    return LLMatcher.grammar_from_json_schema(_as_object(schema), overrides=options)
 
 
 def literal(text: str) -> str:
@@ -68,13 +64,31 @@ def literal(text: str) -> str:
     >>> literal('say "hi"\n')
     '"say \\"hi\\"\\n"'
     """
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
 
 
-def embedded(schema: dict[str, Any] | bool) -> str:
+def embedded(schema: dict[str, Any] | bool, whitespace: str | None = None) -> str:
     """A schema within a rule; its references stay its own."""
-    options = {"whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps({**_as_object(schema), "x-guidance": options})
+    return "%json " + json.dumps({**_as_object(schema), OPTIONS: _options(whitespace)})
+
+
+def _options(whitespace: str | None) -> dict[str, Any]:
+    if whitespace is None:
+        whitespace = WHITESPACE
+    return {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+
+
+def _as_lark(text: str) -> str:
+    """Lark's words as they are, llama.cpp's in those."""
+    if "::=" not in text:
+        return text
+    if len(text) > GBNF_CHARS_MAX:
+        raise ValueError(f"more than {GBNF_CHARS_MAX} characters of GBNF")
+    try:
+        lark: str = gbnf_to_lark(text)
+    except Exception as error:  # its own kinds, and what they come from
+        raise ValueError(str(error)) from None
+    return lark
 
 
 def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
@@ -85,4 +99,4 @@ def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """
     if isinstance(schema, bool):
         return {} if schema else {"enum": []}
-    return schema
+    return {name: value for name, value in schema.items() if name != OPTIONS}

@@ -167,6 +167,8 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     plain: dict[str, Any] = {}
     for fields in (plain, more):
         await ask("POST", "/v1/chat/completions", body=hi | fields)
+    for fields in (plain, {"stream": True}, {"max_output_tokens": 2, "metadata": {"a": "b"}}):
+        await ask("POST", "/v1/responses", body={"model": MODEL, "input": "hi"} | fields)
     text = {"model": MODEL, "prompt": "x"}
     more = {"logprobs": 1, "echo": True, "return_token_ids": True}
     for fields in (plain, more, {"stream": True}):

@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 
 from services.worker.demo_model import NUM_LAYERS, VOCAB, make_demo_model
 from services.worker.device.grammar import Asked, Grammars, Masks, Vocabulary, allows, masks
+from services.worker.device.grammar import grammars as grammars_module
 from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
 from shared.ids import TurnId
 from shared.sampling import GRAMMAR_BYTES_MAX
@@ -41,6 +42,8 @@ def grammars(source: str) -> Iterator[Grammars]:
 
 def masks_of(grammars: Grammars, *asked: Asked) -> Masks:
     found = grammars.begin(asked)
+    for coming in found.coming.values():
+        coming.result(30)  # however long it takes on a machine that stalls
     found.wait()
     return found
 
@@ -120,6 +123,7 @@ def test_a_slow_grammar_is_late_and_keeps_nobody_waiting(
     slow, good, behind = TurnId("slow"), TurnId("good"), TurnId("behind")
     for turn in (slow, good, behind):
         allowed(grammars, "", turn=turn)
+        grammars._walks[turn].is_slow = False  # on a machine that stalls anybody may be
     grammars._walks[slow].matcher = stuck = Stuck(grammars._walks[slow].matcher)  # type: ignore[assignment]
     asked = [Asked(0, slow, LETTERS, tokens("abc")), Asked(1, good, LETTERS, tokens("abcd"))]
     asked.append(Asked(2, behind, LETTERS, tokens("a")))
@@ -130,6 +134,7 @@ def test_a_slow_grammar_is_late_and_keeps_nobody_waiting(
     found.wait()
     assert set(found.ready) == {1} and found.late == {0, 2}
     monkeypatch.setattr(masks, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(grammars_module, "SLOW_S", 0.0)
     again = grammars.begin(asked[1:])
     again.wait()
     assert set(again.ready) == {1, 2}, "who stood behind it goes another way"
@@ -144,10 +149,8 @@ def test_a_slow_grammar_is_late_and_keeps_nobody_waiting(
 def test_a_turn_that_was_forgotten_is_followed_from_its_beginning(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.worker.device.grammar import grammars as module
-
-    monkeypatch.setattr(module, "WALKS_MAX", 1)
-    monkeypatch.setattr(module, "PREPARED_MAX", 1)
+    monkeypatch.setattr(grammars_module, "WALKS_MAX", 1)
+    monkeypatch.setattr(grammars_module, "PREPARED_MAX", 1)
     other = LLMatcher.grammar_from_regex("[0-9]+")
     for said, digits in (("", ""), ("a", "1"), ("abc", "12")):
         assert allowed(grammars, said) == {"": "a", "a": "b", "abc": "cd$"}[said]

@@ -28,6 +28,25 @@ def chat_of(body: ResponsesBody) -> ChatBody:
     )
 
 
+OWN_WORDS = {
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "truncate_prompt_tokens": "truncation",
+}
+
+
+def in_own_words(error: InvalidRequest) -> InvalidRequest:
+    """An error of a chat's, with the names that the fields have here."""
+    chats = (error.param or "").partition(".")[0].partition("[")[0]
+    if (own := OWN_WORDS.get(chats)) is not None:
+        error.param = own
+        error.message = error.message.replace("response_format.json_schema", own).replace(
+            f"{chats}:", f"{own}:"
+        )
+    return error
+
+
 def _tool(tool: ToolFunction) -> Tool:
     function = ToolFunction.model_construct(
         **{name: getattr(tool, name) for name in ToolFunction.model_fields}

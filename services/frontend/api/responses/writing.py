@@ -64,7 +64,7 @@ class ResponseWriter(Writer):
                         )
                     )
         if piece.finish is not None:
-            events += self._end_item()
+            events += self._end_item(is_cut=self._status() == "incomplete")
         return events
 
     def last_chunks(self) -> list[bytes]:
@@ -111,8 +111,8 @@ class ResponseWriter(Writer):
         self._call = call
         return [*events, self._item_event("added")]
 
-    def _end_item(self) -> list[bytes]:
-        """The last item takes no more."""
+    def _end_item(self, *, is_cut: bool = False) -> list[bytes]:
+        """The last item takes no more; the reply may be cut off in it."""
         if not self._output or self._output[-1]["status"] != "in_progress":
             return []
         item, events = self._output[-1], []
@@ -133,8 +133,7 @@ class ResponseWriter(Writer):
                 )
             )  # fmt: skip
             events.append(self._part_event("done"))
-        is_whole = self._status() == "completed" or self.generation.choices[0].finish is None
-        item["status"] = "completed" if is_whole else "incomplete"
+        item["status"] = "incomplete" if is_cut else "completed"
         events.append(self._item_event("done"))
         self._call, self._text = None, []
         return events

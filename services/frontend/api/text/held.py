@@ -1,7 +1,12 @@
 """The grammar that a reply is held to, from all that a request says of it."""
 
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
 from services.frontend.api.bodies import Generate
-from services.frontend.api.text.structure import structure_of
+from services.frontend.api.text.structure import CHARS_MAX, structure_of
 from services.frontend.api.text.tools import Tools
 from services.frontend.app import App
 from services.frontend.core.structures import Structure, embedded, grammar_of, literal
@@ -20,6 +25,7 @@ async def held_to(
 
     Raises:
         InvalidRequest: it cannot be held to what the request says, and why.
+        NoCapacity: too many ask for that.
     """
     wanted = structure_of(body)
     if tools is not None and tools.is_forced:
@@ -30,17 +36,23 @@ async def held_to(
         return await _calls(app, tokenizer, tools)
     if wanted is None:
         return ""
-    if tools is not None and wanted.kind == "json":
+    # What is not marked could be a call or the form from its first letter on: then it is the form.
+    if tools is not None and wanted.kind == "json" and not tools.family.is_bare:
         return await _calls(app, tokenizer, tools, wanted)
-    grammar = _written(wanted)
-    await app.grammars.check(grammar, wanted.name)
-    return grammar
+    key = _key(wanted.kind, wanted.value, wanted.whitespace)
+    return await app.grammars.make(key, lambda: grammar_of(wanted), wanted.name)
 
 
 async def _calls(
     app: App, tokenizer: ModelTokenizer, tools: Tools, wanted: Structure | None = None
 ) -> str:
     """Calls, or what is wanted instead."""
+    name = "tools" if wanted is None else wanted.name
+    told = [(rule.name, rule.parameters) for rule in tools.rules]
+    form = None if wanted is None else (wanted.value, wanted.whitespace)
+    size = _json([told, form])
+    if len(size) > CHARS_MAX:
+        raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
 
     def marked(mark: str) -> str:
         token = tokenizer.special_id(mark)
@@ -53,18 +65,24 @@ async def _calls(
             is_one=tools.calls_max == 1,
             names_outside=tokenizer.names_outside,
             marked=marked if has_tokens else literal,
-            or_else="" if wanted is None else embedded(wanted.value),
+            or_else="" if wanted is None else embedded(wanted.value, wanted.whitespace),
         )
-        return _written(Structure("tools", "lark", rules))
+        return grammar_of(Structure(name, "lark", rules))
 
     # Special tokens are the model's own, and nobody else's vocabulary has them.
-    await app.grammars.check(written(has_tokens=False), "tools" if wanted is None else wanted.name)
+    how = (tools.family.name, tools.calls_max == 1, tokenizer.names_outside)
+    await app.grammars.make(
+        _key("calls", [how, told, form], None), lambda: written(has_tokens=False), name
+    )
     return written(has_tokens=True)
 
 
-def _written(wanted: Structure) -> str:
+def _key(kind: str, value: Any, whitespace: str | None) -> bytes:
+    return sha256(_json([kind, value, whitespace])).digest()
+
+
+def _json(value: Any) -> bytes:
     try:
-        return grammar_of(wanted)
-    except ValueError as error:
-        param = wanted.name.partition(".")[0]
-        raise InvalidRequest(f"{wanted.name}: {error}", param, code="invalid_grammar") from None
+        return orjson.dumps(value)
+    except TypeError as error:  # what orjson says of what is nested too deep
+        raise InvalidRequest(f"tools: {error}", "tools") from None

@@ -114,10 +114,20 @@ def _schema(name: str, given: Any, param: str) -> dict[str, Any] | bool:
     """A JSON schema, or a text that is one's JSON."""
     schema = given
     if isinstance(given, str):
+        _check_size(name, len(given), param)
         try:
             schema = orjson.loads(given)
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"{name}: this is no JSON: {error}", param) from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{name}: give a JSON schema", param)
+    try:
+        _check_size(name, len(orjson.dumps(schema)), param)
+    except TypeError as error:  # what orjson says of what is nested too deep
+        raise InvalidRequest(f"{name}: {error}", param) from None
     return schema
+
+
+def _check_size(name: str, num_chars: int, param: str) -> None:
+    if num_chars > CHARS_MAX:
+        raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters", param)

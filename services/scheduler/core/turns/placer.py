@@ -252,7 +252,9 @@ class Placer:
         if worker.alive and now_ns - last.at_ns < RECENT_NS:
             block_tokens = worker.speeds.get(model_id, DEFAULT_SPEEDS).block_tokens
             num_blocks = min(last.num_tokens // block_tokens + 1, BLOCKS_MAX)
-            known[host_id] = max(known.get(host_id, 0), num_blocks)
+            # In front: of many places whoever reads them keeps the first.
+            known = {host_id: 0, **known}
+            known[host_id] = max(known[host_id], num_blocks)
         return known
 
     def _home(

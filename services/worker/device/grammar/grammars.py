@@ -7,13 +7,13 @@ remembered, so that a step's token is one step of its grammar.
 Masks are quick, and more threads than one would only be in the way of the pass. But a stranger's
 grammar may take long over a token: a third of a second, by its limits (`shared.grammar`). Who waits
 for a step does not wait for that: the row is late, and tried again; so are those behind it, which
-then go another way. What was slow once has threads of its own.
+then go another way. What was slow the last time has threads of its own, and is not waited for.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import inf
 from threading import Lock
@@ -25,11 +25,12 @@ from llguidance import LLMatcher
 from services.worker.core.step import RowSampling, StepPlan
 from services.worker.device.grammar.masks import Mask, Masks, Words
 from services.worker.device.grammar.vocabulary import Vocabulary
+from shared.deep_threads import DeepThreads
 from shared.grammar import flaw_of, matcher_of, reason_of
 from shared.ids import TurnId
 
 SLOW_THREADS = 2
-SLOW_S = 0.002  # of one mask
+SLOW_S = 0.01  # of one mask
 PREPARED_MAX = 64  # grammars that are kept compiled
 WALKS_MAX = 512  # turns of which it is known where they stand
 NO_WORDS: Words = np.empty(0, np.int32)
@@ -63,7 +64,7 @@ class _Walk:
     Attributes:
         matcher: None: not made yet.
         tokens: that it has taken, but for those behind the grammar's end.
-        is_slow: it has taken long once.
+        is_slow: its last mask took long.
         asked, last: what the last mask was asked for, and it.
     """
 
@@ -85,8 +86,9 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._lane = ThreadPoolExecutor(1, "grammar")  # no thread before it is used
-        self._slow = ThreadPoolExecutor(SLOW_THREADS, "grammar-slow")
+        self._lane = DeepThreads(1, "grammar")  # no thread before it is used
+        self._slow = DeepThreads(SLOW_THREADS, "grammar-slow")
+        self._preparing = DeepThreads(SLOW_THREADS, "grammar-new")
         self._lane_since_s = inf  # when what the lane is at now began
         self._lock = Lock()
         self._prepared: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -100,7 +102,7 @@ class Grammars:
                 known: Future[str] = Future()
                 known.set_result("")
                 return known
-        return self._slow.submit(self._prepare, grammar)
+        return self._preparing.submit(self._prepare, grammar)
 
     def begin(self, asked: Iterable[Asked]) -> Masks:
         """Begin to find which tokens may come next."""
@@ -111,6 +113,8 @@ class Grammars:
                 walk.asked, walk.last = each.generated, Future()
                 jobs.append((walk, each, walk.last))
             masks.coming[each.row] = walk.last
+            if walk.is_slow:
+                masks.slow.add(each.row)
         is_stuck = time.monotonic() > self._lane_since_s + SLOW_S
         for job in jobs:
             if job[0].is_slow or is_stuck:
@@ -123,7 +127,7 @@ class Grammars:
 
     def close(self) -> None:
         """Free its threads; what they are at comes to nothing."""
-        for threads in (self._lane, self._slow):
+        for threads in (self._lane, self._slow, self._preparing):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, grammar: str) -> str:
@@ -164,7 +168,7 @@ class Grammars:
             except BaseException as error:
                 future.set_exception(error)
             else:
-                walk.is_slow |= time.monotonic() > began_s + SLOW_S
+                walk.is_slow = time.monotonic() > began_s + SLOW_S
                 future.set_result(mask)
         if is_lane:
             self._lane_since_s = inf

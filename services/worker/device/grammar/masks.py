@@ -26,11 +26,13 @@ class Mask:
 class Masks:
     """Attributes:
     coming: by row.
+    slow: rows whose masks took long the last time, and are not waited for.
     ready, late, failed: after `wait`: masks, rows whose mask has not come, and rows that have
         none, and why.
     """
 
     coming: dict[int, "Future[Mask]"] = field(default_factory=dict)
+    slow: set[int] = field(default_factory=set)
     ready: dict[int, Words] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
@@ -40,9 +42,11 @@ class Masks:
         until = time.monotonic() + PATIENCE_S
         for row, future in self.coming.items():
             try:
-                mask = future.result(max(until - time.monotonic(), 0.0))
+                left_s = 0.0 if row in self.slow else until - time.monotonic()
+                mask = future.result(max(left_s, 0.0))
             except TimeoutError:
-                future.cancel()  # what has not begun, and may stand behind something slow
+                if row not in self.slow:
+                    future.cancel()  # what has not begun, and may stand behind something slow
                 self.late.add(row)
                 continue
             if mask.why_none:
