@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from shared import messages as m
 from shared.grammar import byte_tokenizer, flaw_of
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, Reply, house
+from tests.integration.frontend.house import MODEL, MODEL_LEN, House, Reply, house
 
 WEATHER: Any = {
     "type": "function",
@@ -54,6 +54,11 @@ def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_
         assert (cut.status, cut.output_text) == ("incomplete", "he")
         assert cut.incomplete_details is not None
         assert cut.incomplete_details.reason == "max_output_tokens"
+
+        long: Any = await it.openai.responses.create(
+            model=MODEL, input="Hi" * 1000, truncation="auto"
+        )
+        assert (long.output_text, long.usage.input_tokens) == ("hello", MODEL_LEN - MODEL_LEN // 8)
 
         async with it.openai.responses.stream(model=MODEL, input="Hi") as events:
             seen: list[Any] = [event async for event in events]

@@ -14,6 +14,8 @@ from services.frontend.request import Origin
 from shared.errors import InvalidRequest
 from shared.ids import ModelId
 
+ROOM_PARTS = 8  # of a context, one of which is for a reply of any length
+
 
 def owner_of(body: Generate, origin: Origin) -> Owner:
     """Whose turn it is."""
@@ -66,7 +68,8 @@ async def generation_of(
     owner, wanted = owner_of(body, origin), asked != 0
     wishes = wishes_of(body.kv_hints, owner.session_id)
     count_ignored(body.kv_hints, wishes)
-    prompts = [await cut(model, owner, body, prompt, max(asked or 1, 1)) for prompt in prompts]
+    num_new = _num_new(model, asked)
+    prompts = [await cut(model, owner, body, prompt, num_new) for prompt in prompts]
     max_model_len = model.card.max_model_len
     lengths = [
         max_new_tokens(
@@ -116,7 +119,7 @@ def fitting_text(model: ServedModel, body: Generate, text: str, asked: int | Non
     Raises:
         InvalidRequest: it is too long, or nothing would be left.
     """
-    keep = _num_kept(model, body, max(asked or 1, 1))
+    keep = _num_kept(model, body, _num_new(model, asked))
     return fitting(model, text, keep=keep, keep_start=body.truncation_side == "right")
 
 
@@ -138,6 +141,12 @@ async def cut(
     left = tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
     num_turns, claim = prompt.num_turns, prompt.claim
     return await given_tokens(model, owner, left, text="", num_turns=num_turns, claim=claim)
+
+
+def _num_new(model: ServedModel, asked: int | None) -> int:
+    """Tokens that a prompt leaves room for, if it is cut so that it does: those that are asked
+    for, or else a part of all."""
+    return max(model.card.max_model_len // ROOM_PARTS, 1) if asked is None else max(asked, 1)
 
 
 def _num_kept(model: ServedModel, body: Generate, num_new: int) -> int | None:
