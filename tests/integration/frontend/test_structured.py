@@ -36,8 +36,13 @@ def test_workers_are_told_a_grammar_that_can_be_used(
         await it.openai.completions.create(
             model=MODEL, prompt="Hi", extra_body={"guided_regex": "a+"}
         )
+        form: Any = {"type": "json_object"}
+        await ask.create(
+            model=MODEL, messages=ASKED, tools=[TOOL], tool_choice=FORCED, response_format=form
+        )
         told = [prompt.sampling.grammar for prompt in it.fake.prompts]
-        assert [bool(grammar) for grammar in told] == [False, True, True, False, True]
+        assert [bool(grammar) for grammar in told] == [False, True, True, False, True, True]
+        assert told[5] == told[2], "what is said has a form, and nothing is said"
         assert not any(flaw_of(grammar, byte_tokenizer()) for grammar in told if grammar)
 
     with_house(scenario, nats_server, redis_server, tmp_path)

@@ -29,7 +29,7 @@ async def held_to(
     """
     wanted = structure_of(body)
     if tools is not None and tools.is_forced:
-        if wanted is not None:
+        if wanted is not None and wanted.name != "response_format":  # that is of what is said
             raise InvalidRequest(
                 f"{wanted.name}: not together with a tool_choice that forces a call", wanted.name
             )

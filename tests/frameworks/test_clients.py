@@ -1,0 +1,150 @@
+"""Others' code against a house, where it is installed: chat, stream, a tool's round trip, a form.
+
+The model is the demo model, which has learned nothing: what is right about calls and forms is the
+grammar's, so every run is alike.
+"""
+
+import asyncio
+import gc
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.worker.demo_model import DEMO_MODEL_ID
+from tests.e2e.house import House
+
+KEY = "none"
+
+
+class City(BaseModel):
+    """Where somebody is. Closed: in an open one who has learned nothing goes on for ever."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=12)
+    size: int = Field(ge=0, le=99)
+
+
+NAMES = ("agents", "langchain_openai", "pydantic_ai", "instructor")
+INSTALLED = [name for name in NAMES if find_spec(name) is not None]
+pytestmark = [
+    pytest.mark.skipif(not INSTALLED, reason=f"none is installed of {', '.join(NAMES)}"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> Iterator[None]:
+    """Some leave connections to the collector, which would complain later."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("frameworks") / "data") as running:
+        yield running
+
+
+def test_openai_agents(house: House) -> None:
+    agents = pytest.importorskip("agents")
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    called: list[City] = []
+
+    def go(city: City) -> str:
+        """Go there."""
+        called.append(city)
+        return "it rains"
+
+    visit = agents.function_tool(go)
+
+    async def scenario(model: Any) -> None:
+        settings = agents.ModelSettings(max_tokens=900, temperature=0.0, tool_choice="required")
+        agent = agents.Agent(
+            name="a", model=model, tools=[visit], model_settings=settings, output_type=City
+        )
+        done = await agents.Runner.run(agent, "Where to?", max_turns=3)
+        assert isinstance(done.final_output, City) and called
+        form = agents.Agent(
+            name="c", model=model, output_type=City,
+            model_settings=agents.ModelSettings(max_tokens=900, temperature=0.0),
+        )  # fmt: skip
+        found = await agents.Runner.run(form, "Where are you?")
+        assert isinstance(found.final_output, City)
+        said = agents.Runner.run_streamed(form, "Where are you?")
+        kinds = {event.type async for event in said.stream_events()}
+        assert "raw_response_event" in kinds and said.final_output == found.final_output
+
+    async def both() -> None:
+        client = AsyncOpenAI(base_url=f"{house.url}/v1", api_key=KEY)
+        for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+            called.clear()
+            await scenario(kind(model=DEMO_MODEL_ID, openai_client=client))
+        await client.close()
+
+    asyncio.run(both())
+
+
+def test_langchain(house: House) -> None:
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    tools = pytest.importorskip("langchain_core.tools")
+
+    def go(name: str) -> str:
+        """Go there."""
+        return f"it rains in {name}"
+
+    visit = tools.tool(go)
+
+    model = chat(
+        model=DEMO_MODEL_ID, base_url=f"{house.url}/v1", api_key=KEY, temperature=0, max_tokens=60
+    )
+    assert model.invoke("Hello?").content
+    assert "".join(str(chunk.content) for chunk in model.stream("Hello?"))
+    asked = model.bind_tools([visit], tool_choice="go")
+    reply = asked.invoke("Where to?")
+    if not reply.tool_calls:  # cut off: the name may be any length
+        assert reply.response_metadata["finish_reason"] == "length"
+    for method in ("json_schema", "function_calling"):
+        longer = chat(
+            model=DEMO_MODEL_ID,
+            base_url=f"{house.url}/v1",
+            api_key=KEY,
+            temperature=0,
+            max_tokens=900,
+        )
+        found = longer.with_structured_output(City, method=method).invoke("Where are you?")
+        assert isinstance(found, City)
+
+
+def test_pydantic_ai(house: House) -> None:
+    ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key=KEY)
+    settings = {"max_tokens": 900, "temperature": 0.0}
+    for kind in (models.OpenAIChatModel, models.OpenAIResponsesModel):
+        model = kind(DEMO_MODEL_ID, provider=provider)
+        said = ai.Agent(model, model_settings={**settings, "max_tokens": 30}).run_sync("Hello?")
+        assert isinstance(said.output, str)
+        for output in (City, ai.NativeOutput(City)):
+            found = ai.Agent(model, output_type=output, model_settings=settings).run_sync("Where?")
+            assert isinstance(found.output, City)
+
+
+def test_instructor(house: House) -> None:
+    instructor = pytest.importorskip("instructor")
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{house.url}/v1", api_key=KEY) as client:
+        for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+            made = instructor.from_openai(client, mode=mode)
+            found = made.chat.completions.create(
+                model=DEMO_MODEL_ID, response_model=City, max_retries=0, max_tokens=900,
+                temperature=0, messages=[{"role": "user", "content": "Where are you?"}],
+            )  # fmt: skip
+            assert isinstance(found, City) and json.loads(found.model_dump_json())
