@@ -40,16 +40,24 @@ def flaw_of(grammar: str, tokenizer: LLTokenizer) -> str:
     """Why a grammar cannot be used; empty if it can. May take a second, and recurses as deep as the
     grammar is long: in `DeepThreads` alone.
     """
+    return compiled(grammar, tokenizer)[1]
+
+
+def compiled(grammar: str, tokenizer: LLTokenizer) -> tuple[LLMatcher | None, str]:
+    """What walks a grammar, at its beginning; or None, and why it cannot be used. As `flaw_of`."""
     num_bytes = len(grammar.encode())
     if num_bytes > GRAMMAR_BYTES_MAX:
-        return f"it takes {num_bytes} bytes; at most {GRAMMAR_BYTES_MAX} are allowed"
+        return None, f"it takes {num_bytes} bytes; at most {GRAMMAR_BYTES_MAX} are allowed"
     matcher = matcher_of(grammar, tokenizer)
     if not matcher.is_error():
         # What is too much shows in the first token, or in going on behind it.
         allowed = tokens_in(matcher.compute_bitmask())
         if len(allowed):
             matcher.consume_token(int(allowed[0]))
-    return reason_of(matcher)
+    if reason := reason_of(matcher):
+        return None, reason
+    matcher.reset()
+    return matcher, ""
 
 
 def tokens_in(mask: bytes) -> npt.NDArray[np.intp]:

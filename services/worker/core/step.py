@@ -203,6 +203,20 @@ class StepPlan:
             )
         ]
 
+    def sampled_rows(self, tokens: Ints) -> list[tuple[int, RowSampling]]:
+        """Rows that choose a token, told with the carried ones.
+
+        Args:
+            tokens: as `tokens`, with the carried ones filled in.
+        """
+        lasts: list[int] = (self.query_starts[1:] - 1).tolist()
+        carried = frozenset(self.carried.tolist())
+        return [
+            (row, sampling.after(int(tokens[lasts[row]])) if row in carried else sampling)
+            for row, sampling in enumerate(self.sampling)
+            if sampling is not None
+        ]
+
     def positions(self) -> Ints:
         """int32 [T]: of each new token in its turn."""
         shifts = self.context_lens - self.query_starts[1:]

@@ -136,13 +136,8 @@ class EmulatedExecutor:
 
     def _masks(self, plan: StepPlan, failed: set[int]) -> Masks:
         """What grammars allow each row that is held to one."""
-        tokens, starts = self._tables.tokens(plan), plan.query_starts.tolist()
-        carried = frozenset(plan.carried.tolist())
-        rows = [
-            (row, told.after(tokens[starts[row + 1] - 1]) if row in carried else told)
-            for row, told in enumerate(plan.sampling)
-            if told is not None and row not in failed
-        ]
+        told = plan.sampled_rows(self._tables.tokens(plan))
+        rows = [row for row in told if row[0] not in failed]
         masks = self.grammars.begin(asked_of(plan, rows))
         masks.wait()
         return masks

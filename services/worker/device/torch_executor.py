@@ -155,12 +155,7 @@ class TorchExecutor:
     ) -> None:
         starts = step.batch.query_starts
         tokens = self._tables.tokens(plan)
-        carried = frozenset(plan.carried.tolist())
-        rows = [
-            (index, sampling.after(tokens[starts[index + 1] - 1]) if index in carried else sampling)
-            for index, sampling in enumerate(plan.sampling)
-            if sampling is not None and index not in step.failed
-        ]
+        rows = [row for row in plan.sampled_rows(tokens) if row[0] not in step.failed]
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
         logits = self._model.module(
             torch.from_numpy(tokens).long()[None],

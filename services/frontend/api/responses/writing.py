@@ -14,8 +14,6 @@ from services.frontend.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id
 
-TOOLS_TOLD_MAX = 16  # of those that a reply calls
-
 
 class ResponseWriter(Writer):
     """One choice, as a response's output.
@@ -82,7 +80,7 @@ class ResponseWriter(Writer):
         if self._calls is None:
             return [Said(piece.text)]
         told = list(self._calls.take(piece.text, is_over=piece.finish is not None))
-        self.generation.tools = list(self._calls.names)[:TOOLS_TOLD_MAX]
+        self.generation.tools = self._calls.told_names
         return told
 
     def _say(self, text: str) -> list[bytes]:

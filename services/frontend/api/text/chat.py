@@ -24,8 +24,6 @@ from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])
 
-TOOLS_TOLD_MAX = 16  # of those that a reply calls
-
 
 @router.post(
     "/v1/chat/completions",
@@ -155,7 +153,7 @@ class ChatWriter(ChoicesWriter):
         calls = self._calls[piece.index]
         deltas = calls.read(piece.text, is_over=piece.finish is not None)
         if not piece.index:
-            self.generation.tools = list(calls.names)[:TOOLS_TOLD_MAX]
+            self.generation.tools = calls.told_names
         return deltas
 
     def _finish(self, index: int, finish: PublicFinish | None) -> str | None:

@@ -50,8 +50,7 @@ async def _calls(
     name = "tools" if wanted is None else wanted.name
     told = [(rule.name, rule.parameters) for rule in tools.rules]
     form = None if wanted is None else (wanted.value, wanted.whitespace)
-    size = _json([told, form])
-    if len(size) > CHARS_MAX:
+    if len(_json([told, form])) > CHARS_MAX:
         raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
 
     def marked(mark: str) -> str:
@@ -71,10 +70,12 @@ async def _calls(
 
     # Special tokens are the model's own, and nobody else's vocabulary has them.
     how = (tools.family.name, tools.calls_max == 1, tokenizer.names_outside)
-    await app.grammars.make(
+    plain = await app.grammars.make(
         _key("calls", [how, told, form], None), lambda: written(has_tokens=False), name
     )
-    return written(has_tokens=True)
+    marks = (tools.family.marker, tools.family.argument_marker, tools.family.end)
+    has_tokens = any(tokenizer.is_special(mark) for mark in marks)
+    return written(has_tokens=True) if has_tokens else plain
 
 
 def _key(kind: str, value: Any, whitespace: str | None) -> bytes:

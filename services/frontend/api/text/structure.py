@@ -100,13 +100,11 @@ def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> S
         is_list = isinstance(value, list) and 0 < len(value) <= CHOICES_MAX
         if not is_list or not all(isinstance(each, str) and each for each in value):
             raise InvalidRequest(f"{name}: give 1 to {CHOICES_MAX} texts", param)
-        if sum(map(len, value)) > CHARS_MAX:
-            raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters", param)
+        _check_size(name, sum(map(len, value)), param)
         return Structure(name, kind, value)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{name}: give a text", param)
-    if len(value) > CHARS_MAX:
-        raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters", param)
+    _check_size(name, len(value), param)
     return Structure(name, kind, value)
 
 

@@ -14,6 +14,8 @@ from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.ids import new_id
 
+TOOLS_TOLD_MAX = 16  # of those that a reply calls
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:
@@ -138,6 +140,11 @@ class CallsOfChoice:
                 case Argued(more):
                     self._calls[-1].arguments.append(more)
                     yield event
+
+    @property
+    def told_names(self) -> list[str]:
+        """Of tools that it called, as many as are told."""
+        return list(self.names)[:TOOLS_TOLD_MAX]
 
     def message(self) -> dict[str, Any]:
         """All of it, as members of a message that is not streamed."""

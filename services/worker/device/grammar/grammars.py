@@ -26,7 +26,7 @@ from services.worker.core.step import RowSampling, StepPlan
 from services.worker.device.grammar.masks import Mask, Masks, Words
 from services.worker.device.grammar.vocabulary import Vocabulary
 from shared.deep_threads import DeepThreads
-from shared.grammar import flaw_of, matcher_of, reason_of
+from shared.grammar import compiled, matcher_of, reason_of
 from shared.ids import TurnId
 
 SLOW_THREADS = 2
@@ -135,10 +135,10 @@ class Grammars:
             tokenizer = self._vocabulary.tokenizer()
         except Exception as error:  # any library's
             return f"this model's tokenizer cannot be held to a grammar: {error}"
-        if flaw := flaw_of(grammar, tokenizer):
-            return flaw
-        self._keep(grammar, matcher_of(grammar, tokenizer))
-        return ""
+        matcher, flaw = compiled(grammar, tokenizer)
+        if matcher is not None:
+            self._keep(grammar, matcher)
+        return flaw
 
     def _keep(self, grammar: str, matcher: LLMatcher) -> None:
         with self._lock:
