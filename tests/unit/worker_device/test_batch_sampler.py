@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.worker.core.step import RowSampling
 from services.worker.device.batch_sampler import NO_CARRIED, choose
 from services.worker.device.grammar import Words, allows
-from services.worker.device.sampler import sample
+from services.worker.device.sampler import sample, without
 from shared.messages import SamplingParams
 
 VOCAB = 40
@@ -90,6 +90,14 @@ def test_both_choose_the_same(
     for index, mask in masks.items():
         assert allows(mask, VOCAB)[expected[index]]
     assert torch.equal(logits, before), "the logits are others' as well"
+
+
+def test_an_end_that_comes_too_early_is_better_than_nothing() -> None:
+    for allowed, left in (({3, 7}, {3}), ({7}, {7}), ({39}, {39}), ({0, 7}, {0, 7})):
+        mask = words_of(allowed)
+        kept = allows(without(mask, {0, 7, 10_000}), VOCAB)
+        assert set(np.flatnonzero(kept).tolist()) == left
+        assert set(np.flatnonzero(allows(mask, VOCAB)).tolist()) == allowed, "it is another's too"
 
 
 def test_numbers_to_choose_by_are_told_from_others() -> None:

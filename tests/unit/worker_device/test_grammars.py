@@ -64,7 +64,10 @@ def tokens(said: str) -> list[int]:
     return [END if char == "$" else ord(char) for char in said]
 
 
-def test_a_turn_may_go_on_back_and_behind_the_end(grammars: Grammars) -> None:
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_turn_may_go_on_back_and_behind_the_end(grammars: Grammars, is_prepared: bool) -> None:
+    if is_prepared:  # as it is before a turn begins
+        assert grammars.prepare(LETTERS).result() == ""
     for said, follows in (
         ("", "a"), ("a", "b"), ("ab", "cd$"), ("abcd", "cd$"), ("abd", "cd$"), ("", "a"),
         ("abcc", "cd$"), ("abc$", "$"), ("abc$$", "$"), ("ab", "cd$"),
