@@ -6,13 +6,14 @@ recompute, never an answer.
 """
 
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha1
 
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages.codec import decode, encode
 
 DEFAULT_EXPIRY_S = 24 * 3600
 MARK_BYTES = 16
+MARK_CHARS = 24  # of a session's mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,21 @@ def session_index_redis_key(tenant: TenantId) -> str:
 def session_sizes_redis_key(tenant: TenantId) -> str:
     """Hash of the sizes of the tenant's records, bytes; their sum is under the empty name."""
     return f"symphony:session_sizes:{len(tenant)}:{tenant}"
+
+
+def session_mark(session_id: SessionId) -> str:
+    """What ids of a session's responses begin with: it tells where in Redis they are. Scripts there
+    make it too (`services.frontend.redis_scripts`), with the one hash that they know.
+
+    >>> session_mark(SessionId("fox"))
+    'ff0f0a8b656f0b44c26933ac'
+    """
+    return sha1(session_id.encode(errors="surrogatepass")).hexdigest()[:MARK_CHARS]
+
+
+def responses_redis_key(tenant: TenantId, mark: str) -> str:
+    """Hash of the stored responses of the session with this mark."""
+    return f"symphony:responses:{len(tenant)}:{tenant}:{mark}"
 
 
 def encode_record(record: SessionRecord) -> bytes:

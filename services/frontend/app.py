@@ -16,6 +16,7 @@ from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
 from services.frontend.rendering.texts import Texts
+from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
 from services.frontend.uploads import Uploads
 from shared.bus import Bus
@@ -41,6 +42,7 @@ class App:
     adapter_changes: Pace
     hints: HintGate
     grammars: GrammarMaker
+    responses: ResponseStore
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from services.frontend.api import adapters, models, operations, page
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
 from services.frontend.api.responses import create as responses
+from services.frontend.api.responses import stored as stored_responses
 from services.frontend.api.sessions import advisories
 from services.frontend.api.sessions import records as sessions
 from services.frontend.api.text import chat, completions, tokenize
@@ -33,6 +34,7 @@ ROUTERS = (
     adapters,
     advisories,
     sessions,
+    stored_responses,
     tokenize,
     operations,
     page,

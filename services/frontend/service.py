@@ -36,6 +36,7 @@ from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
+from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
 from services.frontend.uploads import Uploads
 from shared.errors import ConfigError
@@ -123,6 +124,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Pace(config.tenant_adapter_changes_per_minute, "changes of adapters", runtime.clock.now_ns),
         hints,
         grammars,
+        ResponseStore(sessions),
     )
     runtime.hints = hints.status
 

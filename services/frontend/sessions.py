@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,9 @@ from shared.sessions import (
     decode_record,
     encode_record,
     generation_redis_key,
+    responses_redis_key,
     session_index_redis_key,
+    session_mark,
     session_redis_key,
     session_sizes_redis_key,
     tombstone_redis_key,
@@ -152,14 +155,33 @@ class SessionStore:
         Above the `limits` of its tenant, that one's least recently used records leave.
         """
         tenant, name = record.tenant, record.session_id
-        keys = _redis_keys(tenant, name)
-        prefix = session_redis_key(tenant, SessionId(""))
-        arguments = (generation, encode_record(record), self.expiry_s, name, prefix)
-        try:
-            of_tenant = (limits.sessions, limits.session_bytes)
-            await self._eval(PUT, keys, *arguments, *of_tenant, record.num_turns)
-        except StoreAway:
-            return  # the next turn tokenizes anew
+        with suppress(StoreAway):  # the next turn tokenizes anew
+            data = encode_record(record)
+            await self.keep(PUT, tenant, name, generation, data, limits, record.num_turns)
+
+    async def keep(
+        self,
+        script: str,
+        tenant: TenantId,
+        session_id: SessionId,
+        generation: str,
+        data: bytes,
+        limits: TenantLimits,
+        *more: str | int,
+        is_needed: bool = True,
+    ) -> bool:
+        """Keep something of a session, by a script that begins with `redis_scripts.KEEPING`.
+        Answers whether it was.
+
+        Raises:
+            StoreAway: it cannot be told.
+        """
+        keys = _redis_keys(tenant, session_id)
+        prefixes = session_redis_key(tenant, SessionId("")), responses_redis_key(tenant, "")
+        of_tenant = limits.sessions, limits.session_bytes
+        arguments = (generation, data, self.expiry_s, session_id, *prefixes, *of_tenant, *more)
+        command = ("eval", script, len(keys), *keys, *arguments)
+        return bool(await self.do(*command, is_needed=is_needed))
 
     async def forget(self, tenant: TenantId, session_id: SessionId) -> Tombstone:
         """Delete the record, and let no turn that runs now write another. To be repeated until
@@ -173,7 +195,7 @@ class SessionStore:
         found, block_keys = await self._eval(
             FORGET, keys, generation, GENERATION_S, TOMBSTONE_S, session_id
         )
-        self._rewriter.ask()
+        self.on_deleted()
         return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
 
     async def settle(self, tombstone: Tombstone) -> None:
@@ -184,16 +206,25 @@ class SessionStore:
         except StoreAway:
             return  # it expires
 
+    def on_deleted(self) -> None:
+        """Something was deleted, and is to leave Redis's file too."""
+        self._rewriter.ask()
+
     async def _eval(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
         return await self.do("eval", script, len(keys), *keys, *arguments)
 
-    async def do(self, *command: str | bytes | int) -> Any:
+    async def do(self, *command: str | bytes | int, is_needed: bool = True) -> Any:
         """A command's answer.
+
+        Args:
+            is_needed: if it does not come, others do not wait for Redis for a while either.
 
         Raises:
             StoreAway: there is none in time, or it is no.
         """
-        return await self._answered(lambda: self._redis.execute_command(*command))
+        return await self._answered(
+            lambda: self._redis.execute_command(*command), is_needed=is_needed
+        )
 
     def _where(self, tenant: TenantId, session_id: SessionId) -> list[tuple[str, ...]]:
         """Commands whose answers tell where the session's KV is."""
@@ -268,6 +299,7 @@ def _redis_keys(tenant: TenantId, session_id: SessionId) -> list[str]:
         tombstone_redis_key(tenant, session_id),
         session_index_redis_key(tenant),
         session_sizes_redis_key(tenant),
+        responses_redis_key(tenant, session_mark(session_id)),
     ]
 
 

@@ -19,6 +19,9 @@ SESSIONS_REUSED = counter(
     "session_prompts_total", "Prompts of named sessions, by whether stored tokens were extended",
     ["reused"],
 )  # fmt: skip
+RESPONSES_NOT_STORED = counter(
+    "responses_not_stored_total", "Responses that were to be stored and are not"
+)
 JOBS = counter("frontend_jobs_total", "Jobs for one-shot models by how they ended", ["outcome"])
 JOB_MISSES = counter("frontend_job_misses_total", "Jobs without a result by their deadline")
 JOB_LATENCY = histogram("frontend_job_latency_seconds", "Request to the last of its results")

@@ -18,6 +18,7 @@ from services.worker.demo_model import DEMO_MODEL_ID
 from tests.e2e.house import House
 
 KEY = "none"
+LONG = "Where to? " * 20  # more than a block, which is there at once
 
 
 class City(BaseModel):
@@ -148,3 +149,53 @@ def test_instructor(house: House) -> None:
                 temperature=0, messages=[{"role": "user", "content": "Where are you?"}],
             )  # fmt: skip
             assert isinstance(found, City) and json.loads(found.model_dump_json())
+
+
+def test_openai_agents_sends_only_what_is_new(house: House) -> None:
+    agents = pytest.importorskip("agents")
+    from openai import AsyncOpenAI
+
+    async def scenario() -> None:
+        async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key=KEY) as client:
+            model = agents.OpenAIResponsesModel(model=DEMO_MODEL_ID, openai_client=client)
+            settings = agents.ModelSettings(max_tokens=900, temperature=0.0)
+            agent = agents.Agent(name="a", model=model, model_settings=settings, output_type=City)
+            first = await agents.Runner.run(agent, LONG)
+            last = first.last_response_id
+            second = await agents.Runner.run(agent, "Why?", previous_response_id=last)
+            used = second.context_wrapper.usage
+            assert used.input_tokens > first.context_wrapper.usage.total_tokens
+            assert used.input_tokens_details.cached_tokens > 0
+            told = await client.responses.retrieve(second.last_response_id)
+            assert told.previous_response_id == last and len(second.to_input_list()) == 2
+
+    agents.set_tracing_disabled(True)
+    asyncio.run(scenario())
+
+
+def test_langchain_sends_only_what_is_new(house: House) -> None:
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    model = chat(
+        model=DEMO_MODEL_ID, base_url=f"{house.url}/v1", api_key=KEY, temperature=0, max_tokens=20,
+        use_previous_response_id=True,
+    )  # fmt: skip
+    messages: list[Any] = [("user", LONG)]
+    first = model.invoke(messages)
+    second = model.invoke([*messages, first, ("user", "Why?")])
+    usage = second.usage_metadata
+    assert usage["input_tokens"] > first.usage_metadata["total_tokens"]
+    assert usage["input_token_details"]["cache_read"] > 0
+
+
+def test_pydantic_ai_sends_only_what_is_new(house: House) -> None:
+    ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key=KEY)
+    model = models.OpenAIResponsesModel(DEMO_MODEL_ID, provider=provider)
+    settings = {"max_tokens": 20, "temperature": 0.0, "openai_previous_response_id": "auto"}
+    agent = ai.Agent(model, model_settings=settings)
+    first = agent.run_sync(LONG)
+    second = agent.run_sync("Why?", message_history=first.all_messages())
+    used = second.response.usage
+    assert used.input_tokens > first.response.usage.total_tokens and used.cache_read_tokens > 0

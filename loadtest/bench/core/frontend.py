@@ -234,6 +234,7 @@ class _House:
             adapter_changes=unused,
             hints=unused,
             grammars=unused,
+            responses=unused,
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

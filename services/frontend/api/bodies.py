@@ -232,6 +232,8 @@ class ResponsesBody(Sampled):
     truncation: Any = None
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: Id | None = None
+    store: bool | None = None
 
 
 class CompletionBody(Generate):
@@ -387,7 +389,7 @@ def stop_strings(value: Any) -> list[str]:
     return stops
 
 
-def session_of(body: Generate, origin: Origin) -> SessionId | None:
+def session_of(body: Sampled, origin: Origin) -> SessionId | None:
     """The session a request belongs to: the body's, else the header's."""
     return SessionId(body.session_id) if body.session_id else origin.session_id
 

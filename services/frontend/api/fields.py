@@ -90,7 +90,8 @@ _TEXT_WORKS = (
     *_works("tools", (*TEMPLATE, "responses"), hint="functions"),
     *_works("tool_choice", CALLING, hint="auto, none, required, or a function by its name"),
     *_works("parallel_tool_calls", CALLING),
-    *_works("input instructions max_output_tokens metadata", RESPONSES),
+    *_works("input instructions max_output_tokens metadata store", RESPONSES),
+    *_works("previous_response_id", RESPONSES, hint="of a response that was stored"),
     *_works("text", RESPONSES, hint="its format: text, json_object or json_schema"),
     *_works("truncation", RESPONSES, "disabled", "auto"),
     *_works("prompt", ("completions", "tokenize")),
@@ -191,7 +192,7 @@ _CHAT_REFUSED = (
     *_refused("skip_special_tokens", ("detokenize",), False),
 )
 _RESPONSES_REFUSED = (
-    *_refused("previous_response_id conversation", RESPONSES, hint="give all of it as input"),
+    *_refused("conversation", RESPONSES, hint="use previous_response_id"),
     *_refused("background", RESPONSES, False),
     *_refused("prompt", RESPONSES),
     *_refused("reasoning", RESPONSES, {}, hint=_TEMPLATE_HINT),
@@ -245,7 +246,7 @@ _IGNORED = (
     *_ignored("lora_int_id", ADAPTERS),
     *_ignored("user", (*SHOWN, "responses")),
     *_ignored(
-        "store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
+        "service_tier safety_identifier prompt_cache_key prompt_cache_retention"
         " stream_options request_id rid",
         RESPONSES,
     ),

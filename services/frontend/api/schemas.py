@@ -223,8 +223,9 @@ RESPONSE = record(
     metadata=_ANY_OBJECT,
     output=array(_OUTPUT),
     parallel_tool_calls=TRUE_OR_FALSE,
-    previous_response_id={"type": "null"},
+    previous_response_id=nullable(STRING),
     reasoning=record(effort={"type": "null"}, summary={"type": "null"}),
+    session_id=nullable(STRING),
     store=TRUE_OR_FALSE,
     temperature=NUMBER,
     text=_ANY_OBJECT,
@@ -238,6 +239,11 @@ RESPONSE = record(
         output_tokens_details=record(reasoning_tokens=COUNT),
     ),
 )  # fmt: skip
+INPUT_ITEMS = record(
+    object=constant("list"), data=array(_ANY_OBJECT), first_id=nullable(STRING),
+    last_id=nullable(STRING), has_more=TRUE_OR_FALSE,
+)  # fmt: skip
+RESPONSE_DELETED = record(id=STRING, object=constant("response.deleted"), deleted=TRUE_OR_FALSE)
 COMPLETION = record(
     **_HEAD,
     object=constant("text_completion"),

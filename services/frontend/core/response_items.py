@@ -1,5 +1,6 @@
 """What the Responses API calls items, as the messages of a chat."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from shared.errors import InvalidRequest
@@ -9,32 +10,81 @@ ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text")
 
 
-def messages_of(given: Any, instructions: str | None = None) -> list[dict[str, Any]]:
-    """A chat's messages. Calls that follow each other, and what was said before them, are one
-    message of the assistant's; what a model thought is nobody's to say again.
+def items_of(given: Any) -> list[Any]:
+    """A request's input as a list of items, none of which was looked at yet.
 
     Raises:
-        InvalidRequest: names the item and what is wrong with it.
+        InvalidRequest: it is neither text nor list, empty or too long.
 
-    >>> messages_of("Hi", "Be kind")
-    [{'role': 'system', 'content': 'Be kind'}, {'role': 'user', 'content': 'Hi'}]
+    >>> items_of("Hi")
+    [{'type': 'message', 'role': 'user', 'content': [{'type': 'input_text', 'text': 'Hi'}]}]
     """
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
     if isinstance(given, str):
         if not given:
             raise InvalidRequest("input: it is empty", "input")
-        return [*messages, {"role": "user", "content": given}]
+        part = {"type": "input_text", "text": given}
+        return [{"type": "message", "role": "user", "content": [part]}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input: give a text, or a list of items", "input")
     if len(given) > ITEMS_MAX:
         raise InvalidRequest(f"input: more than {ITEMS_MAX} items", "input")
-    for at, item in enumerate(given):
+    return given
+
+
+def messages_of(
+    items: Sequence[Any], instructions: str | None = None, past: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """A chat's messages. Calls that follow each other, and what was said before them, are one
+    message of the assistant's; what a model thought is nobody's to say again.
+
+    Args:
+        past: items before these, which were taken once.
+
+    Raises:
+        InvalidRequest: names the item and what is wrong with it.
+
+    >>> messages_of(items_of("Hi"), "Be kind")
+    [{'role': 'system', 'content': 'Be kind'}, {'role': 'user', 'content': 'Hi'}]
+    """
+    if len(past) + len(items) > ITEMS_MAX:
+        raise InvalidRequest(f"input: with those before, more than {ITEMS_MAX} items", "input")
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    num_before = len(messages)
+    for item in past:
+        _add(messages, item, "previous_response_id")
+    for at, item in enumerate(items):
         _add(messages, item, f"input[{at}]")
-    if not messages:
+    if len(messages) == num_before:
         raise InvalidRequest("input: it has no messages", "input")
     return messages
+
+
+def page_of(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    """Some of the items, as OpenAI's lists come.
+
+    Args:
+        after: the id of the one before the first; None: from the beginning.
+
+    Raises:
+        InvalidRequest: no item has it.
+
+    >>> page_of([{"id": "a"}, {"id": "b"}, {"id": "c"}], 1, "a")["data"]
+    [{'id': 'b'}]
+    """
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise InvalidRequest(f"after: no item has the id {after!r}", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    data = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(items),
+    }
 
 
 def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:

@@ -167,8 +167,15 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     plain: dict[str, Any] = {}
     for fields in (plain, more):
         await ask("POST", "/v1/chat/completions", body=hi | fields)
+    responses = "/v1/responses"
     for fields in (plain, {"stream": True}, {"max_output_tokens": 2, "metadata": {"a": "b"}}):
-        await ask("POST", "/v1/responses", body={"model": MODEL, "input": "hi"} | fields)
+        answer = await ask("POST", responses, body={"model": MODEL, "input": "hi"} | fields)
+    previous = {"previous_response_id": answer.json()["id"]}
+    answer = await ask("POST", responses, body={"model": MODEL, "input": "hi"} | previous)
+    stored, response_id = f"{responses}/{{response_id}}", answer.json()["id"]
+    await ask("GET", stored, f"{responses}/{response_id}")
+    await ask("GET", f"{stored}/input_items", f"{responses}/{response_id}/input_items")
+    await ask("DELETE", stored, f"{responses}/{response_id}")
     text = {"model": MODEL, "prompt": "x"}
     more = {"logprobs": 1, "echo": True, "return_token_ids": True}
     for fields in (plain, more, {"stream": True}):

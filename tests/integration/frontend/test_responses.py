@@ -47,7 +47,7 @@ def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_
         assert (item.type, item.status) == ("message", "completed")
         assert whole.usage is not None and whole.usage.input_tokens_details.cached_tokens == 3
         assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
-        assert (whole.instructions, whole.metadata, whole.store) == ("Be kind.", {"a": "b"}, False)
+        assert (whole.instructions, whole.metadata, whole.store) == ("Be kind.", {"a": "b"}, True)
         assert asked(it) == "system\nBe kind.\nuser\nHi\nassistant\n"
 
         cut: Any = await it.openai.responses.create(model=MODEL, input="Hi", max_output_tokens=2)
@@ -146,6 +146,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0]"),
     ({"input": [{"type": "reasoning"}]}, "input"),
     ({"previous_response_id": "resp-1"}, "previous_response_id"),
+    ({"previous_response_id": "resp-" + "a" * 24 + "-" + "b" * 24}, "previous_response_id"),
+    ({"previous_response_id": 7}, "previous_response_id"),
+    ({"store": "yes"}, "store"),
+    ({"conversation": "conv-1"}, "conversation"),
     ({"background": True}, "background"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),

@@ -38,6 +38,9 @@ class Pen:
     def chunks(self, _: Piece) -> list[bytes]:
         return [threading.current_thread().name.encode()]
 
+    async def settle(self) -> None:
+        pass
+
     def last_chunks(self) -> list[bytes]:
         return []
 

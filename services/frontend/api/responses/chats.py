@@ -5,19 +5,24 @@ from typing import Any
 from services.frontend.api.bodies import ChatBody, ResponsesBody, Sampled, Tool, ToolFunction
 from services.frontend.api.fields import unsupported
 from services.frontend.core.response_items import messages_of
+from services.frontend.core.stored_responses import Past
 from shared.errors import InvalidRequest
 
 
-def chat_of(body: ResponsesBody) -> ChatBody:
+def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
     """What is asked for, in the words of chats.
+
+    Args:
+        items: of its input.
+        past: what it goes on from; its session is the chat's.
 
     Raises:
         InvalidRequest: it cannot be said in those.
     """
     shared = {name: getattr(body, name) for name in Sampled.model_fields}
     return ChatBody.model_construct(
-        **shared,
-        messages=messages_of(body.input, body.instructions),
+        **shared | {"session_id": past.session_id},
+        messages=messages_of(items, body.instructions, past.items),
         max_completion_tokens=body.max_output_tokens,
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_tool_choice(body.tool_choice),

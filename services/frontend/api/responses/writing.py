@@ -4,11 +4,14 @@ from typing import Any
 
 import orjson
 
+from services.frontend import telemetry
 from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
 from services.frontend.api.text.writing import Writer
+from services.frontend.app import App
 from services.frontend.core.choice import Piece
+from services.frontend.core.stored_responses import Past, StoredResponse, new_response_id
 from services.frontend.core.tools import Argued, Said
 from services.frontend.errors import error_body
 from shared.errors import SymphonyError
@@ -16,17 +19,31 @@ from shared.ids import new_id
 
 
 class ResponseWriter(Writer):
-    """One choice, as a response's output.
+    """One choice, as a response's output, which is stored before its end is told.
 
     Args:
         body: repeated in the answer.
         tools: that the reply may call; None: all of it is text.
+        items: of its input.
+        past: what it goes on from.
     """
 
-    def __init__(self, generation: Generation, body: ResponsesBody, tools: Tools | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        generation: Generation,
+        body: ResponsesBody,
+        tools: Tools | None,
+        items: list[Any],
+        past: Past,
+    ) -> None:
         super().__init__(generation)
+        self._app = app
         self._body = body
-        self._id = new_id("resp")
+        self._items = items
+        self._past = past
+        self._is_stored = body.store is not False  # until it is known
+        self._id = new_response_id(past.session_id)
         self._calls = CallsOfChoice(tools) if tools is not None else None
         self._output: list[dict[str, Any]] = []
         self._call: Call | None = None  # that the last item is of
@@ -64,6 +81,20 @@ class ResponseWriter(Writer):
         if piece.finish is not None:
             events += self._end_item(is_cut=self._status() == "incomplete")
         return events
+
+    async def settle(self) -> None:
+        plan, prompt = self.generation.plan, self.generation.prompt_of(0)
+        session_id, claim = plan.owner.session_id, prompt.claim
+        if not self._is_stored:
+            return
+        assert session_id is not None and claim is not None
+        stored = StoredResponse(self._response(self._status()), self._items)
+        tenant = plan.owner.tenant
+        self._is_stored = not claim.is_forgotten and await self._app.responses.put(
+            tenant, session_id, claim.generation, stored, self._app.quotas.of(tenant)
+        )
+        if not self._is_stored:
+            telemetry.RESPONSES_NOT_STORED.inc()
 
     def last_chunks(self) -> list[bytes]:
         status = self._status()
@@ -177,9 +208,10 @@ class ResponseWriter(Writer):
             "model": body.model,
             "output": self._output if is_over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": self._past.response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "session_id": self._past.session_id,
+            "store": self._is_stored,
             "temperature": sampling.temperature,
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,

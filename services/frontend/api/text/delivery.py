@@ -41,6 +41,7 @@ async def answer_whole(writer: Writer) -> bytes:
             async for pieces in batches:
                 for piece in pieces:
                     writer.add(piece)
+        await writer.settle()
     return await _written(writer, None, writer.whole)
 
 
@@ -60,6 +61,7 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
                     if chunks:
                         yield chunks
                         started = True
+            await writer.settle()
         except SymphonyError as error:
             if not started:
                 raise

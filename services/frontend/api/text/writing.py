@@ -33,6 +33,10 @@ class Writer(ABC):
     def chunks(self, piece: Piece) -> list[bytes]:
         """The streamed chunks that a piece makes, maybe none."""
 
+    async def settle(self) -> None:
+        """See to what has to be done before the answer's end is told; it fails no answer."""
+        return
+
     @abstractmethod
     def last_chunks(self) -> list[bytes]:
         """Those behind the last piece's."""

@@ -1,0 +1,62 @@
+"""``GET`` and ``DELETE /v1/responses/{id}``, and what a response was asked with."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from services.frontend.api.answers import Json
+from services.frontend.api.bodies import ID_CHARS_MAX
+from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
+from services.frontend.api.sessions.deletion import delete_everywhere
+from services.frontend.app import app_of
+from services.frontend.core.response_items import page_of
+from services.frontend.core.stored_responses import is_own_session
+from services.frontend.request import caller_of
+from shared.errors import NoCapacity
+from shared.messages import AdvisoryKey
+
+router = APIRouter(tags=["text"])
+ResponsePath = Annotated[str, Path(min_length=1, max_length=ID_CHARS_MAX)]
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=ID_CHARS_MAX)]
+
+
+@router.get("/v1/responses/{response_id}", responses=answers(RESPONSE))
+async def get_response(request: Request, response_id: ResponsePath) -> Response:
+    """A response that was stored."""
+    tenant = caller_of(request).tenant
+    return Json((await app_of(request).responses.read(tenant, response_id)).response)
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses=answers(INPUT_ITEMS))
+async def get_input_items(
+    request: Request,
+    response_id: ResponsePath,
+    limit: Limit = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: After = None,
+) -> Response:
+    """Items that it was asked with, without those of responses before it."""
+    tenant = caller_of(request).tenant
+    stored = await app_of(request).responses.read(tenant, response_id)
+    items: list[Any] = [
+        {"id": f"{response_id}-{at}", **item} for at, item in enumerate(stored.input)
+    ]
+    if order == "desc":
+        items.reverse()
+    return Json(page_of(items, limit, after))
+
+
+@router.delete("/v1/responses/{response_id}", responses=answers(RESPONSE_DELETED))
+async def delete_response(request: Request, response_id: ResponsePath) -> Response:
+    """Forget a response. With the last one of a conversation that has no other name, all of that
+    goes, its KV too."""
+    app, tenant = app_of(request), caller_of(request).tenant
+    left = await app.responses.drop(tenant, response_id)
+    if left is not None and is_own_session(left):
+        try:
+            await delete_everywhere(app, AdvisoryKey(session_id=left, tenant=tenant))
+        except NoCapacity as error:
+            error.message = f"it is deleted; of its session {left!r}: {error.message}"
+            raise
+    return Json({"id": response_id, "object": "response.deleted", "deleted": True})
