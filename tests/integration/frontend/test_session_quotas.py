@@ -59,7 +59,7 @@ class Store(SessionStore):
         session_id = SessionId(name)
         response_id = new_response_id(session_id)
         before = next(reversed(await self._said(name, tenant)), None)
-        said = {"id": response_id, "previous_response_id": before, "output": []}
+        said: dict[str, Any] = {"id": response_id, "previous_response_id": before, "output": []}
         stored = StoredResponse({**said, "text": "t" * num_chars}, [])
         is_kept = await self.responses.put(tenant, session_id, "", stored, limits)
         return (len(encode_stored(stored)) + len(response_id) + len(before or "")) * is_kept
