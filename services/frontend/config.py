@@ -47,6 +47,8 @@ class FrontendConfig(ServiceConfig):
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     tool_parser: how models write calls of tools, see `core.tools.families`; `auto`: as their chat
         templates tell.
+    reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
+        tell; `none`: they are part of what is said.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
     tracker_shards: processes among which the tracker divides sessions and workflows.
     inputs_max: of one request to a one-shot model.
@@ -82,6 +84,9 @@ class FrontendConfig(ServiceConfig):
     stalled_reader_s: float = Field(default=30.0, gt=0)
     connections_per_address: int = Field(default=1024, ge=0)
     max_tokens_default: int = Field(default=0, ge=0)
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "seed_oss"] = (
+        "auto"
+    )
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)

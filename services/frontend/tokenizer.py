@@ -15,6 +15,7 @@ import jinja2
 import jinja2.meta
 
 from services.frontend.core.detokenizer import text_and_starts
+from services.frontend.core.thoughts import thinking_of
 from services.frontend.core.tools import FAMILIES, family_of
 from services.frontend.rendering.history import as_template_takes, as_text
 from shared.errors import InvalidRequest
@@ -92,6 +93,7 @@ class ModelTokenizer:
         knows_tools: its chat template has a place for them.
         tool_family: how the model writes calls of tools, by its template.
         names_outside: it writes a tool's name outside of the call's JSON, with a mark behind.
+        thinking: how the model tells thoughts, by its template; None: it has none.
     """
 
     def __init__(self, tokenizer: Any, source: str = "") -> None:
@@ -111,6 +113,7 @@ class ModelTokenizer:
         self.template_names = frozenset().union(*map(_names_in, {template, with_tools}))
         self.knows_tools = "tools" in self.template_names
         self.tool_family = family_of(with_tools) if self.knows_tools else FAMILIES["hermes"]
+        self.thinking = thinking_of(template)
         marker = self.tool_family.argument_marker
         self.names_outside = bool(marker) and marker in with_tools
         self._special_names = self._names_of_special()

@@ -68,6 +68,7 @@ Messages = Annotated[
     Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True),
     WithJsonSchema({"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MESSAGES_MAX}),
 ]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 
 
@@ -198,6 +199,11 @@ class NamedTool(ToolFunction):
     type: Literal["function"]
 
 
+class Reasoning(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    effort: Effort | None = None
+
+
 class ChatBody(Generate):
     """``POST /v1/chat/completions``."""
 
@@ -216,6 +222,9 @@ class ChatBody(Generate):
     tools: Tools | None = None
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
 
 class ResponsesBody(Sampled):
@@ -232,6 +241,7 @@ class ResponsesBody(Sampled):
     truncation: Any = None
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     previous_response_id: Id | None = None
     store: bool | None = None
 

@@ -93,7 +93,11 @@ _CALL = record(
 MESSAGE = any_of(
     record({"tool_call_id": STRING}, role=_OTHERS, content=_CONTENT),
     record(
-        {"content": nullable(_CONTENT), "tool_calls": nullable(array(_CALL))},
+        {
+            "content": nullable(_CONTENT),
+            "reasoning_content": nullable(STRING),
+            "tool_calls": nullable(array(_CALL)),
+        },
         role=constant("assistant"),
     ),
 )
@@ -153,6 +157,7 @@ DOCUMENT = any_of(TEXT, record(text=TEXT))
 # Answers.
 _USAGE_FIELDS = {"prompt_tokens": COUNT, "total_tokens": COUNT}
 _USAGE = record(
+    {"completion_tokens_details": record(reasoning_tokens=COUNT)},
     **_USAGE_FIELDS,
     completion_tokens=COUNT,
     prompt_tokens_details=record(cached_tokens=COUNT),
@@ -179,7 +184,7 @@ CHAT = record(
             {"token_ids": array(COUNT)},
             index=COUNT,
             message=record(
-                {"tool_calls": array(_CALL, 1)},
+                {"tool_calls": array(_CALL, 1), "reasoning_content": nullable(STRING)},
                 role=constant("assistant"), content=nullable(STRING), refusal={"type": "null"},
             ),
             logprobs=nullable(_CHAT_LOGPROBS),
@@ -204,6 +209,13 @@ _OUTPUT = any_of(
         ),
     ),
     record(
+        type=constant("reasoning"),
+        id=STRING,
+        status=STRING,
+        summary=array(STRING),
+        content=array(record(type=constant("reasoning_text"), text=STRING)),
+    ),
+    record(
         type=constant("function_call"),
         id=STRING,
         call_id=STRING,
@@ -224,7 +236,7 @@ RESPONSE = record(
     output=array(_OUTPUT),
     parallel_tool_calls=TRUE_OR_FALSE,
     previous_response_id=nullable(STRING),
-    reasoning=record(effort={"type": "null"}, summary={"type": "null"}),
+    reasoning=record(effort=nullable(STRING), summary={"type": "null"}),
     session_id=nullable(STRING),
     store=TRUE_OR_FALSE,
     temperature=NUMBER,

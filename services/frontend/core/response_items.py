@@ -7,7 +7,7 @@ from shared.errors import InvalidRequest
 
 ITEMS_MAX = 8192
 ROLES = ("system", "developer", "user", "assistant")
-TEXTS = ("input_text", "output_text", "text")
+TEXTS = ("input_text", "output_text", "reasoning_text", "text")
 
 
 def items_of(given: Any) -> list[Any]:
@@ -35,7 +35,7 @@ def messages_of(
     items: Sequence[Any], instructions: str | None = None, past: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """A chat's messages. Calls that follow each other, and what was said before them, are one
-    message of the assistant's; what a model thought is nobody's to say again.
+    message of the assistant's, with what it thought before.
 
     Args:
         past: items before these, which were taken once.
@@ -56,6 +56,7 @@ def messages_of(
         _add(messages, item, "previous_response_id")
     for at, item in enumerate(items):
         _add(messages, item, f"input[{at}]")
+    messages = [message for message in messages if not _is_thought_alone(message)]
     if len(messages) == num_before:
         raise InvalidRequest("input: it has no messages", "input")
     return messages
@@ -96,7 +97,10 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
             if role not in ROLES:
                 raise InvalidRequest(f"{where}.role: give one of {', '.join(ROLES)}", where)
             text = _text(item.get("content"), f"{where}.content")
-            messages.append({"role": role, "content": text})
+            if role == "assistant" and messages and _is_thought_alone(messages[-1]):
+                messages[-1]["content"] = text
+            else:
+                messages.append({"role": role, "content": text})
         case "function_call":
             name, arguments = item.get("name"), item.get("arguments")
             if not isinstance(name, str) or not isinstance(arguments, str):
@@ -111,7 +115,9 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
             call_id = _call_id(item, where)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         case "reasoning":
-            pass
+            if thought := _text(item.get("content") or [], f"{where}.content"):
+                said = {"role": "assistant", "content": None, "reasoning_content": thought}
+                messages.append(said)
         case kind:
             raise InvalidRequest(
                 f"{where}.type: {str(kind)[:40]!r} is not supported; give message, function_call, "
@@ -119,6 +125,11 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
                 f"{where}.type",
                 code="unsupported_value",
             )
+
+
+def _is_thought_alone(message: dict[str, Any]) -> bool:
+    """Whether nothing was said or called behind it."""
+    return message["content"] is None and not message.get("tool_calls")
 
 
 def _call_id(item: dict[str, Any], where: str) -> str:

@@ -58,6 +58,29 @@ def grammar_of(structure: Structure) -> str:
             return LLMatcher.grammar_from_lark(value)
 
 
+def behind_thoughts(grammar: str, opening: str, closing: str) -> str:
+    """What a reply is to look like that may think before.
+
+    Args:
+        grammar: of what it says, as llguidance takes it.
+        opening: the mark before thoughts, in a rule's words; empty: it begins in them.
+        closing: the one behind them.
+    """
+    try:
+        grammars = json.loads(grammar)["grammars"]
+    except ValueError:  # in Lark's words
+        grammars = [{"lark_grammar": grammar}]
+    before = "thoughts" if not opening else "(open thoughts)?"
+    if closing.startswith('"'):
+        thoughts = f"thoughts[suffix={closing}]: /(?s:.*)/"
+    else:  # a token, which no text is
+        thoughts = f"thoughts: /(?s:.*)/ {closing}"
+    rules = [f"start: {before} GAP @said", "GAP: /[ \n]{0,4}/", thoughts]
+    rules += [f"open: {opening}"] if opening else []
+    whole = {"name": "whole", "lark_grammar": "\n".join(rules) + "\n"}
+    return json.dumps({"grammars": [whole, {**grammars[0], "name": "said"}, *grammars[1:]]})
+
+
 def literal(text: str) -> str:
     r"""A text in a grammar's rule.
 

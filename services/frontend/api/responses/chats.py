@@ -30,6 +30,7 @@ def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
         response_format=_response_format(body.text),
         truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning and body.reasoning.effort,
     )
 
 
@@ -38,6 +39,7 @@ OWN_WORDS = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "truncate_prompt_tokens": "truncation",
+    "reasoning_effort": "reasoning",
 }
 
 

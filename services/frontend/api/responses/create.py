@@ -40,10 +40,10 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
         held.grow_to(past.num_bytes)
         try:
-            generation, tools = await generation_of_chat(app, chat_of(body, items, past), origin)
+            generation, reading = await generation_of_chat(app, chat_of(body, items, past), origin)
         except InvalidRequest as error:
             raise in_own_words(error) from None
-    return ResponseWriter(app, generation, body, tools, items, past)
+    return ResponseWriter(app, generation, body, reading, items, past)
 
 
 async def _past(app: App, body: ResponsesBody, origin: Origin) -> Past:

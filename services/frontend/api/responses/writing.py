@@ -1,5 +1,6 @@
 """A response as OpenAI writes it: items, whole or as events."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -7,15 +8,41 @@ import orjson
 from services.frontend import telemetry
 from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
+from services.frontend.api.text.reading import Reading, ReplyOfChoice, Told
+from services.frontend.api.text.tools import Call
 from services.frontend.api.text.writing import Writer
 from services.frontend.app import App
 from services.frontend.core.choice import Piece
 from services.frontend.core.stored_responses import Past, StoredResponse, new_response_id
+from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Argued, Said
 from services.frontend.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """Items that are texts.
+
+    Attributes:
+        part: what the text in it is called.
+        more, more_of_part: members that they have beside.
+    """
+
+    item: str
+    prefix: str
+    part: str
+    more: dict[str, Any]
+    more_of_part: dict[str, Any]
+
+
+KINDS = {
+    Said: TextKind(
+        "message", "msg", "output_text", {"role": "assistant"}, {"annotations": [], "logprobs": []}
+    ),
+    Thought: TextKind("reasoning", "rs", "reasoning_text", {"summary": []}, {}),
+}
 
 
 class ResponseWriter(Writer):
@@ -23,7 +50,7 @@ class ResponseWriter(Writer):
 
     Args:
         body: repeated in the answer.
-        tools: that the reply may call; None: all of it is text.
+        reading: how the reply is read.
         items: of its input.
         past: what it goes on from.
     """
@@ -33,7 +60,7 @@ class ResponseWriter(Writer):
         app: App,
         generation: Generation,
         body: ResponsesBody,
-        tools: Tools | None,
+        reading: Reading,
         items: list[Any],
         past: Past,
     ) -> None:
@@ -44,7 +71,7 @@ class ResponseWriter(Writer):
         self._past = past
         self._is_stored = body.store is not False  # until it is known
         self._id = new_response_id(past.session_id)
-        self._calls = CallsOfChoice(tools) if tools is not None else None
+        self._reply = ReplyOfChoice(reading)
         self._output: list[dict[str, Any]] = []
         self._call: Call | None = None  # that the last item is of
         self._text: list[str] = []  # that the last item is of
@@ -66,10 +93,8 @@ class ResponseWriter(Writer):
             ]
         for told in self._read(piece):
             match told:
-                case Said(""):
-                    pass
-                case Said(text):
-                    events += self._say(text)
+                case Thought(text) | Said(text):
+                    events += self._say(KINDS[type(told)], text)
                 case Call():
                     events += self._begin_call(told)
                 case Argued(more):
@@ -107,31 +132,32 @@ class ResponseWriter(Writer):
     def whole(self) -> bytes:
         return orjson.dumps(self._response(self._status()))
 
-    def _read(self, piece: Piece) -> list[Said | Call | Argued]:
-        if self._calls is None:
-            return [Said(piece.text)]
-        told = list(self._calls.take(piece.text, is_over=piece.finish is not None))
-        self.generation.tools = self._calls.told_names
+    def _read(self, piece: Piece) -> list[Told]:
+        told = list(self._reply.take(piece))
+        if self._reply.calls is not None:
+            self.generation.tools = self._reply.calls.told_names
+        if self._reply.is_thinking:
+            self.generation.num_thought_tokens = self._reply.num_thought_tokens
         return told
 
-    def _say(self, text: str) -> list[bytes]:
+    def _say(self, kind: TextKind, text: str) -> list[bytes]:
+        """More text of a message, or of thoughts."""
         events = []
-        if not self._output or self._output[-1]["type"] != "message":
+        if not self._output or self._output[-1]["type"] != kind.item:
             events += self._end_item()
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": "message", "id": new_id("msg"), "role": "assistant"}
+            item = {"type": kind.item, "id": new_id(kind.prefix), **kind.more}
             self._output.append({**item, "status": "in_progress", "content": []})
             events.append(self._item_event("added"))
-            self._output[-1]["content"] = [part]
+            self._output[-1]["content"] = [{"type": kind.part, "text": "", **kind.more_of_part}]
             events.append(self._part_event("added"))
         self._text.append(text)
-        events.append(
-            self._event(
-                "response.output_text.delta", **self._place(), content_index=0, delta=text,
-                logprobs=[],
-            )
-        )  # fmt: skip
+        events.append(self._text_event(kind, "delta", delta=text))
         return events
+
+    def _text_event(self, kind: TextKind, what: str, **text: str) -> bytes:
+        more: dict[str, Any] = {"logprobs": []} if kind.item == "message" else {}
+        name = f"response.{kind.part}.{what}"
+        return self._event(name, **self._place(), content_index=0, **text, **more)
 
     def _begin_call(self, call: Call) -> list[bytes]:
         events = self._end_item()
@@ -155,12 +181,8 @@ class ResponseWriter(Writer):
             )  # fmt: skip
         else:
             item["content"][0]["text"] = text = "".join(self._text)
-            events.append(
-                self._event(
-                    "response.output_text.done", **self._place(), content_index=0, text=text,
-                    logprobs=[],
-                )
-            )  # fmt: skip
+            kind = next(kind for kind in KINDS.values() if kind.item == item["type"])
+            events.append(self._text_event(kind, "done", text=text))
             events.append(self._part_event("done"))
         item["status"] = "incomplete" if is_cut else "completed"
         events.append(self._item_event("done"))
@@ -209,7 +231,7 @@ class ResponseWriter(Writer):
             "output": self._output if is_over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": self._past.response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "session_id": self._past.session_id,
             "store": self._is_stored,
             "temperature": sampling.temperature,
@@ -223,10 +245,11 @@ class ResponseWriter(Writer):
 
     def _usage(self) -> dict[str, Any]:
         usage: dict[str, Any] = self.generation.usage()
+        thoughts = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": thoughts,
             "total_tokens": usage["total_tokens"],
         }

@@ -1,5 +1,6 @@
 """``POST /v1/chat/completions``."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,13 @@ from services.frontend.api.text.logprobs import chat_entry
 from services.frontend.api.text.messages import chat_messages, template_options
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import tokenize_text
-from services.frontend.api.text.tools import CallsOfChoice, Tools, tools_of
+from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of
+from services.frontend.api.text.tools import Call, CallsOfChoice, tools_of, written
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
 from services.frontend.core.choice import Piece, PublicFinish
+from services.frontend.core.thoughts import Thought
+from services.frontend.core.tools import Argued, Said
 from services.frontend.request import Origin
 
 router = APIRouter(tags=["text"])
@@ -41,14 +45,14 @@ async def prepare_chat(app: App, body: ChatBody, origin: Origin) -> "ChatWriter"
     Raises:
         SymphonyError: it cannot be served as it is.
     """
-    generation, tools = await generation_of_chat(app, body, origin)
-    return ChatWriter(generation, body, tools)
+    generation, reading = await generation_of_chat(app, body, origin)
+    return ChatWriter(generation, body, reading)
 
 
 async def generation_of_chat(
     app: App, body: ChatBody, origin: Origin
-) -> tuple[Generation, Tools | None]:
-    """What is to be generated, and the tools that it may call.
+) -> tuple[Generation, Reading]:
+    """What is to be generated, and how it is read.
 
     Raises:
         SymphonyError: it cannot be served as it is.
@@ -60,8 +64,9 @@ async def generation_of_chat(
     asked = body.max_completion_tokens or body.max_tokens
     options = template_options(body, model.tokenizer.template_names)
     tools = tools_of(body, model.tokenizer, app.config.tool_parser)
-    grammar = await held_to(app, body, model.tokenizer, tools)
     text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)
+    reading = reading_of(body, model.tokenizer, app.config, tools, text)
+    grammar = await held_to(app, body, model.tokenizer, reading)
     text = fitting_text(model, body, text, asked)
     prompt = await tokenize_text(
         app, model, owner_of(body, origin), text,
@@ -73,19 +78,19 @@ async def generation_of_chat(
         grammar=grammar,
         asked=asked,
         default=app.config.max_tokens_default,
-        show_special=tools is not None and model.tokenizer.is_special(tools.family.marker),
+        show_special=any(map(model.tokenizer.is_special, reading.marks())),
     )  # fmt: skip
-    return generation, tools
+    return generation, reading
 
 
 class ChatWriter(ChoicesWriter):
     """A chat's pieces as OpenAI writes them.
 
     Args:
-        tools: that the reply may call; None: all of it is text.
+        reading: how the reply is read.
     """
 
-    def __init__(self, generation: Generation, body: ChatBody, tools: Tools | None = None) -> None:
+    def __init__(self, generation: Generation, body: ChatBody, reading: Reading = PLAIN) -> None:
         super().__init__(generation, body, prefix="chatcmpl", kind="chat.completion")
         self._wants_logprobs = bool(body.logprobs)
         self._entry = partial(
@@ -93,7 +98,11 @@ class ChatWriter(ChoicesWriter):
         )
         self._entries: list[list[dict[str, Any]]] = [[] for _ in generation.choices]
         self._has_role = [False] * len(generation.choices)
-        self._calls = [CallsOfChoice(tools) for _ in generation.choices] if tools else []
+        self._replies: list[ReplyOfChoice] = []
+        self._thoughts: list[list[str]] = [[] for _ in generation.choices]
+        self._shows_thoughts = reading.tells_thoughts
+        if not reading.is_plain:
+            self._replies = [ReplyOfChoice(reading) for _ in generation.choices]
 
     def num_entries(self, piece: Piece | None) -> int:
         return 0 if piece is None else len(piece.logprobs)  # the whole's are written as they come
@@ -107,7 +116,7 @@ class ChatWriter(ChoicesWriter):
         if self._wants_logprobs and piece.logprobs:
             logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
         tokens = list(piece.tokens) if self._wants_token_ids else []
-        deltas = self._deltas(piece)
+        deltas = [self._delta(told, piece.index) for told in self._told(piece)]
         if not deltas and (tokens or logprobs != b"null"):
             deltas = [b'{"content":""}']
         for delta in deltas:  # what belongs to tokens comes with the first of what they say
@@ -121,20 +130,24 @@ class ChatWriter(ChoicesWriter):
 
     def add(self, piece: Piece) -> None:
         super().add(piece)
-        if self._calls:
-            self._read(piece)
-        else:
-            self._texts[piece.index].append(piece.text)
+        for told in self._told(piece):
+            match told:
+                case Thought(thought):
+                    self._thoughts[piece.index].append(thought)
+                case Said(said):
+                    self._texts[piece.index].append(said)
         if self._wants_logprobs:
             self._entries[piece.index] += [self._entry(entry) for entry, _ in piece.logprobs]
 
     def whole(self) -> bytes:
         choices = []
         for index, texts in enumerate(self._texts):
-            message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-            message["refusal"] = None
-            if self._calls:
-                message |= self._calls[index].message()
+            text, calls = "".join(texts), self._calls(index)
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if self._shows_thoughts:
+                message["reasoning_content"] = "".join(self._thoughts[index]) or None
+            if calls is not None and calls.num:
+                message |= {"content": text or None, "tool_calls": calls.written()}
             logprobs = {"content": self._entries[index]} if self._wants_logprobs else None
             choice = self._whole_choice(index, logprobs, message=message)
             choice["finish_reason"] = self._finish(index, self.generation.choices[index].finish)
@@ -143,24 +156,42 @@ class ChatWriter(ChoicesWriter):
             return self._whole(choices)
         return self._whole(choices, prompt_token_ids=self.generation.prompt_of(0).tokens)
 
-    def _deltas(self, piece: Piece) -> list[bytes]:
-        """What a piece says, as members of its choice's message."""
-        if self._calls:
-            return self._read(piece)
-        return [b'{"content":%b}' % orjson.dumps(piece.text)] if piece.text else []
+    def _told(self, piece: Piece) -> Iterator[Told]:
+        """What a piece tells."""
+        if not self._replies:
+            if piece.text:
+                yield Said(piece.text)
+            return
+        reply = self._replies[piece.index]
+        yield from reply.take(piece)
+        if not piece.index and reply.calls is not None:
+            self.generation.tools = reply.calls.told_names
+        if reply.is_thinking:
+            thoughts = (each.num_thought_tokens for each in self._replies)
+            self.generation.num_thought_tokens = sum(thoughts)
 
-    def _read(self, piece: Piece) -> list[bytes]:
-        calls = self._calls[piece.index]
-        deltas = calls.read(piece.text, is_over=piece.finish is not None)
-        if not piece.index:
-            self.generation.tools = calls.told_names
-        return deltas
+    def _delta(self, told: Told, index: int) -> bytes:
+        """As members of its choice's message."""
+        match told:
+            case Thought(thought):
+                return b'{"reasoning_content":%b}' % orjson.dumps(thought)
+            case Said(said):
+                return b'{"content":%b}' % orjson.dumps(said)
+            case Call():
+                call = written(told)
+            case Argued(more):
+                call = {"function": {"arguments": more}}
+        calls = self._calls(index)
+        assert calls is not None
+        return orjson.dumps({"tool_calls": [{"index": calls.num - 1, **call}]})
 
     def _finish(self, index: int, finish: PublicFinish | None) -> str | None:
-        if finish != "stop" or not self._calls:
-            return finish
-        calls = self._calls[index]
-        return "tool_calls" if calls.names and not calls.is_cut else finish
+        calls = self._calls(index)
+        is_calling = finish == "stop" and calls is not None and calls.num > 0 and not calls.is_cut
+        return "tool_calls" if is_calling else finish
+
+    def _calls(self, index: int) -> CallsOfChoice | None:
+        return self._replies[index].calls if self._replies else None
 
     def _role_chunk(self, index: int) -> bytes:
         more = b""

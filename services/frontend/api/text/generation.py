@@ -82,6 +82,7 @@ class Generation:
         created_s: wall-clock seconds.
         mailbox: tell it when the client hangs up.
         tools: names of those that the reply calls, for whoever reads calls in it.
+        num_thought_tokens: of thoughts, for whoever reads them; None: nobody does.
     """
 
     def __init__(self, app: App, plan: Plan) -> None:
@@ -89,6 +90,7 @@ class Generation:
         self.plan = plan
         self.mailbox = Mailbox()
         self.tools: list[str] = []
+        self.num_thought_tokens: int | None = None
         tokenizer = plan.model.tokenizer
         decode = tokenizer.decode_all if plan.show_special else tokenizer.decode
         self.choices = [
@@ -189,12 +191,15 @@ class Generation:
         """Token counts so far, in OpenAI's shape."""
         num_prompt = sum(len(prompt.tokens) for prompt in self.plan.prompts)
         num_completion = sum(choice.num_completion_tokens for choice in self.choices)
-        return {
+        usage: dict[str, object] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": self._num_cached()},
         }
+        if self.num_thought_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_thought_tokens}
+        return usage
 
     def _num_cached(self) -> int:
         """Prompt tokens that were not computed, of each prompt once."""

@@ -1,32 +1,63 @@
 """The grammar that a reply is held to, from all that a request says of it."""
 
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import orjson
 
 from services.frontend.api.bodies import Generate
+from services.frontend.api.text.reading import PLAIN, Reading
 from services.frontend.api.text.structure import CHARS_MAX, structure_of
 from services.frontend.api.text.tools import Tools
 from services.frontend.app import App
-from services.frontend.core.structures import Structure, embedded, grammar_of, literal
+from services.frontend.core.structures import (
+    Structure,
+    behind_thoughts,
+    embedded,
+    grammar_of,
+    literal,
+)
 from services.frontend.core.tools.forcing import calls_grammar
 from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
+from shared.sampling import GRAMMAR_BYTES_MAX
 
 
 async def held_to(
-    app: App, body: Generate, tokenizer: ModelTokenizer, tools: Tools | None = None
+    app: App, body: Generate, tokenizer: ModelTokenizer, reading: Reading = PLAIN
 ) -> str:
-    """A grammar, which can be used; empty: the reply may be anything.
+    """A grammar, which can be used; empty: the reply may be anything. What a model thinks is held
+    to nothing.
 
     Args:
-        tools: that it may call, or has to.
+        reading: which tools it may call, or has to, and whether it thinks before.
 
     Raises:
         InvalidRequest: it cannot be held to what the request says, and why.
         NoCapacity: too many ask for that.
     """
+    grammar = await _said(app, body, tokenizer, reading.tools)
+    thinking = reading.thinking
+    if not grammar or thinking is None:
+        return grammar
+    opening, closing = (_marked(tokenizer, mark) for mark in (thinking.opening, thinking.closing))
+    whole = behind_thoughts(grammar, "" if reading.is_within else opening, closing)
+    if len(whole.encode()) > GRAMMAR_BYTES_MAX:
+        raise InvalidRequest(
+            f"the reply's form: its grammar has more than {GRAMMAR_BYTES_MAX} bytes"
+        )
+    return whole
+
+
+def _marked(tokenizer: ModelTokenizer, mark: str) -> str:
+    """A mark in a grammar's rule, as the model's vocabulary has it."""
+    token = tokenizer.special_id(mark)
+    return literal(mark) if token is None else f"<[{token}]>"
+
+
+async def _said(app: App, body: Generate, tokenizer: ModelTokenizer, tools: Tools | None) -> str:
+    """The grammar of what is said."""
     wanted = structure_of(body)
     if tools is not None and tools.is_forced:
         if wanted is not None and wanted.name != "response_format":  # that is of what is said
@@ -53,17 +84,13 @@ async def _calls(
     if len(_json([told, form])) > CHARS_MAX:
         raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
 
-    def marked(mark: str) -> str:
-        token = tokenizer.special_id(mark)
-        return literal(mark) if token is None else f"<[{token}]>"
-
     def written(*, has_tokens: bool) -> str:
         rules = calls_grammar(
             tools.family,
             tools.rules,
             is_one=tools.calls_max == 1,
             names_outside=tokenizer.names_outside,
-            marked=marked if has_tokens else literal,
+            marked=partial(_marked, tokenizer) if has_tokens else literal,
             or_else="" if wanted is None else embedded(wanted.value, wanted.whitespace),
         )
         return grammar_of(Structure(name, "lark", rules))

@@ -43,9 +43,30 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
             "continue_final_message: not together with add_generation_prompt = true",
             "continue_final_message",
         )
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+        options = _effort(body.reasoning_effort, names) | options
     begins = body.add_generation_prompt is not False and not continues
     options |= {"add_generation_prompt": begins, "continue_final_message": continues}
     return options | ({"tools": list(map(_tool, body.tools))} if body.tools else {})
+
+
+def _effort(effort: str, names: Set[str]) -> dict[str, Any]:
+    """How much a model is to think, in the words of its template.
+
+    Raises:
+        InvalidRequest: it has none for this.
+    """
+    if "reasoning_effort" in names:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in names:
+        return {"enable_thinking": effort != "none"}
+    if effort in {"none", "medium"}:  # nothing, and what clients send who were not asked
+        return {}
+    raise InvalidRequest(
+        "reasoning_effort: the model's template reads neither reasoning_effort nor enable_thinking",
+        "reasoning_effort",
+        "unsupported_value",
+    )
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -87,6 +108,9 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
         known["tool_call_id"] = message["tool_call_id"]
     if message.get("tool_calls") and role == "assistant":
         known["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thoughts, str) and role == "assistant":
+        known["reasoning_content"] = thoughts
     content = message.get("content")
     if content is None and role in {"assistant", "tool"}:
         content = ""

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.fields import unsupported
 from services.frontend.core.tools import FAMILIES, Argued, Called, Family, Said, ToolParser
@@ -102,22 +100,8 @@ class CallsOfChoice:
         self._tools = tools
         self._parser = ToolParser(tools.family, tools.names, tools.calls_max)
         self._calls: list[Call] = []
-        self._texts: list[str] = []
         self.names: dict[str, None] = {}
         self.is_cut = False
-
-    def read(self, text: str, *, is_over: bool) -> list[bytes]:
-        """More of it, as deltas of a message."""
-        deltas = []
-        for told in self.take(text, is_over=is_over):
-            match told:
-                case Said(said):
-                    deltas.append(b'{"content":%b}' % orjson.dumps(said))
-                case Call():
-                    deltas.append(self._delta(_written(told)))
-                case Argued(more):
-                    deltas.append(self._delta({"function": {"arguments": more}}))
-        return deltas
 
     def take(self, text: str, *, is_over: bool) -> Iterator[Said | Call | Argued]:
         """More of it: what is said, calls that begin, and more of the last one's arguments."""
@@ -127,8 +111,7 @@ class CallsOfChoice:
             events += self._parser.finish()
         for event in events:
             match event:
-                case Said(said):
-                    self._texts.append(said)
+                case Said():
                     yield event
                 case Called(name):
                     call_id = new_id("call")
@@ -146,17 +129,17 @@ class CallsOfChoice:
         """Of tools that it called, as many as are told."""
         return list(self.names)[:TOOLS_TOLD_MAX]
 
-    def message(self) -> dict[str, Any]:
-        """All of it, as members of a message that is not streamed."""
-        text = "".join(self._texts)
-        if not self._calls:
-            return {"content": text}
-        return {"content": text or None, "tool_calls": list(map(_written, self._calls))}
+    @property
+    def num(self) -> int:
+        """How many have begun."""
+        return len(self._calls)
 
-    def _delta(self, call: dict[str, Any]) -> bytes:
-        return orjson.dumps({"tool_calls": [{"index": len(self._calls) - 1, **call}]})
+    def written(self) -> list[dict[str, Any]]:
+        """All of them, as a message has them."""
+        return list(map(written, self._calls))
 
 
-def _written(call: Call) -> dict[str, Any]:
+def written(call: Call) -> dict[str, Any]:
+    """A call as a message has it."""
     function = {"name": call.name, "arguments": call.written()}
     return {"id": call.call_id, "type": "function", "function": function}

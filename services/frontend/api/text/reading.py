@@ -1,0 +1,126 @@
+"""How a reply is read: what is thought, what is said, and which tools are called."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.frontend.api.bodies import ChatBody
+from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
+from services.frontend.config import FrontendConfig
+from services.frontend.core.choice import Piece
+from services.frontend.core.thoughts import FAMILIES, Thinking, Thought, ThoughtReader
+from services.frontend.core.tools import Argued, Said
+from services.frontend.tokenizer import ModelTokenizer
+
+PROMPT_END_CHARS = 256  # of a prompt, in which a mark of thoughts may be the last
+
+Told = Thought | Said | Call | Argued
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How replies to a prompt are read.
+
+    Attributes:
+        tools: that they may call; None: none.
+        thinking: how they think; None: not that anybody knows.
+        is_within: they begin in thoughts.
+        is_apart: thoughts are told apart from what is said.
+        shows_thoughts: those are handed on.
+    """
+
+    tools: Tools | None = None
+    thinking: Thinking | None = None
+    is_within: bool = False
+    is_apart: bool = True
+    shows_thoughts: bool = True
+
+    @property
+    def thoughts(self) -> Thinking | None:
+        """How thoughts are found that are told apart; None: none are."""
+        return self.thinking if self.is_apart else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is said."""
+        return self.tools is None and self.thoughts is None
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Whether they are told apart and handed on."""
+        return self.thoughts is not None and self.shows_thoughts
+
+    def marks(self) -> list[str]:
+        """Marks that somebody has to see in the text."""
+        marks = [] if self.tools is None else [self.tools.family.marker]
+        return marks if self.thoughts is None else [*marks, self.thoughts.closing]
+
+
+PLAIN = Reading()
+
+
+def reading_of(
+    body: ChatBody,
+    tokenizer: ModelTokenizer,
+    config: FrontendConfig,
+    tools: Tools | None,
+    text: str,
+) -> Reading:
+    """How replies to a chat are read.
+
+    Args:
+        text: the chat, as it was rendered.
+    """
+    thinking = FAMILIES.get(config.reasoning_parser, tokenizer.thinking)
+    if thinking is None or config.reasoning_parser == "none":
+        return Reading(tools)
+    return Reading(
+        tools,
+        thinking,
+        is_within=thinking.begins_within(text[-PROMPT_END_CHARS:]),
+        is_apart=body.separate_reasoning is not False,
+        shows_thoughts=body.include_reasoning is not False,
+    )
+
+
+class ReplyOfChoice:
+    """One choice's reply as it comes.
+
+    Attributes:
+        calls: that were read in it; None: it may call nothing.
+        num_thought_tokens: of its tokens, those that thoughts took, with their marks.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._shows_thoughts = reading.shows_thoughts
+        self.calls = None if reading.tools is None else CallsOfChoice(reading.tools)
+        self.num_thought_tokens = 0
+        self._num_unread_tokens = 0  # may be of a mark that begins thoughts
+        self._thoughts = None
+        if reading.thoughts is not None:
+            self._thoughts = ThoughtReader(reading.thoughts, is_within=reading.is_within)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether thoughts are told apart in it."""
+        return self._thoughts is not None
+
+    def take(self, piece: Piece) -> Iterator[Told]:
+        """More of it: what is thought and said, calls that begin, and more of the last one's
+        arguments.
+        """
+        is_over = piece.finish is not None
+        said = piece.text
+        if self._thoughts is not None:
+            was_within = self._thoughts.is_within
+            events = self._thoughts.feed(piece.text) + (self._thoughts.finish() if is_over else [])
+            self._num_unread_tokens += len(piece.tokens)
+            if was_within or self._thoughts.is_within:
+                self.num_thought_tokens += self._num_unread_tokens
+                self._num_unread_tokens = 0
+            if self._shows_thoughts:
+                yield from (event for event in events if isinstance(event, Thought))
+            said = "".join(event.text for event in events if isinstance(event, Said))
+        if self.calls is not None:
+            yield from self.calls.take(said, is_over=is_over)
+        elif said:
+            yield Said(said)

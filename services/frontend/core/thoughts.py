@@ -1,0 +1,159 @@
+"""What a model thinks before it answers, told apart from what it says.
+
+| family | thinks |
+|---|---|
+| `qwen3` | between ``<think>`` and ``</think>``, if at all (Qwen 3, SmolLM 3, GLM, Hunyuan) |
+| `deepseek_r1` | the same, and always: its prompts may open the thoughts |
+| `mistral` | between ``[THINK]`` and ``[/THINK]`` (Magistral) |
+| `seed_oss` | between ``<seed:think>`` and ``</seed:think>`` |
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.frontend.core.tools.calls import Said
+
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of what is thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a family of models thinks.
+
+    Attributes:
+        opening, closing: marks around thoughts.
+        is_always: a reply begins in them, whatever its prompt ends with, but for the closing mark.
+    """
+
+    name: str
+    opening: str
+    closing: str
+    is_always: bool = False
+
+    def begins_within(self, prompt: str) -> bool:
+        """Whether the reply to this prompt begins in thoughts: not if they were closed before it,
+        as templates write it for who does not want any.
+        """
+        prompt = prompt.rstrip(SPACE)
+        if prompt.endswith(self.opening):
+            return True
+        return self.is_always and not prompt.endswith(self.closing)
+
+
+FAMILIES = {
+    thinking.name: thinking
+    for thinking in (
+        Thinking("qwen3", "<think>", "</think>"),
+        Thinking("deepseek_r1", "<think>", "</think>", is_always=True),
+        Thinking("mistral", "[THINK]", "[/THINK]"),
+        Thinking("seed_oss", "<seed:think>", "</seed:think>"),
+    )
+}
+
+
+def thinking_of(template: str) -> Thinking | None:
+    """How a model thinks whose chat template this is; None: not that it tells.
+
+    >>> thinking_of("{{ '</think>' }}").name, thinking_of("{{ messages }}")
+    ('qwen3', None)
+    """
+    known = (each for each in FAMILIES.values() if not each.is_always)
+    return next((each for each in known if each.closing in template), None)
+
+
+class _At(Enum):
+    """How far a reply was read."""
+
+    BEFORE = auto()  # nothing but space has come; a mark may
+    AGAIN = auto()  # as that, and it begins in thoughts: some say again what the prompt ends with
+    OPENED = auto()
+    WITHIN = auto()
+    CLOSED = auto()
+    SAID = auto()  # all that comes is said
+
+
+class ThoughtReader:
+    """Reads a reply as it comes. Thoughts are its beginning or nowhere: a mark behind them is text.
+    Line breaks around them are nobody's.
+    """
+
+    def __init__(self, thinking: Thinking, *, is_within: bool) -> None:
+        self._thinking = thinking
+        self._at = _At.AGAIN if is_within else _At.BEFORE
+        self._held = ""  # may be of a mark, or space beside one
+
+    @property
+    def is_within(self) -> bool:
+        """Whether thoughts have begun, and have not ended."""
+        return self._at in {_At.AGAIN, _At.OPENED, _At.WITHIN}
+
+    def feed(self, text: str) -> list[Thought | Said]:
+        """What more of the reply tells."""
+        self._held += text
+        told: list[Thought | Said] = []
+        while self._step(told):
+            pass
+        return told
+
+    def finish(self) -> list[Thought | Said]:
+        """The reply is over."""
+        held, self._held = self._held, ""
+        if self.is_within:
+            self._at = _At.SAID
+            return [Thought(thought)] if (thought := held.strip("\n")) else []
+        return [Said(held)] if held else []
+
+    def _step(self, told: list[Thought | Said]) -> bool:
+        """Whether there may be more to read in what is held."""
+        held, opening, closing = self._held, self._thinking.opening, self._thinking.closing
+        match self._at:
+            case _At.BEFORE | _At.AGAIN:
+                begin = held.lstrip(SPACE)
+                if begin.startswith(opening):
+                    return self._go(_At.OPENED, begin.removeprefix(opening))
+                if opening.startswith(begin):
+                    return False
+                if self._at is _At.AGAIN:
+                    return self._go(_At.WITHIN, held.lstrip("\n"))
+                return self._go(_At.SAID, held)
+            case _At.OPENED:
+                return self._go(_At.WITHIN if held.lstrip("\n") else self._at, held.lstrip("\n"))
+            case _At.WITHIN:
+                thought, mark, rest = held.partition(closing)
+                if not mark:
+                    thought = held[: len(held) - _num_of_mark(held, closing)]
+                thought = thought.rstrip("\n")
+                if thought:
+                    told.append(Thought(thought))
+                if mark:
+                    return self._go(_At.CLOSED, rest)
+                return self._go(self._at, held[len(thought) :])
+            case _At.CLOSED:
+                return self._go(_At.SAID if held.lstrip(SPACE) else self._at, held.lstrip(SPACE))
+            case _At.SAID:
+                if held:
+                    told.append(Said(held))
+                return self._go(self._at, "")
+
+    def _go(self, at: _At, held: str) -> bool:
+        """Whether that is somewhere else."""
+        is_new = at is not self._at
+        self._at, self._held = at, held
+        return is_new
+
+
+def _num_of_mark(text: str, mark: str) -> int:
+    """How many of a text's last characters a mark may begin with.
+
+    >>> _num_of_mark("so </th", "</think>"), _num_of_mark("so", "</think>")
+    (4, 0)
+    """
+    longest = min(len(text), len(mark) - 1)
+    return next((num for num in range(longest, 0, -1) if mark.startswith(text[-num:])), 0)
