@@ -169,6 +169,10 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
         await ask("POST", "/v1/chat/completions", body=hi | fields)
     for fields in (plain, {"stream": True}, {"max_output_tokens": 2, "metadata": {"a": "b"}}):
         await ask("POST", "/v1/responses", body={"model": MODEL, "input": "hi"} | fields)
+    message = {name: hi[name] for name in ("model", "messages")}
+    for fields in (plain, {"stream": True}, {"max_tokens": 2, "system": "x"}):
+        await ask("POST", "/v1/messages", body={"max_tokens": 9} | message | fields)
+    await ask("POST", "/v1/messages/count_tokens", body=message)
     text = {"model": MODEL, "prompt": "x"}
     more = {"logprobs": 1, "echo": True, "return_token_ids": True}
     for fields in (plain, more, {"stream": True}):

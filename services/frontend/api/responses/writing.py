@@ -6,16 +6,14 @@ import orjson
 
 from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
-from services.frontend.api.text.writing import Writer
-from services.frontend.core.choice import Piece
-from services.frontend.core.tools import Argued, Said
-from services.frontend.errors import error_body
+from services.frontend.api.text.items import ItemsWriter, named_event
+from services.frontend.api.text.tools import Call, Tools
+from services.frontend.errors import error_fields
 from shared.errors import SymphonyError
 from shared.ids import new_id
 
 
-class ResponseWriter(Writer):
+class ResponseWriter(ItemsWriter):
     """One choice, as a response's output.
 
     Args:
@@ -24,138 +22,87 @@ class ResponseWriter(Writer):
     """
 
     def __init__(self, generation: Generation, body: ResponsesBody, tools: Tools | None) -> None:
-        super().__init__(generation)
+        super().__init__(generation, tools)
         self._body = body
         self._id = new_id("resp")
-        self._calls = CallsOfChoice(tools) if tools is not None else None
-        self._output: list[dict[str, Any]] = []
-        self._call: Call | None = None  # that the last item is of
-        self._text: list[str] = []  # that the last item is of
         self._num_events = 0
-
-    def num_entries(self, piece: Piece | None) -> int:
-        return 0
-
-    def add(self, piece: Piece) -> None:
-        self.chunks(piece)
-
-    def chunks(self, piece: Piece) -> list[bytes]:
-        events = []
-        if not self._num_events:
-            begun = self._response("in_progress")
-            events += [
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-            ]
-        for told in self._read(piece):
-            match told:
-                case Said(""):
-                    pass
-                case Said(text):
-                    events += self._say(text)
-                case Call():
-                    events += self._begin_call(told)
-                case Argued(more):
-                    events.append(
-                        self._event(
-                            "response.function_call_arguments.delta", **self._place(), delta=more
-                        )
-                    )
-        if piece.finish is not None:
-            events += self._end_item(is_cut=self._status() == "incomplete")
-        return events
 
     def last_chunks(self) -> list[bytes]:
         status = self._status()
         return [self._event(f"response.{status}", response=self._response(status))]
 
     def failure_chunk(self, error: SymphonyError) -> bytes:
-        told = orjson.loads(error_body(error))["error"]
+        told = error_fields(error)
         return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
 
     def whole(self) -> bytes:
         return orjson.dumps(self._response(self._status()))
 
-    def _read(self, piece: Piece) -> list[Said | Call | Argued]:
-        if self._calls is None:
-            return [Said(piece.text)]
-        told = list(self._calls.take(piece.text, is_over=piece.finish is not None))
-        self.generation.tools = self._calls.told_names
-        return told
+    def begin(self) -> list[bytes]:
+        begun = self._response("in_progress")
+        return [
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+        ]
 
-    def _say(self, text: str) -> list[bytes]:
-        events = []
-        if not self._output or self._output[-1]["type"] != "message":
-            events += self._end_item()
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": "message", "id": new_id("msg"), "role": "assistant"}
-            self._output.append({**item, "status": "in_progress", "content": []})
-            events.append(self._item_event("added"))
-            self._output[-1]["content"] = [part]
-            events.append(self._part_event("added"))
-        self._text.append(text)
-        events.append(
-            self._event(
-                "response.output_text.delta", **self._place(), content_index=0, delta=text,
-                logprobs=[],
-            )
-        )  # fmt: skip
-        return events
+    def begin_text(self) -> list[bytes]:
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item = {"type": "message", "id": new_id("msg"), "role": "assistant"}
+        self.items.append({**item, "status": "in_progress", "content": []})
+        added = self._item_event("added")
+        self.items[-1]["content"] = [part]
+        return [added, self._part_event("added")]
 
-    def _begin_call(self, call: Call) -> list[bytes]:
-        events = self._end_item()
+    def begin_call(self, call: Call) -> list[bytes]:
         item = {"type": "function_call", "id": new_id("fc"), "call_id": call.call_id}
-        self._output.append({**item, "name": call.name, "arguments": "", "status": "in_progress"})
-        self._call = call
-        return [*events, self._item_event("added")]
+        self.items.append({**item, "name": call.name, "arguments": "", "status": "in_progress"})
+        return [self._item_event("added")]
 
-    def _end_item(self, *, is_cut: bool = False) -> list[bytes]:
-        """The last item takes no more; the reply may be cut off in it."""
-        if not self._output or self._output[-1]["status"] != "in_progress":
-            return []
-        item, events = self._output[-1], []
-        if self._call is not None:
-            item["arguments"] = self._call.written()
-            events.append(
-                self._event(
-                    "response.function_call_arguments.done", **self._place(), name=item["name"],
-                    arguments=item["arguments"],
-                )
-            )  # fmt: skip
-        else:
-            item["content"][0]["text"] = text = "".join(self._text)
-            events.append(
-                self._event(
-                    "response.output_text.done", **self._place(), content_index=0, text=text,
-                    logprobs=[],
-                )
-            )  # fmt: skip
-            events.append(self._part_event("done"))
-        item["status"] = "incomplete" if is_cut else "completed"
-        events.append(self._item_event("done"))
-        self._call, self._text = None, []
-        return events
+    def add_text(self, text: str) -> bytes:
+        return self._text_event("delta", delta=text)
+
+    def add_arguments(self, text: str) -> bytes:
+        kind = "response.function_call_arguments.delta"
+        return self._event(kind, **self._place(), delta=text)
+
+    def end_text(self, text: str, *, is_cut: bool) -> list[bytes]:
+        self.items[-1]["content"][0]["text"] = text
+        done = [self._text_event("done", text=text), self._part_event("done")]
+        return [*done, self._end_item(is_cut=is_cut)]
+
+    def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
+        item = self.items[-1]
+        item["arguments"] = arguments
+        kind = "response.function_call_arguments.done"
+        done = self._event(kind, **self._place(), name=item["name"], arguments=arguments)
+        return [done, self._end_item(is_cut=is_cut)]
+
+    def _end_item(self, *, is_cut: bool) -> bytes:
+        self.items[-1]["status"] = "incomplete" if is_cut else "completed"
+        return self._item_event("done")
 
     def _status(self) -> str:
         return "incomplete" if self.generation.choices[0].finish == "length" else "completed"
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
     def _item_event(self, what: str) -> bytes:
-        at, item = len(self._output) - 1, self._output[-1]
+        at, item = len(self.items) - 1, self.items[-1]
         return self._event(f"response.output_item.{what}", output_index=at, item=item)
 
     def _part_event(self, what: str) -> bytes:
-        part = self._output[-1]["content"][0]
+        part = self.items[-1]["content"][0]
         kind = f"response.content_part.{what}"
         return self._event(kind, **self._place(), content_index=0, part=part)
 
+    def _text_event(self, what: str, **told: str) -> bytes:
+        kind = f"response.output_text.{what}"
+        return self._event(kind, **self._place(), content_index=0, **told, logprobs=[])
+
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event's data; its name goes behind, in a line of its own."""
         number, self._num_events = self._num_events, self._num_events + 1
-        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
-        return b"%b\nevent: %b" % (data, kind.encode())
+        return named_event(kind, sequence_number=number, **fields)
 
     def _response(self, status: str) -> dict[str, Any]:
         body, plan = self._body, self.generation.plan
@@ -175,7 +122,7 @@ class ResponseWriter(Writer):
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": body.model,
-            "output": self._output if is_over else [],
+            "output": self.items if is_over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
