@@ -50,10 +50,11 @@ FIELDS_OF = {
     "/v1/embeddings": "embeddings", "/v2/embed": "v2/embed", "/v1/classify": "classify",
     "/v1/rerank": "rerank", "/pooling": "pooling", "/tokenize": "tokenize",
     "/detokenize": "detokenize", "/v1/advisories": "advisories", "/v1/responses": "responses",
+    "/v1/messages": "messages", "/v1/messages/count_tokens": "messages",
 }  # fmt: skip
 WEIGHT_OF_BODY = 12  # how much likelier than others without
 WEIGHT_OF_TEXT = 36
-TEXT = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+TEXT = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 def add_options(parser: "argparse._ArgumentGroup") -> None:

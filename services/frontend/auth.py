@@ -121,9 +121,14 @@ class Keyring:
             raise InvalidRequest("tenant: comes from the API key when keys are asked for", "tenant")
         return TenantId(tenant)
 
-    def caller(self, authorization: str, scope: str) -> Caller:
+    def caller(self, authorization: str, scope: str, api_key: str = "") -> Caller:
         """Who sent this ``Authorization`` header: ``Bearer KEY``, or ``Basic`` with the key as the
         password, which is what a browser sends once its user was asked.
+
+        Args:
+            api_key: of ``X-Api-Key``, as Anthropic's clients send it. Where there is an
+                ``Authorization`` too, that alone decides, right or wrong, so that no second key
+                can change whose request it is.
 
         Raises:
             Unauthenticated: no key, or an unknown one.
@@ -131,10 +136,11 @@ class Keyring:
         """
         if self._callers is None:
             return Caller()
-        key = _key_of(authorization)
-        if key is None:
+        key = _key_of(authorization) if authorization else api_key.strip()
+        if not key:
             raise Unauthenticated(
-                "You didn't provide an API key: send `Authorization: Bearer KEY`."
+                "You didn't provide an API key: send `Authorization: Bearer KEY`, or `X-Api-Key: "
+                "KEY`."
             )
         caller = self._callers.get(_digest(key))
         if caller is None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import struct
+from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -193,7 +194,8 @@ class Connection(HttpToolsProtocol):
         self._all.count(reason, self.host)
         is_owed = self._has_begun if reason == "head" else not self.cycle.response_started
         if is_owed:
-            self.transport.write(_answer(RequestTooSlow(WHY[reason])))
+            scope = None if reason == "head" else self.scope
+            self.transport.write(_answer(RequestTooSlow(WHY[reason]), scope))
         self.transport.close()  # which tells the application too
 
     def _num_acked(self) -> int:
@@ -204,9 +206,9 @@ class Connection(HttpToolsProtocol):
         return int(struct.unpack_from("=Q", info, NUM_ACKED_AT)[0])
 
 
-def _answer(error: SymphonyError) -> bytes:
+def _answer(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> bytes:
     telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
-    status, body = HTTPStatus(error.http_status), error_body(error)
+    status, body = HTTPStatus(error.http_status), error_body(error, scope)
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

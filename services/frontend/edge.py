@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from services.frontend.api import adapters, models, operations, page
+from services.frontend.api.anthropic import create as messages
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
 from services.frontend.api.responses import create as responses
 from services.frontend.api.responses import stored as stored_responses
@@ -25,6 +26,7 @@ ROUTERS = (
     chat,
     completions,
     responses,
+    messages,
     embeddings,
     classify,
     rerank,

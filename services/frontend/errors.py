@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients expect them, whoever raised them."""
+"""Errors as OpenAI's clients expect them, or on their paths Anthropic's, whoever raised them."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import orjson
@@ -28,26 +28,19 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+ANTHROPIC_PATH = "/v1/messages"  # and below
+ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+_STRING = {"type": "string"}
 _NAME_OR_NULL = {"type": ["string", "null"]}
-ERROR_CONTENT = {
-    "application/json": {
-        "schema": {
-            "type": "object",
-            "required": ["error"],
-            "properties": {
-                "error": {
-                    "type": "object",
-                    "required": ["message", "type", "param", "code"],
-                    "properties": {
-                        "message": {"type": "string"},
-                        "type": {"type": "string"},
-                        "param": _NAME_OR_NULL,
-                        "code": _NAME_OR_NULL,
-                    },
-                }
-            },
-        }
-    }
+_ERROR = {
+    "type": "object",
+    "required": ["message", "type", "param", "code"],
+    "properties": {
+        "message": _STRING,
+        "type": _STRING,
+        "param": _NAME_OR_NULL,
+        "code": _NAME_OR_NULL,
+    },
 }
 
 
@@ -130,31 +123,55 @@ class JobError(NoCapacity):
         self.http_status = why.http_status
 
 
-def error_body(error: SymphonyError) -> bytes:
-    """The JSON of an error, as answer or as an event in a stream."""
-    return orjson.dumps(
-        {
-            "error": {
-                "message": error.message,
-                "type": TYPES.get(error.http_status, "server_error"),
-                "param": getattr(error, "param", None),
-                "code": error.code,
-            }
-        }
-    )
+def error_body(error: SymphonyError, scope: Mapping[str, Any] | None = None) -> bytes:
+    """The JSON of an error, as answer or as an event in a stream.
+
+    Args:
+        scope: of the request, whose path tells in what shape; None: OpenAI's.
+    """
+    if scope is not None and is_anthropic(scope["path"]):
+        return orjson.dumps(anthropic_error(error, scope["state"].get("request_id")))
+    return orjson.dumps({"error": error_fields(error)})
 
 
-def refusal(error: SymphonyError, realm: str = "Bearer") -> Response:
+def error_fields(error: SymphonyError) -> dict[str, Any]:
+    """What OpenAI's clients are told of an error."""
+    return {
+        "message": error.message,
+        "type": TYPES.get(error.http_status, "server_error"),
+        "param": getattr(error, "param", None),
+        "code": error.code,
+    }
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether who asks on this path expects what Anthropic answers.
+
+    >>> is_anthropic("/v1/messages/batches"), is_anthropic("/v1/messages2")
+    (True, False)
+    """
+    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+
+
+def anthropic_error(error: SymphonyError, request_id: str | None) -> dict[str, Any]:
+    """An error as Anthropic's clients expect it; `param` and `code` are more than they do."""
+    kind = ANTHROPIC_TYPES.get(error.http_status, "api_error")
+    told = error_fields(error) | {"type": kind}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def refusal(error: SymphonyError, scope: Mapping[str, Any], realm: str = "Bearer") -> Response:
     """The answer that an error makes, counted.
 
     Args:
+        scope: of the request.
         realm: how to ask for a key that is missing.
     """
     telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
-    return error_answer(error, realm)
+    return error_answer(error, scope, realm)
 
 
-def error_answer(error: SymphonyError, realm: str = "Bearer") -> Response:
+def error_answer(error: SymphonyError, scope: Mapping[str, Any], realm: str = "Bearer") -> Response:
     """The answer that an error makes, not counted: see `refusal`."""
     status = error.http_status
     note(error=error.code)
@@ -163,32 +180,34 @@ def error_answer(error: SymphonyError, realm: str = "Bearer") -> Response:
         headers["WWW-Authenticate"] = realm
     if status in {429, 503}:
         headers["Retry-After"] = str(max(1, round(getattr(error, "retry_after_s", 1.0))))
-    return Response(error_body(error), status, headers, "application/json")
+    return Response(error_body(error, scope), status, headers, "application/json")
 
 
-async def _on_symphony_error(_: Request, error: SymphonyError) -> Response:
-    return refusal(error)
+async def _on_symphony_error(request: Request, error: SymphonyError) -> Response:
+    return refusal(error, request.scope)
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """What the router itself refuses: a path or a method that is not there."""
     path, method = request.url.path, request.method
     if error.status_code == 404:
-        return refusal(EndpointUnknown(f"Unknown request URL: {method} {path}"))
+        unknown = EndpointUnknown(f"Unknown request URL: {method} {path}")
+        return refusal(unknown, request.scope)
     if error.status_code == 405:
-        answer = refusal(MethodNotAllowed(f"Not allowed to {method} on {path}"))
+        not_allowed = MethodNotAllowed(f"Not allowed to {method} on {path}")
+        answer = refusal(not_allowed, request.scope)
         answer.headers["Allow"] = ", ".join(_allowed_methods(request))
         return answer
     wrong = InvalidRequest(str(error.detail), code="http_error")
     wrong.http_status = error.status_code
-    return refusal(wrong)
+    return refusal(wrong, request.scope)
 
 
-async def _on_validation_error(_: Request, error: RequestValidationError) -> Response:
+async def _on_validation_error(request: Request, error: RequestValidationError) -> Response:
     """A wrong part of a path; bodies are parsed by their endpoints."""
     first = error.errors()[0]
     param = str(first["loc"][-1])
-    return refusal(InvalidRequest(f"{param}: {first['msg']}", param))
+    return refusal(InvalidRequest(f"{param}: {first['msg']}", param), request.scope)
 
 
 def _allowed_methods(request: Request) -> list[str]:
@@ -208,7 +227,18 @@ HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, An
     HTTPException: _on_http_exception,
     RequestValidationError: _on_validation_error,
 }
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request cannot be served as it is", "content": ERROR_CONTENT},
-    "5XX": {"description": "Nothing can serve it now, or a failure", "content": ERROR_CONTENT},
-}
+
+
+def _described(**members: Any) -> dict[int | str, dict[str, Any]]:
+    schema = {"type": "object", "required": list(members), "properties": members}
+    content = {"application/json": {"schema": schema}}
+    return {
+        "4XX": {"description": "The request cannot be served as it is", "content": content},
+        "5XX": {"description": "Nothing can serve it now, or a failure", "content": content},
+    }
+
+
+ERROR_RESPONSES = _described(error=_ERROR)
+ANTHROPIC_ERROR_RESPONSES = _described(
+    type={"const": "error"}, error=_ERROR, request_id=_NAME_OR_NULL
+)

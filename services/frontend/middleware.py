@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.frontend.access import Fields, access_line
 from services.frontend.auth import SCOPE_ADAPTERS, SCOPE_INFERENCE, SCOPE_METRICS, Keyring
 from services.frontend.core.door import Door
-from services.frontend.errors import HostRefused, PageRefused, refusal
+from services.frontend.errors import HostRefused, PageRefused, is_anthropic, refusal
 from services.frontend.hub import ClientGone
 from services.frontend.request import HEADER_CHARS_MAX
 from shared.errors import SymphonyError
@@ -44,12 +44,13 @@ class RequestContext:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        header = (b"x-request-id", request_id.encode("latin-1"))
+        names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope["path"]) else [])]
+        ids = [(name, request_id.encode("latin-1")) for name in names]
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 line["status"] = message["status"]
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         fields = _log_fields(headers, request_id)
@@ -62,7 +63,8 @@ class RequestContext:
             except Exception:
                 log.exception("request failed")
                 if "status" not in line:  # else uvicorn breaks the stream off, as its client sees
-                    await refusal(SymphonyError("internal error"))(scope, receive, send_named)
+                    answer = refusal(SymphonyError("internal error"), scope)
+                    await answer(scope, receive, send_named)
                 line["error"] = SymphonyError.code
 
     @contextmanager
@@ -94,7 +96,7 @@ class Doorkeeper:
             try:
                 self._check(scope["method"], Headers(scope=scope))
             except SymphonyError as error:
-                await refusal(error)(scope, receive, send)
+                await refusal(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -122,12 +124,15 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path not in OPEN_PATHS:
-            authorization = Headers(scope=scope).get("authorization", "")
+            headers = Headers(scope=scope)
+            needed = _scope_of(scope["method"], path)
             try:
-                caller = self._keyring.caller(authorization, _scope_of(scope["method"], path))
+                caller = self._keyring.caller(
+                    headers.get("authorization", ""), needed, headers.get("x-api-key", "")
+                )
             except SymphonyError as error:
                 is_page = path == "/" or path.startswith("/static/")
-                answer = refusal(error, PAGE_REALM if is_page else BEARER_REALM)
+                answer = refusal(error, scope, PAGE_REALM if is_page else BEARER_REALM)
                 await answer(scope, receive, send)
                 return
             scope["state"]["caller"] = caller

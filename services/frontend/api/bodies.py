@@ -132,7 +132,6 @@ class Sampled(Streamable):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX), WHOLE] | None = None
-    stop: Annotated[Any, WithJsonSchema(STOP)] = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=ID_CHARS_MAX)] | None = None
     session_id: Id | None = None
@@ -148,6 +147,7 @@ class Generate(Sampled):
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX), WHOLE] | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
+    stop: Annotated[Any, WithJsonSchema(STOP)] = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
@@ -234,6 +234,7 @@ class ResponsesBody(Sampled):
     input: Annotated[Any, WithJsonSchema(RESPONSE_INPUT)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    stop: Annotated[Any, WithJsonSchema(STOP)] = None
     tools: Annotated[list[NamedTool], Field(max_length=TOOLS_MAX, fail_fast=True)] | None = None
     tool_choice: Annotated[Any, WithJsonSchema(NAMED_TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None

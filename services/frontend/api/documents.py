@@ -60,11 +60,11 @@ TURN_HEADERS = (
 )
 
 
-def streams(chunk: str, whole: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """`responses` of an endpoint that answers `whole`, or with ``stream`` in events of `chunk`."""
+def streams(events: str, whole: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """`responses` of an endpoint that answers `whole`, or with ``stream`` in these events."""
     return {
         200: {
-            "description": f"The whole answer, or events of `{chunk}` and then `[DONE]`",
+            "description": f"The whole answer, or with `stream` events: {events}",
             "content": {
                 "application/json": {"schema": whole},
                 "text/event-stream": {"schema": record(data=STRING)},

@@ -2,7 +2,8 @@
 
 A field works, or is refused by name unless its value changes nothing, or cannot change the answer
 and is ignored. Fields that are not in this table are ignored too. Known elsewhere means: to OpenAI,
-vLLM, SGLang, Cohere, Jina, Voyage or text-embeddings-inference. ``docs/fields.md`` shows the table.
+Anthropic, vLLM, SGLang, Cohere, Jina, Voyage or text-embeddings-inference. ``docs/fields.md`` shows
+the table.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from shared.errors import InvalidRequest
 
 Endpoint = Literal[
-    "chat", "completions", "responses", "tokenize", "detokenize",
+    "chat", "completions", "responses", "messages", "tokenize", "detokenize",
     "embeddings", "v2/embed", "pooling", "classify", "rerank", "score",
     "advisories", "load_lora_adapter", "unload_lora_adapter",
 ]  # fmt: skip
@@ -22,8 +23,9 @@ Fate = Literal["works", "refused", "ignored"]
 
 CHAT: Endpoints = ("chat",)
 TEXT: Endpoints = ("chat", "completions")
-SAMPLED: Endpoints = (*TEXT, "responses")
+SAMPLED: Endpoints = (*TEXT, "responses", "messages")
 RESPONSES: Endpoints = ("responses",)
+MESSAGES: Endpoints = ("messages",)
 CALLING: Endpoints = ("chat", "responses")
 TEMPLATE: Endpoints = ("chat", "tokenize")
 EMBED: Endpoints = ("embeddings", "pooling")
@@ -70,7 +72,7 @@ _CUT_HINT = "use truncate_prompt_tokens"
 _TEXT_WORKS = (
     *_works(
         "stream temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
-        " logit_bias seed stop priority cache_salt session_id kv_expiry_s agent workflow_id",
+        " logit_bias seed priority cache_salt session_id kv_expiry_s agent workflow_id",
         SAMPLED,
     ),
     *_works(
@@ -80,12 +82,13 @@ _TEXT_WORKS = (
         " return_tokens_as_token_ids",
         TEXT,
     ),
+    *_works("stop", (*TEXT, "responses")),
     *_works("adapter_id", SAMPLED, hint="an adapter of the model; or name it as the model"),
     *_works("tenant", TEXT, hint="over NATS only"),
     *_works("best_of", TEXT, hint="only as many as n"),
-    *_works("messages", TEMPLATE),
+    *_works("messages", (*TEMPLATE, "messages")),
     *_works("add_generation_prompt continue_final_message", TEMPLATE),
-    *_works("chat_template_kwargs", (*TEMPLATE, "responses")),
+    *_works("chat_template_kwargs", (*TEMPLATE, "responses", "messages")),
     *_works("max_completion_tokens top_logprobs", CHAT),
     *_works("tools", (*TEMPLATE, "responses"), hint="functions"),
     *_works("tool_choice", CALLING, hint="auto, none, required, or a function by its name"),
@@ -97,6 +100,12 @@ _TEXT_WORKS = (
     *_works("previous_response_id", RESPONSES, hint="of a response that was stored"),
     *_works("text", RESPONSES, hint="its format: text, json_object or json_schema"),
     *_works("truncation", RESPONSES, "disabled", "auto"),
+    *_works("system max_tokens stop_sequences", MESSAGES),
+    *_works("tools", MESSAGES, hint="one's own, of the type custom"),
+    *_works("tool_choice", MESSAGES, hint="its type: auto, any, none, or tool with a name"),
+    *_works("thinking", MESSAGES, hint="as far as the model's template reads enable_thinking"),
+    *_works("output_config", MESSAGES, hint="its format: json_schema"),
+    *_works("output_format", MESSAGES, hint="the same as output_config.format"),
     *_works("prompt", ("completions", "tokenize")),
     *_works("echo", ("completions",)),
     *_works("return_token_strs", ("tokenize",)),
@@ -121,7 +130,7 @@ _TEXT_WORKS = (
     *_works("kv_hints", SAMPLED, hint="fetch, retain, demote and release; the rest is ignored"),
 )
 _SHARED_WORKS = (
-    *_works("model", (*SHOWN, "responses", "advisories")),
+    *_works("model", (*SHOWN, "responses", "messages", "advisories")),
     *_works("add_special_tokens", (*TEXT, "tokenize", *ENCODED)),
     *_works(
         "truncate_prompt_tokens", (*TEXT, *ENCODED),
@@ -205,6 +214,22 @@ _RESPONSES_REFUSED = (
     *_refused("messages", RESPONSES, hint="use input"),
     *_refused("response_format", RESPONSES, hint="use text.format"),
 )
+_MESSAGES_REFUSED = (
+    *_refused("output_config.effort", MESSAGES, "high", hint=_TEMPLATE_HINT),
+    *_refused("context_management", MESSAGES, {}, {"edits": []}),
+    *_refused("mcp_servers fallbacks", MESSAGES, []),
+    *_refused("container compaction thread", MESSAGES),
+    *_refused("n", MESSAGES, 1),
+    *_refused("stop", MESSAGES, hint="use stop_sequences"),
+    *_refused(
+        "max_completion_tokens max_output_tokens max_tokens_to_sample", MESSAGES,
+        hint="use max_tokens",
+    ),
+    *_refused("parallel_tool_calls", MESSAGES, True, hint="use tool_choice"),
+    *_refused("response_format", MESSAGES, hint="use output_config"),
+    *_refused("instructions", MESSAGES, hint="use system"),
+    *_refused("input prompt", MESSAGES, hint="use messages"),
+)  # fmt: skip
 _ONESHOT_REFUSED = (
     *_refused("adapter_id", ONESHOT, hint="one-shot models take no adapters"),
     *_refused("use_activation activation", ("classify", *PAIRS), True),
@@ -258,14 +283,18 @@ _IGNORED = (
         TEXT,
     ),
     *_ignored("stream_options.include_obfuscation", TEXT),
+    *_ignored(
+        "metadata service_tier cache_control speed inference_geo diagnostics billing_policy",
+        MESSAGES,
+    ),
     *_ignored("priority additional_data", ONESHOT),
     *_ignored("cache_salt", ENCODED),
 )
 
 FIELDS: tuple[Field, ...] = (
     *_TEXT_WORKS, *_SHARED_WORKS, *_ONESHOT_WORKS,
-    *_TEXT_REFUSED, *_CHAT_REFUSED, *_RESPONSES_REFUSED, *_ONESHOT_REFUSED, *_ADAPTERS_REFUSED,
-    *_IGNORED,
+    *_TEXT_REFUSED, *_CHAT_REFUSED, *_RESPONSES_REFUSED, *_MESSAGES_REFUSED, *_ONESHOT_REFUSED,
+    *_ADAPTERS_REFUSED, *_IGNORED,
 )  # fmt: skip
 
 

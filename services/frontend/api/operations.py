@@ -26,7 +26,8 @@ async def health(request: Request) -> Response:
     """An empty 200 if some model can be asked, else 503."""
     models = app_of(request).models
     if not models.all() and not models.all_oneshot():
-        return error_answer(NoCapacity("no worker can serve"))  # asked for, so not counted
+        refused = NoCapacity("no worker can serve")
+        return error_answer(refused, request.scope)  # asked for, so not counted
     return Response()
 
 

@@ -104,6 +104,11 @@ class Choice:
         cancel = self.finish is not None and event.finish is None
         return Piece(self.index, text, self.finish, self._take_logprobs(), cancel, tokens)
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the reply, if one did."""
+        return self._text.stopped_by
+
     def kept(self) -> tuple[list[int], str]:
         """Tokens that lie wholly in the visible reply, and exactly their text."""
         num, text = self._text.whole_tokens()

@@ -29,6 +29,7 @@ class Detokenizer:
     Attributes:
         starts: for each decoded token, where its text starts in the reply.
         stopped: a stop string was met; nothing more is taken.
+        stopped_by: that stop string.
         num_fed: tokens taken, the one that completed a stop string included.
     """
 
@@ -59,6 +60,7 @@ class Detokenizer:
         self._cut: int | None = None
         self.starts: list[int] = []
         self.stopped = False
+        self.stopped_by: str | None = None
         self.num_fed = 0
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -145,7 +147,7 @@ class Detokenizer:
             self._held = ""
             self._num_released += len(shown)
             self._cut = self._num_released
-            self.stopped = True
+            self.stopped, self.stopped_by = True, text[start : start + length]
             return shown
         keep = num_held_back(text, self._stop, self._stop_chars_max)
         shown, self._held = text[: len(text) - keep], text[len(text) - keep :]

@@ -176,6 +176,10 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     await ask("GET", stored, f"{responses}/{response_id}")
     await ask("GET", f"{stored}/input_items", f"{responses}/{response_id}/input_items")
     await ask("DELETE", stored, f"{responses}/{response_id}")
+    message = {name: hi[name] for name in ("model", "messages")}
+    for fields in (plain, {"stream": True}, {"max_tokens": 2, "system": "x"}):
+        await ask("POST", "/v1/messages", body={"max_tokens": 9} | message | fields)
+    await ask("POST", "/v1/messages/count_tokens", body=message)
     text = {"model": MODEL, "prompt": "x"}
     more = {"logprobs": 1, "echo": True, "return_token_ids": True}
     for fields in (plain, more, {"stream": True}):

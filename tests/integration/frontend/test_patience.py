@@ -49,9 +49,9 @@ class Peer:
         content = orjson.dumps(body)
         await self.send(self.head(len(content)) + content)
 
-    def head(self, num_bytes: int) -> bytes:
+    def head(self, num_bytes: int, path: str = "/v1/chat/completions") -> bytes:
         return (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self._host}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {num_bytes}\r\n\r\n"
         ).encode()
 
@@ -113,22 +113,27 @@ def test_requests_that_do_not_come(
             peer(it) as silent,
             peer(it) as heading,
             peer(it) as sending,
+            peer(it) as messaging,
             peer(it) as refused,
         ):
             before = {reason: await num_hung_up(it, reason) for reason in ("head", "body")}
             await heading.send(b"GET /ping HTTP/1.1\r\nX-Slow: ")
             await sending.send(sending.head(1_000_000) + b'{"model')
+            await messaging.send(messaging.head(1_000_000, "/v1/messages") + b'{"model')
             await refused.send(refused.head(10**9))
             assert (await refused.read()).startswith(b"HTTP/1.1 413 ")
             async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-                for it_trickles in (heading, sending, refused):
+                for it_trickles in (heading, sending, messaging, refused):
                     tasks.create_task(it_trickles.trickle())
-                answers = [tasks.create_task(p.read_all()) for p in (silent, heading, sending)]
+                read = (silent, heading, sending, messaging)
+                answers = [tasks.create_task(p.read_all()) for p in read]
                 assert await is_served(it)
             assert answers[0].result() == b""
-            assert says_too_slow(answers[1].result()) and says_too_slow(answers[2].result())
+            assert all(says_too_slow(answer.result()) for answer in answers[1:])
+            told = orjson.loads(answers[3].result().partition(b"\r\n\r\n")[2])
+            assert (told["type"], bool(told["request_id"])) == ("error", True)
             assert await num_hung_up(it, "head") == before["head"] + 2
-            assert await num_hung_up(it, "body") == before["body"] + 2
+            assert await num_hung_up(it, "body") == before["body"] + 3
             assert await is_served(it)
 
     asyncio.run(scenario())

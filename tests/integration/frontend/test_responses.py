@@ -52,8 +52,13 @@ def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_
 
         cut: Any = await it.openai.responses.create(model=MODEL, input="Hi", max_output_tokens=2)
         assert (cut.status, cut.output_text) == ("incomplete", "he")
+        assert cut.output[0].status == "incomplete"
         assert cut.incomplete_details is not None
         assert cut.incomplete_details.reason == "max_output_tokens"
+
+        stop = {"stop": "ll"}
+        ended: Any = await it.openai.responses.create(model=MODEL, input="Hi", extra_body=stop)
+        assert (ended.status, ended.output_text) == ("completed", "he")
 
         long: Any = await it.openai.responses.create(
             model=MODEL, input="Hi" * 1000, truncation="auto"

@@ -1,6 +1,7 @@
 """What a model thinks comes apart from what it says."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,40 @@ def test_history_keeps_them_for_templates() -> None:
     assert calling["reasoning_content"] == "hm" and len(calling["tool_calls"]) == 1
     assert messages_of([*items_of("Hi"), thought]) == [{"role": "user", "content": "Hi"}]
     assert messages_of([{"type": "reasoning", "summary": []}, said]) == [said]
+
+
+def test_a_message_has_them_as_a_block_where_asked(servers: Servers) -> None:
+    asked: Any = {"model": MODEL, "max_tokens": 99, "messages": HI}
+
+    async def scenario(it: House) -> None:
+        async def blocks(**fields: Any) -> list[Any]:
+            answer = await it.http.post("/v1/messages", json={**asked, **fields})
+            assert answer.status_code == 200, answer.text
+            told: list[Any] = answer.json()["content"]
+            return told
+
+        said = {"type": "text", "text": "Yes."}
+        thought = {"type": "thinking", "thinking": "hm, so", "signature": ""}
+        enabled = {"type": "enabled", "budget_tokens": 1024}
+        assert await blocks() == await blocks(thinking={"type": "disabled"}) == [said]
+        assert await blocks(thinking=enabled) == [thought, said]
+        assert await blocks(thinking={"type": "adaptive", "display": "omitted"}) == [said]
+        history = [*HI, {"role": "assistant", "content": [thought, said]}, *HI]
+        assert await blocks(messages=history) == [said]
+
+        streamed = await it.http.post(
+            "/v1/messages", json={**asked, "thinking": enabled, "stream": True}
+        )
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in streamed.text.splitlines()
+            if line.startswith("data: ")
+        ]
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        thoughts = [delta["thinking"] for delta in deltas if delta["type"] == "thinking_delta"]
+        texts = [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
+        assert ("".join(thoughts), "".join(texts)) == ("hm, so", "Yes.")
+        starts = [event for event in events if event["type"] == "content_block_start"]
+        assert [start["content_block"]["type"] for start in starts] == ["thinking", "text"]
+
+    with_house(scenario, servers)

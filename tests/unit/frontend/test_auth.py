@@ -44,6 +44,15 @@ def test_others_are_not_let_in(tmp_path: Path, header: str) -> None:
         keyring(tmp_path).caller(header, "inference")
 
 
+def test_one_header_decides(tmp_path: Path) -> None:
+    ring = keyring(tmp_path)
+    assert ring.caller("", "inference", " plain ").tenant == "a"
+    assert ring.caller("Bearer hashed", "inference", "plain").tenant == "b"
+    for header, key in (("", "wrong"), ("", " "), ("Bearer wrong", "plain"), ("Bearer", "plain")):
+        with pytest.raises(Unauthenticated):
+            ring.caller(header, "inference", key)
+
+
 def test_only_loopback_is_open_without_keys() -> None:
     for address in ("127.0.0.1", "::1", "localhost"):
         assert load_keyring(FrontendConfig(http_address=address)).is_open

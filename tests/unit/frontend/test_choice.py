@@ -37,6 +37,18 @@ def test_logprobs_come_with_their_text_and_stop_before_the_cut() -> None:
     assert (end.text, end.finish, end.cancel, end.logprobs) == ("", "stop", True, [])
     assert choice.num_completion_tokens == 5
     assert choice.kept() == ([*b"a"], "a")
+    assert choice.stop_string == "STOP"
+
+
+def test_the_first_stop_string_is_the_one() -> None:
+    for stop, keep in ((["zz", "c", "bc"], False), (["bc"], True)):
+        choice = Choice(0, decode, [], TextRules(stop=stop, keep_stop=keep))
+        assert choice.stop_string is None
+        deliver(choice, "abcd", "stop")
+        assert choice.stop_string == "bc"
+    choice = Choice(0, decode, [], TextRules(stop=["STOP"]))
+    deliver(choice, "aST", "stop")
+    assert choice.stop_string is None
 
 
 def test_held_text_comes_out_at_the_end() -> None:

@@ -59,6 +59,21 @@ def test_a_bug_is_an_answer_and_a_log_line(caplog: pytest.LogCaptureFixture) -> 
     assert "a bug" in caplog.text
 
 
+def test_who_asks_as_anthropic_s_clients_do_is_answered_so() -> None:
+    headers = {"X-Request-Id": "mine", "Host": "evil.example:8080"}
+    asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        told = ask("POST", path, headers=headers, json=asked).json()
+        assert told["error"]["code"] == "host_not_allowed"
+        assert (told["type"], told["request_id"]) == ("error", "mine")
+    broken = ask("POST", "/v1/messages", json=asked, headers={"X-Request-Id": "mine"})
+    assert broken.status_code == 500
+    assert broken.json()["error"]["type"] == "api_error"
+    assert broken.json()["request_id"] == broken.headers["request-id"] == "mine"
+    assert ask("GET", "/v1/messages/batches").json().keys() == {"type", "error", "request_id"}
+    assert ask("GET", "/v1/messages2").json().keys() == {"error"}
+
+
 def test_bodies_are_documented_though_endpoints_parse_them() -> None:
     paths = ask("GET", "/openapi.json").json()["paths"]
     chat = paths["/v1/chat/completions"]["post"]

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from cli.start.plan import ROOT
+from services.frontend.api.anthropic.bodies import CountTokensBody, MessagesBody
 from services.frontend.api.bodies import (
     AdvisoryBody,
     Body,
@@ -35,6 +36,8 @@ BODIES: dict[type[Body], dict[str, Any]] = {
     ChatBody: {"messages": [{"role": "user", "content": "hi"}]},
     CompletionBody: {"prompt": "hi"},
     ResponsesBody: {"input": "hi"},
+    CountTokensBody: {"messages": [{"role": "user", "content": "hi"}]},
+    MessagesBody: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     TokenizeBody: {"prompt": "hi"},
     DetokenizeBody: {"tokens": [1]},
     AdvisoryBody: {"session_id": "s"},
@@ -130,6 +133,8 @@ def test_refused_fields_are_refused_by_name_and_harmless_values_pass(kind: type[
         (CohereEmbedBody, {"truncate": "MIDDLE"}),
         (CohereEmbedBody, {"input_type": "image"}),
         (ChatBody, {"truncation_side": "middle"}),
+        (MessagesBody, {"context_management": {"edits": [{}]}}),
+        (MessagesBody, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ],
 )
 def test_what_was_ignored_in_silence(kind: type[Body], fields: dict[str, Any]) -> None:

@@ -2,11 +2,20 @@
 
 from typing import Any
 
-from services.frontend.api.bodies import ChatBody, ResponsesBody, Sampled, Tool, ToolFunction
+from services.frontend.api.bodies import ChatBody, ResponsesBody, Tool, ToolFunction
 from services.frontend.api.fields import unsupported
+from services.frontend.api.text.translation import as_tool, chat_like, json_format
 from services.frontend.core.response_items import messages_of
 from services.frontend.core.stored_responses import Past
 from shared.errors import InvalidRequest
+
+OWN_WORDS = {
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "truncate_prompt_tokens": "truncation",
+    "reasoning_effort": "reasoning",
+}
 
 
 def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
@@ -19,11 +28,12 @@ def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
     Raises:
         InvalidRequest: it cannot be said in those.
     """
-    shared = {name: getattr(body, name) for name in Sampled.model_fields}
-    return ChatBody.model_construct(
-        **shared | {"session_id": past.session_id},
+    return chat_like(
+        body,
+        session_id=past.session_id,
         messages=messages_of(items, body.instructions, past.items),
         max_completion_tokens=body.max_output_tokens,
+        stop=body.stop,
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
@@ -34,31 +44,8 @@ def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
     )
 
 
-OWN_WORDS = {
-    "response_format": "text.format",
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "truncate_prompt_tokens": "truncation",
-    "reasoning_effort": "reasoning",
-}
-
-
-def in_own_words(error: InvalidRequest) -> InvalidRequest:
-    """An error of a chat's, with the names that the fields have here."""
-    chats = (error.param or "").partition(".")[0].partition("[")[0]
-    if (own := OWN_WORDS.get(chats)) is not None:
-        error.param = own
-        error.message = error.message.replace("response_format.json_schema", own).replace(
-            f"{chats}:", f"{own}:"
-        )
-    return error
-
-
 def _tool(tool: ToolFunction) -> Tool:
-    function = ToolFunction.model_construct(
-        **{name: getattr(tool, name) for name in ToolFunction.model_fields}
-    )
-    return Tool.model_construct(type="function", function=function)
+    return as_tool(**{name: getattr(tool, name) for name in ToolFunction.model_fields})
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -82,10 +69,7 @@ def _response_format(text: dict[str, Any] | None) -> dict[str, Any] | None:
         case "text" | "json_object":
             return given
         case "json_schema":
-            schema = given.get("schema")
-            if not isinstance(schema, dict):
-                raise InvalidRequest("text.format.schema: give a JSON schema", "text.format")
-            return {"type": "json_schema", "json_schema": {"schema": schema}}
+            return json_format(given, "text.format")
         case kind:
             served = f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema"
             raise unsupported("text.format", served)

@@ -4,11 +4,12 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.bodies import ResponsesBody, session_of
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
-from services.frontend.api.responses.chats import chat_of, in_own_words
+from services.frontend.api.responses.chats import OWN_WORDS, chat_of
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.schemas import RESPONSE
 from services.frontend.api.text.chat import generation_of_chat
 from services.frontend.api.text.delivery import respond
+from services.frontend.api.text.translation import told_as
 from services.frontend.app import App
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.response_items import items_of
@@ -21,7 +22,7 @@ router = APIRouter(tags=["text"])
 
 @router.post(
     "/v1/responses",
-    responses=streams("response", RESPONSE),
+    responses=streams("`response.created`, and what follows it", RESPONSE),
     openapi_extra=takes(ResponsesBody, *TURN_HEADERS),
 )
 async def responses(request: Request) -> Response:
@@ -39,10 +40,8 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
     past = await _past(app, body, origin)
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
         held.grow_to(past.num_bytes)
-        try:
+        with told_as(OWN_WORDS):
             generation, reading = await generation_of_chat(app, chat_of(body, items, past), origin)
-        except InvalidRequest as error:
-            raise in_own_words(error) from None
     return ResponseWriter(app, generation, body, reading, items, past)
 
 

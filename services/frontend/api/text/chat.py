@@ -14,7 +14,7 @@ from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.held import held_to
 from services.frontend.api.text.logprobs import chat_entry
-from services.frontend.api.text.messages import chat_messages, template_options
+from services.frontend.api.text.messages import rendered
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import tokenize_text
 from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of
@@ -31,7 +31,7 @@ router = APIRouter(tags=["text"])
 
 @router.post(
     "/v1/chat/completions",
-    responses=streams("chat.completion.chunk", CHAT),
+    responses=streams("`chat.completion.chunk`, then `[DONE]`", CHAT),
     openapi_extra=takes(ChatBody, *TURN_HEADERS),
 )
 async def chat_completions(request: Request) -> Response:
@@ -62,9 +62,8 @@ async def generation_of_chat(
     rules = text_rules(body)
     model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
     asked = body.max_completion_tokens or body.max_tokens
-    options = template_options(body, model.tokenizer.template_names)
     tools = tools_of(body, model.tokenizer, app.config.tool_parser)
-    text = await app.texts.render(model.tokenizer, chat_messages(body.messages), options)
+    text = await rendered(app.texts, model.tokenizer, body)
     reading = reading_of(body, model.tokenizer, app.config, tools, text)
     grammar = await held_to(app, body, model.tokenizer, reading)
     text = fitting_text(model, body, text, asked)

@@ -36,7 +36,7 @@ router = APIRouter(tags=["text"])
 
 @router.post(
     "/v1/completions",
-    responses=streams("text_completion", COMPLETION),
+    responses=streams("`text_completion`, then `[DONE]`", COMPLETION),
     openapi_extra=takes(CompletionBody, *TURN_HEADERS),
 )
 async def completions(request: Request) -> Response:

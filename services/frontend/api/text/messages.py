@@ -4,6 +4,8 @@ from collections.abc import Set
 from typing import Any
 
 from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
+from services.frontend.rendering.texts import Texts
+from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 
 TEMPLATE_OWN = (
@@ -14,6 +16,17 @@ TEMPLATE_OWN = (
 )  # fmt: skip
 
 NAME_CHARS_MAX = 64
+
+
+async def rendered(texts: Texts, tokenizer: ModelTokenizer, body: ChatBody | TokenizeBody) -> str:
+    """A chat as the model's template writes it.
+
+    Raises:
+        InvalidRequest: wrong messages or options, or the template refuses them.
+        NoCapacity: as `Texts.render`.
+    """
+    options = template_options(body, tokenizer.template_names)
+    return await texts.render(tokenizer, chat_messages(body.messages or []), options)
 
 
 def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str, Any]:

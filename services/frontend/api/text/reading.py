@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.frontend.api.bodies import ChatBody
+from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
 from services.frontend.config import FrontendConfig
 from services.frontend.core.choice import Piece
@@ -103,6 +104,13 @@ class ReplyOfChoice:
     def is_thinking(self) -> bool:
         """Whether thoughts are told apart in it."""
         return self._thoughts is not None
+
+    def tell(self, generation: Generation) -> None:
+        """What was read up to now, as far as a whole request is asked for it."""
+        if self.calls is not None:
+            generation.tools = self.calls.told_names
+        if self.is_thinking:
+            generation.num_thought_tokens = self.num_thought_tokens
 
     def take(self, piece: Piece) -> Iterator[Told]:
         """More of it: what is thought and said, calls that begin, and more of the last one's

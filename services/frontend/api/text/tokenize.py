@@ -8,7 +8,7 @@ from services.frontend.api.answers import Json
 from services.frontend.api.bodies import DetokenizeBody, TokenizeBody, parse, token_list
 from services.frontend.api.documents import takes
 from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
-from services.frontend.api.text.messages import chat_messages, template_options
+from services.frontend.api.text.messages import rendered
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.models import ServedModel
@@ -36,8 +36,7 @@ async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.messages is not None:
-        options = template_options(body, tokenizer.template_names)
-        text = await app.texts.render(tokenizer, chat_messages(body.messages), options)
+        text = await rendered(app.texts, tokenizer, body)
         special = bool(body.add_special_tokens)
     else:
         text = body.prompt or ""

@@ -1,0 +1,113 @@
+"""Answers that are items which follow each other: what is thought and said, and calls of tools."""
+
+from abc import abstractmethod
+from typing import Any
+
+import orjson
+
+from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.reading import Reading, ReplyOfChoice
+from services.frontend.api.text.tools import Call
+from services.frontend.api.text.writing import Writer
+from services.frontend.core.choice import Piece
+from services.frontend.core.thoughts import Thought
+from services.frontend.core.tools import Argued, Said
+
+TextKind = type[Thought] | type[Said]
+
+
+class ItemsWriter(Writer):
+    """One choice as items. Each begins, is added to and ends before the next one begins; what
+    events that makes is an endpoint's own, as are the items that it keeps for the whole.
+
+    Args:
+        reading: how the reply is read.
+    """
+
+    def __init__(self, generation: Generation, reading: Reading) -> None:
+        super().__init__(generation)
+        self._reply = ReplyOfChoice(reading)
+        self.calls = self._reply.calls
+        self.items: list[dict[str, Any]] = []
+        self._call: Call | None = None  # that the last item is of, if it has not ended
+        self._kind: TextKind | None = None  # of the last item, if it is a text and has not ended
+        self._texts: list[str] = []  # of that
+        self._has_begun = False
+
+    @abstractmethod
+    def begin(self) -> list[bytes]:
+        """Events before all items."""
+
+    @abstractmethod
+    def begin_text(self, kind: TextKind) -> list[bytes]:
+        """Add an item for what is thought or said."""
+
+    @abstractmethod
+    def begin_call(self, call: Call) -> list[bytes]:
+        """Add an item for a call."""
+
+    @abstractmethod
+    def add_text(self, kind: TextKind, text: str) -> bytes:
+        """The event of more that is thought or said."""
+
+    @abstractmethod
+    def add_arguments(self, text: str) -> bytes:
+        """The event of more arguments of the call."""
+
+    @abstractmethod
+    def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
+        """Nothing more is in the last item, which is all of this.
+
+        Args:
+            is_cut: the reply was too long and ends here.
+        """
+
+    @abstractmethod
+    def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
+        """The same of a call's arguments."""
+
+    def num_entries(self, piece: Piece | None) -> int:
+        return 0
+
+    def add(self, piece: Piece) -> None:
+        self.chunks(piece)
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        events = [] if self._has_begun else self.begin()
+        self._has_begun = True
+        for told in self._reply.take(piece):
+            match told:
+                case Thought(text) | Said(text):
+                    events += self._add(type(told), text)
+                case Call():
+                    events += self._end()
+                    self._call = told
+                    events += self.begin_call(told)
+                case Argued(more):
+                    events.append(self.add_arguments(more))
+        self._reply.tell(self.generation)
+        if piece.finish is not None:
+            events += self._end(is_cut=piece.finish == "length")
+        return events
+
+    def _add(self, kind: TextKind, text: str) -> list[bytes]:
+        events = []
+        if self._kind is not kind:
+            events += self._end()
+            self._kind, self._texts = kind, []
+            events += self.begin_text(kind)
+        self._texts.append(text)
+        return [*events, self.add_text(kind, text)]
+
+    def _end(self, *, is_cut: bool = False) -> list[bytes]:
+        """The last item takes no more; the reply may be cut off in it."""
+        call, kind = self._call, self._kind
+        self._call = self._kind = None
+        if call is not None:
+            return self.end_call(call.written(), is_cut=is_cut)
+        return [] if kind is None else self.end_text(kind, "".join(self._texts), is_cut=is_cut)
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    """An event's data, which tells its name; that goes behind it too, in a line of its own."""
+    return b"%b\nevent: %b" % (orjson.dumps({"type": kind, **fields}), kind.encode())
