@@ -54,6 +54,9 @@ def up(
     tracker_shards: options.NumTrackerShards = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8080,
+    served_model_name: options.ServedNames = None,
+    max_model_len: options.MaxModelLen = None,
+    dtype: options.Dtype = None,
     allow_host: options.AllowedHosts = None,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     detach: options.Detach = False,
@@ -64,6 +67,7 @@ def up(
 ) -> None:
     """Start the whole house on this machine; Ctrl-C stops it."""
     from cli.adapters.offered import parse_offer
+    from cli.models.names import check_names
     from cli.models.prepare import check_model
     from cli.start.options import HouseOptions
     from cli.start.up import up as run_here
@@ -79,6 +83,7 @@ def up(
             raise ConfigError("--true-pages is for emulated workers: say with --emulate of what")
         for source in model or ():
             check_model(source)
+        check_names(served_model_name or (), num_models=len(model or ()))
         folder = _folder(data_dir)
         house = HouseOptions(
             data_dir=folder,
@@ -93,6 +98,9 @@ def up(
             num_tracker_shards=tracker_shards,
             host=host,
             port=port or free_port(),
+            served_names=tuple(served_model_name or ()),
+            max_model_len=max_model_len,
+            dtype=dtype,
             allow_hosts=tuple(allow_host or ()),
             nats_url=nats_url,
             redis_url=redis_url,

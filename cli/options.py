@@ -1,7 +1,7 @@
 """The options of the commands: what each is called, what it takes, and what the help says of it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -90,6 +90,27 @@ Port = Annotated[
         envvar="SYMPHONY_HTTP_PORT",
         help="Port to listen on; 0: a free one.",
     ),
+]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="One more name of the model, NAME=MODEL where there are several; may be given "
+        "several times.",
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Tokens of a prompt and its reply together, at most what the model can take.",
+        envvar="SYMPHONY_MAX_MODEL_LEN",
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="What models compute in; auto: as their files say.", envvar="SYMPHONY_DTYPE"),
 ]
 AllowedHosts = Annotated[
     list[str] | None,

@@ -1,9 +1,12 @@
 """What a model is served as, from what `--model` names."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cli.models.catalog import DEMO
+from services.frontend.core.model_names import parse_name
 from services.worker.demo_model import DEMO_MODEL_ID
+from shared.errors import ConfigError
 
 
 def served_as(source: str) -> str:
@@ -18,3 +21,24 @@ def served_as(source: str) -> str:
     if source == DEMO:
         return DEMO_MODEL_ID
     return path.stem if path.suffix == ".gguf" else source
+
+
+def check_names(names: Sequence[str], *, num_models: int) -> None:
+    """See that what `--served-model-name` says can be meant.
+
+    Args:
+        num_models: that are to be served; 0: the default one.
+
+    Raises:
+        ConfigError: it is no name, or of no one model.
+    """
+    for given in names:
+        try:
+            _, model = parse_name(given)
+        except ValueError as error:
+            raise ConfigError(f"--served-model-name: {error}") from None
+        if model is None and num_models > 1:
+            raise ConfigError(
+                f"--served-model-name {given}: of which of the {num_models} models? Write "
+                f"{given}=MODEL"
+            )

@@ -32,6 +32,9 @@ class HouseOptions:
         num_shards: processes among which turns and one-shot models are divided; 1: one scheduler
             does all.
         num_tracker_shards: processes among which the tracker divides sessions and workflows.
+        served_names: other names of models, see `services.frontend.core.model_names`.
+        max_model_len: tokens of a prompt and its reply together; None: what the setting says.
+        dtype: that models compute in; None: what the setting says.
         allow_hosts: more names by which the frontend is reached; none: what its setting says.
         nats_url, redis_url: running servers to use; None: start our own.
         restart: whether a child that dies is started again.
@@ -50,6 +53,9 @@ class HouseOptions:
     num_tracker_shards: int = 1
     host: str = "127.0.0.1"
     port: int = 8080
+    served_names: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    dtype: str | None = None
     allow_hosts: tuple[str, ...] = ()
     nats_url: str | None = None
     redis_url: str | None = None

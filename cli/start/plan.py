@@ -177,6 +177,8 @@ def _services(
     frontend = {"SYMPHONY_HTTP_ADDRESS": options.host, "SYMPHONY_HTTP_PORT": str(options.port)}
     if options.allow_hosts:
         frontend["SYMPHONY_ALLOW_HOSTS"] = json.dumps(options.allow_hosts)
+    if options.served_names:
+        frontend["SYMPHONY_SERVED_MODEL_NAMES"] = json.dumps(options.served_names)
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         *((name, "kvstore", 4, told) for name, told in _kvstores(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
@@ -213,6 +215,10 @@ def _workers(
     shared = {"SYMPHONY_EMULATE": options.emulate or ""}
     if options.has_true_pages:
         shared["SYMPHONY_TRUE_PAGES"] = "1"
+    if options.max_model_len is not None:
+        shared["SYMPHONY_MAX_MODEL_LEN"] = str(options.max_model_len)
+    if options.dtype is not None:
+        shared["SYMPHONY_DTYPE"] = options.dtype
     if "SYMPHONY_NUM_THREADS" not in common:
         # Workers that compute on all cores each would only wait for one another.
         cores_each = max(1, (os.cpu_count() or 1) // max(1, num_workers))

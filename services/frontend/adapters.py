@@ -82,7 +82,8 @@ class AdapterDirectory:
         parts = self._base_and_name(model)
         with suppress(StoreAway):
             record = await self.find(tenant, model if parts is None else parts[1])
-            if record is not None and (parts is None or record.model_id == parts[0]):
+            base = record and record.model_id
+            if parts is None or base == self._models.own_name(parts[0]):
                 return record
         return None
 

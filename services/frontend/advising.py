@@ -69,12 +69,13 @@ async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
 
 async def _hand_over(app: App, advisory: Advisory, place: str) -> AdvisoryState:
     kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
-    record = None
+    record = model_id = None
     if advisory.model_id is not None:
         record = await app.adapters.hinted(advisory.tenant, advisory.model_id)
+        model_id = app.models.own_name(advisory.model_id)
     own = replace(
         advisory,
-        model_id=advisory.model_id if record is None else record.model_id,
+        model_id=model_id if record is None else record.model_id,
         adapter=None if record is None else record.ref,
         kv_at=kv_at,
         frontend_id=app.hints.frontend_id,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from services.frontend.core.door import HTTP_PORTS, Place, parse_place
+from services.frontend.core.model_names import parse_name
 from services.frontend.core.quotas import PRIORITIES, TenantLimits
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
@@ -47,6 +48,8 @@ class FrontendConfig(ServiceConfig):
     max_tokens_default: of a reply whose request names none; 0: what fits the model.
     tool_parser: how models write calls of tools, see `core.tools.families`; `auto`: as their chat
         templates tell.
+    served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
+        for text.
     reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
         tell; `none`: they are part of what is said.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
@@ -88,6 +91,7 @@ class FrontendConfig(ServiceConfig):
         "auto"
     )
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
+    served_model_names: list[str] = Field(default_factory=list)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)
     resubmit_silent_s: float = Field(default=10.0, gt=0)
@@ -121,6 +125,13 @@ class FrontendConfig(ServiceConfig):
         for name in value:
             if parse_place(name) is None:
                 raise ValueError(f"{name!r} is no name: write chat.example.org or 10.0.0.7:8080")
+        return value
+
+    @field_validator("served_model_names")
+    @classmethod
+    def _names(cls, value: list[str]) -> list[str]:
+        for given in value:
+            parse_name(given)
         return value
 
     @field_validator("cors_origins")

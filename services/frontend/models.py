@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from services.frontend.core.fleet import Files, Fleet, LoadTokenizer, files_of
+from services.frontend.core.model_names import ModelNames
 from services.frontend.images import ImageProcessor, load_image_processor
 from services.frontend.tokenizer import (
     LOAD_ERRORS,
@@ -72,10 +73,14 @@ class Models:
 
     Args:
         spawn: runs a coroutine for the life of the service.
+        names: other names of models, see `core.model_names`.
     """
 
-    def __init__(self, clock: Clock, spawn: Callable[..., object]) -> None:
+    def __init__(
+        self, clock: Clock, spawn: Callable[..., object], names: Sequence[str] = ()
+    ) -> None:
         self._clock = clock
+        self._names = ModelNames(names)
         self._spawn = spawn
         self._fleet = Fleet(clock.now_ns())
         self._tokenizers: dict[Files, ModelTokenizer] = {}
@@ -113,6 +118,19 @@ class Models:
     def holders(self) -> tuple[set[WorkerId], set[HostId]]:
         """Workers, and hosts with a kvstore, that may have KV of sessions."""
         return self._fleet.holders(self._clock.now_ns())
+
+    def own_name(self, name: str) -> ModelId:
+        """What the model is called itself that is asked for by this name. One that a worker serves
+        under it comes first.
+        """
+        if name not in self._names.others or self._is_own(ModelId(name)):
+            return ModelId(name)
+        return ModelId(self._names.of(name, lambda: self._fleet.models(self._clock.now_ns())))
+
+    def other_names(self) -> list[tuple[str, ModelId]]:
+        """Other names of models, each with the model's own."""
+        told = [(name, self.own_name(name)) for name in self._names.others]
+        return [(name, model_id) for name, model_id in told if name != model_id]
 
     def all(self) -> list[ServedModel]:
         """Every model that can be asked now, by name."""
@@ -157,7 +175,7 @@ class Models:
             InvalidRequest: it is a one-shot model.
             NoCapacity: its tokenizer is not there yet, or this frontend has just started.
         """
-        name = ModelId(model_id)
+        name = self.own_name(model_id)
         card = self._fleet.card(name, self._clock.now_ns()) or self._fleet.remembered(name)
         if card is None:
             self._refuse_other_task(name)
@@ -175,7 +193,7 @@ class Models:
             InvalidRequest: it does something else than `task`.
             NoCapacity: no worker serves it now, or what makes its inputs is not there yet.
         """
-        name = ModelId(model_id)
+        name = self.own_name(model_id)
         card = self._fleet.oneshot_card(name, self._clock.now_ns())
         if (card or self._fleet.oneshot_remembered(name)) is None:
             if self._fleet.remembered(name) is not None:
@@ -191,9 +209,7 @@ class Models:
 
     def knows(self, model_id: str) -> bool:
         """Whether a worker serves a model of this name, for text or not, or did so lately."""
-        name = ModelId(model_id)
-        fleet = self._fleet
-        return fleet.remembered(name) is not None or fleet.oneshot_remembered(name) is not None
+        return self._is_own(self.own_name(model_id))
 
     def is_served(self, model_id: ModelId) -> bool:
         """Whether a worker serves a model for text now."""
@@ -201,8 +217,12 @@ class Models:
 
     def task(self, model_id: str) -> Task | None:
         """What a one-shot model does; None for others and unknown ones."""
-        card = self._fleet.oneshot_remembered(ModelId(model_id))
+        card = self._fleet.oneshot_remembered(self.own_name(model_id))
         return None if card is None else card.task
+
+    def _is_own(self, name: ModelId) -> bool:
+        fleet = self._fleet
+        return fleet.remembered(name) is not None or fleet.oneshot_remembered(name) is not None
 
     def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:
         actual = self.task(name)

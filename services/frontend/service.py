@@ -72,7 +72,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         config.redis_url, runtime.clock, config.session_expiry_s, config.redis_access
     )
     runtime.stack.push_async_callback(sessions.close)
-    models = Models(runtime.clock, runtime.spawn)
+    models = Models(runtime.clock, runtime.spawn, config.served_model_names)
     runtime.stack.callback(models.close)
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")

@@ -19,6 +19,8 @@ class WorkerConfig(ServiceConfig):
     emulate: latency profiles to emulate instead of running models; see `shared.zoo`.
     true_pages: emulated pages are as large as the profile's model would have them, in a pool of
         `kv_bytes`; else they are small, and the pool has as many as the profile says.
+    max_model_len: tokens of a prompt and its reply together; 0: as many as each model for text can
+        take, which is the most that it may be.
     kv_bytes: memory for KV pages of each model; 0: 1 GiB on a CPU, a share of what a GPU has left.
     gpu_memory_share: of what a GPU has left beside weights and the largest step, for KV pages.
     kv_stored_dtype: what KV is stored as outside of the pool: what the `model` computes, or `int8`,
@@ -56,6 +58,7 @@ class WorkerConfig(ServiceConfig):
     true_pages: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int = Field(0, ge=0)
     kv_bytes: int = Field(0, ge=0)
     gpu_memory_share: float = Field(0.9, gt=0, le=1)
     kv_stored_dtype: StoredDtype = "model"

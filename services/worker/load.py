@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,25 @@ def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_moved: OnMov
     pool_bytes = (config.kv_bytes or CPU_KV_BYTES) if config.true_pages else None
     if pool_bytes is not None:
         _check_pool(pool_bytes, profile.page_bytes(BLOCK_TOKENS), profile.num_layers, profile.name)
+    length = model_len(config, profile.max_model_len, profile.name)
+    profile = replace(profile, max_model_len=length)
     return EmulatedExecutor(profile, str(folder), on_moved, pool_bytes)
+
+
+def model_len(config: WorkerConfig, own: int, model_id: str) -> int:
+    """How many tokens a prompt and its reply may have together.
+
+    Args:
+        own: as many as the model can take.
+
+    Raises:
+        ConfigError: the setting is more than that.
+    """
+    if config.max_model_len > own:
+        raise ConfigError(
+            f"SYMPHONY_MAX_MODEL_LEN={config.max_model_len}: {model_id!r} takes {own} tokens"
+        )
+    return config.max_model_len or own
 
 
 def make_emulated_oneshots(
@@ -120,6 +139,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
         make_demo_model(Path(source))
     device = _prepare_device(config)
     model = load_model(source, device, config.dtype, config.cpu_layers, config.kv_stored_dtype)
+    model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
         return _make_cuda(config, model, model_id, on_moved)
     num_pages = _num_pages(config.kv_bytes or CPU_KV_BYTES, model, model_id)

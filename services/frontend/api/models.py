@@ -21,6 +21,10 @@ async def list_models(request: Request) -> Response:
     models = app.models.all()
     data = [_model(model) for model in models]
     data += [_oneshot(model) for model in app.models.all_oneshot()]
+    by_name = {entry["id"]: entry for entry in data}
+    for name, model_id in app.models.other_names():
+        if model_id in by_name:
+            data.append(by_name[model_id] | {"id": name})
     bases = {model.card.model_id: model for model in models if model.card.lora is not None}
     if bases:
         records = await app.adapters.listed(caller_of(request).tenant)
@@ -41,8 +45,10 @@ async def get_model(request: Request, model_id: str) -> Response:
     if record is not None:
         return Json(_adapter(record, models.served(record.model_id)))
     if (task := models.task(model_id)) is not None:
-        return Json(_oneshot(models.oneshot(model_id, task)))
-    return Json(_model(models.served(model_id)))
+        entry = _oneshot(models.oneshot(model_id, task))
+    else:
+        entry = _model(models.served(model_id))
+    return Json(entry | {"id": model_id})
 
 
 def _model(model: ServedModel) -> dict[str, Any]:

@@ -110,3 +110,15 @@ def test_a_worker_s_pool_of_true_pages_is_its_memory_for_kv(
         ConfigError, match="SYMPHONY_KV_BYTES=8191 holds not even two blocks of zero"
     ):
         pages(true_pages=True, kv_bytes=8191)
+
+
+def test_a_model_takes_no_more_than_is_asked_for_and_no_more_than_it_can(tmp_path: Path) -> None:
+    def length(max_model_len: int) -> int:
+        config = WorkerConfig(data_dir=tmp_path, max_model_len=max_model_len)  # type: ignore[arg-type]
+        executor = make_emulated(config, replace(ZERO, max_model_len=4096), lambda _: None)
+        executor.close()
+        return executor.info.max_model_len
+
+    assert (length(0), length(100), length(4096)) == (4096, 100, 4096)
+    with pytest.raises(ConfigError, match=r"SYMPHONY_MAX_MODEL_LEN=4097: .* 4096 tokens"):
+        length(4097)
