@@ -289,6 +289,7 @@ class KvService:
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             source_bytes_per_s=staged.source_bytes_per_s,
             num_here=staged.num_here,
+            coming_from=staged.coming_from,
         )
 
     async def _offer(self, message: m.KvStage, keys: list[BlockKey]) -> Offer | None:

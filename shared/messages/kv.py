@@ -7,6 +7,7 @@ are laid out ``[layer][block]``.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, HostId, SessionId, TenantId, WorkerId
 from shared.owners import NOBODY
@@ -60,6 +61,11 @@ class KvLeased:
     pages: str = ""
 
 
+# Where KV is, seen from a worker: in its pool, in its host's memory, on its host's disk, on another
+# host, in the object store.
+KvPlace = Literal["pool", "host", "disk", "peer", "objects"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStage:
     """Bring the longest stored prefix of `keys` into the arena, layer 0 first, and pin it for this
@@ -103,6 +109,7 @@ class KvStaged:
     ready_in_ns: str = ""
     source_bytes_per_s: float = 0.0  # how fast pages come from there lately; 0: not told
     num_here: int = 0  # the first blocks whose every layer is in the arena already
+    coming_from: KvPlace | None = None  # where the first of the others is; None: nothing is to come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from shared.ids import (
 )
 from shared.messages.adapters import AdapterRef
 from shared.messages.agents import AgentRef
+from shared.messages.kv import KvPlace
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 KvFrom = Literal["any", "arena", "pool"]  # tiers that a turn's history may come from, and above
@@ -265,6 +266,7 @@ class TurnDelta:
     cached_tokens: int | None = (
         None  # prompt tokens not computed in this attempt; on its first delta only
     )
+    cached_in: dict[KvPlace, int] = field(default_factory=dict)  # where those were at its coming
     queue_ns: int | None = None  # arrival at the worker to first prefill; first delta only
     prefill_ns: int | None = None  # first prefill to first token; first delta only
     code: str = ""  # with finish == "error"

@@ -163,6 +163,7 @@ class Generate(Sampled):
     truncation_side: Any = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None
     response_format: Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT)] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Annotated[Any, WithJsonSchema(JSON_SCHEMA)] = None

@@ -79,7 +79,7 @@ _TEXT_WORKS = (
         "n stream_options stream_options.include_usage stream_options.continuous_usage_stats"
         " max_tokens allowed_token_ids stop_token_ids ignore_eos min_tokens"
         " include_stop_str_in_output skip_special_tokens logprobs return_token_ids"
-        " return_tokens_as_token_ids",
+        " return_tokens_as_token_ids return_cached_tokens_details",
         TEXT,
     ),
     *_works("stop", (*TEXT, "responses")),
@@ -279,7 +279,7 @@ _IGNORED = (
     *_ignored("request_id rid", INFERENCE),
     *_ignored(
         "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
-        " guided_decoding_backend data_parallel_rank return_cached_tokens_details",
+        " guided_decoding_backend data_parallel_rank",
         TEXT,
     ),
     *_ignored("stream_options.include_obfuscation", TEXT),

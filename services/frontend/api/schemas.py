@@ -160,7 +160,10 @@ _USAGE = record(
     {"completion_tokens_details": record(reasoning_tokens=COUNT)},
     **_USAGE_FIELDS,
     completion_tokens=COUNT,
-    prompt_tokens_details=record(cached_tokens=COUNT),
+    prompt_tokens_details=record(
+        {"cached_tokens_details": {"type": "object", "additionalProperties": COUNT}},
+        cached_tokens=COUNT,
+    ),
 )
 _FINISH: Schema = {"enum": list(get_args(PublicFinish))}
 _TOKEN_LOGPROB = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}

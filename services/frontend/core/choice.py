@@ -1,12 +1,12 @@
 """One choice of a reply: the tokens of one turn become the pieces that its client sees."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from services.frontend.core.detokenizer import Decode, Detokenizer
 from services.frontend.core.turns import Deliver
-from shared.messages import TokenLogprobs
+from shared.messages import KvPlace, TokenLogprobs
 
 PublicFinish = Literal["stop", "length"]
 
@@ -51,6 +51,7 @@ class Choice:
     num_completion_tokens: generated tokens up to the end of the reply, an end token included.
     num_generated: all tokens that came, those behind a stop string with them.
     cached_tokens: prompt tokens that were not computed, once known.
+    cached_in: where those were when the turn came.
     prompt_logprobs: of the prompt's tokens, once known.
     finish: how the reply ended.
     """
@@ -71,6 +72,7 @@ class Choice:
         self.num_completion_tokens = 0
         self.num_generated = 0
         self.cached_tokens = 0
+        self.cached_in: Mapping[KvPlace, int] = {}
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.finish: PublicFinish | None = None
 
@@ -78,8 +80,8 @@ class Choice:
         """Take a delta of the turn, before the reply's end."""
         assert self.finish is None, "tokens after the end"
         self.num_generated += len(event.tokens)
-        if event.cached_tokens is not None:
-            self.cached_tokens = self.cached_tokens or event.cached_tokens
+        if event.cached_tokens is not None and not self.cached_tokens:
+            self.cached_tokens, self.cached_in = event.cached_tokens, event.cached_in
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if self._rules.discard:

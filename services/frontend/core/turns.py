@@ -19,6 +19,7 @@ from shared.messages import (
     AdapterRef,
     AgentRef,
     FinishReason,
+    KvPlace,
     Prompt,
     PromptPull,
     PromptReply,
@@ -153,6 +154,7 @@ class Deliver:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
+    cached_in: Mapping[KvPlace, int] = field(default_factory=dict)
     queue_ns: int | None = None
     prefill_ns: int | None = None
 
@@ -415,6 +417,7 @@ class Turns:
             None if delta.logprobs is None else delta.logprobs[num_repeated:],
             prompt_logprobs,
             delta.cached_tokens,
+            delta.cached_in,
             delta.queue_ns,
             delta.prefill_ns,
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from shared.blocks import BlockKey
 from shared.ids import HostId, TenantId, WorkerId
+from shared.messages import KvPlace
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -98,6 +99,7 @@ class Pinned:
         ready_in_ns: for each layer, when the last of its pages will probably be there, from now;
             empty: all are.
         num_here: its first blocks of which nothing is to come.
+        coming_from: where the first of the others is; None: nothing is to come.
     """
 
     ticket: int = 0
@@ -108,6 +110,7 @@ class Pinned:
     ready_in_ns: list[int] = field(default_factory=list)
     num_here: int = 0
     source_bytes_per_s: float = 0.0
+    coming_from: KvPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

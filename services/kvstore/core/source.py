@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from services.kvstore.core.backlog import Backlog, TierSpeed
 from shared.ids import HostId
 from shared.locations import OBJECTS
+from shared.messages import KvPlace
 
 PEER_BATCH_NS = 10_000_000  # of a link's time: what a more urgent page may have to wait for
 FIRST_BATCH_BYTES = 1024 * 1024  # of a peer whose link was not measured yet
@@ -24,6 +25,13 @@ class Source:
     backlog: Backlog = field(default_factory=Backlog)
     speed: TierSpeed = field(default_factory=TierSpeed)
     num_batches: int = 0
+
+    @property
+    def place(self) -> KvPlace:
+        """What it is, seen from a worker of this host."""
+        if self.host_id is None:
+            return "disk"
+        return "objects" if self.host_id == OBJECTS else "peer"
 
     def batch_bytes(self, bytes_max: int) -> int:
         """How much to ask for at once, at most `bytes_max`: of a peer what its link carries in a

@@ -282,6 +282,7 @@ class KvCore:
         self.objects.on_used(blocks[-1].owner, now_ns)
         self._loads.send(effects)
         self._send_writes(now_ns, effects)
+        num_here = next((at for at, b in enumerate(blocks) if not b.is_whole), len(blocks))
         num_asked = sum(block.num_layers for block in blocks)
         self.counts.num_pages_resident += num_asked - coming.num_pages
         staged = Pinned(
@@ -291,7 +292,8 @@ class KvCore:
             generations=_by_layer(block.generations for block in blocks),
             num_from_disk=coming.num_pages,
             ready_in_ns=coming.ready_in_ns,
-            num_here=next((at for at, b in enumerate(blocks) if not b.is_whole), len(blocks)),
+            num_here=num_here,
+            coming_from=None if num_here == len(blocks) else blocks[num_here].source.place,
             source_bytes_per_s=coming.bytes_per_s or self.disk_speed.bytes_per_s,
         )
         return staged, effects

@@ -64,6 +64,7 @@ def staged_blocks(
         ready_in_ns,
         source_speed(reply.source_bytes_per_s),
         reply.num_here,
+        coming_from=reply.coming_from,
     )
 
 

@@ -56,6 +56,7 @@ class History:
         turn.state = TurnState.WAITING
         prefix = turn.prefix
         self.acquire_resident(turn)
+        turn.found = {"pool": len(prefix.blocks)}
         self.num_prefix_queries += max(len(prefix.keys), turn.num_reusable_blocks)
         if turn.is_private or turn.kv_from == "pool" or not self.writeback.is_connected:
             return []
@@ -94,6 +95,9 @@ class History:
             return [ReleaseTicket(staged.ticket), *again]
         if staged is None or not staged.num_blocks:
             return self.residency.stage(prefix, staged)
+        turn.found["host"] = staged.num_here
+        if staged.coming_from is not None:
+            turn.found[staged.coming_from] = staged.num_blocks - staged.num_here
         all_keys = staged.keys
 
         def compute_ns(num_blocks: int) -> float:

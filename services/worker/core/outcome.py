@@ -31,6 +31,7 @@ def token_delta(
         logprobs=logprobs,
         prompt_logprobs=turn.prompt_logprobs or None,
         cached_tokens=min(turn.num_cached, turn.num_prompt),
+        cached_in=turn.cached_in(),
         queue_ns=started_at_ns - turn.arrived_at_ns,
         prefill_ns=now_ns - started_at_ns,
     )

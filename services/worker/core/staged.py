@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from shared.blocks import BlockKey
+from shared.messages import KvPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Staged:
             the answer was heard; empty: all are there.
         source_bytes_per_s: how fast pages come into the arena lately; 0: not told.
         num_here: its first blocks that are in the arena already, all layers.
+        coming_from: where the first of the others is; None: all are here.
         heard_at_ns: when the answer came.
     """
 
@@ -30,6 +32,7 @@ class Staged:
     source_bytes_per_s: float = 0.0
     num_here: int = 0
     heard_at_ns: int = 0
+    coming_from: KvPlace | None = None
 
     @property
     def num_blocks(self) -> int:

@@ -10,7 +10,7 @@ from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, KvFrom, SamplingParams, TokenLogprobs
+from shared.messages import AdapterRef, KvFrom, KvPlace, SamplingParams, TokenLogprobs
 from shared.owners import NOBODY, OwnerKey, owner_key
 
 NO_SLOT = -1
@@ -57,6 +57,7 @@ class Turn:
         look_again_at_ns: when a pass would not have to wait for its history, as was forecast last.
         look_not_before_ns: the forecast is not made again before.
         num_cached: leading tokens that did not have to be computed when it was first admitted.
+        found: where they were when the turn came, each place with how many blocks, from the first.
         num_kept: of a cancelled one: its leading tokens that the session's next turn begins with.
         adapter: that it runs on; None: on the base model.
         num_image_blocks: of the adapter's image.
@@ -108,6 +109,7 @@ class Turn:
     look_again_at_ns: int = 0
     look_not_before_ns: int = 0
     num_cached: int = 0
+    found: dict[KvPlace, int] = field(default_factory=dict)
     num_kept: int = 0
     image: Image | None = None
     can_be_assisted: bool = False
@@ -126,6 +128,19 @@ class Turn:
         self.num_known = len(self.tokens)
         self.owner = owner_key(self.tenant, self.session_id)
         self.prefix = Chain(self.owner)
+
+    def cached_in(self) -> dict[KvPlace, int]:
+        """Where the prompt's tokens were that were not computed, when the turn came: those that are
+        cached beyond what was found have come into the pool since, for somebody else.
+        """
+        told: dict[KvPlace, int] = {}
+        num_left = min(self.num_cached, self.num_prompt)
+        for place, num_blocks in self.found.items():
+            told[place] = min(num_blocks * self.block_tokens, num_left)
+            num_left -= told[place]
+        if num_left:
+            told["pool"] = told.get("pool", 0) + num_left
+        return {place: num for place, num in told.items() if num}
 
     @property
     def announced_as(self) -> tuple[OwnerKey, ...]:

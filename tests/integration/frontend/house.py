@@ -203,6 +203,7 @@ class FakeHouse:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             cached_tokens=reply.cached_tokens if is_first else None,
+            cached_in={"pool": 1, "disk": reply.cached_tokens - 1} if is_first else {},
             queue_ns=1_000_000 if is_first else None,
             prefill_ns=1_000_000 if is_first else None,
         )

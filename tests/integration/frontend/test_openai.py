@@ -211,3 +211,20 @@ def test_failures_before_and_after_the_first_byte(
             assert answer.status_code == 500
 
     asyncio.run(scenario())
+
+
+def test_usage_tells_where_history_was_if_asked(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path) as it:
+            body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}
+            usage = (await it.http.post("/v1/completions", json=body)).json()["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+            body["return_cached_tokens_details"] = True
+            usage = (await it.http.post("/v1/completions", json=body)).json()["usage"]
+            places = {"pool": 2, "disk": 4}
+            told = {"cached_tokens": 6, "cached_tokens_details": places}
+            assert usage["prompt_tokens_details"] == told
+
+    asyncio.run(scenario())

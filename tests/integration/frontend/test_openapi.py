@@ -182,6 +182,7 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     await ask("POST", "/v1/messages/count_tokens", body=message)
     text = {"model": MODEL, "prompt": "x"}
     more = {"logprobs": 1, "echo": True, "return_token_ids": True}
+    more["return_cached_tokens_details"] = True
     for fields in (plain, more, {"stream": True}):
         await ask("POST", "/v1/completions", body=text | fields)
     for path in ("/health", "/ping", "/version", "/metrics", "/v1/models"):

@@ -7,6 +7,7 @@ from services.worker.core.effects import LoadPages, ReleaseTicket, TrimTicket
 from services.worker.core.fetching import WORTH, Supply, blocks_to_fetch
 from services.worker.core.staged import Staged
 from shared.ids import TurnId
+from shared.messages import KvPlace
 from tests.unit.worker.driver import (
     MS,
     NUM_LAYERS,
@@ -48,7 +49,11 @@ def asked(prefill_tokens_per_s: float, source_bytes_per_s: float) -> Engine:
 
 
 def answer(
-    engine: Engine, ready_in_ns: list[int], num_from_disk: int = 20, num_here: int = 0
+    engine: Engine,
+    ready_in_ns: list[int],
+    num_from_disk: int = 20,
+    num_here: int = 0,
+    coming_from: KvPlace | None = None,
 ) -> None:
     made = staged_blocks(7, keys_of(PROMPT), num_from_disk)
     staged = Staged(
@@ -60,6 +65,7 @@ def answer(
         epoch=1,
         ready_in_ns=ready_in_ns,
         num_here=num_here,
+        coming_from=coming_from,
     )
     engine._keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
 
@@ -120,3 +126,32 @@ def test_an_answer_tells_how_fast_pages_come() -> None:
     staged = Staged(7, [], [], [], source_bytes_per_s=123.0)
     engine._keep(engine.core.on_staged(TURN, 1, staged, engine.now_ns))
     assert engine.core.estimates.source_bytes_per_s == 123.0
+
+
+def cached_in(engine: Engine) -> dict[KvPlace, int]:
+    engine.plan()
+    return engine.core.running[0].cached_in()
+
+
+def test_a_turn_knows_where_its_history_was_when_it_came() -> None:
+    engine = asked(prefill_tokens_per_s=1, source_bytes_per_s=512_000)
+    answer(engine, [], num_from_disk=6, num_here=7, coming_from="disk")
+    assert cached_in(engine) == {"host": 28, "disk": 12}
+
+    engine = asked(prefill_tokens_per_s=1000, source_bytes_per_s=512_000)
+    answer(engine, [500 * MS, 540 * MS], num_from_disk=6, num_here=7, coming_from="peer")
+    assert cached_in(engine) == {"host": 28}, "the rest is computed"
+
+    engine = asked(prefill_tokens_per_s=1000, source_bytes_per_s=512_000)
+    engine._keep(engine.core.on_staged(TURN, 1, None, engine.now_ns))
+    assert cached_in(engine) == {}
+
+
+def test_what_came_into_the_pool_meanwhile_was_there() -> None:
+    turn = new_turn("t", PROMPT)
+    turn.num_cached = 40
+    assert turn.cached_in() == {"pool": 40}
+    turn.found = {"pool": 2, "host": 3, "disk": 0}
+    assert turn.cached_in() == {"pool": 28, "host": 12}
+    turn.num_cached = 12
+    assert turn.cached_in() == {"pool": 8, "host": 4}

@@ -114,7 +114,8 @@ def test_a_worker_s_pool_of_true_pages_is_its_memory_for_kv(
 
 def test_a_model_takes_no_more_than_is_asked_for_and_no_more_than_it_can(tmp_path: Path) -> None:
     def length(max_model_len: int) -> int:
-        config = WorkerConfig(data_dir=tmp_path, max_model_len=max_model_len)  # type: ignore[arg-type]
+        settings: dict[str, object] = {"max_model_len": max_model_len}
+        config = WorkerConfig(data_dir=tmp_path, **settings)  # type: ignore[arg-type]
         executor = make_emulated(config, replace(ZERO, max_model_len=4096), lambda _: None)
         executor.close()
         return executor.info.max_model_len

@@ -4,6 +4,7 @@ Chat, completions and the NATS endpoint differ in what they read and how they wr
 between is here.
 """
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from shared.blocks import PREFIX_BLOCKS_MAX, pack_keys
 from shared.errors import InvalidRequest
 from shared.ids import ModelId, TurnId, new_id
 from shared.locations import known_places
-from shared.messages import AgentRef, AgentTurnLeft, SamplingParams
+from shared.messages import AgentRef, AgentTurnLeft, KvPlace, SamplingParams
 from shared.shards import expected_as, turn_id_in
 
 SEEDS = 2**63
@@ -47,6 +48,7 @@ class Plan:
         wishes: of the request's `kv_hints`; `place`: where it came from.
         asked_model: as the request calls it.
         kv_expiry_s: how long its KV outlives its last use; 0: as every tier has it.
+        tells_places: its usage says where history was.
     """
 
     model: ServedModel
@@ -65,6 +67,7 @@ class Plan:
     place: str = ""
     asked_model: ModelId | None = None
     kv_expiry_s: int = 0
+    tells_places: bool = False
 
 
 @dataclass(slots=True)
@@ -197,6 +200,9 @@ class Generation:
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": self._num_cached()},
         }
+        if self.plan.tells_places:
+            details = {"cached_tokens": self._num_cached(), "cached_tokens_details": self._places()}
+            usage["prompt_tokens_details"] = details
         if self.num_thought_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_thought_tokens}
         return usage
@@ -204,6 +210,13 @@ class Generation:
     def _num_cached(self) -> int:
         """Prompt tokens that were not computed, of each prompt once."""
         return sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
+
+    def _places(self) -> dict[KvPlace, int]:
+        """Where those were when the turns came."""
+        told: Counter[KvPlace] = Counter()
+        for choice in self.choices[:: self.plan.n]:
+            told.update(choice.cached_in)
+        return dict(told)
 
     def _turn(self, index: int) -> NewTurn:
         plan = self.plan

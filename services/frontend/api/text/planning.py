@@ -100,6 +100,7 @@ async def generation_of(
             retained_s=max((wish.duration_s for wish in wishes if wish.is_own), default=0.0),
             is_released=any(wish.is_own and wish.lets_go for wish in wishes),
         ),
+        tells_places=bool(body.return_cached_tokens_details),
         priority=priority_within(app.quotas.of(owner.tenant).priority, body.priority, default=0),
         show_special=show_special or body.skip_special_tokens is False,
         request_id=origin.request_id,

@@ -57,6 +57,7 @@ def test_only_what_is_not_here_is_asked_of_the_peer_low_layers_first(host: Host)
     host.evict_all()
     staged = host.stage(0, 4, DEMAND_PRIORITY, offer=Offer(PEERS[0], 3))
     assert (staged.num_blocks, staged.num_from_disk, staged.num_here) == (3, 3 * LAYERS, 0)
+    assert staged.coming_from == "disk", "as the first of them"
     assert {key for key, _ in asked(list(host.loads))} == {key_of(0, 0), key_of(0, 1)}
     assert asked(list(host.fetches[PEERS[0]])) == [(key_of(0, 2), 0), (key_of(0, 2), 1)]
 
@@ -144,7 +145,8 @@ def test_a_full_disk_leaves_it_in_the_arena(host: Host) -> None:
     host.finish_write(WriteOutcome.FULL)
     host.finish_write(WriteOutcome.FULL)
     host.release(staged.ticket)
-    assert host.stage(0, 1).num_here == 1
+    again = host.stage(0, 1)
+    assert (staged.coming_from, again.num_here, again.coming_from) == ("peer", 1, None)
     host.check_pages_conserved()
 
 
