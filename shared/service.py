@@ -23,10 +23,11 @@ from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import SymphonyError
+from shared.exposition import own_metrics, pack_text
 from shared.logs import configure_logs
-from shared.messages import Empty, HintStatus, ServiceStatus
+from shared.messages import Empty, HintStatus, ServiceMetrics, ServiceStatus
 from shared.private import PRIVATE_UMASK
-from shared.subjects import SERVICE_STATUS
+from shared.subjects import SERVICE_METRICS, SERVICE_STATUS
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Runtime:
 
     Attributes:
         bus: connected and reconnecting.
+        process: what it is called among all: see `ServiceMetrics`.
         clock: the machine's clocks.
         stack: closed in reverse order at the end; push what must be closed.
         stopping: set on SIGTERM or SIGINT, and by `fail`.
@@ -52,6 +54,7 @@ class Runtime:
     def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
         self.service = service
         self.instance = instance
+        self.process = f"{service}-{instance}"
         self.bus = bus
         self.clock: Clock = SystemClock()
         self.stack = stack
@@ -99,6 +102,11 @@ class Runtime:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(f"task {task.get_name()} failed", error)
 
+    async def _metrics(self, _: Empty) -> ServiceMetrics:
+        # In a thread: they are many where there are many layers, and turns do not wait for them.
+        text = await asyncio.to_thread(own_metrics)
+        return ServiceMetrics(service=self.service, process=self.process, packed=pack_text(text))
+
     async def _status(self, _: Empty) -> ServiceStatus:
         return ServiceStatus(
             service=self.service,
@@ -138,6 +146,7 @@ async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[N
         threading.excepthook = partial(_on_thread_error, loop, runtime)
         metrics.expose(config.metrics_port, config.metrics_address)
         await bus.serve(SERVICE_STATUS, runtime._status)
+        await bus.serve(SERVICE_METRICS, runtime._metrics)
         await main(runtime, config)
         runtime.state = "draining"
         log.info("stopping")

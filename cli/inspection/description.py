@@ -8,8 +8,9 @@ from cli.inspection.snapshot import SERVERS, Snapshot, is_alive
 from cli.runfile import RunState
 from cli.start.hosts import make_host_ids
 from cli.supervisor.condition import assess
-from shared.ids import HostId, TenantId
-from shared.messages import HintRate, HintStatus, KvStats, WorkerStatus
+from shared.house_view import hints_of, tiers_of
+from shared.ids import HostId
+from shared.messages import KvStats, WorkerStatus
 
 
 def process_states(run: RunState, snapshot: Snapshot | None) -> dict[str, str]:
@@ -38,7 +39,7 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
         ],
         "workers": [asdict(worker) for worker in workers],
         "hosts": _hosts(run, workers, stores),
-        "hints": _hints(snapshot.hints if snapshot else []),
+        "hints": hints_of(snapshot.hints if snapshot else []),
         "sessions": max((store.num_sessions for store in stores), default=0),  # all see one Redis
         "tiers": {
             "gpu": {
@@ -47,32 +48,9 @@ def describe(run: RunState, snapshot: Snapshot | None) -> dict[str, Any]:
                 "pages_clean": sum(worker.num_pages_clean for worker in workers),
                 "pages_dirty": sum(worker.num_pages_dirty for worker in workers),
             },
-            **_tiers(stores),
+            **tiers_of(stores),
         },
     }
-
-
-def _hints(told: Sequence[HintStatus]) -> dict[str, Any]:
-    """What is known of advisories; each service counts those itself that it throttles."""
-    return {
-        "live": sum(each.num_live for each in told),
-        "rates": _rates(told),
-        "throttled": [asdict(one) for each in told for one in each.throttled],
-    }
-
-
-def _rates(told: Sequence[HintStatus]) -> list[dict[str, Any]]:
-    """Of each tenant that is shown, over the shards of the tracker that know of it."""
-    sums: dict[TenantId, tuple[float, float]] = {}
-    for rate in (rate for each in told for rate in each.rates):
-        num_used, num = sums.get(rate.tenant, (0.0, 0.0))
-        sums[rate.tenant] = num_used + rate.hits * rate.num_hints, num + rate.num_hints
-    rates = [
-        HintRate(tenant=tenant, hits=round(num_used / num, 3), num_hints=round(num, 1))
-        for tenant, (num_used, num) in sums.items()
-        if num
-    ]
-    return [asdict(rate) for rate in rates]
 
 
 def _hosts(
@@ -86,29 +64,10 @@ def _hosts(
             "host_id": host_id,
             "has_kvstore": any(store.host_id == host_id for store in stores),
             "workers": [worker.worker_id for worker in workers if worker.host_id == host_id],
-            **_tiers([store for store in stores if store.host_id == host_id]),
+            **tiers_of([store for store in stores if store.host_id == host_id]),
         }
         for host_id in [*ours, *sorted(heard - {*ours, ""})]
     ]
-
-
-def _tiers(stores: Sequence[KvStats]) -> dict[str, dict[str, int]]:
-    """What these kvstores hold, by tier."""
-    return {
-        "arena": {
-            "pages": sum(store.arena_pages for store in stores),
-            "pages_used": sum(store.arena_pages_used for store in stores),
-            "bytes": sum(store.arena_bytes for store in stores),
-            "bytes_used": sum(store.arena_bytes_used for store in stores),
-            "blocks_pinned": sum(store.arena_blocks_pinned for store in stores),
-        },
-        "disk": {
-            "blocks": sum(store.disk_blocks for store in stores),
-            "bytes": sum(store.disk_bytes for store in stores),
-            "pages_corrupt": sum(store.num_corrupt for store in stores),
-        },
-        "objects": {"bytes": sum(store.objects_bytes for store in stores)},
-    }
 
 
 def _process_state(name: str, pid: int, states: dict[int, str], is_silent: bool) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from cli.runfile import RunState
 from shared.access import RedisAccess
 from shared.bus import Bus
 from shared.errors import ConfigError, SymphonyError, reason
-from shared.ids import WorkerId
-from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus, WorkerStatus
+from shared.house_view import whole_status
+from shared.messages import Empty, HintStatus, KvStats, SchedulerStatus
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 ANSWER_TIMEOUT_S = 1.0
@@ -96,32 +96,6 @@ def _num_shards(run: RunState) -> int:
     """Schedulers that place turns: of those that are divided all, else the one that leads."""
     shards = {name for name in run.names if SHARD_NAME.fullmatch(name)}
     return len(shards) or 1
-
-
-def whole_status(parts: list[SchedulerStatus]) -> SchedulerStatus | None:
-    """What the schedulers among which turns are divided say together: each knows all turns that a
-    worker has, and only the places that it keeps itself. None if there is none.
-    """
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    workers: dict[WorkerId, WorkerStatus] = {}
-    for told in (worker for part in parts for worker in part.workers):
-        known = workers.get(told.worker_id)
-        if known is None:
-            workers[told.worker_id] = told
-            continue
-        latest = min(known, told, key=lambda each: each.report_age_ms)
-        workers[told.worker_id] = replace(
-            latest,
-            num_turns=max(known.num_turns, told.num_turns),
-            num_reservations=known.num_reservations + told.num_reservations,
-        )
-    return SchedulerStatus(
-        workers=[workers[worker_id] for worker_id in sorted(workers)],
-        num_turns_placed=sum(part.num_turns_placed for part in parts),
-        num_turns_waiting=sum(part.num_turns_waiting for part in parts),
-        num_reservations=sum(part.num_reservations for part in parts),
-    )
 
 
 async def redis_trouble(url: str, access: RedisAccess) -> str:

@@ -12,6 +12,7 @@ from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
 from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
+from services.frontend.house import HouseMetrics
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
@@ -43,6 +44,7 @@ class App:
     hints: HintGate
     grammars: GrammarMaker
     responses: ResponseStore
+    house: HouseMetrics
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

@@ -50,6 +50,7 @@ class FrontendConfig(ServiceConfig):
         templates tell.
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
+    metrics_of_house: ``/metrics`` has those of every process of the house.
     reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
         tell; `none`: they are part of what is said.
     scheduler_shards: processes among which turns are divided by session, and one-shot models.
@@ -90,6 +91,7 @@ class FrontendConfig(ServiceConfig):
     reasoning_parser: Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "seed_oss"] = (
         "auto"
     )
+    metrics_of_house: bool = False
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
     served_model_names: list[str] = Field(default_factory=list)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)

@@ -31,6 +31,7 @@ from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
+from services.frontend.house import HouseMetrics
 from services.frontend.hub import Hub
 from services.frontend.job_hub import JobHub
 from services.frontend.models import Models
@@ -68,6 +69,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     tls_files = config.tls_files
     listener = listen(config.http_address, config.http_port)
     frontend_id = FrontendId(new_id(f"fe-{config.instance}"))
+    runtime.process = frontend_id
     sessions = SessionStore(
         config.redis_url, runtime.clock, config.session_expiry_s, config.redis_access
     )
@@ -125,6 +127,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         hints,
         grammars,
         ResponseStore(sessions),
+        HouseMetrics(runtime.bus, runtime.process),
     )
     runtime.hints = hints.status
 

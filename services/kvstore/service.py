@@ -157,6 +157,7 @@ class KvService:
         started = await asyncio.to_thread(open_disk, config)
         disk = started.disk
         runtime.stack.callback(disk.close)
+        runtime.process = config.host_id
         core = KvCore(limits, first_ticket=runtime.clock.wall_ns() // 1000, host_id=config.host_id)
         index = RedisIndex(
             config.redis_url, config.host_id, told_s(config), core.locations, config.redis_access

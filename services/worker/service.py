@@ -83,6 +83,7 @@ class Worker:
         self._runtime = runtime
         self._config = config
         self._worker_id = WorkerId(f"{config.host_id}-w{config.instance}"[-64:])
+        runtime.process = self._worker_id
         self._incarnation = new_id("inc")
         self._thread = ThreadPoolExecutor(1, "forward")
         self._runners: dict[str, EngineRunner] = {}

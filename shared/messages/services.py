@@ -65,6 +65,20 @@ class ServiceStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMetrics:
+    """What a process measures.
+
+    Attributes:
+        process: of nobody else: a worker's id, a kvstore's host, or its service and instance.
+        packed: Prometheus's text format, by `shared.exposition.pack_text`.
+    """
+
+    service: str
+    process: str
+    packed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """A worker as the scheduler sees it.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from shared.bus import Bus
 from shared.config import ServiceConfig
 from shared.service import Runtime
-from shared.subjects import SERVICE_STATUS
+from shared.subjects import SERVICE_METRICS, SERVICE_STATUS
 
 C = TypeVar("C", bound=ServiceConfig)
 T = TypeVar("T")
@@ -53,6 +53,7 @@ async def running(
         runtime = InProcessRuntime(service, config.instance, bus, stack)
         stack.push_async_callback(runtime.cancel_tasks)
         await bus.serve(SERVICE_STATUS, runtime._status)
+        await bus.serve(SERVICE_METRICS, runtime._metrics)
         task = asyncio.ensure_future(main(runtime, config))
         started = asyncio.create_task(runtime.is_ready.wait())
         try:

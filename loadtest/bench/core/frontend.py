@@ -235,6 +235,7 @@ class _House:
             hints=unused,
             grammars=unused,
             responses=unused,
+            house=unused,
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

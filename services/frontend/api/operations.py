@@ -5,13 +5,13 @@ from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.frontend.api.answers import Json
 from services.frontend.api.schemas import VERSION, answers
 from services.frontend.app import app_of
 from services.frontend.errors import error_answer
 from shared.errors import NoCapacity
+from shared.exposition import CONTENT_TYPE, own_metrics
 
 PACKAGE = "symphony-serving"
 METRICS: dict[int | str, dict[str, Any]] = {
@@ -45,9 +45,12 @@ async def version() -> Response:
 
 
 @router.get("/metrics", responses=METRICS)
-async def metrics() -> Response:
-    """Prometheus's text format."""
-    return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format: of this frontend, or of the whole house where it is to tell of
+    that."""
+    app = app_of(request)
+    text = await app.house.text() if app.config.metrics_of_house else own_metrics()
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
 @cache

@@ -3,10 +3,10 @@
 import asyncio
 from dataclasses import replace
 
-from cli.inspection.snapshot import whole_status
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import main
 from shared.bus import Bus
+from shared.house_view import whole_status
 from shared.ids import DEFAULT_TENANT, SessionId, TurnId
 from shared.messages import (
     Empty,

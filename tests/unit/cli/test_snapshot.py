@@ -1,6 +1,7 @@
 """What a look at a house tells."""
 
-from cli.inspection.snapshot import Snapshot, whole_status
+from cli.inspection.snapshot import Snapshot
+from shared.house_view import whole_status
 from shared.ids import HostId, WorkerId
 from shared.messages import SchedulerStatus, WorkerStatus
 

@@ -38,6 +38,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         nothing,
         nothing,
         nothing,
+        nothing,
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 

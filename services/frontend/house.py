@@ -1,0 +1,94 @@
+"""Asks everybody in the house how they are: for metrics and for the dashboard."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from shared.bus import Bus
+from shared.errors import MalformedMessage
+from shared.exposition import merged, own_metrics, unpack_text
+from shared.messages import Empty, ServiceMetrics
+from shared.subjects import SERVICE_METRICS, Subject
+
+Rep = TypeVar("Rep")
+Made = TypeVar("Made")
+
+PATIENCE_S = 1.0
+ROUNDS_MISSED_MAX = 3
+
+
+class Census(Generic[Rep]):
+    """A question to everybody who answers it. Who has answered it lately is waited for, for a
+    second at most; once they all have, nobody else is.
+    """
+
+    def __init__(
+        self, bus: Bus, subject: Subject[Empty, Rep], name_of: Callable[[Rep], str]
+    ) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._name_of = name_of
+        self._missed: dict[str, int] = {}  # rounds since who was there last answered
+
+    async def take(self) -> dict[str, Rep]:
+        """Answers by the names of who gave them."""
+
+        def is_enough(replies: list[Rep]) -> bool:
+            return bool(self._missed) and self._missed.keys() <= set(map(self._name_of, replies))
+
+        replies = await self._bus.gather(
+            self._subject, Empty(), timeout_s=PATIENCE_S, until=is_enough
+        )
+        told = {self._name_of(reply): reply for reply in replies}
+        missed = {name: num + 1 for name, num in self._missed.items() if num < ROUNDS_MISSED_MAX}
+        self._missed = missed | dict.fromkeys(told, 0)
+        return told
+
+
+class Shared(Generic[Made]):
+    """Work that is done once for all who want its result at the same time."""
+
+    def __init__(self, make: Callable[[], Awaitable[Made]]) -> None:
+        self._make = make
+        self._task: asyncio.Task[Made] | None = None
+
+    async def get(self) -> Made:
+        """The result of work that runs, or of what begins now."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> Made:
+        return await self._make()
+
+
+class HouseMetrics:
+    """Metrics of all processes as one text.
+
+    Args:
+        process: what this one is called.
+    """
+
+    def __init__(self, bus: Bus, process: str) -> None:
+        self._process = process
+        self._census = Census(bus, SERVICE_METRICS, lambda reply: reply.process)
+        self._shared = Shared(self._ask)
+
+    async def text(self) -> str:
+        """Each sample with `service` and `process`."""
+        return await self._shared.get()
+
+    async def _ask(self) -> str:
+        told = await self._census.take()
+        return await asyncio.to_thread(self._together, told)
+
+    def _together(self, told: dict[str, ServiceMetrics]) -> str:
+        texts = [({"service": "frontend", "process": self._process}, own_metrics())]
+        for name in sorted(told.keys() - {self._process}):
+            reply = told[name]
+            labels = {"service": reply.service, "process": name}
+            try:
+                texts.append((labels, unpack_text(reply.packed)))
+            except (ValueError, MalformedMessage):
+                continue  # of another release
+        return merged(texts)
