@@ -7,7 +7,9 @@ The house is a fake one, whose model says what a test tells it to.
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,238 @@ def test_openai_agents_that_fail_take_back_what_will_not_come(
         asyncio.run(scenario())
     assert client.announcer.flush()
     assert house.told() == ["turn w/writer", "hint w/writer", "no w/writer"]
+
+
+def test_pydantic_ai(house: FakeHouse, workflow: Workflow) -> None:
+    ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+
+    from symphony_client.integrations.pydantic_ai import SymphonyCapability
+
+    provider = providers.OpenAIProvider(base_url=f"{house.url}/v1", api_key="none")
+    model = models.OpenAIChatModel("m", provider=provider)
+    settings = {"max_tokens": 9, "extra_body": {"top_k": 3}}
+    writer = ai.Agent(model, name="writer", model_settings=settings)
+
+    @writer.tool_plain  # type: ignore[untyped-decorator]
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    house.script = [[("go", {"city": "Oslo"})], "done"]
+    said = writer.run_sync("Where to?", capabilities=[SymphonyCapability(workflow, next="editor")])
+    assert said.output == "done"
+    check_turns(house, "w/writer", "w/writer")
+    told = [one for one in house.told() if one != "hint w/editor"]
+    assert told == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    turn = next(one.body for one in house.asked if not one.is_hint)
+    assert (turn["top_k"], turn["max_completion_tokens"]) == (3, 9)
+    wait_for_hint(house, "w/editor")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_langchain(house: FakeHouse, workflow: Workflow, is_async: bool) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    tools = pytest.importorskip("langchain_core.tools")
+
+    from symphony_client.integrations.langchain import SymphonyMiddleware
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    model = chat(model="m", base_url=f"{house.url}/v1", api_key="none", extra_body={"top_k": 3})
+    agent = agents.create_agent(
+        model, [tools.tool(go)], middleware=[SymphonyMiddleware(workflow.agent("writer"))]
+    )
+    asked = {"messages": [("user", "Where to?")]}
+    house.script = [[("go", {"city": "Oslo"})], "done"]
+    said = asyncio.run(agent.ainvoke(asked)) if is_async else agent.invoke(asked)
+    assert said["messages"][-1].content == "done"
+    check_turns(house, "w/writer", "w/writer")
+    assert house.told() == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    assert house.asked[0].body["top_k"] == 3
+
+
+def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
+    graphs = pytest.importorskip("langgraph.graph")
+    prebuilt = pytest.importorskip("langgraph.prebuilt")
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    tools = pytest.importorskip("langchain_core.tools")
+
+    from symphony_client.integrations.langgraph import SymphonyCallbackHandler, successors
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    model = chat(model="m", base_url=f"{house.url}/v1", api_key="none")
+    visit = tools.tool(go)
+
+    def node(name: str) -> Callable[[Any], Any]:
+        own = model.bind_tools([visit]).bind(extra_body=workflow.agent(name).identity)
+        return lambda state: {"messages": [own.invoke(state["messages"])]}
+
+    graph = graphs.StateGraph(graphs.MessagesState)
+    graph.add_node("writer", node("writer"))
+    graph.add_node("tools", prebuilt.ToolNode([visit]))
+    graph.add_node("editor", node("editor"))
+    graph.add_node("proof", node("proof"))
+    graph.add_edge(graphs.START, "writer")
+    graph.add_conditional_edges(
+        "writer", prebuilt.tools_condition, {"tools": "tools", graphs.END: "editor"}
+    )
+    graph.add_edge("tools", "writer")
+    graph.add_edge("editor", "proof")
+    made = graph.compile()
+    following = successors(made)
+    assert following == {"tools": ["writer"], "editor": ["proof"]}
+
+    handler = SymphonyCallbackHandler(workflow, ["writer", "editor", "proof"], following)
+    house.script = [[("go", {"city": "Oslo"})], "said", "read", "done"]
+    found = made.invoke({"messages": [("user", "Where to?")]}, {"callbacks": [handler]})
+    assert found["messages"][-1].content == "done"
+    check_turns(house, "w/writer", "w/writer", "w/editor", "w/proof")
+    assert house.told()[:3] == ["turn w/writer", "hint w/writer", "turn w/writer"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it looks at all of pydantic's fields
+def test_llama_index(house: FakeHouse, workflow: Workflow) -> None:
+    workflows = pytest.importorskip("llama_index.core.agent.workflow")
+    like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
+
+    from symphony_client.integrations.llama_index import announced
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    def model(name: str) -> Any:
+        return like(
+            model="m", api_base=f"{house.url}/v1", api_key="none", is_chat_model=True,
+            is_function_calling_model=True,
+            additional_kwargs={"extra_body": workflow.agent(name).identity},
+        )  # fmt: skip
+
+    def agent(name: str, tools: list[Any], others: list[str]) -> Any:
+        return workflows.FunctionAgent(
+            name=name, description=name, tools=tools, llm=model(name), streaming=False,
+            can_handoff_to=others,
+        )  # fmt: skip
+
+    async def scenario() -> str:
+        team = workflows.AgentWorkflow(
+            agents=[agent("writer", [go], ["editor"]), agent("editor", [], ["writer"])],
+            root_agent="writer",
+        )
+        run = team.run(user_msg="Where to?")
+        async for _ in announced(run, workflow):
+            pass
+        return str(await run)
+
+    house.script = [
+        [("go", {"city": "Oslo"})],
+        [("handoff", {"to_agent": "editor", "reason": "x"})],
+        "done",
+    ]
+    assert asyncio.run(scenario()) == "done"
+    check_turns(house, "w/writer", "w/writer", "w/editor")
+    assert house.told()[:3] == ["turn w/writer", "hint w/writer", "turn w/writer"]
+
+
+def test_autogen(house: FakeHouse, workflow: Workflow) -> None:
+    core = pytest.importorskip("autogen_core")
+    tool_agent = pytest.importorskip("autogen_core.tool_agent")
+    tools = pytest.importorskip("autogen_core.tools")
+    from openai import AsyncOpenAI
+
+    from symphony_client.integrations.autogen import SymphonyInterventionHandler
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    async def ask(agent: str, text: str) -> Any:
+        async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as client:
+            reply = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": text}],
+                extra_body=workflow.agent(agent).extra_body,
+            )  # fmt: skip
+        return reply.choices[0].message
+
+    @dataclass
+    class Said:
+        text: str
+
+    class Writer(core.RoutedAgent):  # type: ignore[name-defined, misc]
+        @core.message_handler  # type: ignore[untyped-decorator]
+        async def write(self, message: Said, ctx: core.MessageContext) -> Said:  # type: ignore[name-defined]
+            reply = await ask("writer", message.text)
+            for call in reply.tool_calls:
+                function = core.FunctionCall(
+                    id=call.id, name=call.function.name, arguments=call.function.arguments
+                )
+                await self.send_message(function, core.AgentId("tools", "w"))
+            await ask("writer", "It rains.")
+            return Said(
+                (await self.send_message(Said("Read it."), core.AgentId("editor", "w"))).text
+            )
+
+    class Editor(core.RoutedAgent):  # type: ignore[name-defined, misc]
+        @core.message_handler  # type: ignore[untyped-decorator]
+        async def read(self, message: Said, ctx: core.MessageContext) -> Said:  # type: ignore[name-defined]
+            return Said((await ask("editor", message.text)).content)
+
+    async def scenario() -> str:
+        handler = SymphonyInterventionHandler(workflow, ["writer", "editor"])
+        runtime = core.SingleThreadedAgentRuntime(intervention_handlers=[handler])
+        await Writer.register(runtime, "writer", lambda: Writer("w"))
+        await Editor.register(runtime, "editor", lambda: Editor("e"))
+        own = [tools.FunctionTool(go, "Go there.")]
+        await tool_agent.ToolAgent.register(
+            runtime, "tools", lambda: tool_agent.ToolAgent("t", own)
+        )
+        runtime.start()
+        said = await runtime.send_message(Said("Where to?"), core.AgentId("writer", "w"))
+        await runtime.stop_when_idle()
+        assert isinstance(said, Said)
+        return said.text
+
+    house.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
+    assert asyncio.run(scenario()) == "done"
+    check_turns(house, "w/writer", "w/writer", "w/editor")
+    told = house.told()
+    assert "hint w/writer" in told[: [i for i, one in enumerate(told) if one == "turn w/writer"][1]]
+
+
+def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
+    ag2 = pytest.importorskip("ag2")
+    config = pytest.importorskip("ag2.config.openai")
+
+    from symphony_client.integrations.ag2 import SymphonyMiddleware
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    agent = workflow.agent("writer", next="editor")
+    writer = ag2.Agent(
+        "writer",
+        config=config.OpenAIConfig(
+            "m", api_key="none", base_url=f"{house.url}/v1", extra_body=agent.identity
+        ),
+        tools=[ag2.tool(go)],
+        middleware=[ag2.Middleware(SymphonyMiddleware, agent=agent)],
+    )
+    house.script = [[("go", {"city": "Oslo"})], "done"]
+
+    async def scenario() -> str:
+        return str((await writer.ask("Where to?")).body)
+
+    assert asyncio.run(scenario()) == "done"
+    check_turns(house, "w/writer", "w/writer")
+    told = [one for one in house.told() if one != "hint w/editor"]
+    assert told == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    wait_for_hint(house, "w/editor")
