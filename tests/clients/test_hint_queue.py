@@ -38,6 +38,15 @@ def test_always_news_of_a_session_does_not_keep_it_waiting() -> None:
     assert order.advisory is not None and order.advisory.expected_arrival == 10.0
 
 
+def test_a_hint_in_place_of_one_taken_back_waits_a_moment_of_its_own() -> None:
+    pending = Pending(linger_s=1.0, waiting_max=9)
+    pending.announce(hint(), 0.0)
+    pending.take_back("s", 0.5)
+    assert pending.next_at_s() == 0.5
+    pending.announce(hint(), 0.5)
+    assert pending.next_at_s() == 1.5
+
+
 def test_one_of_a_session_goes_at_a_time() -> None:
     pending = Pending(linger_s=0.0, waiting_max=9)
     pending.announce(hint(), 0.0)

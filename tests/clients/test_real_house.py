@@ -1,12 +1,16 @@
 """Against a real house, emulated: what is announced is placed, used, taken back."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import software_team
 from openai import OpenAI
 
+from cli.start.plan import ROOT
 from cli.supervisor.children import free_port
 from symphony_client import (
     Announcer,
@@ -90,6 +94,43 @@ def test_a_workflows_turns_find_their_places(house: House, client: SymphonyClien
         with workflow.agent("qa") as qa:
             ask(openai, "Test it.", qa.extra_body)
         wait_until(lambda: used(house) > before + 1.5, "both came true", 20)
+
+
+def snippets(path: Path) -> list[str]:
+    """Those of a page that use the client."""
+    found = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    return [code for code in found if "symphony_client" in code]
+
+
+@pytest.mark.parametrize(
+    ("path", "num"), [(ROOT / "clients/python/README.md", 2), (ROOT / "docs/agents.md", 1)]
+)
+def test_the_docs_snippets_run(house: House, path: Path, num: int) -> None:
+    ours = [
+        code for code in snippets(path) if "import SymphonyClient" in code or "NotFound" in code
+    ]
+    assert len(ours) == num
+    for code in ours:
+        here = code.replace("http://127.0.0.1:8080", house.url)
+        here = here.replace('"MODEL"', f'"{MODEL}"').replace('"smollm2-135m"', f'"{MODEL}"')
+        exec(compile(here, path.name, "exec"), {})
+
+
+def test_the_software_team_works_with_hints_and_without(house: House) -> None:
+    sizes = software_team.Sizes(
+        num_files=2, num_reviews=1, document_chars=300, reply_tokens=4, tool_s=0.1
+    )
+    before = used(house)
+    seen = asyncio.run(software_team.measure(house.url, None, 2, 1, sizes))
+    shown = software_team.table(seen).splitlines()
+    assert [line.split()[0] for line in shown[1:]] == ["unnamed", "named", "announced"]
+    for one in seen.values():
+        assert len(one.workflows_s) == 2 and min(one.workflows_s) > 0.3
+        # A team has three who write, and an engineer and a QA engineer for each file.
+        assert len(one.first_ms) == 2 * (3 + 2 * 2)
+        assert len(one.again_ms) == len(one.cached) == 2 * (3 + 2 * 4)
+        assert min(one.first_ms + one.again_ms) > 0
+    wait_until(lambda: used(house) > before + 5, "announced turns came", 20)
 
 
 def test_over_nats(house: House) -> None:

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -368,3 +369,44 @@ def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
     told = [one for one in house.told() if one != "hint w/editor"]
     assert told == ["turn w/writer", "hint w/writer", "turn w/writer"]
     wait_for_hint(house, "w/editor")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_crewai(
+    house: FakeHouse, workflow: Workflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    crewai = pytest.importorskip("crewai")
+    events = pytest.importorskip("crewai.events")
+    tools = pytest.importorskip("crewai.tools")
+
+    from symphony_client.integrations.crewai import SymphonyListener
+
+    def go(city: str) -> str:
+        """Go there."""
+        return wait_for_hint(house, "w/writer")
+
+    def agent(role: str, own: list[Any]) -> Any:
+        model = crewai.LLM(
+            model="openai/m", base_url=f"{house.url}/v1", api_key="none",
+            extra_body=workflow.agent(role).identity,
+        )  # fmt: skip
+        return crewai.Agent(role=role, goal="g", backstory="b", llm=model, tools=own)
+
+    writer, editor = agent("writer", [tools.tool("go")(go)]), agent("editor", [])
+    tasks = [
+        crewai.Task(description=f"{one.role} it", expected_output="a text", agent=one)
+        for one in (writer, editor)
+    ]
+    house.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
+    with events.crewai_event_bus.scoped_handlers():
+        SymphonyListener(workflow, ["writer", "editor"], {"writer": ["editor"]})
+        said = crewai.Crew(agents=[writer, editor], tasks=tasks).kickoff()
+    assert said.raw == "done"
+    check_turns(house, "w/writer", "w/writer", "w/editor")
+    told = house.told()
+    second = [index for index, one in enumerate(told) if one == "turn w/writer"][1]
+    assert {"hint w/writer", "hint w/editor"} <= set(told[:second])

@@ -161,9 +161,10 @@ class Pending:
         before = self._waiting.pop(session_id, None)
         if before is not None:
             self.counts.merged += 1
-            # Else a session of which there is always news would wait for ever.
-            due_at_s = min(before.due_at_s, waiting.due_at_s)
-            waiting = replace(waiting, due_at_s=due_at_s)
+            if before.advisory is not None:
+                # Else a session of which there is always news would wait for ever.
+                due_at_s = min(before.due_at_s, waiting.due_at_s)
+                waiting = replace(waiting, due_at_s=due_at_s)
         dropped = None
         if len(self._waiting) >= self._waiting_max:
             dropped, _ = self._waiting.popitem(last=False)
