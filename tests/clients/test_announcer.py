@@ -222,3 +222,36 @@ def test_a_fault_of_a_transport_is_not_the_agents(caplog: pytest.LogCaptureFixtu
     announcer.close()
     announcer.announce(hint())
     assert announcer.counts.late == 1
+
+
+def test_nothing_is_logged_with_the_lock_held(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever collects logs may announce something too."""
+    with announcer_of(f"http://127.0.0.1:{free_port()}", waiting_max=1) as announcer:
+
+        class Nosy(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                counts.append(announcer.counts.taken)
+
+        counts: list[int] = []
+        nosy = Nosy()
+        logger = logging.getLogger("symphony_client")
+        logger.addHandler(nosy)
+        try:
+            with caplog.at_level(logging.DEBUG, "symphony_client"):
+                announcer.announce(hint())
+                wait_for_failures(announcer, 1)
+                announcer.announce(hint("a"))
+                announcer.announce(hint("b"))  # drops the one before
+        finally:
+            logger.removeHandler(nosy)
+        assert counts
+
+
+def test_flushing_what_ended_with_something_left_does_not_wait(house: FakeHouse) -> None:
+    house.free.clear()
+    announcer = announcer_of(house.url)
+    announcer.announce(hint())
+    announcer.close(0.0)
+    began_s = time.monotonic()
+    announcer.flush(60.0)
+    assert time.monotonic() - began_s < 30.0

@@ -35,6 +35,7 @@ GOING_MAX = 8
 SEND_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
 REFUSALS = (InvalidRequest, NotFound, Unsupported)  # of this one hint: others may do
+HOPELESS = (BadAnswer, Unauthorized)  # until somebody sets something right
 
 
 class Announcer:
@@ -61,12 +62,13 @@ class Announcer:
         self._timeout_s = timeout_s
         self._pending = Pending(linger_s=linger_s, waiting_max=waiting_max)
         self._backoff = Backoff(random)
-        self._lock = threading.Lock()  # of all that follows, and of the two above
+        self._lock = threading.Lock()  # of all but the transport; nothing is logged with it
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._is_closed = False
+        self._has_ended = False
         self._ends_at_s: float | None = None
         self._num_flushing = 0
 
@@ -84,10 +86,12 @@ class Announcer:
 
     def announce(self, advisory: Advisory) -> None:
         """A turn is coming. Of one session the latest word counts."""
+        dropped = None
         with self._lock:
             if self._may_take():
-                self._log_dropped(self._pending.announce(advisory, time.monotonic()))
+                dropped = self._pending.announce(advisory, time.monotonic())
                 self._wake_up()
+        _log_dropped(dropped)
 
     def is_waiting(self, session_id: str) -> bool:
         """A hint of it has not gone yet, and would be replaced by another."""
@@ -96,10 +100,12 @@ class Announcer:
 
     def take_back(self, session_id: str) -> None:
         """A turn that was announced will not come."""
+        dropped = None
         with self._lock:
             if self._may_take():
-                self._log_dropped(self._pending.take_back(session_id, time.monotonic()))
+                dropped = self._pending.take_back(session_id, time.monotonic())
                 self._wake_up()
+        _log_dropped(dropped)
 
     def withdraw(self, session_id: str) -> None:
         """The turn is here: a hint of it that still waits would only come after it, and announce
@@ -117,7 +123,8 @@ class Announcer:
             self._num_flushing += 1
             self._wake_up()
             try:
-                return self._changed.wait_for(self._is_idle, timeout_s)
+                self._changed.wait_for(lambda: self._is_idle() or self._has_ended, timeout_s)
+                return self._is_idle()
             finally:
                 self._num_flushing -= 1
 
@@ -171,10 +178,6 @@ class Announcer:
         """With the lock."""
         return not self._pending.num_waiting and not self._pending.num_going
 
-    def _log_dropped(self, session_id: str | None) -> None:
-        if session_id is not None:
-            log.debug("too many hints wait: that of session %s is dropped, the oldest", session_id)
-
     def _run_thread(self) -> None:
         try:
             asyncio.run(self._run())
@@ -190,7 +193,7 @@ class Announcer:
             await self._send_all(wake, sends)
         finally:
             with self._changed:
-                self._is_closed = True
+                self._is_closed = self._has_ended = True
                 self._loop = self._wake = None  # before it is closed: it is woken from outside
                 self._changed.notify_all()
             for task in sends:
@@ -249,29 +252,38 @@ class Announcer:
             error = caught
         with self._changed:
             self._pending.done(order.session_id)
-            self._count(order, error)
+            level, pause_s = self._count(order, error)
             self._changed.notify_all()
             self._wake_up()
+        if error is not None and level:
+            why = str(error) or type(error).__name__
+            log.log(
+                level, "session %s: a hint is lost, the next may go in %.1f s: %s",
+                order.session_id, pause_s, why,
+            )  # fmt: skip
 
-    def _count(self, order: Order, error: Exception | None) -> None:
-        """With the lock: what became of one."""
+    def _count(self, order: Order, error: Exception | None) -> tuple[int, float]:
+        """With the lock: what became of one; how loudly to say so, and how long nothing goes. Each
+        kind of trouble is said aloud once, for as long as it lasts.
+        """
         counts = self._pending.counts
         if error is None or (order.advisory is None and isinstance(error, NotFound)):
             counts.sent += 1
             self._backoff.on_success()
-        elif isinstance(error, REFUSALS):
+            return logging.NOTSET, 0.0
+        if isinstance(error, REFUSALS):
             counts.refused += 1
             self._backoff.on_success()  # the house is there
-            level = logging.WARNING if counts.refused == 1 else logging.DEBUG
-            log.log(level, "the house refuses a hint of session %s: %s", order.session_id, error)
-        else:
-            counts.failed += 1
-            is_hopeless = isinstance(error, Unauthorized | BadAnswer)
-            asked_s = error.retry_after_s if isinstance(error, SymphonyError) else None
-            was_away = self._backoff.is_away
-            pause_s = self._backoff.on_failure(
-                time.monotonic(), LONGEST_S if is_hopeless else asked_s
-            )
-            level = logging.DEBUG if was_away else logging.WARNING
-            why = str(error) or type(error).__name__
-            log.log(level, "a hint was lost, the next may go in %.1f s: %s", pause_s, why)
+            return logging.WARNING if counts.refused == 1 else logging.DEBUG, 0.0
+        counts.failed += 1
+        was_away = self._backoff.is_away
+        asked_s = error.retry_after_s if isinstance(error, SymphonyError) else None
+        if isinstance(error, HOPELESS):
+            asked_s = LONGEST_S
+        pause_s = self._backoff.on_failure(time.monotonic(), asked_s)
+        return logging.DEBUG if was_away else logging.WARNING, pause_s
+
+
+def _log_dropped(session_id: str | None) -> None:
+    if session_id is not None:
+        log.debug("too many hints wait: that of session %s is dropped, the oldest", session_id)

@@ -6,6 +6,8 @@ which session, from the first workflow on; that a tool runs, for how long tools 
 process, and when the last of several is done; and that a turn will not come.
 """
 
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -17,6 +19,7 @@ from symphony_client.foresight import TOO_SOON_S, Foresight
 from symphony_client.messages import Advisory
 
 RESERVED = ("tool:", "#")  # of the house's own names
+AWAITED_MAX = 4096  # sessions of a workflow; of more the oldest are left to expire
 
 
 class Workflow:
@@ -44,7 +47,8 @@ class Workflow:
         self.model = model
         self.priority = priority
         self.foresight = foresight
-        self._sessions: dict[str, None] = {}
+        self._awaited: OrderedDict[str, None] = OrderedDict()  # sessions
+        self._lock = threading.Lock()
 
     def agent(
         self,
@@ -87,7 +91,11 @@ class Workflow:
     ) -> str:
         """An agent's turn is coming, in so many seconds if that is known; its session."""
         session_id = session_id or self.session_of(name)
-        self._sessions[session_id] = None
+        with self._lock:
+            self._awaited[session_id] = None
+            self._awaited.move_to_end(session_id)
+            if len(self._awaited) > AWAITED_MAX:
+                self._awaited.popitem(last=False)
         self.foresight.expect(
             Advisory(
                 session_id=session_id,
@@ -102,8 +110,10 @@ class Workflow:
 
     def end(self) -> None:
         """Nothing follows any more."""
-        for session_id in list(self._sessions):
-            self._sessions.pop(session_id, None)
+        with self._lock:
+            awaited = list(self._awaited)
+            self._awaited.clear()
+        for session_id in awaited:
             self.foresight.give_up(session_id)
 
     def __enter__(self) -> Self:
@@ -120,7 +130,7 @@ class Workflow:
 
 class Agent:
     """An agent at work; made by `Workflow.agent`. Nothing here waits for anything, so that a plain
-    `with` is right in asyncio too.
+    `with` is right in asyncio too. It is at work once at a time: for several make several.
 
     Attributes:
         name: in this workflow.
@@ -144,7 +154,7 @@ class Agent:
         self._tools = self._foresight.tools()
         self._call_ids = count()
         self._entered_at_s: float | None = None
-        self._announced: list[str] = []  # of others, by this one
+        self._announced: deque[str] = deque(maxlen=AWAITED_MAX)  # others' sessions, by this one
 
     @property
     def identity(self) -> dict[str, str]:
@@ -193,7 +203,7 @@ class Agent:
         self._tools.clear()
         self._foresight.give_up(self.session_id)
         if has_failed:
-            for session_id in self._announced:
+            for session_id in list(self._announced):
                 self._foresight.give_up(session_id)
         elif self._entered_at_s is not None:
             lasted_s = self._foresight.clock() - self._entered_at_s

@@ -1,5 +1,6 @@
 """For pydantic-ai: a capability that names each request's turn, and announces those after tools."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic_ai.capabilities import AbstractCapability
@@ -22,7 +23,7 @@ class SymphonyCapability(AbstractCapability[Any]):
         workflow: Workflow,
         name: str | None = None,
         *,
-        next: str | None = None,
+        next: str | Iterable[str] | None = None,
         session_id: str | None = None,
     ) -> None:
         self._workflow = workflow
