@@ -47,21 +47,39 @@ def workflow(client: SymphonyClient) -> Iterator[Workflow]:
 
 
 def wait_for_hint(house: FakeHouse, session_id: str) -> str:
-    """What a tool does here: it is done when the house has heard of the turn after it."""
+    """What a tool does here: it is done when the house has heard of the session's next turn."""
+    turn, hint = f"turn {session_id}", f"hint {session_id}"
     deadline = time.monotonic() + PATIENCE_S
-    while not house.hints(session_id):
-        assert time.monotonic() < deadline, house.told()
+    while True:
+        told = house.told()
+        later = told[::-1][: told[::-1].index(turn)] if turn in told else told
+        if hint in later:
+            return "it rains"
+        assert time.monotonic() < deadline, told
         time.sleep(0.005)
-    return "it rains"
+
+
+def turns(house: FakeHouse) -> list[dict[str, Any]]:
+    """What the model was asked."""
+    return [one.body for one in house.asked if not one.is_hint]
 
 
 def check_turns(house: FakeHouse, *sessions: str) -> None:
     """These turns came, each with its names."""
-    turns = [one.body for one in house.asked if not one.is_hint]
-    assert [body.get("session_id") for body in turns] == list(sessions)
-    for body in turns:
+    assert [body.get("session_id") for body in turns(house)] == list(sessions)
+    for body in turns(house):
         name = body["session_id"].removeprefix("w/")
         assert (body["agent"], body["workflow_id"]) == (f"shop/{name}", "w")
+
+
+def check_hinted(house: FakeHouse) -> None:
+    """The writer's second turn was announced after its first. That one may have been too, if the
+    framework took its time.
+    """
+    told = house.told()
+    first = told.index("turn w/writer")
+    second = told.index("turn w/writer", first + 1)
+    assert "hint w/writer" in told[first:second]
 
 
 def test_openai_agents(house: FakeHouse, workflow: Workflow) -> None:
@@ -98,10 +116,9 @@ def test_openai_agents(house: FakeHouse, workflow: Workflow) -> None:
 
     asyncio.run(scenario())
     check_turns(house, "w/writer", "w/writer", "w/editor")
-    told = house.told()
-    assert told[:3] == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    check_hinted(house)
     assert all(body["agent"].startswith("shop/") for body in house.hints())
-    assert house.asked[0].body["max_tokens"] == 9
+    assert turns(house)[0]["max_tokens"] == 9
 
 
 def test_openai_agents_that_fail_take_back_what_will_not_come(
@@ -132,8 +149,8 @@ def test_openai_agents_that_fail_take_back_what_will_not_come(
 
     with pytest.raises(Exception, match="lost"):
         asyncio.run(scenario())
-    assert client.announcer.flush()
-    assert house.told() == ["turn w/writer", "hint w/writer", "no w/writer"]
+    assert client.announcer.flush(PATIENCE_S)
+    assert house.told()[-3:] == ["turn w/writer", "hint w/writer", "no w/writer"]
 
 
 def test_pydantic_ai(house: FakeHouse, workflow: Workflow) -> None:
@@ -157,9 +174,8 @@ def test_pydantic_ai(house: FakeHouse, workflow: Workflow) -> None:
     said = writer.run_sync("Where to?", capabilities=[SymphonyCapability(workflow, next="editor")])
     assert said.output == "done"
     check_turns(house, "w/writer", "w/writer")
-    told = [one for one in house.told() if one != "hint w/editor"]
-    assert told == ["turn w/writer", "hint w/writer", "turn w/writer"]
-    turn = next(one.body for one in house.asked if not one.is_hint)
+    check_hinted(house)
+    turn = turns(house)[0]
     assert (turn["top_k"], turn["max_completion_tokens"]) == (3, 9)
     wait_for_hint(house, "w/editor")
 
@@ -185,8 +201,8 @@ def test_langchain(house: FakeHouse, workflow: Workflow, is_async: bool) -> None
     said = asyncio.run(agent.ainvoke(asked)) if is_async else agent.invoke(asked)
     assert said["messages"][-1].content == "done"
     check_turns(house, "w/writer", "w/writer")
-    assert house.told() == ["turn w/writer", "hint w/writer", "turn w/writer"]
-    assert house.asked[0].body["top_k"] == 3
+    check_hinted(house)
+    assert turns(house)[0]["top_k"] == 3
 
 
 def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
@@ -228,7 +244,7 @@ def test_langgraph(house: FakeHouse, workflow: Workflow) -> None:
     found = made.invoke({"messages": [("user", "Where to?")]}, {"callbacks": [handler]})
     assert found["messages"][-1].content == "done"
     check_turns(house, "w/writer", "w/writer", "w/editor", "w/proof")
-    assert house.told()[:3] == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    check_hinted(house)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it looks at all of pydantic's fields
@@ -272,7 +288,7 @@ def test_llama_index(house: FakeHouse, workflow: Workflow) -> None:
     ]
     assert asyncio.run(scenario()) == "done"
     check_turns(house, "w/writer", "w/writer", "w/editor")
-    assert house.told()[:3] == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    check_hinted(house)
 
 
 def test_autogen(house: FakeHouse, workflow: Workflow) -> None:
@@ -336,8 +352,7 @@ def test_autogen(house: FakeHouse, workflow: Workflow) -> None:
     house.script = [[("go", {"city": "Oslo"})], "wrote", "done"]
     assert asyncio.run(scenario()) == "done"
     check_turns(house, "w/writer", "w/writer", "w/editor")
-    told = house.told()
-    assert "hint w/writer" in told[: [i for i, one in enumerate(told) if one == "turn w/writer"][1]]
+    check_hinted(house)
 
 
 def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
@@ -366,8 +381,7 @@ def test_ag2(house: FakeHouse, workflow: Workflow) -> None:
 
     assert asyncio.run(scenario()) == "done"
     check_turns(house, "w/writer", "w/writer")
-    told = [one for one in house.told() if one != "hint w/editor"]
-    assert told == ["turn w/writer", "hint w/writer", "turn w/writer"]
+    check_hinted(house)
     wait_for_hint(house, "w/editor")
 
 
@@ -407,6 +421,5 @@ def test_crewai(
         said = crewai.Crew(agents=[writer, editor], tasks=tasks).kickoff()
     assert said.raw == "done"
     check_turns(house, "w/writer", "w/writer", "w/editor")
-    told = house.told()
-    second = [index for index, one in enumerate(told) if one == "turn w/writer"][1]
-    assert {"hint w/writer", "hint w/editor"} <= set(told[:second])
+    check_hinted(house)
+    assert house.hints("w/editor")

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from random import random
 from types import TracebackType
@@ -48,6 +49,7 @@ class Announcer:
         waiting_max: how many may wait; of more the oldest is dropped, since the newest is the one
             that is still in time.
         timeout_s: how long one may take, whatever the house does.
+        clock: seconds that do not go back; by it hints linger, and houses are left alone.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class Announcer:
         linger_s: float = LINGER_S,
         waiting_max: int = WAITING_MAX,
         timeout_s: float = SEND_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
+        self._clock = clock
         self._timeout_s = timeout_s
         self._pending = Pending(linger_s=linger_s, waiting_max=waiting_max)
         self._backoff = Backoff(random)
@@ -89,7 +93,7 @@ class Announcer:
         dropped = None
         with self._lock:
             if self._may_take():
-                dropped = self._pending.announce(advisory, time.monotonic())
+                dropped = self._pending.announce(advisory, self._clock())
                 self._wake_up()
         _log_dropped(dropped)
 
@@ -103,7 +107,7 @@ class Announcer:
         dropped = None
         with self._lock:
             if self._may_take():
-                dropped = self._pending.take_back(session_id, time.monotonic())
+                dropped = self._pending.take_back(session_id, self._clock())
                 self._wake_up()
         _log_dropped(dropped)
 
@@ -135,7 +139,7 @@ class Announcer:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._ends_at_s = time.monotonic() + timeout_s
+                self._ends_at_s = self._clock() + timeout_s
             thread = self._thread
             self._wake_up()
         if thread is not None and thread is not threading.current_thread():
@@ -223,7 +227,7 @@ class Announcer:
         """With the lock: what to send now, and when to look again unless something happens; None
         for the former: the end.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         pause_s = self._backoff.wait_s(now_s)
         end_s = None if self._ends_at_s is None else self._ends_at_s - now_s
         if end_s is not None and (end_s <= 0 or pause_s or self._is_idle()):
@@ -280,7 +284,7 @@ class Announcer:
         asked_s = error.retry_after_s if isinstance(error, SymphonyError) else None
         if isinstance(error, HOPELESS):
             asked_s = LONGEST_S
-        pause_s = self._backoff.on_failure(time.monotonic(), asked_s)
+        pause_s = self._backoff.on_failure(self._clock(), asked_s)
         return logging.DEBUG if was_away else logging.WARNING, pause_s
 
 

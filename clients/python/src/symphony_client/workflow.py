@@ -14,6 +14,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
+from symphony_client.core.names import plain
 from symphony_client.errors import InvalidRequest
 from symphony_client.foresight import TOO_SOON_S, Foresight
 from symphony_client.messages import Advisory
@@ -42,7 +43,7 @@ class Workflow:
         model: str | None = None,
         priority: int | None = None,
     ) -> None:
-        self.workflow_id = workflow_id
+        self.workflow_id = plain(workflow_id)
         self.application = application
         self.model = model
         self.priority = priority
@@ -75,11 +76,11 @@ class Workflow:
 
     def session_of(self, name: str) -> str:
         """The session in which an agent is, unless it is said otherwise."""
-        return f"{self.workflow_id}/{name}"
+        return plain(f"{self.workflow_id}/{name}")
 
     def full_name(self, name: str) -> str:
         """As the house knows the agent."""
-        return f"{self.application}/{name}" if self.application else name
+        return plain(f"{self.application}/{name}" if self.application else name)
 
     def expect(
         self,
