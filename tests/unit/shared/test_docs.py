@@ -27,7 +27,8 @@ from shared.config import ServiceConfig
 from shared.settings import ENV_PREFIX
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT, NoReply, Subject
 
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLIENT_README = ROOT / "clients" / "python" / "README.md"
+DOCS = [ROOT / "README.md", CLIENT_README, *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
 ]  # fmt: skip
@@ -65,7 +66,7 @@ def test_every_setting_is_documented(kind: type[ServiceConfig]) -> None:
         assert f"`{ENV_PREFIX}{name.upper()}`" in text, f"docs/operations.md lacks {name}"
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_docs_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         if target.startswith(("http://", "https://")):

@@ -7,15 +7,19 @@ import pytest
 
 from cli.start.plan import ROOT
 
-FOLDERS = ("cli", "kernels", "services", "shared")
+CLIENT = ROOT / "clients" / "python" / "src"
+FOLDERS = (
+    (ROOT, "cli"), (ROOT, "kernels"), (ROOT, "services"), (ROOT, "shared"),
+    (CLIENT, "symphony_client"),
+)  # fmt: skip
 
 
 def modules_with_examples() -> list[str]:
     """Modules whose text holds a prompt; importing all others would only take time."""
     return [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for root, folder in FOLDERS
+        for path in sorted((root / folder).rglob("*.py"))
         if ">>> " in path.read_text()
     ]
 
