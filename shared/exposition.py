@@ -4,10 +4,15 @@ Source: Prometheus, "Exposition formats", text-based format 0.0.4.
 """
 
 import base64
+import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from prometheus_client import generate_latest
+
+from shared.metrics import PREFIX
+
+Sample = tuple[str, Mapping[str, str], float]  # name without the house's prefix, labels, value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TEXT_BYTES_MAX = 4 * 1024 * 1024  # of one process
@@ -82,3 +87,29 @@ def _labelled(sample: str, labels: str) -> str:
         return f"{name}{{{labels},{rest}" if not rest.startswith("}") else f"{name}{{{labels}{rest}"
     name, _, rest = sample.partition(" ")
     return f"{name}{{{labels}}} {rest}"
+
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_PLAIN = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+
+
+def samples_of(text: str, names: Collection[str]) -> list[Sample]:
+    """Samples of these names, without the house's prefix, with their labels and values. Others are
+    not even read: they are many.
+
+    >>> samples_of('# HELP symphony_a b\\nsymphony_a{c="d"} 2.0\\nsymphony_x 1\\n', {"a"})
+    [('a', {'c': 'd'}, 2.0)]
+    """
+    found: list[Sample] = []
+    for line in text.splitlines():
+        if not line.startswith(PREFIX):
+            continue
+        name = line[len(PREFIX) : min(line.find(end) % (len(line) + 1) for end in "{ ")]
+        if name in names and (match := _SAMPLE.fullmatch(line[len(PREFIX) :])):
+            labels = {
+                key: re.sub(r"\\.", lambda told: _PLAIN.get(told[0], told[0]), value)
+                for key, value in _LABEL.findall(match[2] or "")
+            }
+            found.append((name, labels, float(match[3])))
+    return found

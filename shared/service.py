@@ -113,6 +113,7 @@ class Runtime:
             instance=self.instance,
             pid=os.getpid(),
             state=self.state,
+            process=self.process,
             models=self.models(),
             hints=self.hints(),
         )

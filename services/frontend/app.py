@@ -20,6 +20,7 @@ from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
 from services.frontend.uploads import Uploads
+from services.frontend.watching import HouseWatch
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
@@ -45,6 +46,7 @@ class App:
     grammars: GrammarMaker
     responses: ResponseStore
     house: HouseMetrics
+    watch: HouseWatch
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

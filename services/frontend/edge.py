@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from services.frontend.api import adapters, models, operations, page
+from services.frontend.api import adapters, dashboard, models, operations, page
 from services.frontend.api.anthropic import create as messages
 from services.frontend.api.oneshot import classify, embeddings, pooling, rerank, score
 from services.frontend.api.responses import create as responses
@@ -39,6 +39,7 @@ ROUTERS = (
     stored_responses,
     tokenize,
     operations,
+    dashboard,
     page,
 )
 

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from services.frontend.core.house_view import WANTED
 from shared.bus import Bus
 from shared.errors import MalformedMessage
-from shared.exposition import merged, own_metrics, unpack_text
+from shared.exposition import Sample, merged, own_metrics, samples_of, unpack_text
 from shared.messages import Empty, ServiceMetrics
 from shared.subjects import SERVICE_METRICS, Subject
 
@@ -77,6 +78,10 @@ class HouseMetrics:
     async def text(self) -> str:
         """Each sample with `service` and `process`."""
         return await self._shared.get()
+
+    async def samples(self) -> list[Sample]:
+        """Those that `core.house_view` reads."""
+        return await asyncio.to_thread(samples_of, await self.text(), WANTED)
 
     async def _ask(self) -> str:
         told = await self._census.take()

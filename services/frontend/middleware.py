@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = {"/health", "/ping"}
 UNTOLD_PATHS = {*OPEN_PATHS, "/metrics"}  # asked by machines every few seconds
+WATCHED_PATHS = {"/metrics", "/dashboard", "/v1/house", "/v1/house/events"}
+PAGES = {"/", "/dashboard"}
 CLIENT_CLOSED_REQUEST = 499  # what nginx calls it; nobody is there to be sent it
 ADAPTER_PATHS = {
     f"{prefix}/{verb}_lora_adapter" for prefix in ("", "/v1") for verb in ("load", "unload")
@@ -131,7 +133,7 @@ class Authentication:
                     headers.get("authorization", ""), needed, headers.get("x-api-key", "")
                 )
             except SymphonyError as error:
-                is_page = path == "/" or path.startswith("/static/")
+                is_page = path in PAGES or path.startswith("/static/")
                 answer = refusal(error, scope, PAGE_REALM if is_page else BEARER_REALM)
                 await answer(scope, receive, send)
                 return
@@ -141,7 +143,7 @@ class Authentication:
 
 def _scope_of(method: str, path: str) -> str:
     """What a key must hold."""
-    if path == "/metrics":
+    if path in WATCHED_PATHS:
         return SCOPE_METRICS
     is_change = method in ("PUT", "DELETE") and path.startswith("/v1/adapters/")
     return SCOPE_ADAPTERS if is_change or path in ADAPTER_PATHS else SCOPE_INFERENCE

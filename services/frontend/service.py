@@ -40,6 +40,7 @@ from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
 from services.frontend.uploads import Uploads
+from services.frontend.watching import HouseWatch
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id
 from shared.service import Runtime
@@ -107,6 +108,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     hints = HintGate(
         runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
     )
+    house = HouseMetrics(runtime.bus, runtime.process)
     grammars = GrammarMaker()
     runtime.stack.callback(grammars.close)
     app = App(
@@ -127,7 +129,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         hints,
         grammars,
         ResponseStore(sessions),
-        HouseMetrics(runtime.bus, runtime.process),
+        house,
+        HouseWatch(runtime.bus, runtime.clock, house),
     )
     runtime.hints = hints.status
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -144,7 +145,7 @@ class SchedulerService:
         return Empty()
 
     async def _status(self, _: Empty) -> SchedulerStatus:
-        return self._core.status(self._clock.now_ns())
+        return replace(self._core.status(self._clock.now_ns()), process=self._runtime.process)
 
     def _feed(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], None]:
         def on_message(message: M) -> None:

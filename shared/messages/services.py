@@ -60,6 +60,7 @@ class ServiceStatus:
     instance: str
     pid: int
     state: str  # starting, ready, draining
+    process: str = ""  # as in `ServiceMetrics`
     models: list[str] = field(default_factory=list)  # a frontend: that can be asked now
     hints: HintStatus | None = None
 
@@ -104,6 +105,7 @@ class SchedulerStatus:
     """The scheduler's view of the house."""
 
     workers: list[WorkerStatus] = field(default_factory=list)
+    process: str = ""  # as in `ServiceMetrics`
     num_turns_placed: int = 0
     num_turns_waiting: int = 0
     num_reservations: int = 0

@@ -236,6 +236,7 @@ class _House:
             grammars=unused,
             responses=unused,
             house=unused,
+            watch=unused,
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

@@ -254,6 +254,27 @@ RESPONSE = record(
         output_tokens_details=record(reasoning_tokens=COUNT),
     ),
 )  # fmt: skip
+HOUSE = record(
+    at=NUMBER,
+    window_s=NUMBER,
+    services=array(record(service=STRING, name=STRING, pid=INTEGER, state=STRING)),
+    models=array(STRING),
+    hosts=array(_ANY_OBJECT),
+    workers=array(_ANY_OBJECT),
+    turns=record(running=COUNT, waiting=COUNT, placed=COUNT, expected=COUNT),
+    sessions=COUNT,
+    tiers=_ANY_OBJECT,
+    rates={"type": "object", "additionalProperties": NUMBER},
+    cached_share=nullable(NUMBER),
+    latency_ms=_ANY_OBJECT,
+    placements={"type": "object", "additionalProperties": NUMBER},
+    staged_pages={"type": "object", "additionalProperties": NUMBER},
+    peer_bytes={"type": "object", "additionalProperties": NUMBER},
+    advisories=_ANY_OBJECT,
+    batches=array(_ANY_OBJECT),
+    adapters=record(known=COUNT, running=array(STRING), waiting=array(STRING)),
+    scaling={"type": "object", "additionalProperties": NUMBER},
+)
 INPUT_ITEMS = record(
     object=constant("list"), data=array(_ANY_OBJECT), first_id=nullable(STRING),
     last_id=nullable(STRING), has_more=TRUE_OR_FALSE,

@@ -39,6 +39,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         nothing,
         nothing,
         nothing,
+        nothing,
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 

@@ -1,0 +1,58 @@
+"""``/dashboard``, and what it shows as JSON: once, or as events."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
+
+from services.frontend.api.answers import EventStream, Json
+from services.frontend.api.page import FOLDER, GUARDS
+from services.frontend.api.schemas import HOUSE, STRING, answers, record
+from services.frontend.app import App, app_of
+from services.frontend.auth import SCOPE_ADMIN, Caller
+from services.frontend.core.house_view import for_tenant
+from services.frontend.request import caller_of
+
+router = APIRouter(tags=["operations"])
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A view every other second",
+        "content": {"text/event-stream": {"schema": record(data=STRING)}},
+    }
+}
+
+
+@router.get("/dashboard", include_in_schema=False)
+async def dashboard() -> Response:
+    """The page."""
+    return FileResponse(FOLDER / "dashboard.html", headers=GUARDS)
+
+
+@router.get("/v1/house", responses=answers(HOUSE))
+async def house(request: Request) -> Response:
+    """Every process, host and worker, what they do, and what was counted lately."""
+    app = app_of(request)
+    return Json(_shown(await app.watch.look(), caller_of(request)))
+
+
+@router.get("/v1/house/events", responses=EVENTS)
+async def house_events(request: Request) -> Response:
+    """The same again and again."""
+    is_gone = asyncio.Event()
+    chunks = _chunks(app_of(request), caller_of(request), is_gone)
+    return EventStream(await anext(chunks), chunks, is_gone.set)
+
+
+async def _chunks(
+    app: App, caller: Caller, is_gone: asyncio.Event
+) -> AsyncGenerator[list[bytes], None]:
+    async for view in app.watch.views(is_gone):
+        yield [orjson.dumps(_shown(view, caller))]
+
+
+def _shown(view: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """Who is no administrator sees nothing of other tenants."""
+    return view if SCOPE_ADMIN in caller.scopes else for_tenant(view, caller.tenant)
