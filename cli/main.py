@@ -161,6 +161,24 @@ def chat(
 
 
 @app.command()
+def top(
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Watch the house in the terminal: workers, memory, advisories, times."""
+    from cli.runfile import running_house
+    from cli.top.app import top as watch
+
+    with errors_in_a_line():
+        if url is not None:
+            watch(url, api_key)
+        else:
+            house = running_house(_folder(data_dir))
+            watch(house.url, api_key, house.http_cert_file)
+
+
+@app.command()
 def doctor(
     model: options.Models = None,
     data_dir: options.DataDir = DEFAULT_DATA_DIR,

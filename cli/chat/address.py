@@ -1,6 +1,7 @@
 """Where the frontend is, as a user may write it."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -36,7 +37,12 @@ def base_url(url: str) -> str:
 
 
 def http_client(url: str, api_key: str, cert_file: Path | None = None) -> httpx.Client:
-    """A client of the frontend there.
+    """A client of the frontend there. As `client_options`."""
+    return httpx.Client(**client_options(url, api_key, cert_file))
+
+
+def client_options(url: str, api_key: str, cert_file: Path | None = None) -> dict[str, Any]:
+    """What a client of the frontend there is made with.
 
     Args:
         cert_file: the server's own certificate; None: what the machine trusts.
@@ -47,4 +53,4 @@ def http_client(url: str, api_key: str, cert_file: Path | None = None) -> httpx.
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     verify = True if cert_file is None else trusting_only(cert_file)
-    return httpx.Client(base_url=base_url(url), headers=headers, timeout=timeout, verify=verify)
+    return {"base_url": base_url(url), "headers": headers, "timeout": timeout, "verify": verify}

@@ -1,0 +1,1 @@
+"""`symphony top`: the house, live, in a terminal."""

@@ -1,0 +1,162 @@
+"""What `/v1/house` tells, as panels for a terminal."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+MIB = 1024**2
+BAR_CHARS = 20
+
+
+def figures(view: Mapping[str, Any]) -> RenderableType:
+    """The numbers that say most."""
+    turns, rates, times = view["turns"], view["rates"], view["latency_ms"]
+    cached = view["cached_share"]
+    told = (
+        ("running", f"{turns['running']:,}"),
+        ("waiting", f"{turns['waiting']:,}"),
+        ("expected", f"{turns['expected']:,}"),
+        ("sessions", f"{view['sessions']:,}"),
+        ("replies/s", f"{rates['requests']:,.1f}"),
+        ("tokens/s", f"{rates['generated_tokens']:,.0f}"),
+        ("first token", _ms(times["ttft"]["p50"])),
+        ("p99", _ms(times["ttft"]["p99"])),
+        ("between tokens", _ms(times["inter_token"]["p50"])),
+        ("not computed", "–" if cached is None else f"{cached:.0%}"),
+        ("workers advised", f"+{view['scaling']['add']:g} -{view['scaling']['remove']:g}"),
+    )
+    return Columns(
+        [Text.assemble((value, "bold"), f" {name}") for name, value in told], padding=(0, 3)
+    )
+
+
+def workers(view: Mapping[str, Any]) -> RenderableType:
+    """Each worker, with what its pool holds."""
+    table = _table("worker", "state", "models", "run", "wait", "expect", "KV pages")
+    for worker in view["workers"]:
+        used = worker["num_pages"] - worker["num_pages_free"]
+        table.add_row(
+            escape(worker["worker_id"]),
+            _state(worker["state"], worker["state"] == "ready"),
+            escape(", ".join(worker["models"])),
+            f"{worker['num_running']:,}",
+            f"{worker['num_waiting']:,}",
+            f"{worker['num_reservations']:,}",
+            f"{bar(used, worker['num_pages'])} {used:,} of {worker['num_pages']:,}",
+        )
+    return table
+
+
+def hosts(view: Mapping[str, Any]) -> RenderableType:
+    """Each host, with what its tiers hold."""
+    table = _table("host", "kvstore", "memory", "disk", "objects", "pinned")
+    for host in view["hosts"]:
+        arena, disk = host["arena"], host["disk"]
+        table.add_row(
+            escape(host["host_id"]),
+            _state("answers" if host["has_kvstore"] else "away", host["has_kvstore"]),
+            f"{bar(arena['bytes_used'], arena['bytes'])} {arena['bytes_used'] / MIB:,.0f} of "
+            f"{arena['bytes'] / MIB:,.0f} MiB",
+            f"{disk['bytes'] / MIB:,.0f} MiB",
+            f"{host['objects']['bytes'] / MIB:,.0f} MiB",
+            f"{arena['blocks_pinned']:,}",
+        )
+    return table
+
+
+def lately(view: Mapping[str, Any]) -> RenderableType:
+    """What was counted: advisories, where history was, placements, batches, adapters."""
+    advisories, adapters = view["advisories"], view["adapters"]
+    return Columns(
+        [
+            _list(
+                "advisories",
+                [
+                    ("live", f"{advisories['live']:,}"),
+                    *_rates(advisories["outcomes"]),
+                    *(
+                        (f"{one['tenant']}: came true", f"{one['hits']:.0%}")
+                        for one in advisories["rates"]
+                    ),
+                    *(
+                        (f"{one['tenant']}: throttled", f"{one['num_refused']:,}")
+                        for one in advisories["throttled"]
+                    ),
+                ],
+            ),
+            _list(
+                "history was found",
+                [
+                    *_rates(view["staged_pages"], "pages: "),
+                    *(
+                        (f"other hosts: {way}", f"{num / MIB:,.1f} MiB/s")
+                        for way, num in view["peer_bytes"].items()
+                    ),
+                ],
+            ),
+            _list("turns were placed", list(_rates(view["placements"]))),
+            _list(
+                "batches",
+                [
+                    (one["model"], f"{one['jobs_per_s']:,.1f}/s by {one['mean_size']:.1f}")
+                    for one in view["batches"]
+                ],
+            ),
+            _list(
+                "adapters",
+                [
+                    ("known", f"{adapters['known']:,}"),
+                    ("running", ", ".join(adapters["running"]) or "none"),
+                    ("on their way", ", ".join(adapters["waiting"]) or "none"),
+                ],
+            ),
+            _list("processes", [(one["name"], one["state"]) for one in view["services"]]),
+        ],
+        padding=(0, 4),
+    )
+
+
+def bar(used: float, whole: float) -> str:
+    """How much of a whole is used.
+
+    >>> bar(1, 2)
+    '██████████░░░░░░░░░░'
+    """
+    num = round(BAR_CHARS * min(used / whole, 1.0)) if whole else 0
+    return "█" * num + "░" * (BAR_CHARS - num)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _list(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="dim", box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows or [("nothing lately", "")]:
+        table.add_row(escape(name), escape(value))
+    return table
+
+
+def _rates(told: Mapping[str, float], prefix: str = "") -> Iterable[tuple[str, str]]:
+    largest_first = sorted(told.items(), key=lambda pair: -pair[1])
+    return ((f"{prefix}{name}", f"{value:,.1f}/s") for name, value in largest_first)
+
+
+def _state(word: str, is_good: bool) -> str:
+    return f"[{'green' if is_good else 'red'}]{escape(word)}[/]"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
