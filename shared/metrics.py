@@ -12,6 +12,11 @@ LATENCY_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
+# Of prompts, replies and steps, in tokens: 1, 2, 5 and so on, as other servers have them.
+TOKEN_BUCKETS = tuple(
+    float(step * 10**power) for power in range(6) for step in (1, 2, 5) if step * 10**power < 10**6
+)
+
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
     """A counter named with the house prefix; made once, at import of the module that counts."""

@@ -1,6 +1,6 @@
 """What the frontend measures, under the names that dashboards of other servers know."""
 
-from shared.metrics import counter, gauge, histogram
+from shared.metrics import TOKEN_BUCKETS, counter, gauge, histogram
 
 TTFT = histogram("time_to_first_token_seconds", "Request to first token, as its client sees it")
 INTER_TOKEN = histogram("inter_token_latency_seconds", "Between two tokens of one choice")
@@ -10,6 +10,12 @@ PREFILL = histogram("request_prefill_time_seconds", "First prefill to first toke
 DECODE = histogram("request_decode_time_seconds", "First token to last")
 PROMPT_TOKENS = counter("prompt_tokens_total", "Tokens of prompts")
 GENERATION_TOKENS = counter("generation_tokens_total", "Tokens generated")
+PROMPT_LENGTH = histogram(
+    "request_prompt_tokens", "Tokens of a choice's prompt", buckets=TOKEN_BUCKETS
+)
+REPLY_LENGTH = histogram(
+    "request_generation_tokens", "Tokens of a choice, once it is over", buckets=TOKEN_BUCKETS
+)
 SUCCESS = counter("request_success_total", "Choices that ended as they should", ["finished_reason"])
 FINISHED = {reason: SUCCESS.labels(reason) for reason in ("stop", "length", "abort")}
 RUNNING = gauge("num_requests_running", "Requests for text whose client is waiting")

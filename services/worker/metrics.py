@@ -6,10 +6,11 @@ from services.worker.core.engine import EngineCore
 from services.worker.core.step import StepPlan, StepResult
 from services.worker.oneshot.effects import Ran
 from shared.messages import BatchDone
-from shared.metrics import counter, gauge, histogram
+from shared.metrics import TOKEN_BUCKETS, counter, gauge, histogram
 
 RUNNING = gauge("turns_running", "Turns in the batch", ["model"])
 WAITING = gauge("turns_waiting", "Turns that wait for pages or a place", ["model"])
+NUM_WAITING = gauge("num_requests_waiting", "The same, as other servers call it", ["model"])
 KV_USAGE = gauge("kv_cache_usage_perc", "Share of pool pages that hold KV", ["model"])
 KV_PAGES = gauge("kv_pages", "Pool pages by state", ["model", "state"])
 PREFIX_QUERIES = counter("prefix_cache_queries", "Prompt blocks looked up", ["model"])
@@ -31,6 +32,9 @@ DEVICE_SECONDS = counter(
     ["model", "state"],
 )  # fmt: skip
 STEP_TOKENS = counter("step_tokens", "Tokens computed", ["model", "kind"])
+ITERATION_TOKENS = histogram(
+    "iteration_tokens_total", "Tokens computed in one step", ["model"], TOKEN_BUCKETS
+)
 TURN_TARGETS = counter(
     "turn_targets", "Turns with a target, by whether it was met", ["model", "target", "outcome"]
 )
@@ -72,6 +76,7 @@ def count_step(model_id: str, plan: StepPlan, result: StepResult) -> None:
     """Add one step to the counters."""
     STEP_TOKENS.labels(model_id, "decode").inc(plan.num_decodes)
     STEP_TOKENS.labels(model_id, "prefill").inc(plan.num_prefill_tokens)
+    ITERATION_TOKENS.labels(model_id).observe(plan.num_decodes + plan.num_prefill_tokens)
     if result.broken:
         POISONED.labels(model_id).inc(len(result.broken))
     for layer, stall_ns in enumerate(result.stall_ns):
@@ -103,6 +108,7 @@ def report(model_id: str, core: EngineCore) -> None:
     pool = core.pool
     RUNNING.labels(model_id).set(len(core.running))
     WAITING.labels(model_id).set(len(core.waiting))
+    NUM_WAITING.labels(model_id).set(len(core.waiting))
     KV_USAGE.labels(model_id).set(1.0 - pool.num_free / pool.num_pages)
     KV_PAGES.labels(model_id, "free").set(pool.num_free)
     KV_PAGES.labels(model_id, "clean").set(pool.num_takeable - pool.num_unsafe)

@@ -141,6 +141,8 @@ class HouseView:
             if name in COUNTERS
         }
         counted = self._counted
+        if counted and counted[-1].at_ns < now_ns - WINDOW_NS:
+            counted.clear()  # nobody watched
         while len(counted) > 1 and counted[1].at_ns <= now_ns - WINDOW_NS:
             counted.popleft()
         processes = frozenset(labels.get("process", "") for _, labels, _ in samples)

@@ -9,9 +9,10 @@ from shared import messages as m
 from shared.exposition import pack_text
 from shared.subjects import SERVICE_METRICS
 from tests.conftest import Server
-from tests.integration.frontend.house import House, house
+from tests.integration.frontend.house import MODEL, House, house
 from tests.integration.harness import connected
 
+LENGTHS = ("symphony_request_prompt_tokens_sum", "symphony_request_generation_tokens_sum")
 TEXT = "# HELP symphony_x A thing\n# TYPE symphony_x gauge\nsymphony_x 7.0\n"
 
 
@@ -63,5 +64,11 @@ def test_it_has_its_own_alone(nats_server: Server, redis_server: Server, tmp_pat
         async with house(nats_server, redis_server, tmp_path) as it:
             text = (await it.http.get("/metrics")).text
             assert samples(text, "symphony_num_requests_running").keys() == {""}
+            before = {name: samples(text, name)[""] for name in LENGTHS}
+            body = {"model": MODEL, "prompt": "four", "max_tokens": 3}
+            await it.http.post("/v1/completions", json=body)
+            text = (await it.http.get("/metrics")).text
+            gained = [samples(text, name)[""] - before[name] for name in LENGTHS]
+            assert gained == [4.0, 3.0]
 
     asyncio.run(run())

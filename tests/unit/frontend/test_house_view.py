@@ -38,6 +38,15 @@ def test_rates_are_of_the_last_half_minute() -> None:
     assert (told["rates"]["requests"], told["window_s"]) == (2.0, 30.0), "the first is forgotten"
 
 
+def test_after_a_while_in_which_nobody_watched_rates_begin_anew() -> None:
+    view = HouseView()
+    look(view, 0, counted("request_success_total", 0))
+    look(view, 2, counted("request_success_total", 100))
+    told = look(view, 100, counted("request_success_total", 900))
+    assert (told["rates"]["requests"], told["window_s"]) == (0.0, 0.0)
+    assert look(view, 102, counted("request_success_total", 902))["rates"]["requests"] == 1.0
+
+
 def test_who_begins_anew_has_gained_all_and_who_is_new_nothing() -> None:
     view = HouseView()
     look(view, 0, counted("http_errors_total", 50, code="500"))

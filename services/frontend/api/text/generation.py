@@ -258,6 +258,8 @@ class Generation:
             app.hub.cancel(self._turn_ids[index], num_kept)
         assert piece.finish is not None
         telemetry.FINISHED[piece.finish].inc()
+        telemetry.PROMPT_LENGTH.observe(len(self.prompt_of(index).tokens))
+        telemetry.REPLY_LENGTH.observe(choice.num_completion_tokens)
         telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9)
         if times.first_at_ns is not None:
             telemetry.DECODE.observe((times.last_at_ns - times.first_at_ns) / 1e9)
