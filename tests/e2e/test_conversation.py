@@ -360,3 +360,51 @@ def test_completions_too_are_held_to_what_is_asked_for(client: OpenAI) -> None:
             model=DEMO_MODEL_ID, prompt="Well?", max_tokens=9, extra_body=fields
         )
         assert (reply.choices[0].finish_reason, reply.choices[0].text in texts) == ("stop", True)
+
+
+def test_a_conversation_goes_on_by_its_last_responses_id(client: OpenAI) -> None:
+    text = "where are we? " * 10
+    first: Any = client.responses.create(
+        model=DEMO_MODEL_ID, input=text, max_output_tokens=40, temperature=0
+    )
+    second: Any = client.responses.create(
+        model=DEMO_MODEL_ID, input="and now?", max_output_tokens=20, previous_response_id=first.id
+    )
+    usage = second.usage
+    assert usage.input_tokens > first.usage.total_tokens
+    assert usage.input_tokens_details.cached_tokens >= BLOCK_TOKENS
+    session_id = second.to_dict()["session_id"]
+    answer = client.with_raw_response.responses.delete  # both go, and with the last the session
+    for response in (second, first):
+        assert answer(response.id).status_code == 200
+    gone = httpx.get(f"{str(client.base_url).removesuffix('/v1/')}/v1/sessions/{session_id}")
+    assert gone.status_code == 404
+
+
+def test_where_history_was_is_told(house: House, client: OpenAI) -> None:
+    ask: dict[str, Any] = {
+        "model": DEMO_MODEL_ID, "prompt": "one two three " * 30, "max_tokens": 4,
+        "extra_body": {"session_id": "told", "return_cached_tokens_details": True},
+    }  # fmt: skip
+
+    def told() -> tuple[int, dict[str, int]]:
+        usage = client.completions.create(**ask).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        details = usage.prompt_tokens_details.to_dict()
+        places: Any = details["cached_tokens_details"]
+        return usage.prompt_tokens_details.cached_tokens or 0, places
+
+    assert told() == (0, {})
+    num, places = told()
+    assert places == {"pool": num} and num > 0
+
+
+def test_the_whole_house_is_told_at_one_port(house: House) -> None:
+    text = httpx.get(f"{house.url}/metrics").text
+    for service in ("frontend", "scheduler", "tracker", "kvstore", "worker"):
+        assert f'service="{service}"' in text, service
+    view = httpx.get(f"{house.url}/v1/house").json()
+    assert {one["state"] for one in view["services"]} == {"ready"} and len(view["services"]) == 5
+    (worker,) = view["workers"]
+    (host,) = view["hosts"]
+    assert worker["num_pages"] > 0 and host["has_kvstore"] and host["disk"]["blocks"] > 0
