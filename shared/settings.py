@@ -75,7 +75,8 @@ OTHERS = frozenset({
     "ENV_FILE",  # where more of these are
     "API_KEY",  # `symphony chat` sends it
     "PYTHON", "VENV", "TORCH_SPEC",  # what is installed, and where
-    "PORT", "MODELS_DIR", "TORCH", "ARENA_SIZE",  # of compose.yaml
+    # of compose.yaml
+    "PORT", "MODELS_DIR", "TORCH", "ARENA_SIZE", "PROMETHEUS_PORT", "GRAFANA_PORT",
 })  # fmt: skip
 """What is read by something else than a settings class."""
 
