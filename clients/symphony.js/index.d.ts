@@ -76,6 +76,13 @@ export interface AdviseOptions {
   ttlMs?: number;
 }
 
+export interface WatchOptions {
+  /** After how long without text the hint is taken back. */
+  emptyAfterMs?: number;
+  /** Told whether a turn is announced, as often as that changes. */
+  onAdvised?: (isAdvised: boolean) => void;
+}
+
 export interface Message {
   role: "system" | "developer" | "user" | "assistant" | "tool";
   content?: unknown;
@@ -128,7 +135,7 @@ export class Session {
   /** Whether the coming turn was announced. */
   readonly isAdvised: boolean;
   /** Announce each turn as it begins to be typed, once; gives back what ends it. */
-  watch(element: Watchable, options?: { emptyAfterMs?: number }): () => void;
+  watch(element: Watchable, options?: WatchOptions): () => void;
   /** Say that the next turn is coming. Never rejects; null: what became of it is unknown. */
   advise(options?: AdviseOptions): Promise<AdvisoryState | null>;
   /** Say that it is not coming after all. Never rejects. */

@@ -112,9 +112,11 @@ export class Session {
    * when the text has been gone for a while, and when the page is left.
    *
    * @param {HTMLElement} element a textarea, an input, or anything editable.
+   * @param {object} [options] emptyAfterMs: how long that while is; onAdvised: told whether a turn is
+   *   announced, as often as that changes.
    * @returns {() => void} ends it.
    */
-  watch(element, { emptyAfterMs = EMPTY_AFTER_MS } = {}) {
+  watch(element, { emptyAfterMs = EMPTY_AFTER_MS, onAdvised } = {}) {
     let emptied = null;
     const check = () => {
       clearTimeout(emptied);
@@ -133,6 +135,7 @@ export class Session {
     };
     let sent = ""; // what some pages leave standing until it is answered announces nothing
     const watcher = {
+      onAdvised,
       onBegin: () => { sent = textOf(element); },
       onEnd: () => { if (textOf(element) !== sent) check(); },
     };
@@ -158,7 +161,7 @@ export class Session {
    *   never rejects.
    */
   advise({ expectedArrival, priority, ttlMs } = {}) {
-    this.#advisedAtMs ??= performance.now();
+    this.#setAdvised(this.#advisedAtMs ?? performance.now());
     const body = { session_id: this.id, expected_arrival: expectedArrival, priority };
     body.model_id = this.model ?? this.#symphony.model ?? undefined;
     body.ttl_ms = ttlMs;
@@ -176,7 +179,7 @@ export class Session {
    * @returns {Promise<object | null>} as of `advise`.
    */
   invalidate({ keepalive = false } = {}) {
-    this.#advisedAtMs = null;
+    this.#setAdvised(null);
     const path = `/advisories/${encodeURIComponent(this.id)}`;
     const send = () => this.#symphony.request("DELETE", path, { keepalive, signal: soon() });
     return this.#hint(send, keepalive);
@@ -226,7 +229,7 @@ export class Session {
 
   #begin() {
     const advisedAtMs = this.#advisedAtMs;
-    this.#advisedAtMs = null;
+    this.#setAdvised(null);
     this.#numTurns += 1;
     this.#numRunning += 1;
     for (const watcher of this.#watchers) watcher.onBegin();
@@ -236,6 +239,13 @@ export class Session {
   #end() {
     this.#numRunning -= 1;
     for (const watcher of this.#watchers) watcher.onEnd(); // the next turn may be half typed
+  }
+
+  #setAdvised(atMs) {
+    const was = this.isAdvised;
+    this.#advisedAtMs = atMs;
+    if (was === this.isAdvised) return;
+    for (const watcher of this.#watchers) watcher.onAdvised?.(this.isAdvised);
   }
 
   #hint(send, isUrgent = false) {

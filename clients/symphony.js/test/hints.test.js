@@ -92,7 +92,8 @@ test("emptied for a while, it is taken back; typed again, announced again", asyn
   const { url, asked } = await serve(t, answer);
   const session = new Symphony({ baseURL: url }).session("a b");
   const box = new Box();
-  const stop = session.watch(box, { emptyAfterMs: 40 });
+  const told = [];
+  const stop = session.watch(box, { emptyAfterMs: 40, onAdvised: (is) => told.push(is) });
   box.type("h");
   box.type("");
   box.type("x"); // within the while: still expected
@@ -104,6 +105,7 @@ test("emptied for a while, it is taken back; typed again, announced again", asyn
   box.type("y");
   await until(() => asked.length === 3);
   assert.deepEqual(names(asked), ["POST advisories", "DELETE advisories", "POST advisories"]);
+  assert.deepEqual(told, [true, false, true]);
   stop();
   box.type("");
   await sleep(80);
