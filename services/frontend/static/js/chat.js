@@ -2,7 +2,7 @@
 
 import { Symphony } from "/static/symphony.js";
 import { Composer } from "./composer.js";
-import { $ } from "./dom.js";
+import { $, fit } from "./dom.js";
 import { freshChat, lastAsked, titleFor } from "./history.js";
 import { ChatList } from "./list.js";
 import { Speaker, say } from "./live.js";
@@ -38,6 +38,10 @@ export class ChatPage {
   async start() {
     $("new").addEventListener("click", () => this.#begin());
     $("settings-open").addEventListener("click", () => this.#settings.open(this.#chat.settings));
+    $("skip").addEventListener("click", (event) => {
+      event.preventDefault(); // what stands behind # is the chat
+      this.#composer.area.focus();
+    });
     addEventListener("hashchange", () => this.#openNamed());
     addEventListener("focus", () => this.#models.refresh());
     addEventListener("online", () => this.#models.refresh({ isUrgent: true }));
@@ -52,10 +56,10 @@ export class ChatPage {
   }
 
   async #openNamed() {
-    const id = decodeURIComponent(location.hash.slice(1));
-    if (id === this.#chat?.id || id === "text") return;
+    const id = location.hash.slice(1);
+    if (id === this.#chat?.id) return;
     const chat = id ? await this.#store.load(id) : null;
-    if (id !== decodeURIComponent(location.hash.slice(1))) return; // another one was asked for
+    if (id !== location.hash.slice(1)) return; // another one was asked for meanwhile
     if (id && chat === null) this.#notice("chat", "That chat is not in this browser.");
     this.#show(chat ?? freshChat(defaultSettings(), this.#models.value || null));
   }
@@ -185,13 +189,12 @@ export class ChatPage {
       onSave: (text) => {
         if (!this.#replace(at, [{ role: "user", content: text }])) return;
         unwatch();
-        this.#composer.focus();
+        this.#log.invalidate(at);
       },
     });
     const unwatch = session.watch(area);
     view.replaceChildren(element);
-    area.dispatchEvent(new Event("resize"));
-    area.style.height = `${Math.min(area.scrollHeight + 4, innerHeight / 2)}px`;
+    fit(area);
     area.focus();
     area.setSelectionRange(content.length, content.length);
   }

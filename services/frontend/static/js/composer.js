@@ -31,7 +31,7 @@ export class Composer {
         event.preventDefault();
         if (!event.repeat) submit();
       }
-      if (event.key === "Escape" && !this.#stop.hidden) onStop();
+      if (event.key === "Escape" && !event.isComposing && !this.#stop.hidden) onStop();
     });
     this.#stop.addEventListener("click", () => {
       if (performance.now() - this.#changedAtMs > TOO_SOON_MS) onStop();
@@ -46,8 +46,9 @@ export class Composer {
   setState(state) {
     const isStoppable = state === "running";
     if (this.#stop.hidden === isStoppable) this.#changedAtMs = performance.now();
-    this.#stop.hidden = !isStoppable;
     this.#send.disabled = state !== "ready";
+    if (!isStoppable && document.activeElement === this.#stop) this.#send.focus();
+    this.#stop.hidden = !isStoppable;
   }
 
   /** Text for a message that was not sent yet stays with its chat. */

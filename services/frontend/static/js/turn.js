@@ -42,6 +42,7 @@ export class Turn {
   async begin(change, fresh) {
     const claim = (isFree) => (chat) => {
       if (!isFree(chat.lease)) throw new Conflict("An answer is being written in another tab.");
+      if (chat.lease !== TAB) settleLeft(chat);
       change(chat);
       chat.lease = TAB;
       chat.messages.push({ role: "assistant", content: "", state: "running" });
