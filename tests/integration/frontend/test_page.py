@@ -56,6 +56,7 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         fake = visit.it.fake
         await page.locator("#text").press("h")
         await eventually(lambda: len(visit.advisories) == 1)
+        await expect(page.locator("#hint")).to_have_text("memory called")
         assert not fake.submits
         await page.locator("#text").press_sequentially("ello there")
         await page.locator("#text").press("Enter")
@@ -69,6 +70,9 @@ def test_the_page_advises_streams_and_keeps_its_session(servers: Servers) -> Non
         await expect(figures).to_contain_text("first token")
         await expect(page.locator("#live")).to_contain_text(SAID)
 
+        await expect(page.locator("#hint")).to_have_text("")
+        await page.locator("#skip").press("Enter")
+        await expect(page.locator("#text")).to_be_focused()
         await say(page, "and more")
         await expect(figures.nth(1)).to_contain_text("remembered")
         sent = [line for line in visit.requests if line.endswith("/v1/advisories")]

@@ -162,6 +162,12 @@ def test_a_tab_that_is_closed_leaves_its_chat_free(servers: Servers) -> None:
         await expect(other.locator(".notice")).to_contain_text("closed before the answer was over")
         await other.get_by_role("button", name="Try again").click()
         await expect(other.locator(".assistant .bubble")).to_have_text("answer")
+        await answered(other, 1)
+        await other.get_by_role("button", name="Edit message").click()  # and sends it as it was
+        await other.get_by_label("Your message, changed").press("Control+Enter")
+        await eventually(lambda: len(visit.it.fake.submits) == 3)
+        await answered(other, 1)
+        await expect(other.locator(".user .bubble")).to_have_text("first")
 
     visiting(servers, scenario, Reply("answer", hold=hold, hold_at=2), Reply("answer"))
 
