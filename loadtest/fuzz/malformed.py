@@ -35,7 +35,7 @@ LOOK_EVERY = 50  # requests, at the house's processes
 FAILURES_KEPT = 20
 SHOWN_BYTES = 600
 PROFILE_S = "1"  # one-shot models need not be measured well
-MORE = (("GET", "/"), ("GET", "/openapi.json"), ("GET", "/static/chat.js"), ("GET", "/nonsense"))
+MORE = (("GET", "/"), ("GET", "/openapi.json"), ("GET", "/static/js/main.js"), ("GET", "/nonsense"))
 ALIASES = {
     "/v1/classify": ("/classify",),
     "/v1/rerank": ("/rerank", "/v2/rerank"),

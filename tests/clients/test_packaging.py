@@ -60,7 +60,8 @@ def test_the_servers_wheel_is_without_it() -> None:
         return is_in and not is_out
 
     assert is_shipped("services.tracker") and is_shipped("cli.start")
-    assert not is_shipped("clients") and not is_shipped("clients.python.src.symphony_client")
+    assert is_shipped("clients"), "from which the page's client is served"
+    assert not is_shipped("clients.python.src.symphony_client")
 
 
 def test_importing_it_imports_no_framework() -> None:

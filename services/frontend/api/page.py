@@ -1,5 +1,6 @@
 """The chat page at ``/``, and under ``/static`` what it loads."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent.parent / "static"
+CLIENT = Path(__file__).parents[3] / "clients" / "symphony.js" / "index.js"
 GUARDS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -25,7 +27,12 @@ async def page() -> Response:
 
 
 class Assets(StaticFiles):
-    """The page's files, guarded as the page is."""
+    """The page's files and the JavaScript client, guarded as the page is."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        if path == "symphony.js":  # where it is kept there is one of it, for pages and for Node
+            return str(CLIENT), CLIENT.stat()
+        return super().lookup_path(path)
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         answer = super().file_response(*args, **kwargs)

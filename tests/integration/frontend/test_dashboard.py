@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,6 @@ WORKER = m.WorkerStatus(
     worker_id=WorkerId("h-w0"), host_id=HostId("h"), state="ready", models=[MODEL], num_pages=100,
     num_pages_free=40,
 )  # fmt: skip
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture
@@ -117,37 +114,5 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
                 assert len(answer.json()["advisories"]["rates"]) == num_shown
             page = await it.http.get("/dashboard", headers={"Authorization": "Bearer a"})
             assert "default-src 'self'" in page.headers["content-security-policy"]
-
-    asyncio.run(run())
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_shows_it(servers: Servers) -> None:
-    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-    failures: list[str] = []
-
-    async def look(it: House, page: Any) -> None:
-        page.on("pageerror", lambda error: failures.append(str(error)))
-        page.on(
-            "console", lambda line: failures.append(line.text) if line.type == "error" else None
-        )
-        await page.goto(f"{it.url}/dashboard")
-        await playwright.expect(page.locator("#workers td").first).to_have_text("h-w0")
-        await playwright.expect(page.locator("#hosts")).to_contain_text("60 B of 100 B")
-        await playwright.expect(page.locator("#state")).to_contain_text("processes are ready")
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 3}
-        await it.http.post("/v1/completions", json=body)
-        figures = page.locator("#figures")
-        await playwright.expect(figures).to_contain_text("ms", timeout=20_000)
-        assert failures == []
-
-    async def run() -> None:
-        async with house(*servers) as it, playwright.async_playwright() as driver:
-            await staff(it)
-            browser = await driver.chromium.launch(
-                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-            )
-            await look(it, await browser.new_page())
-            await browser.close()
 
     asyncio.run(run())

@@ -107,9 +107,9 @@ async def check_small_endpoints(it: House) -> None:
     echoed = await it.http.get("/ping", headers={"X-Request-Id": "mine"})
     assert echoed.headers["x-request-id"] == "mine"
     page = await it.http.get("/")
-    assert page.status_code == 200 and "chat.js" in page.text
+    assert page.status_code == 200 and "main.js" in page.text
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    for name in ("chat.js", "chat.css", "icon.svg"):
+    for name in ("js/main.js", "symphony.js", "chat.css", "icon.svg"):
         assert (await it.http.get(f"/static/{name}")).status_code == 200
     tokens = (await it.http.post("/tokenize", json={"model": MODEL, "prompt": "h\u00e4"})).json()
     assert tokens["tokens"] == [*"h\u00e4".encode()]
@@ -246,7 +246,7 @@ def test_keys_are_asked_for(nats_server: Server, redis_server: Server, tmp_path:
                 "/openapi.json",
                 "/metrics",
                 "/",
-                "/static/chat.js",
+                "/static/js/main.js",
                 "/v1/no",
             ):
                 answer = await it.http.get(path)

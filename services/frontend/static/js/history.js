@@ -1,0 +1,49 @@
+/** What a chat is, and what of it the model is told. */
+
+import { randomId } from "./tabs.js";
+
+const TITLE_CHARS = 60;
+
+/** A chat that nothing was said in yet. Its id is its session's. */
+export function freshChat(settings, model) {
+  return {
+    id: randomId("web-"), title: "New chat", model, settings, messages: [], lease: null,
+    updatedAtMs: Date.now(),
+  };
+}
+
+/** What the list calls a chat that begins with this. */
+export function titleFor(text) {
+  const line = text.trim().replace(/\s+/g, " ");
+  return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1).trimEnd()}…` : line;
+}
+
+/** The messages as the server takes them; what was never answered is left out. */
+export function historyOf({ settings, messages }) {
+  const told = settings.system ? [{ role: "system", content: settings.system }] : [];
+  for (const message of messages) {
+    const { role, content, state, reasoning_content, tool_calls, tool_call_id } = message;
+    if (role !== "assistant") {
+      told.push(role === "tool" ? { role, content, tool_call_id } : { role, content });
+    } else if (state === "unanswered") {
+      if (told.at(-1)?.role === "user") told.pop();
+    } else if (state !== "running") {
+      const answer = { role, content };
+      if (reasoning_content) answer.reasoning_content = reasoning_content;
+      if (tool_calls) answer.tool_calls = tool_calls;
+      told.push(answer);
+    }
+  }
+  return told;
+}
+
+/** The request's fields that a chat's settings stand for. */
+export function fieldsOf({ system: _, ...settings }) {
+  const given = Object.entries(settings).filter(([, value]) => value !== null && value !== undefined);
+  return Object.fromEntries(given);
+}
+
+/** Where the last turn begins: at the last message of the user's or of a tool's answers. */
+export function lastAsked(messages) {
+  return messages.findLastIndex(({ role }) => role !== "assistant");
+}
