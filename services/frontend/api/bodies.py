@@ -121,7 +121,7 @@ class Streamable(Body):
 class Sampled(Streamable):
     """What all of them share."""
 
-    model: Id
+    model: Id | None = None
     adapter_id: Id | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None

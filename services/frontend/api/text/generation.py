@@ -63,7 +63,7 @@ class Plan:
     agent: AgentRef | None = None
     wishes: Sequence[Wish] = ()
     place: str = ""
-    asked_model: ModelId | None = None
+    asked_model: ModelId
     kv_expiry_s: int = 0
 
 

@@ -71,7 +71,7 @@ class ChoicesWriter(Writer):
             "id": new_id(prefix),
             "object": kind,
             "created": generation.created_s,
-            "model": body.model,
+            "model": generation.plan.asked_model,
         }
         self._chunk_head = orjson.dumps(self._head | {"object": CHUNKS[kind]})[:-1] + b","
         options = body.stream_options or StreamOptions()
