@@ -56,16 +56,25 @@ class AdapterDirectory:
         self._names.on_changed(changed, self._clock.now_ns())
 
     async def model(
-        self, tenant: TenantId, model: str, adapter_id: str | None = None
+        self, tenant: TenantId, model: str | None, adapter_id: str | None = None
     ) -> ServedModel:
         """What a request for text names: an adapter, a base model, ``BASE:NAME``, or a base model
         and an adapter of it.
 
+        Args:
+            model: None: the only base model.
+
         Raises:
             NotFound: nothing that the tenant may use.
-            InvalidRequest: an adapter where none is taken, or of another base.
+            InvalidRequest: an adapter where none is taken, or of another base; or no name where
+                there are several.
             NoCapacity: it cannot be told now, or not be served now.
         """
+        if model is None:
+            only = self._models.only()
+            if adapter_id is None:
+                return only
+            model = str(only.card.model_id)
         if adapter_id is not None:
             return await self._of_base(tenant, model, adapter_id, "adapter_id")
         record = await self.find(tenant, model)

@@ -141,6 +141,20 @@ class Models:
             if (tokenizer := self._tokenizers.get(files_of(cards[name]))) is not None
         ]
 
+    def only(self) -> ServedModel:
+        """The one that is meant by who names none.
+
+        Raises:
+            InvalidRequest: there are several.
+            NoCapacity: there is none now.
+        """
+        models = self.all()
+        if not models:
+            raise NoCapacity("no model can be served now")
+        if len(models) > 1:
+            raise InvalidRequest("model: there are several, name one", "model")
+        return models[0]
+
     def all_oneshot(self) -> list[OneshotModel]:
         """Every one-shot model that can be asked now, by name."""
         models = []

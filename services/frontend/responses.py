@@ -94,7 +94,7 @@ class ResponseStore:
             data = await self._sessions.do(*command, is_needed=False)
         stored = None if data is None else decode_stored(data)
         if stored is None:
-            raise NotFound(f"no response {response_id!r}", "response_id")
+            raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
         return stored
 
     async def drop(self, tenant: TenantId, response_id: str) -> SessionId | None:
@@ -114,7 +114,7 @@ class ResponseStore:
             command = ("eval", DROP, len(keys), *keys, response_id)
             found, session_id, is_last = await self._sessions.do(*command)
         if not found:
-            raise NotFound(f"no response {response_id!r}", "response_id")
+            raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
         self._sessions.on_deleted()
         return SessionId(session_id.decode()) if is_last else None
 

@@ -121,7 +121,7 @@ class Streamable(Body):
 class Sampled(Streamable):
     """What all of them share."""
 
-    model: Id
+    model: Id | None = None
     adapter_id: Id | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
@@ -159,6 +159,7 @@ class Generate(Sampled):
     allowed_token_ids: (
         Annotated[list[TokenId], Field(max_length=TOKEN_IDS_MAX, fail_fast=True)] | None
     ) = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
     truncate_prompt_tokens: Cut | None = None
     truncation_side: Any = None
     return_token_ids: bool | None = None
@@ -380,6 +381,8 @@ def check_options(body: Generate) -> None:
         raise unsupported("best_of", "only best_of = n is")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: only with stream = true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs: not with stream = true", "prompt_logprobs")
     wishes_of(body.kv_hints, None)
 
 

@@ -84,6 +84,7 @@ _TEXT_WORKS = (
     ),
     *_works("stop", (*TEXT, "responses")),
     *_works("adapter_id", SAMPLED, hint="an adapter of the model; or name it as the model"),
+    *_works("prompt_logprobs", TEXT, hint="not in a stream"),
     *_works("tenant", TEXT, hint="over NATS only"),
     *_works("best_of", TEXT, hint="only as many as n"),
     *_works("messages", (*TEMPLATE, "messages")),
@@ -164,11 +165,9 @@ _TEXT_REFUSED = (
     *_refused("length_penalty", TEXT, 1.0),
     *_refused("early_stopping", TEXT, False),
     *_refused("beam_width", TEXT, 1),
-    *_refused(
-        "prompt_logprobs", TEXT, hint="use echo with logprobs on /v1/completions"
-    ),
     *_refused("bad_words stop_regex logits_processors logit_processors", TEXT, []),
-    *_refused("vllm_xargs custom_params kv_transfer_params", TEXT, {}),
+    *_refused("vllm_xargs kv_transfer_params ec_transfer_params", SAMPLED, {}),
+    *_refused("custom_params", TEXT, {}),
     *_refused(
         "structural_tag custom_logit_processor thinking_token_budget repetition_detection"
         " session_params bootstrap_host bootstrap_port bootstrap_room",
@@ -183,6 +182,11 @@ _TEXT_REFUSED = (
     *_refused("no_stop_trim", TEXT, False, hint="use include_stop_str_in_output"),
     *_refused("spaces_between_special_tokens", TEXT, True),
     *_refused("return_hidden_states return_routed_experts return_meta_info", TEXT, False),
+    *_refused("return_weight_versions return_token_offsets", TEXT, False),
+    *_refused("routed_experts_prompt_start", TEXT, 0),
+    *_refused("logprob_token_ids", TEXT),
+    *_refused("watermarking", SAMPLED, False),
+    *_refused("return_prompt_text", CHAT, False),
     *_refused("return_prompt_token_ids", TEXT, False, hint="use return_token_ids"),
     *_refused("input_ids input_embeds", TEXT, hint="use prompt on /v1/completions"),
     *_refused("suffix", ("completions",), ""),
@@ -212,7 +216,14 @@ _RESPONSES_REFUSED = (
     *_refused("n", RESPONSES, 1),
     *_refused("max_tokens max_completion_tokens", RESPONSES, hint="use max_output_tokens"),
     *_refused("messages", RESPONSES, hint="use input"),
-    *_refused("response_format", RESPONSES, hint="use text.format"),
+    *_refused("response_format structured_outputs", RESPONSES, hint="use text.format"),
+    *_refused("stop_token_ids", RESPONSES, []),
+    *_refused("skip_special_tokens spaces_between_special_tokens", RESPONSES, True),
+    *_refused("include_reasoning", RESPONSES, True),
+    *_refused("ignore_eos include_stop_str_in_output", RESPONSES, False),
+    *_refused("enable_response_messages", RESPONSES, False),
+    *_refused("previous_input_messages", RESPONSES, hint="use previous_response_id"),
+    *_refused("media_io_kwargs mm_processor_kwargs", RESPONSES, {}),
 )
 _MESSAGES_REFUSED = (
     *_refused("output_config.effort", MESSAGES, "high", hint=_TEMPLATE_HINT),
@@ -276,10 +287,12 @@ _IGNORED = (
         " stream_options request_id rid",
         RESPONSES,
     ),
+    *_ignored("prompt_cache_options", RESPONSES),
+    *_ignored("mm_payload return_mm_kwargs", SAMPLED),
     *_ignored("request_id rid", INFERENCE),
     *_ignored(
         "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
-        " guided_decoding_backend data_parallel_rank",
+        " guided_decoding_backend data_parallel_rank stream_interval",
         TEXT,
     ),
     *_ignored("stream_options.include_obfuscation", TEXT),

@@ -176,10 +176,20 @@ _TEXT_LOGPROBS = record(
     tokens=array(STRING),
     top_logprobs=array(nullable({"type": "object", "additionalProperties": NUMBER})),
 )
+_PROMPT_LOGPROBS = array(
+    nullable(
+        {
+            "type": "object",
+            "additionalProperties": record(
+                logprob=NUMBER, rank=nullable(COUNT), decoded_token=STRING
+            ),
+        }
+    )
+)
 _IDS = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING}
 CHAT = record(
-    {"prompt_token_ids": array(COUNT)},
+    {"prompt_token_ids": array(COUNT), "prompt_logprobs": _PROMPT_LOGPROBS},
     **_HEAD,
     object=constant("chat.completion"),
     choices=array(
@@ -285,8 +295,8 @@ COMPLETION = record(
     object=constant("text_completion"),
     choices=array(
         record(
-            _IDS, index=COUNT, text=STRING, logprobs=nullable(_TEXT_LOGPROBS),
-            finish_reason=_FINISH,
+            {**_IDS, "prompt_logprobs": _PROMPT_LOGPROBS},
+            index=COUNT, text=STRING, logprobs=nullable(_TEXT_LOGPROBS), finish_reason=_FINISH,
         )
     ),
     usage=_USAGE,

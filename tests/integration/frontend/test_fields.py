@@ -84,10 +84,36 @@ async def check_usage_in_every_chunk(it: House) -> None:
         counts = [chunk["usage"]["completion_tokens"] for chunk in many]
         assert counts == sorted(counts) and counts[-1] == len(TOKENS)
         assert many[-1]["choices"] == []
+        if path == "/v1/chat/completions":
+            assert counts[0] == 0 and 0 not in counts[1:]  # with the role nothing is said yet
+        many = await chunks(it, path, stream_options=options | {"include_usage": False})
+        assert not any("usage" in chunk for chunk in many)
         many = await chunks(it, path, stream_options={"continuous_usage_stats": True})
         assert many[-1]["choices"] and many[-1]["usage"]["completion_tokens"] == len(TOKENS)
         many = await chunks(it, path, stream_options={"include_usage": True})
         assert all(chunk["usage"] is None for chunk in many[:-1])
+
+
+async def check_logprobs_of_prompts(it: House) -> None:
+    made = await whole(it, "/v1/completions", prompt=["abc", "de"], prompt_logprobs=2)
+    first, second = (choice["prompt_logprobs"] for choice in made["choices"])
+    assert first[0] is None and len(first) == 3 and len(second) == 2
+    own = {"logprob": -0.5, "rank": 1, "decoded_token": "b"}
+    assert first[1] == {"98": own, "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"}}
+    assert made["choices"][0]["logprobs"] is None
+    made = await whole(it, "/v1/completions", prompt_logprobs=0, echo=True, logprobs=1)
+    assert made["choices"][0]["prompt_logprobs"][1] == {"98": own}
+    assert made["choices"][0]["logprobs"]["top_logprobs"][1] == {"b": -0.5}
+    fields = {"prompt_logprobs": 1, "n": 2, "return_tokens_as_token_ids": True}
+    made = await whole(it, "/v1/chat/completions", **fields)
+    told = made["prompt_logprobs"]
+    assert told[0] is None and len(told) == len(prompt_of(it))
+    assert all(entry["decoded_token"] == f"token_id:{k}" for k, entry in told[1].items())
+    assert "prompt_logprobs" not in await whole(it, "/v1/chat/completions")
+    for path, body in PATHS.items():
+        for wrong in ({"prompt_logprobs": -1}, {"prompt_logprobs": 1, "stream": True}):
+            answer = await it.http.post(path, json=body | wrong)
+            assert answer.json()["error"]["param"] == "prompt_logprobs"
 
 
 async def check_allowed_tokens(it: House) -> None:
@@ -148,6 +174,7 @@ def test_fields_of_generation(nats_server: Server, redis_server: Server, tmp_pat
             await check_token_ids(it)
             await check_names_of_tokens(it)
             await check_usage_in_every_chunk(it)
+            await check_logprobs_of_prompts(it)
             await check_allowed_tokens(it)
             await check_cut_prompts(it)
             await check_cut_sessions(it)

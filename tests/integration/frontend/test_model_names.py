@@ -7,7 +7,7 @@ from typing import Any
 from shared import messages as m
 from shared.subjects import ADVISORY_SUBMIT
 from tests.conftest import Server
-from tests.integration.frontend.house import MODEL, House, house
+from tests.integration.frontend.house import MODEL, House, Reply, house
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 
@@ -45,3 +45,25 @@ def test_another_name_is_as_good(nats_server: Server, redis_server: Server, tmp_
             await scenario(it)
 
     asyncio.run(run())
+
+
+def test_the_only_model_need_not_be_named(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": HI},
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/responses": {"input": "Hi"},
+    }
+
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path, lambda _: Reply("hello")) as it:
+            for path, body in asked.items():
+                answer = await it.http.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["model"] == MODEL
+            unnamed = {"messages": HI, "max_tokens": 9}
+            answer = await it.http.post("/v1/messages", json=unnamed)
+            assert answer.json()["error"]["param"] == "model"
+
+    asyncio.run(scenario())

@@ -287,7 +287,9 @@ def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> 
         body = {"model": MODEL, "input": "Hi"}
         told = (await it.http.post("/v1/responses", json=body, headers=a)).json()
         path = f"/v1/responses/{told['id']}"
-        assert (await it.http.get(path, headers=b)).status_code == 404
+        answer = await it.http.get(path, headers=b)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"Response with id '{told['id']}' not found."
         assert (await it.http.get(f"{path}/input_items", headers=b)).status_code == 404
         assert (await it.http.delete(path, headers=b)).status_code == 404
         more = {**body, "previous_response_id": told["id"]}

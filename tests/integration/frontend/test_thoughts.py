@@ -189,6 +189,15 @@ def test_how_much_is_thought_is_said_in_the_templates_words() -> None:
     assert template_options(body, frozenset({"enable_thinking"}))["enable_thinking"] is True
 
 
+def test_who_does_not_think_may_be_told_not_to() -> None:
+    body = ChatBody(model="m", messages=HI, chat_template_kwargs={"enable_thinking": False})
+    assert "enable_thinking" not in template_options(body, frozenset())
+    assert template_options(body, frozenset({"enable_thinking"}))["enable_thinking"] is False
+    for other in ({"enable_thinking": True}, {"enable_thinking": 0}, {"thinking": False}):
+        with pytest.raises(InvalidRequest):
+            template_options(ChatBody(messages=HI, chat_template_kwargs=other), frozenset())
+
+
 def test_history_keeps_them_for_templates() -> None:
     told = [{"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}]
     assert chat_messages(told) == told

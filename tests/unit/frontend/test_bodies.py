@@ -40,7 +40,7 @@ def chat(**fields: Any) -> ChatBody:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
-        ({"model": None}, "model"),
+        ({"model": ""}, "model"),
         ({"session_id": "a\nb"}, "session_id"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"seed": 2**70}, "seed"),

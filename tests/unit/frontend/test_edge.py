@@ -84,7 +84,7 @@ def test_bodies_are_documented_though_endpoints_parse_them() -> None:
     assert {p["name"] for p in chat["parameters"]} == names | targets
     assert set(chat["responses"]) == {"200", "4XX", "5XX"}
     schema = chat["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["required"] == ["model", "messages"]
+    assert schema["required"] == ["messages"]
     assert "tools" in schema["properties"] and "functions" not in schema["properties"]
     assert "$ref" not in str(schema) and "include_usage" in str(schema["properties"])
     for path in ("/v1/completions", "/v1/advisories", "/tokenize", "/detokenize"):

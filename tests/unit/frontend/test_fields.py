@@ -119,7 +119,7 @@ def test_refused_fields_are_refused_by_name_and_harmless_values_pass(kind: type[
     ("kind", "fields"),
     [
         (ChatBody, {"structural_tag": "{}"}),
-        (CompletionBody, {"prompt_logprobs": 0}),
+        (CompletionBody, {"logprob_token_ids": [1]}),
         (ChatBody, {"custom_logit_processor": "x"}),
         (ChatBody, {"thinking_token_budget": 1}),
         (ChatBody, {"use_beam_search": 0}),

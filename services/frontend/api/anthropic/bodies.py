@@ -14,6 +14,7 @@ from services.frontend.api.bodies import (
     TOOL_NAME_CHARS_MAX,
     TOOLS_MAX,
     WHOLE,
+    Id,
     Sampled,
 )
 from services.frontend.api.fields import Endpoint
@@ -56,6 +57,7 @@ class CountTokensBody(Sampled):
     """``POST /v1/messages/count_tokens``: a message that is asked for, of whatever length."""
 
     endpoint: ClassVar[Endpoint] = "messages"
+    model: Id
     messages: Annotated[
         list[dict[str, Any]],
         Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True),

@@ -184,7 +184,7 @@ class ResponseWriter(ItemsWriter):
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": body.model,
+            "model": self.generation.plan.asked_model,
             "output": self.items if is_over else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": self._past.response_id,

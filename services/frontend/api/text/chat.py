@@ -104,27 +104,30 @@ class ChatWriter(ChoicesWriter):
             self._replies = [ReplyOfChoice(reading) for _ in generation.choices]
 
     def num_entries(self, piece: Piece | None) -> int:
-        return 0 if piece is None else len(piece.logprobs)  # the whole's are written as they come
+        if piece is None:  # those of the reply are written as they come
+            return self._num_prompt_entries([0])
+        return len(piece.logprobs)
 
     def chunks(self, piece: Piece) -> list[bytes]:
         chunks = []
         if not self._has_role[piece.index]:
             self._has_role[piece.index] = True
             chunks.append(self._role_chunk(piece.index))
+        self._num_told += len(piece.tokens)
         logprobs = b"null"
         if self._wants_logprobs and piece.logprobs:
             logprobs = orjson.dumps({"content": [self._entry(e) for e, _ in piece.logprobs]})
         tokens = list(piece.tokens) if self._wants_token_ids else []
         deltas = [self._delta(told, piece.index) for told in self._told(piece)]
-        if not deltas and (tokens or logprobs != b"null"):
-            deltas = [b'{"content":""}']
-        for delta in deltas:  # what belongs to tokens comes with the first of what they say
+        reason = self._finish(piece.index, piece.finish)
+        if not deltas and (tokens or logprobs != b"null" or reason is not None):
+            deltas = [b'{"content":""}' if tokens or logprobs != b"null" else b"{}"]
+        for left, delta in zip(reversed(range(len(deltas))), deltas, strict=True):
+            # What belongs to tokens comes with the first of what they say, the end with the last.
             more = b',"token_ids":%b' % orjson.dumps(tokens) if tokens else b""
-            chunks.append(self._chunk(_choice(piece.index, delta, logprobs, more=more)))
+            finish = b"null" if left or reason is None else b'"%b"' % reason.encode()
+            chunks.append(self._chunk(_choice(piece.index, delta, logprobs, finish, more)))
             tokens, logprobs = [], b"null"
-        if (reason := self._finish(piece.index, piece.finish)) is not None:
-            finish = b'"%b"' % reason.encode()
-            chunks.append(self._chunk(_choice(piece.index, b"{}", finish=finish)))
         return chunks
 
     def add(self, piece: Piece) -> None:
@@ -151,9 +154,10 @@ class ChatWriter(ChoicesWriter):
             choice = self._whole_choice(index, logprobs, message=message)
             choice["finish_reason"] = self._finish(index, self.generation.choices[index].finish)
             choices.append(choice)
-        if not self._wants_token_ids:
-            return self._whole(choices)
-        return self._whole(choices, prompt_token_ids=self.generation.prompt_of(0).tokens)
+        more = self._prompt_logprobs(0)
+        if self._wants_token_ids:
+            more["prompt_token_ids"] = self.generation.prompt_of(0).tokens
+        return self._whole(choices, **more)
 
     def _told(self, piece: Piece) -> Iterator[Told]:
         """What a piece tells."""

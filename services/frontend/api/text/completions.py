@@ -125,11 +125,13 @@ class CompletionWriter(ChoicesWriter):
 
     def num_entries(self, piece: Piece | None) -> int:
         if piece is None:
-            return sum(map(len, self._entries))
+            num_told = sum(map(len, self._entries))
+            return num_told + self._num_prompt_entries(range(len(self._entries)))
         num_echoed = len(self._prompt_entries(piece.index)) if self._is_echo_due(piece) else 0
         return num_echoed + len(piece.logprobs)
 
     def chunks(self, piece: Piece) -> list[bytes]:
+        self._num_told += len(piece.tokens)
         shows_prompt = self._wants_token_ids and not self._has_begun[piece.index]
         text, entries = self._with_echo(piece)
         tokens = piece.tokens if self._wants_token_ids else ()
@@ -158,6 +160,7 @@ class CompletionWriter(ChoicesWriter):
         for index, texts in enumerate(self._texts):
             logprobs = self._logprobs(self._entries[index])
             choice = self._whole_choice(index, logprobs, text="".join(texts))
+            choice |= self._prompt_logprobs(index)
             if self._wants_token_ids:
                 choice["prompt_token_ids"] = self.generation.prompt_of(index).tokens
             choices.append(choice)
@@ -186,6 +189,3 @@ class CompletionWriter(ChoicesWriter):
 
     def _is_echo_due(self, piece: Piece) -> bool:
         return bool(self._echoes) and not self._has_begun[piece.index]
-
-    def _prompt_entries(self, index: int) -> list[TokenLogprobs]:
-        return self.generation.choices[index].prompt_logprobs or []

@@ -65,7 +65,7 @@ class Plan:
     agent: AgentRef | None = None
     wishes: Sequence[Wish] = ()
     place: str = ""
-    asked_model: ModelId | None = None
+    asked_model: ModelId
     kv_expiry_s: int = 0
     tells_places: bool = False
 
@@ -190,10 +190,11 @@ class Generation:
             if pieces:
                 yield pieces
 
-    def usage(self) -> dict[str, object]:
-        """Token counts so far, in OpenAI's shape."""
+    def usage(self, num_completion: int | None = None) -> dict[str, object]:
+        """Token counts in OpenAI's shape, of all that came or of `num_completion` tokens."""
         num_prompt = sum(len(prompt.tokens) for prompt in self.plan.prompts)
-        num_completion = sum(choice.num_completion_tokens for choice in self.choices)
+        if num_completion is None:
+            num_completion = sum(choice.num_completion_tokens for choice in self.choices)
         usage: dict[str, object] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,

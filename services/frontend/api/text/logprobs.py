@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes."""
+"""Log-probabilities in OpenAI's two shapes; those of a prompt in vLLM's."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -53,6 +53,29 @@ def completion_block(
         top.setdefault(chosen, _finite(entry.logprob))
         block["top_logprobs"].append(top)
     return block
+
+
+def prompt_list(
+    name: NameOf, entries: Iterable[TokenLogprobs], num_top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: of each token but the first, the likeliest and its own by their
+    ids. The rank of one that is not among the likeliest is not known.
+    """
+
+    def written(entry: TokenLogprobs) -> dict[str, Any]:
+        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, start=1)}
+        shown: dict[int, float | None] = dict(entry.top[:num_top])
+        shown.setdefault(entry.token, entry.logprob)
+        return {
+            str(token): {
+                "logprob": _finite(logprob),
+                "rank": ranks.get(token),
+                "decoded_token": name(token),
+            }
+            for token, logprob in shown.items()
+        }
+
+    return [None if entry.logprob is None else written(entry) for entry in entries]
 
 
 def _finite(logprob: float | None) -> float:

@@ -1,6 +1,6 @@
 """A chat's messages, tools and options, as chat templates take them."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
@@ -38,8 +38,9 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
     Raises:
         InvalidRequest: options that exclude each other, or that the template does not read.
     """
-    options = dict(body.chat_template_kwargs or {})
     known = sorted(name for name in names if not _is_own(name))
+    given = body.chat_template_kwargs or {}
+    options = {name: value for name, value in given.items() if not _is_idle(name, value, known)}
     for name in options.keys() - known:
         where = f"chat_template_kwargs.{name[:NAME_CHARS_MAX]}"
         if _is_own(name):
@@ -61,6 +62,11 @@ def template_options(body: ChatBody | TokenizeBody, names: Set[str]) -> dict[str
     begins = body.add_generation_prompt is not False and not continues
     options |= {"add_generation_prompt": begins, "continue_final_message": continues}
     return options | ({"tools": list(map(_tool, body.tools))} if body.tools else {})
+
+
+def _is_idle(name: str, value: Any, known: Sequence[str]) -> bool:
+    """Whether a template that does not read this does all the same what it says."""
+    return name == "enable_thinking" and value is False and name not in known
 
 
 def _effort(effort: str, names: Set[str]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ def sampling_params(
         raise InvalidRequest("min_tokens: more than max_tokens", "min_tokens")
     _check_ids("stop_token_ids", body.stop_token_ids, vocab_size)
     _check_ids("allowed_token_ids", body.allowed_token_ids, vocab_size)
-    logprobs, prompt_logprobs = _logprobs(body)
     seed = (int.from_bytes(random_bytes(8)) if body.seed is None else body.seed) % SEEDS
     return SamplingParams(
         max_tokens=max_tokens,
@@ -47,8 +46,8 @@ def sampling_params(
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=_logprobs(body),
+        prompt_logprobs=_prompt_logprobs(body),
         grammar=grammar,
     )
 
@@ -81,13 +80,19 @@ def max_new_tokens(
     return min(room, default) if default and wanted else room if wanted else 1
 
 
-def _logprobs(body: Generate) -> tuple[int | None, int | None]:
+def _logprobs(body: Generate) -> int | None:
     if isinstance(body, ChatBody):
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs: only with logprobs = true", "top_logprobs")
-        return (body.top_logprobs or 0) if body.logprobs else None, None
+        return (body.top_logprobs or 0) if body.logprobs else None
     assert isinstance(body, CompletionBody)
-    return body.logprobs, body.logprobs if body.echo else None
+    return body.logprobs
+
+
+def _prompt_logprobs(body: Generate) -> int | None:
+    echoed = body.logprobs if isinstance(body, CompletionBody) and body.echo else None
+    asked = [number for number in (body.prompt_logprobs, echoed) if number is not None]
+    return max(asked, default=None)
 
 
 def _check_ids(name: str, tokens: list[int] | None, vocab_size: int) -> None:

@@ -11,9 +11,8 @@ from services.frontend.api.schemas import DETOKENIZED, TOKENIZED, answers
 from services.frontend.api.text.messages import rendered
 from services.frontend.app import App, app_of
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.models import ServedModel
 from services.frontend.request import caller_of, read_body
-from shared.errors import InvalidRequest, NoCapacity
+from shared.errors import InvalidRequest
 from shared.ids import TenantId
 
 NAMES_AT_ONCE = 16_384  # about 5 ms
@@ -31,7 +30,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def _tokenized(app: App, body: TokenizeBody, tenant: TenantId) -> Response:
-    model = await _model(app, body.model, tenant)
+    model = await app.adapters.model(tenant, body.model)
     tokenizer = model.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
@@ -64,21 +63,9 @@ async def detokenize(request: Request) -> Response:
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
         body = parse(DetokenizeBody, await read_body(request, held.grow_to))
-        model = await _model(app, body.model, caller_of(request).tenant)
+        model = await app.adapters.model(caller_of(request).tenant, body.model)
         vocab_size = model.tokenizer.vocab_size
         tokens = token_list(body.tokens)
         if tokens is None or max(tokens, default=0) >= vocab_size:
             raise InvalidRequest(f"tokens: give a list of numbers below {vocab_size}", "tokens")
         return Json({"prompt": await app.texts.decode_all(model.tokenizer, tokens)})
-
-
-async def _model(app: App, model_id: str | None, tenant: TenantId) -> ServedModel:
-    """The named model, or the only one."""
-    if model_id is not None:
-        return await app.adapters.model(tenant, model_id)
-    models = app.models.all()
-    if not models:
-        raise NoCapacity("no model can be served now")
-    if len(models) > 1:
-        raise InvalidRequest("model: there are several, name one", "model")
-    return models[0]

@@ -3,17 +3,19 @@ and token ids.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
-from services.frontend.api.bodies import Generate
+from services.frontend.api.bodies import Generate, StreamOptions
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.logprobs import name_of
+from services.frontend.api.text.logprobs import name_of, prompt_list
 from services.frontend.core.choice import Piece
 from services.frontend.errors import error_body
 from shared.errors import SymphonyError
 from shared.ids import new_id
+from shared.messages import TokenLogprobs
 
 DONE = b"[DONE]"
 CHUNKS = {"chat.completion": "chat.completion.chunk", "text_completion": "text_completion"}
@@ -69,16 +71,20 @@ class ChoicesWriter(Writer):
             "id": new_id(prefix),
             "object": kind,
             "created": generation.created_s,
-            "model": body.model,
+            "model": generation.plan.asked_model,
         }
         self._chunk_head = orjson.dumps(self._head | {"object": CHUNKS[kind]})[:-1] + b","
-        options = body.stream_options
-        self._wants_usage = bool(options and options.include_usage)
-        self._wants_usage_always = bool(options and options.continuous_usage_stats)
+        options = body.stream_options or StreamOptions()
+        self._wants_usage = bool(options.include_usage)
+        self._wants_usage_always = bool(
+            options.continuous_usage_stats and options.include_usage is not False
+        )
+        self._num_told = 0  # tokens of the pieces that chunks were made of
         self._wants_token_ids = bool(body.return_token_ids)
         self._name = name_of(
             generation.plan.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
+        self._num_prompt_top = body.prompt_logprobs
         self._texts: list[list[str]] = [[] for _ in generation.choices]
         self._tokens: list[list[int]] = [[] for _ in generation.choices]
 
@@ -91,6 +97,22 @@ class ChoicesWriter(Writer):
             return [DONE]
         usage = orjson.dumps(self.generation.usage())
         return [b'%b"choices":[],"usage":%b}' % (self._chunk_head, usage), DONE]
+
+    def _prompt_entries(self, index: int) -> list[TokenLogprobs]:
+        return self.generation.choices[index].prompt_logprobs or []
+
+    def _num_prompt_entries(self, indices: Iterable[int]) -> int:
+        """Of the prompts of these choices, if they are asked for beside the text."""
+        if self._num_prompt_top is None:
+            return 0
+        return sum(len(self._prompt_entries(index)) for index in indices)
+
+    def _prompt_logprobs(self, index: int) -> dict[str, Any]:
+        """The member that tells those of a choice's prompt, if they are asked for."""
+        if self._num_prompt_top is None:
+            return {}
+        entries = self._prompt_entries(index)
+        return {"prompt_logprobs": prompt_list(self._name, entries, self._num_prompt_top)}
 
     def _whole(self, choices: list[dict[str, Any]], **more: object) -> bytes:
         usage = self.generation.usage()
@@ -115,7 +137,7 @@ class ChoicesWriter(Writer):
         """
         usage = b""
         if self._wants_usage_always:
-            usage = b',"usage":%b' % orjson.dumps(self.generation.usage())
+            usage = b',"usage":%b' % orjson.dumps(self.generation.usage(self._num_told))
         elif self._wants_usage:
             usage = b',"usage":null'
         return b'%b%b"choices":[%b]%b}' % (self._chunk_head, more, choice, usage)

@@ -1,0 +1,56 @@
+"""Anthropic's own client of `/v1/messages`."""
+
+from typing import Any
+
+import pytest
+
+from services.worker.demo_model import DEMO_MODEL_ID
+from tests.e2e.house import House
+from tests.frameworks.common import KEY, City, Weather, needs
+
+pytestmark = needs("anthropic")
+
+
+def test_anthropic(house: House) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    asked: dict[str, Any] = {"model": DEMO_MODEL_ID, "max_tokens": 900}
+    asked["extra_body"] = {"temperature": 0.0}
+    question = {"role": "user", "content": "Where to?"}
+    visit = {"name": "go", "description": "Go there.", "input_schema": City.model_json_schema()}
+    with anthropic.Anthropic(base_url=house.url, api_key=KEY, max_retries=0) as client:
+        create = client.messages.create
+        said = create(**asked | {"max_tokens": 20}, system="Be kind.", messages=[question])
+        assert said.content[0].text and said.stop_reason in ("end_turn", "max_tokens")
+        count = client.messages.count_tokens
+        counted = count(model=DEMO_MODEL_ID, system="Be kind.", messages=[question])
+        usage = said.usage
+        assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+        tooled = asked | {"tools": [visit], "tool_choice": {"type": "any"}}
+        called = create(**tooled, messages=[question])
+        assert called.stop_reason == "tool_use"
+        results = [
+            {"type": "tool_result", "tool_use_id": block.id, "content": City(**block.input).name}
+            for block in called.content
+        ]
+        messages = [question, {"role": "assistant", "content": called.content}]
+        messages.append({"role": "user", "content": results})
+        with client.messages.stream(**tooled, messages=messages) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_message()
+        assert "input_json" in kinds and kinds[-1] == "message_stop"
+        assert all(City(**block.input) for block in final.content)
+        assert final.stop_reason == "tool_use" and final.usage.output_tokens
+
+        form = {"format": {"type": "json_schema", "schema": City.model_json_schema()}}
+        placed = create(**asked, messages=[question], output_config=form)
+        assert City.model_validate_json(placed.content[0].text)
+        parsed = client.messages.parse(**asked, messages=[question], output_format=Weather)
+        assert isinstance(parsed.parsed_output, Weather)
+        with client.messages.stream(**asked | {"max_tokens": 9}, messages=[question]) as stream:
+            text = "".join(stream.text_stream)
+            assert text == stream.get_final_text()
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            create(**asked | {"model": "gpt-x"}, messages=[question])
+        assert caught.value.body["error"]["type"] == "not_found_error"
+        assert caught.value.request_id

@@ -1,0 +1,47 @@
+"""Clients in JavaScript, where node is and the folder of what npm installed is named."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from services.worker.demo_model import DEMO_MODEL_ID
+from tests.e2e.house import House
+from tests.frameworks.common import City
+
+SCRIPTS = Path(__file__).with_name("js")
+NODE = shutil.which("node")
+MODULES = Path(os.environ.get("TEST_NODE_MODULES", "node_modules")).absolute()
+TIMEOUT_S = 120
+
+
+@pytest.mark.parametrize(
+    ("script", "packages"),
+    [
+        ("openai", ["openai"]),
+        ("ai-sdk", ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"]),
+    ],
+)
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_client(house: House, script: str, packages: list[str]) -> None:
+    missing = [name for name in packages if not (MODULES / name).is_dir()]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not in TEST_NODE_MODULES")
+    done = subprocess.run(
+        [str(NODE), str(SCRIPTS / f"{script}.mjs")],
+        env={
+            **os.environ,
+            "NODE_PATH": str(MODULES),
+            "BASE_URL": f"{house.url}/v1",
+            "MODEL": DEMO_MODEL_ID,
+            "SCHEMA": json.dumps(City.model_json_schema()),
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
