@@ -63,7 +63,7 @@ def merged(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
     for labels, text in texts:
         more = ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in labels.items())
         family: list[str] = families.setdefault("", [])
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]
                 is_new = name not in families
@@ -89,6 +89,16 @@ def _labelled(sample: str, labels: str) -> str:
     return f"{name}{{{labels}}} {rest}"
 
 
+def without(text: str, name: str) -> str:
+    """Metrics but for the samples of this name, without the house's prefix.
+
+    >>> without("symphony_a 1\\nsymphony_ab 2\\n", "a")
+    'symphony_ab 2\\n'
+    """
+    begins = tuple(f"{PREFIX}{name}{end}" for end in "{ ")
+    return "\n".join(line for line in text.split("\n") if not line.startswith(begins))
+
+
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _PLAIN = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
@@ -102,7 +112,7 @@ def samples_of(text: str, names: Collection[str]) -> list[Sample]:
     [('a', {'c': 'd'}, 2.0)]
     """
     found: list[Sample] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line.startswith(PREFIX):
             continue
         name = line[len(PREFIX) : min(line.find(end) % (len(line) + 1) for end in "{ ")]

@@ -148,12 +148,12 @@ class Models:
             InvalidRequest: there are several.
             NoCapacity: there is none now.
         """
-        models = self.all()
-        if not models:
+        names = list(self._fleet.models(self._clock.now_ns()))
+        if not names:
             raise NoCapacity("no model can be served now")
-        if len(models) > 1:
+        if len(names) > 1:
             raise InvalidRequest("model: there are several, name one", "model")
-        return models[0]
+        return self.get(names[0])
 
     def all_oneshot(self) -> list[OneshotModel]:
         """Every one-shot model that can be asked now, by name."""

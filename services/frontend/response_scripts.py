@@ -1,21 +1,25 @@
 """What must happen to the stored responses of a session in Redis in one step.
 
-They are one hash: what was stored, by the response's id; under the id with ``:after`` the response
-that it follows, if it follows one; under ``:session`` the session's name; and under the empty name
-how many bytes they are.
+They are one hash: what was answered, by the response's id; under the id with ``:items`` what was
+said in it, which is all that is read to go on from it, with ``:num`` how many items that is, and
+with ``:after`` the response that it follows, if it follows one; under ``:session`` the session's
+name; and under the empty name how many bytes they are.
 """
 
 from services.frontend.redis_scripts import KEEPING, LEAVE
 
-# Two more arguments: the response's id, and that of the one before it or nothing. Answers whether
-# it is stored: not if the session was deleted since, or it does not fit the tenant's limits.
+# More arguments: the response's id; that of the one before it, or nothing; its items, and how many
+# they are. Answers whether it is stored: not if the session was deleted since, or what it follows,
+# or it does not fit the tenant's limits.
 STORE = f"""{KEEPING}
-local id, before = ARGV[9], ARGV[10]
+local id, before, items, num_items = ARGV[9], ARGV[10], ARGV[11], ARGV[12]
+if before ~= '' and redis.call('HEXISTS', responses, before) == 0 then return 0 end
 local others = redis.call('STRLEN', record) + num_bytes_of_responses()
-local num_bytes = #data + #id + #before
+local num_bytes = #data + #items + #id + #before
 local size = others + num_bytes
 if not fits(size) then return 0 end
 redis.call('HSET', responses, id, data, ':session', session)
+redis.call('HSET', responses, id .. ':items', items, id .. ':num', num_items)
 begin()
 if make_room(size) then
   if before ~= '' then redis.call('HSET', responses, id .. ':after', before) end
@@ -23,25 +27,28 @@ if make_room(size) then
   enter(size)
   return 1
 end
-redis.call('HDEL', responses, id)
+redis.call('HDEL', responses, id, id .. ':items', id .. ':num')
 if num_bytes_of_responses() == 0 then redis.call('DEL', responses) end
 if others > 0 then enter(others) end
 return 0
 """
 
-# A response and those before it, the latest first. Keys: the hash. Arguments: its id; how many
-# there may be, and how many bytes of them. Answers what ended it, the session's name and what was
-# stored: 'whole'; 'missing', with the first that is not there; 'long'.
+# What was said in a response and in those before it, the latest first. Keys: the hash. Arguments:
+# its id; how many responses there may be, and how many bytes and items of them. Answers what ended
+# it, the session's name and the items: 'whole'; 'missing', with the first that is not there;
+# 'long'.
 CHAIN = """
-local id, chain, num_bytes = ARGV[1], {}, 0
-local num_max, bytes_max = tonumber(ARGV[2]), tonumber(ARGV[3])
+local id, chain, num_bytes, num_items = ARGV[1], {}, 0, 0
+local num_max, bytes_max, items_max = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local session = redis.call('HGET', KEYS[1], ':session') or ''
 while id do
-  local size = redis.call('HSTRLEN', KEYS[1], id)
+  local size = redis.call('HSTRLEN', KEYS[1], id .. ':items')
   if size == 0 then return {'missing', id, {}} end
   num_bytes = num_bytes + size
-  if #chain == num_max or num_bytes > bytes_max then return {'long', session, {}} end
-  chain[#chain + 1] = redis.call('HGET', KEYS[1], id)
+  num_items = num_items + (redis.call('HGET', KEYS[1], id .. ':num') or 0)
+  local is_long = num_bytes > bytes_max or num_items > items_max
+  if #chain == num_max or is_long then return {'long', session, {}} end
+  chain[#chain + 1] = redis.call('HGET', KEYS[1], id .. ':items')
   id = redis.call('HGET', KEYS[1], id .. ':after')
 end
 return {'whole', session, chain}
@@ -54,8 +61,11 @@ local id = ARGV[1]
 local session = redis.call('HGET', responses, ':session') or ''
 local data = redis.call('HSTRLEN', responses, id)
 if data == 0 then return {{0, session, 0}} end
-local num_bytes = data + #id + redis.call('HSTRLEN', responses, id .. ':after')
-redis.call('HDEL', responses, id, id .. ':after')
+local num_bytes = data + #id
+for _, part in ipairs({{':items', ':after'}}) do
+  num_bytes = num_bytes + redis.call('HSTRLEN', responses, id .. part)
+end
+redis.call('HDEL', responses, id, id .. ':items', id .. ':num', id .. ':after')
 local left = redis.call('HINCRBY', responses, '', -num_bytes)
 if left <= 0 then redis.call('DEL', responses) end
 local size = tonumber(redis.call('HGET', sizes, session) or 0)

@@ -1,12 +1,17 @@
 """Stored responses in Redis, with the sessions that they are of: they are forgotten together."""
 
+from collections.abc import Callable
+from typing import Any
+
 from services.frontend.core.quotas import TenantLimits
+from services.frontend.core.response_items import ITEMS_MAX
 from services.frontend.core.stored_responses import (
     CHAIN_BYTES_MAX,
     CHAIN_MAX,
     RESPONSE_BYTES_MAX,
     Past,
     StoredResponse,
+    decode_items,
     decode_stored,
     encode_stored,
     mark_in,
@@ -41,45 +46,52 @@ class ResponseStore:
         """Store a response of a turn that began when the session's generation was this. Answers
         whether it is: not if it is too large, the session was deleted, or Redis is away.
         """
-        data = encode_stored(stored)
-        if len(data) > RESPONSE_BYTES_MAX:
+        data, items = encode_stored(stored)
+        if len(data) + len(items) > RESPONSE_BYTES_MAX:
             return False
         ids = stored.response["id"], stored.response[FIELD] or ""
+        more = (*ids, items, len(stored.items))
         try:
             return await self._sessions.keep(
-                STORE, tenant, session_id, generation, data, limits, *ids, is_needed=False
+                STORE, tenant, session_id, generation, data, limits, *more, is_needed=False
             )
         except StoreAway:
             return False
 
-    async def past(self, tenant: TenantId, response_id: str) -> Past:
+    async def past(
+        self, tenant: TenantId, response_id: str, take_room: Callable[[int], None]
+    ) -> Past:
         """What a response that follows this one goes on from.
+
+        Args:
+            take_room: for so many bytes, before they are looked at; may raise.
 
         Raises:
             InvalidRequest: there is no such response, or too much was said before.
             StoreAway: it cannot be told.
+            NoCapacity: there is no room.
         """
         found = None
         if (mark := mark_in(response_id)) is not None:
             command = ("eval", CHAIN, 1, responses_redis_key(tenant, mark))
-            limits = (CHAIN_MAX, CHAIN_BYTES_MAX)
+            limits = (CHAIN_MAX, CHAIN_BYTES_MAX, ITEMS_MAX)
             found = await self._sessions.do(*command, response_id, *limits, is_needed=False)
         end, detail, chain = found or (b"missing", response_id.encode(), [])
         if end == b"long":
             raise InvalidRequest(
-                f"{FIELD}: it follows more than {CHAIN_MAX} responses or {CHAIN_BYTES_MAX} bytes: "
-                "begin anew",
+                f"{FIELD}: it follows more than {CHAIN_MAX} responses, {ITEMS_MAX} items or "
+                f"{CHAIN_BYTES_MAX} bytes: begin anew",
                 FIELD,
             )
         if end == b"missing":
             raise _unknown(response_id, detail.decode())
-        told = [decode_stored(data) for data in reversed(chain)]
-        known = [stored for stored in told if stored is not None]
+        take_room(sum(map(len, chain)))
+        told = [decode_items(data) for data in reversed(chain)]
+        known = [items for items in told if items is not None]
         if len(known) < len(told):
             raise _unknown(response_id, response_id)
-        items = [item for stored in known for item in stored.items()]
-        num_bytes = sum(map(len, chain))
-        return Past(SessionId(detail.decode()), response_id, items, num_bytes)
+        items = [item for given, said in known for item in (*given, *said)]
+        return Past(SessionId(detail.decode()), response_id, items)
 
     async def read(self, tenant: TenantId, response_id: str) -> StoredResponse:
         """A response.
@@ -88,11 +100,11 @@ class ResponseStore:
             NotFound: there is none.
             StoreAway: it cannot be told.
         """
-        data = None
+        found: list[Any] = [None]
         if (mark := mark_in(response_id)) is not None:
-            command = ("hget", responses_redis_key(tenant, mark), response_id)
-            data = await self._sessions.do(*command, is_needed=False)
-        stored = None if data is None else decode_stored(data)
+            command = ("hmget", responses_redis_key(tenant, mark), response_id)
+            found = await self._sessions.do(*command, f"{response_id}:items", is_needed=False)
+        stored = None if None in found else decode_stored(*found)
         if stored is None:
             raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
         return stored

@@ -160,6 +160,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
 
     await runtime.stopping.wait()
     server.should_exit = True  # no new requests; open ones may finish
+    app.watch.stop()
     await asyncio.wait({serving}, timeout=config.drain_s)
     await hub.stop()
     await jobs.stop()

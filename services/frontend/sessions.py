@@ -167,7 +167,7 @@ class SessionStore:
         generation: str,
         data: bytes,
         limits: TenantLimits,
-        *more: str | int,
+        *more: str | bytes | int,
         is_needed: bool = True,
     ) -> bool:
         """Keep something of a session, by a script that begins with `redis_scripts.KEEPING`.

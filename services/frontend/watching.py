@@ -10,10 +10,12 @@ from services.frontend.errors import TooManyRequests
 from services.frontend.house import Census, HouseMetrics
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.ids import TenantId
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 PERIOD_S = 2.0
-VIEWERS_MAX = 64
+VIEWERS_MAX = 256
+VIEWERS_OF_TENANT = 16
 STALE_NS = 1_000_000_000  # a view is good for so long
 
 
@@ -29,7 +31,8 @@ class HouseWatch:
         self._view = HouseView()
         self._latest: tuple[int, dict[str, Any]] | None = None
         self._looking = asyncio.Lock()
-        self._num_viewers = 0
+        self._viewers: dict[asyncio.Event, TenantId] = {}
+        self._is_stopped = False
 
     async def look(self) -> dict[str, Any]:
         """The house now, or as it was a moment ago."""
@@ -48,19 +51,31 @@ class HouseWatch:
             self._latest = now_ns, view
             return view
 
-    async def views(self, is_gone: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
+    def stop(self) -> None:
+        """Show nobody anything more: the service ends."""
+        self._is_stopped = True
+        for viewer in self._viewers:
+            viewer.set()
+
+    async def views(
+        self, is_gone: asyncio.Event, tenant: TenantId
+    ) -> AsyncIterator[dict[str, Any]]:
         """One view after the other, until their viewer is gone.
 
+        Args:
+            is_gone: set when that one is.
+
         Raises:
-            TooManyRequests: too many look.
+            TooManyRequests: too many look, or too many of this tenant.
         """
-        if self._num_viewers >= VIEWERS_MAX:
-            raise TooManyRequests(f"{VIEWERS_MAX} watch already")
-        self._num_viewers += 1
+        of_tenant = sum(each == tenant for each in self._viewers.values())
+        if len(self._viewers) >= VIEWERS_MAX or of_tenant >= VIEWERS_OF_TENANT:
+            raise TooManyRequests(f"{of_tenant} watch already")
+        self._viewers[is_gone] = tenant
         try:
-            while not is_gone.is_set():
+            while not (is_gone.is_set() or self._is_stopped):
                 yield await self.look()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(is_gone.wait(), PERIOD_S)
         finally:
-            self._num_viewers -= 1
+            del self._viewers[is_gone]

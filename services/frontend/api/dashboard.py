@@ -49,7 +49,7 @@ async def house_events(request: Request) -> Response:
 async def _chunks(
     app: App, caller: Caller, is_gone: asyncio.Event
 ) -> AsyncGenerator[list[bytes], None]:
-    async for view in app.watch.views(is_gone):
+    async for view in app.watch.views(is_gone, caller.tenant):
         yield [orjson.dumps(_shown(view, caller))]
 
 

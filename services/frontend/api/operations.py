@@ -9,11 +9,14 @@ from fastapi import APIRouter, Request, Response
 from services.frontend.api.answers import Json
 from services.frontend.api.schemas import VERSION, answers
 from services.frontend.app import app_of
+from services.frontend.auth import SCOPE_ADMIN
 from services.frontend.errors import error_answer
+from services.frontend.request import caller_of
 from shared.errors import NoCapacity
-from shared.exposition import CONTENT_TYPE, own_metrics
+from shared.exposition import CONTENT_TYPE, own_metrics, without
 
 PACKAGE = "symphony-serving"
+ADAPTERS_AT_WORK = "lora_requests_info"  # names of adapters, which may be another tenant's
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
@@ -50,6 +53,8 @@ async def metrics(request: Request) -> Response:
     that."""
     app = app_of(request)
     text = await app.house.text() if app.config.metrics_of_house else own_metrics()
+    if SCOPE_ADMIN not in caller_of(request).scopes:
+        text = without(text, ADAPTERS_AT_WORK)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -158,13 +158,19 @@ class HouseView:
 
 
 def for_tenant(view: Mapping[str, Any], tenant: TenantId) -> dict[str, Any]:
-    """What a tenant may see: of what is told by tenant its own."""
+    """What a tenant may see: of what is told by tenant its own, and no names of adapters, which
+    may be another's."""
     advisories = view["advisories"]
     own = {
         name: [one for one in advisories[name] if one["tenant"] == tenant]
         for name in ("rates", "throttled")
     }
-    return {**view, "advisories": {**advisories, **own}}
+    nobodys: dict[str, list[str]] = {"running": [], "waiting": []}
+    return {
+        **view,
+        "advisories": {**advisories, **own},
+        "adapters": {**view["adapters"], **nobodys},
+    }
 
 
 def _by(gained: Mapping[_Key, float], name: str, label: str) -> dict[str, float]:

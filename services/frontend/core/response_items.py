@@ -62,6 +62,37 @@ def messages_of(
     return messages
 
 
+def plain(item: dict[str, Any]) -> dict[str, Any] | None:
+    """What is kept of an item that was taken once: what is read of it, and nothing of what else a
+    stranger put there; None: nothing is.
+
+    >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "x": [[]]})
+    {'type': 'message', 'role': 'user', 'content': 'Hi'}
+    """
+    kind = item.get("type", "message")
+    match kind:
+        case "message":
+            text = _text(item.get("content"), "input")
+            return {"type": kind, "role": item["role"], "content": text}
+        case "function_call":
+            return {name: item[name] for name in ("type", "call_id", "name", "arguments")}
+        case "function_call_output":
+            text = _text(item.get("output"), "input")
+            return {"type": kind, "call_id": item["call_id"], "output": text}
+        case _:
+            thought = _text(item.get("content") or [], "input")
+            part = {"type": "reasoning_text", "text": thought}
+            return {"type": kind, "summary": [], "content": [part]} if thought else None
+
+
+def shown(item: dict[str, Any], item_id: str) -> dict[str, Any]:
+    """A plain item as OpenAI lists it."""
+    if item["type"] != "message":
+        return {"id": item_id, **item}
+    kind = "output_text" if item["role"] == "assistant" else "input_text"
+    return {"id": item_id, **item, "content": [{"type": kind, "text": item["content"]}]}
+
+
 def page_of(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
     """Some of the items, as OpenAI's lists come.
 

@@ -21,16 +21,23 @@ _STORED_ID = re.compile(rf"{PREFIX}-([0-9a-f]{{{MARK_CHARS}}})-[0-9a-f]{{24}}")
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """Attributes:
-    response: as it was answered.
+    response: as it was answered, but for its output.
     input: items that it was asked with, without those of responses before.
+    output: items that it answered.
     """
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
+    output: list[dict[str, Any]]
 
+    @property
     def items(self) -> list[dict[str, Any]]:
         """What was said in it, by both."""
-        return [*self.input, *self.response["output"]]
+        return [*self.input, *self.output]
+
+    def whole(self) -> dict[str, Any]:
+        """As it was answered."""
+        return {**self.response, "output": self.output}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,11 @@ class Past:
         session_id: of all of it.
         response_id: the latest; None: it goes on from nothing.
         items: everything that was said.
-        num_bytes: of those, as they were stored.
     """
 
     session_id: SessionId | None = None
     response_id: str | None = None
     items: Sequence[dict[str, Any]] = ()
-    num_bytes: int = 0
 
 
 def new_response_id(session_id: SessionId | None) -> str:
@@ -76,17 +81,30 @@ def is_own_session(session_id: SessionId) -> bool:
     return session_id.startswith(f"{OWN_SESSION}-")
 
 
-def encode_stored(stored: StoredResponse) -> bytes:
-    """To the bytes stored in Redis."""
-    return orjson.dumps({"response": stored.response, "input": stored.input})
+def encode_stored(stored: StoredResponse) -> tuple[bytes, bytes]:
+    """To the bytes stored in Redis: of the response, and of its items."""
+    items = {"input": stored.input, "output": stored.output}
+    return orjson.dumps(stored.response), orjson.dumps(items)
 
 
-def decode_stored(data: bytes) -> StoredResponse | None:
+def decode_stored(response: bytes, items: bytes) -> StoredResponse | None:
     """Bytes from Redis to a response; None: they are of no release that is known."""
     try:
+        answered = orjson.loads(response)
+    except ValueError:
+        return None
+    told = decode_items(items)
+    if told is None or not isinstance(answered, dict):
+        return None
+    return StoredResponse(answered, *told)
+
+
+def decode_items(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
+    """Items of a response's input and output; None as above."""
+    try:
         fields = orjson.loads(data)
-        response, given = fields["response"], fields["input"]
-        is_whole = isinstance(response["output"], list) and isinstance(given, list)
+        given, said = fields["input"], fields["output"]
     except (ValueError, KeyError, TypeError):
         return None
-    return StoredResponse(response, given) if is_whole else None
+    is_whole = isinstance(given, list) and isinstance(said, list)
+    return (given, said) if is_whole else None

@@ -70,12 +70,12 @@ def behind_thoughts(grammar: str, opening: str, closing: str) -> str:
         grammars = json.loads(grammar)["grammars"]
     except ValueError:  # in Lark's words
         grammars = [{"lark_grammar": grammar}]
-    before = "thoughts" if not opening else "(open thoughts)?"
+    before = "thoughts GAP" if not opening else "(open thoughts GAP)?"
     if closing.startswith('"'):
         thoughts = f"thoughts[suffix={closing}]: /(?s:.*)/"
     else:  # a token, which no text is
         thoughts = f"thoughts: /(?s:.*)/ {closing}"
-    rules = [f"start: {before} GAP @said", "GAP: /[ \n]{0,4}/", thoughts]
+    rules = [f"start: {before} @said", "GAP: /[ \n]{0,4}/", thoughts]
     rules += [f"open: {opening}"] if opening else []
     whole = {"name": "whole", "lark_grammar": "\n".join(rules) + "\n"}
     return json.dumps({"grammars": [whole, {**grammars[0], "name": "said"}, *grammars[1:]]})

@@ -82,17 +82,26 @@ class _At(Enum):
 class ThoughtReader:
     """Reads a reply as it comes. Thoughts are its beginning or nowhere: a mark behind them is text.
     Line breaks around them are nobody's.
+
+    Attributes:
+        has_begun: thoughts have, be they over.
     """
 
     def __init__(self, thinking: Thinking, *, is_within: bool) -> None:
         self._thinking = thinking
         self._at = _At.AGAIN if is_within else _At.BEFORE
         self._held = ""  # may be of a mark, or space beside one
+        self.has_begun = is_within
 
     @property
     def is_within(self) -> bool:
         """Whether thoughts have begun, and have not ended."""
         return self._at in {_At.AGAIN, _At.OPENED, _At.WITHIN}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether thoughts have ended, or there are none."""
+        return self._at in {_At.CLOSED, _At.SAID}
 
     def feed(self, text: str) -> list[Thought | Said]:
         """What more of the reply tells."""
@@ -117,6 +126,7 @@ class ThoughtReader:
             case _At.BEFORE | _At.AGAIN:
                 begin = held.lstrip(SPACE)
                 if begin.startswith(opening):
+                    self.has_begun = True
                     return self._go(_At.OPENED, begin.removeprefix(opening))
                 if opening.startswith(begin):
                     return False

@@ -69,7 +69,7 @@ def test_it_is_told_once_and_again_and_again(servers: Servers) -> None:
 
 
 def test_viewers_have_a_limit_and_leave(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "VIEWERS_MAX", 1)
+    monkeypatch.setattr(watching, "VIEWERS_OF_TENANT", 1)
 
     async def run() -> None:
         async with house(*servers) as it:
@@ -114,5 +114,20 @@ def test_keys_protect_it_and_show_each_tenant_its_own(servers: Servers) -> None:
                 assert len(answer.json()["advisories"]["rates"]) == num_shown
             page = await it.http.get("/dashboard", headers={"Authorization": "Bearer a"})
             assert "default-src 'self'" in page.headers["content-security-policy"]
+
+    asyncio.run(run())
+
+
+def test_a_viewer_does_not_keep_the_service_from_stopping(servers: Servers) -> None:
+    async def run() -> None:
+        async with (
+            house(*servers, drain_s=30.0) as it,
+            it.http.stream("GET", "/v1/house/events") as events,
+        ):
+            lines = events.aiter_lines()
+            await anext(lines)
+            async with asyncio.timeout(10):
+                it.runtime.stopping.set()
+                assert [line async for line in lines][-1] == ""
 
     asyncio.run(run())

@@ -59,10 +59,11 @@ class Store(SessionStore):
         session_id = SessionId(name)
         response_id = new_response_id(session_id)
         before = next(reversed(await self._said(name, tenant)), None)
-        said: dict[str, Any] = {"id": response_id, "previous_response_id": before, "output": []}
-        stored = StoredResponse({**said, "text": "t" * num_chars}, [])
+        said: dict[str, Any] = {"id": response_id, "previous_response_id": before}
+        stored = StoredResponse(said, [{"text": "t" * num_chars}], [])
         is_kept = await self.responses.put(tenant, session_id, "", stored, limits)
-        return (len(encode_stored(stored)) + len(response_id) + len(before or "")) * is_kept
+        parts = (*encode_stored(stored), response_id, before or "")
+        return sum(map(len, parts)) * is_kept
 
     async def _said(self, name: str, tenant: TenantId) -> list[str]:
         """Ids of the session's responses."""
@@ -75,7 +76,8 @@ class Store(SessionStore):
         key = responses_redis_key(tenant, session_mark(SessionId(name)))
         if not (ids := await self._said(name, tenant)):
             return 0
-        size = sum([await self.redis.hstrlen(key, f"{ids[0]}{end}") for end in ("", ":after")])
+        ends = ("", ":items", ":after")
+        size = sum([await self.redis.hstrlen(key, f"{ids[0]}{end}") for end in ends])
         await self.responses.drop(tenant, ids[0])
         return int(size) + len(ids[0])
 
@@ -93,9 +95,9 @@ class Store(SessionStore):
                 responses_redis_key(tenant, session_mark(session_id))
             )
             num_bytes = sum(
-                len(value) + (0 if field.endswith(b":after") else len(field))
+                len(value) + (0 if b":" in field else len(field))
                 for field, value in said.items()
-                if field.startswith(b"resp-")
+                if field.startswith(b"resp-") and not field.endswith(b":num")
             )
             assert num_bytes == int(said.get(b"", 0))
             found[session_id] = size + num_bytes

@@ -116,7 +116,9 @@ def test_what_was_asked_comes_in_pages(servers: tuple[Server, Server, Path]) -> 
         one = await create(it, input=items)
         pages = it.openai.responses.input_items
         told = [item async for item in pages.list(one.id, limit=2)]
-        assert [getattr(item, "content", None) for item in told] == list("edcba")
+        contents: list[Any] = [item.to_dict()["content"] for item in told]
+        texts = [content[0]["text"] for content in contents]
+        assert texts == list("edcba")
         first = await pages.list(one.id, limit=2, order="asc")
         assert first.has_more and [item.id for item in first.data] == [f"{one.id}-0", f"{one.id}-1"]
         for query in ("limit=0", "limit=101", "order=up", "after=x"):
@@ -145,7 +147,7 @@ def test_what_is_not_stored_is_not_there(servers: tuple[Server, Server, Path]) -
 
         kept = await create(it, session_id="fox")
         key = responses_redis_key(DEFAULT, session_mark(SessionId("fox")))
-        await redis.hset(key, kept.id, b'{"response": {}}')
+        await redis.hset(key, f"{kept.id}:items", b'{"input": {}}')
         with pytest.raises(openai.BadRequestError):
             await create(it, previous_response_id=kept.id)
         with pytest.raises(openai.NotFoundError):
@@ -266,15 +268,25 @@ def test_a_chain_has_an_end(
 
     with_house(scenario, servers)
     monkeypatch.undo()
-    monkeypatch.setattr(responses, "CHAIN_BYTES_MAX", 1500)
+    monkeypatch.setattr(responses, "CHAIN_BYTES_MAX", 900)
 
     async def large(it: House, _: Any) -> None:
         told = await create(it, input="x" * 300)
         told = await create(it, previous_response_id=told.id)
-        with pytest.raises(openai.BadRequestError, match="1500 bytes"):
+        with pytest.raises(openai.BadRequestError, match="900 bytes"):
             await create(it, previous_response_id=told.id)
 
     with_house(large, servers)
+    monkeypatch.undo()
+    monkeypatch.setattr(responses, "ITEMS_MAX", 3)
+
+    async def many(it: House, _: Any) -> None:
+        told = await create(it)
+        told = await create(it, previous_response_id=told.id)
+        with pytest.raises(openai.BadRequestError, match="3 items"):
+            await create(it, previous_response_id=told.id)
+
+    with_house(many, servers)
 
 
 def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> None:
@@ -297,3 +309,74 @@ def test_other_tenants_have_none_of_it(servers: tuple[Server, Server, Path]) -> 
         assert (await it.http.post("/v1/responses", json=more, headers=a)).status_code == 200
 
     with_house(scenario, servers, api_keys_file=keys)
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs(
+    servers: tuple[Server, Server, Path],
+) -> None:
+    huge = 10**30
+    tool = {**WEATHER, "parameters": {"maximum": huge}}
+
+    async def scenario(it: House, _: Any) -> None:
+        for fields, param in (
+            ({"metadata": {"a": huge}}, "metadata"),
+            ({"tools": [tool]}, "tools"),
+            ({"text": {"verbosity": huge}}, "text"),
+        ):
+            for stream in (False, True):
+                body = {"model": MODEL, "input": "Hi", "stream": stream, **fields}
+                answer = await it.http.post("/v1/responses", json=body)
+                assert answer.status_code == 400, (fields, answer.text)
+                assert answer.json()["error"]["param"] == param
+        assert not it.fake.prompts
+
+    with_house(scenario, servers)
+
+
+def test_of_items_only_what_is_read_is_kept(servers: tuple[Server, Server, Path]) -> None:
+    odd = {"x": [{}] * 1000, "y": 10**30}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    answer = {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "text", "text": "r"}],
+    }
+    part = {"type": "input_text", "text": "Hi", **odd}
+    items = [{"role": "user", "content": [part, part], **odd}, call | odd, answer | odd]
+
+    async def scenario(it: House, redis: Any) -> None:
+        first = (await it.http.post("/v1/responses", json={"model": MODEL, "input": items})).json()
+        assert first["store"] is True
+        listed = await it.openai.responses.input_items.list(first["id"], order="asc")
+        assert [item.to_dict() for item in listed.data] == [
+            {
+                "id": f"{first['id']}-0", "type": "message", "role": "user",
+                "content": [{"type": "input_text", "text": "HiHi"}],
+            },
+            {"id": f"{first['id']}-1", **call},
+            {"id": f"{first['id']}-2", **answer, "output": "r"},
+        ]  # fmt: skip
+        (key,) = [key async for key in redis.scan_iter("symphony:responses:*")]
+        assert int(await redis.hget(key, "")) < 2500
+        await create(it, input="And?", previous_response_id=first["id"])
+        assert asked(it).startswith("user\nHiHi\nassistant\n")
+
+    with_house(scenario, servers)
+
+
+def test_what_a_response_follows_may_go_while_it_is_made(
+    servers: tuple[Server, Server, Path],
+) -> None:
+    hold = asyncio.Event()
+
+    async def scenario(it: House, _: Any) -> None:
+        hold.set()
+        first = await create(it, session_id="fox")
+        hold.clear()
+        asking = asyncio.create_task(create(it, previous_response_id=first.id))
+        await eventually(lambda: len(it.fake.prompts) == 2)
+        await it.openai.responses.delete(first.id)
+        hold.set()
+        assert (await asking).store is False
+
+    with_house(scenario, servers, lambda _: Reply(hold=hold, hold_at=2))

@@ -10,7 +10,11 @@ import pytest
 
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.messages import chat_messages, template_options
+from services.frontend.api.text.reading import Reading, ReplyOfChoice
+from services.frontend.core.choice import Piece
 from services.frontend.core.response_items import items_of, messages_of
+from services.frontend.core.thoughts import FAMILIES
+from services.frontend.core.tools import Said
 from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, compiled
 from tests.conftest import Server
@@ -166,6 +170,7 @@ def test_forms_hold_what_is_said(servers: Servers, parser: str) -> None:
             assert takes(grammar, said) is not within
             assert takes(grammar, thoughts + said) is within
             assert takes(grammar, f"<think>\n{thoughts}{said}") or within
+            assert not takes(grammar, f" {said}"), "space is a form's only behind thoughts"
             assert not takes(grammar, f"{said}{said}x")
 
     with_house(scenario, servers, parser=parser)
@@ -177,7 +182,8 @@ def options(effort: str, *names: str) -> dict[str, Any]:
 
 
 def test_how_much_is_thought_is_said_in_the_templates_words() -> None:
-    assert options("low", "reasoning_effort", "enable_thinking")["reasoning_effort"] == "low"
+    both = options("none", "reasoning_effort", "enable_thinking")
+    assert (both["reasoning_effort"], both["enable_thinking"]) == ("none", False)
     assert options("low", "enable_thinking")["enable_thinking"] is True
     assert options("none", "enable_thinking")["enable_thinking"] is False
     assert "reasoning_effort" not in options("medium")
@@ -250,3 +256,34 @@ def test_a_message_has_them_as_a_block_where_asked(servers: Servers) -> None:
         assert [start["content_block"]["type"] for start in starts] == ["thinking", "text"]
 
     with_house(scenario, servers)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "told"),
+    [
+        ("Sure, here", ("so</think>Yes", None)),
+        ("<think>hm", ("Yes", "so")),
+        ("<think>hm</think>", ("so</think>Yes", None)),
+    ],
+)
+def test_a_reply_that_goes_on_is_within_if_its_message_is(
+    servers: Servers, prefill: str, told: tuple[str, str | None]
+) -> None:
+    async def scenario(it: House) -> None:
+        body = {
+            "model": MODEL, "messages": [*HI, {"role": "assistant", "content": prefill}],
+            "continue_final_message": True, "add_generation_prompt": False,
+        }  # fmt: skip
+        answer = (await it.http.post("/v1/chat/completions", json=body)).json()
+        message = answer["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == told
+
+    with_house(scenario, servers, "so</think>Yes", "deepseek_r1")
+
+
+def test_tokens_of_thoughts_that_come_in_one_piece_count() -> None:
+    reply = ReplyOfChoice(Reading(thinking=FAMILIES["qwen3"]))
+    told = list(reply.take(Piece(0, "<think>\n\n</think>\n\nHi", tokens=[1, 2, 3, 4])))
+    assert told == [Said("Hi")] and reply.num_thought_tokens == 4
+    list(reply.take(Piece(0, "!", tokens=[5])))
+    assert reply.num_thought_tokens == 4

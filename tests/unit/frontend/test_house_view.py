@@ -147,3 +147,10 @@ def test_a_tenant_sees_nothing_of_others() -> None:
     assert own["advisories"]["throttled"] == [] and own["advisories"]["live"] == 3
     assert len(whole["advisories"]["throttled"]) == 1, "the view itself is as it was"
     assert "10.0.0.1" not in str(own)
+    running = look(
+        HouseView(), 0,
+        counted("lora_requests_info", 9.0, "w", model="m", running_lora_adapters="secret",
+                waiting_lora_adapters=""),
+    )  # fmt: skip
+    assert running["adapters"]["running"] == ["secret"]
+    assert "secret" not in str(for_tenant(running, a))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared import exposition
-from shared.exposition import merged, own_metrics, pack_text, unpack_text
+from shared.exposition import merged, own_metrics, pack_text, samples_of, unpack_text
 
 
 def metrics_of(number: int) -> str:
@@ -38,6 +38,12 @@ def test_every_sample_gets_its_process_and_every_family_is_told_once() -> None:
     assert found["took_seconds_bucket", 'w"1', "1.0"].value == 1
     assert found["took_seconds_bucket", 'w"2', "1.0"].value == 0
     assert len(found) == 2 * (2 + 1 + 5) + 1
+
+
+def test_lines_end_where_the_format_says() -> None:
+    text = 'symphony_a{m="x\x85y\u2028z"} 1.0\n'
+    assert merged([({"p": "q"}, text)]) == 'symphony_a{p="q",m="x\x85y\u2028z"} 1.0\n'
+    assert samples_of(text, {"a"}) == [("a", {"m": "x\x85y\u2028z"}, 1.0)]
 
 
 def test_packing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ from services.frontend.core.message_blocks import messages_of
 from shared.errors import InvalidRequest
 
 UNASKED = Thinking(type="disabled")  # Anthropic's models think where they are asked to
-
-UNASKED = Thinking(type="disabled")  # Anthropic's models think where they are asked to
+SILENT = {"enable_thinking": False}
 
 
 def chat_of(body: CountTokensBody) -> ChatBody:
@@ -34,10 +33,9 @@ def chat_of(body: CountTokensBody) -> ChatBody:
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=False if is_one else None,
         response_format=_response_format(body),
-        reasoning_effort="none" if is_silent else None,
         include_reasoning=not is_silent and thinking.display != "omitted",
         continue_final_message=messages[-1]["role"] == "assistant",
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=(SILENT if is_silent else {}) | (body.chat_template_kwargs or {}),
     )
 
 

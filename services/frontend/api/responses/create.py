@@ -1,5 +1,8 @@
 """``POST /v1/responses``."""
 
+from collections.abc import Callable
+
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.bodies import ResponsesBody, session_of
@@ -12,7 +15,7 @@ from services.frontend.api.text.delivery import respond
 from services.frontend.api.text.translation import told_as
 from services.frontend.app import App
 from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
-from services.frontend.core.response_items import items_of
+from services.frontend.core.response_items import items_of, plain
 from services.frontend.core.stored_responses import Past, new_session
 from services.frontend.request import Origin
 from shared.errors import InvalidRequest
@@ -37,15 +40,32 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
         SymphonyError: it cannot be served as it is.
     """
     items = items_of(body.input)
-    past = await _past(app, body, origin)
+    _check_written(body)
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:
-        held.grow_to(past.num_bytes)
+        past = await _past(app, body, origin, held.grow_to)
         with told_as(OWN_WORDS):
             generation, reading = await generation_of_chat(app, chat_of(body, items, past), origin)
-    return ResponseWriter(app, generation, body, reading, items, past)
+    given = [kept for item in items if (kept := plain(item)) is not None]
+    return ResponseWriter(app, generation, body, reading, given, past)
 
 
-async def _past(app: App, body: ResponsesBody, origin: Origin) -> Past:
+def _check_written(body: ResponsesBody) -> None:
+    """See that what the answer repeats can be written.
+
+    Raises:
+        InvalidRequest: a number in it is too large, or it is nested too deep.
+    """
+    for name in ("metadata", "tools", "tool_choice", "text"):
+        value = getattr(body, name)
+        try:
+            orjson.dumps([tool.model_dump() for tool in value or ()] if name == "tools" else value)
+        except TypeError as error:
+            raise InvalidRequest(f"{name}: {error}", name) from None
+
+
+async def _past(
+    app: App, body: ResponsesBody, origin: Origin, take_room: Callable[[int], None]
+) -> Past:
     """What it goes on from, and the session of that: the one it names, that of the response before,
     or, if it is to be stored, one of its own.
 
@@ -55,7 +75,7 @@ async def _past(app: App, body: ResponsesBody, origin: Origin) -> Past:
     session_id = session_of(body, origin)
     if body.previous_response_id is None:
         return Past(session_id or (None if body.store is False else new_session()))
-    past = await app.responses.past(origin.tenant, body.previous_response_id)
+    past = await app.responses.past(origin.tenant, body.previous_response_id, take_room)
     if session_id not in {None, past.session_id}:
         raise InvalidRequest(
             f"session_id: the previous response is of the session {past.session_id!r}", "session_id"

@@ -1,6 +1,6 @@
 """``GET`` and ``DELETE /v1/responses/{id}``, and what a response was asked with."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -9,7 +9,7 @@ from services.frontend.api.bodies import ID_CHARS_MAX
 from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
-from services.frontend.core.response_items import page_of
+from services.frontend.core.response_items import page_of, shown
 from services.frontend.core.stored_responses import is_own_session
 from services.frontend.request import caller_of
 from shared.errors import NoCapacity
@@ -25,7 +25,7 @@ After = Annotated[str | None, Query(max_length=ID_CHARS_MAX)]
 async def get_response(request: Request, response_id: ResponsePath) -> Response:
     """A response that was stored."""
     tenant = caller_of(request).tenant
-    return Json((await app_of(request).responses.read(tenant, response_id)).response)
+    return Json((await app_of(request).responses.read(tenant, response_id)).whole())
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=answers(INPUT_ITEMS))
@@ -39,9 +39,7 @@ async def get_input_items(
     """Items that it was asked with, without those of responses before it."""
     tenant = caller_of(request).tenant
     stored = await app_of(request).responses.read(tenant, response_id)
-    items: list[Any] = [
-        {"id": f"{response_id}-{at}", **item} for at, item in enumerate(stored.input)
-    ]
+    items = [shown(item, f"{response_id}-{at}") for at, item in enumerate(stored.input)]
     if order == "desc":
         items.reverse()
     return Json(page_of(items, limit, after))

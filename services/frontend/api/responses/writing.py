@@ -54,7 +54,7 @@ class ResponseWriter(ItemsWriter):
     Args:
         body: repeated in the answer.
         reading: how the reply is read.
-        given: items of its input.
+        given: items of its input, as they are kept.
         past: what it goes on from.
     """
 
@@ -82,7 +82,9 @@ class ResponseWriter(ItemsWriter):
         if not self._is_stored:
             return
         assert session_id is not None and claim is not None
-        stored = StoredResponse(self._response(self._status()), self._given)
+        response = self._response(self._status())
+        output = response.pop("output")
+        stored = StoredResponse(response, self._given, output)
         self._is_stored = not claim.is_forgotten and await self._app.responses.put(
             tenant, session_id, claim.generation, stored, self._app.quotas.of(tenant)
         )

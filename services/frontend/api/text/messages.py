@@ -75,10 +75,9 @@ def _effort(effort: str, names: Set[str]) -> dict[str, Any]:
     Raises:
         InvalidRequest: it has none for this.
     """
-    if "reasoning_effort" in names:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in names:
-        return {"enable_thinking": effort != "none"}
+    told: dict[str, Any] = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if known := {name: value for name, value in told.items() if name in names}:
+        return known
     if effort in {"none", "medium"}:  # nothing, and what clients send who were not asked
         return {}
     raise InvalidRequest(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.generation import Generation
+from services.frontend.api.text.messages import chat_messages
 from services.frontend.api.text.tools import Call, CallsOfChoice, Tools
 from services.frontend.config import FrontendConfig
 from services.frontend.core.choice import Piece
@@ -77,10 +78,19 @@ def reading_of(
     return Reading(
         tools,
         thinking,
-        is_within=thinking.begins_within(text[-PROMPT_END_CHARS:]),
+        is_within=_begins_within(thinking, body, text),
         is_apart=body.separate_reasoning is not False,
         shows_thoughts=body.include_reasoning is not False,
     )
+
+
+def _begins_within(thinking: Thinking, body: ChatBody, text: str) -> bool:
+    """Whether replies begin in thoughts. What goes on with a message does so if that has not closed
+    its own."""
+    if not body.continue_final_message:
+        return thinking.begins_within(text[-PROMPT_END_CHARS:])
+    said = chat_messages(body.messages[-1:])[0]["content"]
+    return thinking.closing not in said and said.lstrip().startswith(thinking.opening)
 
 
 class ReplyOfChoice:
@@ -119,10 +129,10 @@ class ReplyOfChoice:
         is_over = piece.finish is not None
         said = piece.text
         if self._thoughts is not None:
-            was_within = self._thoughts.is_within
+            was_over = self._thoughts.is_over
             events = self._thoughts.feed(piece.text) + (self._thoughts.finish() if is_over else [])
             self._num_unread_tokens += len(piece.tokens)
-            if was_within or self._thoughts.is_within:
+            if self._thoughts.has_begun and not was_over:
                 self.num_thought_tokens += self._num_unread_tokens
                 self._num_unread_tokens = 0
             if self._shows_thoughts:
