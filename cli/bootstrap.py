@@ -29,7 +29,11 @@ HELP_FILE = Path(__file__).with_name("help.txt")
 STAMP = "symphony-installed.json"
 USAGE_STATUS = 2  # of a command line without a command
 GROUPS = {"adapters"}  # commands of commands
-EXTRAS = {"test": {"worker", "test"}, "bench": {"worker", "loadtest"}}
+EXTRAS = {
+    "test": {"worker", "test"},
+    "bench": {"worker", "loadtest"},
+    "loadtest": {"loadtest"},
+}
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_INDEX = "https://pypi.org/pypi/pip/json"
