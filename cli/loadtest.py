@@ -14,12 +14,11 @@ import httpx
 import orjson
 from rich.markdown import Markdown
 
-from cli.openload import OpenLoad, run_open, show_goodput
 from cli.reporting import out
 from cli.runfile import running_house
 from cli.start.plan import ROOT
+from loadtest.locust.options import OPEN, Options
 from loadtest.locust.report import JSON, MARKDOWN
-from loadtest.locust.stage import OPEN, Options
 from loadtest.open_loop import Target
 from loadtest.trace_files import FILES, NOT_HERE
 from loadtest.workloads.traces import path_of
@@ -75,6 +74,8 @@ def run_load(load: Load) -> dict[str, Any]:
     for name in (JSON, LOG):
         (folder / name).unlink(missing_ok=True)
     if load.profile == OPEN:
+        from cli.openload import OpenLoad, run_open
+
         return run_open(
             OpenLoad(
                 options=_open_options(load, url, cert),
@@ -103,7 +104,7 @@ def locust_line(load: Load, url: str, cert: Path | None, folder: Path) -> list[s
         "--users", str(load.users), "--spawn-rate", f"{load.spawn_rate:g}",
         "--run-time", f"{max(round(load.duration_s), 1)}s", "--profile", load.profile,
         "--out", str(folder), "--logfile", str(folder / LOG),
-        "--csv", str(folder / "locust"), "--html", str(folder / "locust.html"),
+        "--html", str(folder / "locust.html"),
         "--hints", f"{load.hints:g}", "--faster", f"{load.faster:g}", "--seed", str(load.seed),
         "--trace", load.trace, "--popularity", load.popularity, "--model", load.model,
         "--prompt-tokens", str(load.prompt_tokens),
@@ -138,8 +139,12 @@ def show_summary(summary: dict[str, Any]) -> None:
     """
     text = Path(summary["report"]).read_text()
     out.print(Markdown("\n".join(line for line in text.splitlines() if not line.startswith("!["))))
-    if "goodput" in summary:
-        show_goodput(summary)
+    if found := summary.get("goodput"):
+        out.print(
+            f"\ngoodput {found['goodput_turns_per_s']:g} turns/s of {found['rate']:g} offered, "
+            f"{100 * found['bad_share']:.1f} % bad (first token within "
+            f"{found['slo_ttft_ms']:g} ms, then one in {found['slo_tpot_ms']:g} ms)"
+        )
     out.print(f"\nreport and pictures: {summary['report']}")
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import orjson
 
-from cli.reporting import err, out
+from cli.reporting import err
 from loadtest.locust.client import ApiError
 from loadtest.locust.life import Said
 from loadtest.locust.measures import Turn
+from loadtest.locust.options import Options
 from loadtest.locust.report import JSON, MARKDOWN, write_report
-from loadtest.locust.stage import Options, Stage
+from loadtest.locust.stage import Stage
 from loadtest.open_loop import BAD_SHARE_MAX, Offer, OpenLoop, Search, Target, verdict
 from shared.errors import PeerUnavailable
 
@@ -67,16 +68,6 @@ def run_open(load: OpenLoad) -> dict[str, Any]:
     summary |= {"goodput": found, "tried": tried, "report": str(load.folder / MARKDOWN)}
     (load.folder / JSON).write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     return summary
-
-
-def show_goodput(summary: dict[str, Any]) -> None:
-    """The line that counts."""
-    found = summary["goodput"]
-    out.print(
-        f"\ngoodput {found['goodput_turns_per_s']:g} turns/s of {found['rate']:g} offered, "
-        f"{100 * found['bad_share']:.1f} % bad "
-        f"(first token within {found['slo_ttft_ms']:g} ms, then one in {found['slo_tpot_ms']:g} ms)"
-    )
 
 
 def _once(load: OpenLoad, stage: Stage, rate: float) -> tuple[list[Turn], dict[str, Any]]:

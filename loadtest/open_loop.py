@@ -133,7 +133,9 @@ class Search:
     @property
     def rate(self) -> float | None:
         """The next one to try; None: it is known well enough."""
-        is_known = self._high - self._low <= self._tolerance * self._high
+        is_known = (
+            self._high < float("inf") and self._high - self._low <= self._tolerance * self._high
+        )
         if is_known or self._num >= NUM_RATES_MAX or self._high <= self._least:
             return None
         return self._next

@@ -5,6 +5,7 @@
 master: what each saw is handed to it, and the report is of all.
 """
 
+import csv
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from locust import User, events, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
+from locust.stats import PERCENTILES_TO_REPORT, StatsCSV
 from rich.console import Console
 from rich.live import Live
 
@@ -26,8 +28,9 @@ from loadtest.locust.acting import Happening, lead_a_life
 from loadtest.locust.client import ApiError
 from loadtest.locust.graphs import team
 from loadtest.locust.measures import Turn
+from loadtest.locust.options import PROFILES, Options
 from loadtest.locust.report import write_report
-from loadtest.locust.stage import PROFILES, Options, Stage
+from loadtest.locust.stage import Stage
 from loadtest.locust.texts import DIALOGUES
 from loadtest.locust.watch import screen
 from shared.errors import SymphonyError
@@ -230,7 +233,15 @@ def on_end(environment: Environment, **_: Any) -> None:
     if not RUN.begin_s:
         return
     seconds = (RUN.end_s or time.monotonic()) - RUN.begin_s
-    write_report(Path(chosen.out), RUN.turns, chosen.told(), seconds)
+    folder = Path(chosen.out)
+    write_report(folder, RUN.turns, chosen.told(), seconds)
+    tables = StatsCSV(environment, PERCENTILES_TO_REPORT)
+    for name, write in (
+        ("locust_stats.csv", tables.requests_csv),
+        ("locust_failures.csv", tables.failures_csv),
+    ):
+        with (folder / name).open("w", newline="") as file:
+            write(csv.writer(file))
     RUN.num_reported = len(RUN.turns)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 
 from loadtest.locust.measures import Turn, summarise
-from loadtest.locust.plots import draw_all
 
 JSON, MARKDOWN, TURNS = "summary.json", "summary.md", "turns.jsonl"
 PICTURES = {
@@ -22,6 +21,8 @@ def write_report(
     folder: Path, turns: Sequence[Turn], settings: Mapping[str, Any], seconds: float
 ) -> dict[str, Any]:
     """Write it all; returns the summary."""
+    from loadtest.locust.plots import draw_all
+
     folder.mkdir(parents=True, exist_ok=True)
     summary = {"settings": dict(settings), **summarise(turns, seconds)}
     pictures = draw_all(turns, summary["hints"], folder)

@@ -6,7 +6,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
@@ -14,6 +13,7 @@ from loadtest.functions_trace import TRACE
 from loadtest.locust.client import Client
 from loadtest.locust.life import Dialogue, Habits, Said
 from loadtest.locust.measures import Turn
+from loadtest.locust.options import OPEN, PROFILES, Options
 from loadtest.locust.replay import replay, why_absent
 from loadtest.locust.speaking import Speaker
 from loadtest.locust.texts import (
@@ -29,49 +29,8 @@ from loadtest.popularity import shares_of
 from loadtest.workloads.script import Script
 from shared.errors import InvalidRequest
 
-PROFILES = ("chat", "prefill", "agents", "adapters", "replay")
-OPEN = "open"  # is no users of Locust: see `loadtest.open_loop`
 CONTEXT_SHARE = 0.75  # of what the model takes: a longer conversation is not gone on with
 MESSAGE_SHARE = 0.2  # of it, at most, in one message or answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Of a run; `locustfile` tells what each means."""
-
-    url: str
-    profile: str = "chat"
-    users: int = 1
-    duration_s: float = 60.0
-    hints: float = 0.5
-    faster: float = 1.0
-    seed: int = 0
-    api_key: str = ""
-    cert: str = ""
-    model: str = ""
-    run_id: str = ""
-    out: str = ""
-    popularity: str = "zipf:1"
-    trace: str = ""
-    prompt_tokens: int = 1024
-    watch: bool = False
-
-    def told(self) -> dict[str, Any]:
-        """For the report: everything but secrets and places."""
-        hidden = {"api_key", "cert", "out", "watch", "run_id", "url"}
-        irrelevant = {
-            name
-            for name, profile in (
-                ("popularity", "adapters"),
-                ("trace", "replay"),
-                ("prompt_tokens", "prefill"),
-            )
-            if self.profile != profile
-        }
-        if self.profile == OPEN:
-            irrelevant.add("users")
-        left = [each.name for each in fields(self) if each.name not in hidden | irrelevant]
-        return {name: getattr(self, name) for name in left}
 
 
 class Stage:

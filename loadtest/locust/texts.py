@@ -5,6 +5,7 @@ model's own tokenizer.
 """
 
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -44,7 +45,7 @@ class Texts:
     def fill(self, name: str, num_tokens: int) -> str:
         """About so many tokens. Of the same name one is the beginning of the other; texts of other
         names begin otherwise, so that no KV is found by chance."""
-        rng, text = Random(name), f"({name}) "
+        rng, text = Random(name), f"({zlib.crc32(name.encode()):08x}) "
         num_chars = max(round(num_tokens * self.chars_per_token), 1)
         pieces, so_far = [text], len(text)
         while so_far < num_chars:
