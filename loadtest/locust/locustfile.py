@@ -14,6 +14,7 @@ import time
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Run:
         self.stage: Stage | None = None
         self.turns: list[Turn] = []
         self.num_sent = 0
+        self.num_begun = 0
         self.begin_s = self.end_s = 0.0
         self.num_reported = -1
 
@@ -206,7 +208,11 @@ def on_test_start(environment: Environment, **_: Any) -> None:
         part = max(runner.worker_index, 0)
     try:
         if RUN.stage is None or RUN.stage.is_over:
-            RUN.stage = Stage(options_of(environment), _fire(environment))
+            chosen = options_of(environment)
+            run_id = (
+                f"{chosen.run_id}.{RUN.num_begun}"  # nobody goes on with the last run's sessions
+            )
+            RUN.stage = Stage(replace(chosen, run_id=run_id), _fire(environment))
     except (ApiError, SymphonyError) as error:  # Locust would only log it
         logging.critical("%s", error)
         RUN.begin_s, environment.process_exit_code = 0.0, 1
@@ -214,6 +220,7 @@ def on_test_start(environment: Environment, **_: Any) -> None:
         runner.quit()
         return
     RUN.stage.begin(part, num_parts)
+    RUN.num_begun += 1
     RUN.begin_s, RUN.turns = time.monotonic(), RUN.stage.turns
 
 
