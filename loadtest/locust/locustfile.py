@@ -204,8 +204,9 @@ def on_test_start(environment: Environment, **_: Any) -> None:
         return
     part, num_parts = 0, 1
     if isinstance(runner, WorkerRunner):
-        num_parts = max(getattr(parsed, "expect_workers", 1) or 1, runner.worker_index + 1)
+        told = (getattr(parsed, name, 0) or 0 for name in ("expect_workers", "processes"))
         part = max(runner.worker_index, 0)
+        num_parts = max(part + 1, *told)  # so many share the scripts of a trace
     try:
         if RUN.stage is None or RUN.stage.is_over:
             chosen = options_of(environment)

@@ -29,6 +29,7 @@ from loadtest.popularity import shares_of
 from loadtest.workloads.script import Script
 from shared.errors import InvalidRequest
 
+PARTS_MAX = 4096  # processes of a run: users of none have the number of another's
 CONTEXT_SHARE = 0.75  # of what the model takes: a longer conversation is not gone on with
 MESSAGE_SHARE = 0.2  # of it, at most, in one message or answer
 
@@ -73,7 +74,7 @@ class Stage:
             part, num_parts: which of how many processes this is.
         """
         self.began_at = time.monotonic()
-        self._numbers = iter(range(part, 1 << 40, num_parts))
+        self._numbers = iter(range(part, 1 << 40, PARTS_MAX))
         self.scripts = deque(list(self.scripts)[part::num_parts])
 
     def speaker(self, *, hints: bool, is_announced: bool = False) -> Speaker:
