@@ -29,7 +29,12 @@ HELP_FILE = Path(__file__).with_name("help.txt")
 STAMP = "symphony-installed.json"
 USAGE_STATUS = 2  # of a command line without a command
 GROUPS = {"adapters"}  # commands of commands
-EXTRAS = {"test": {"worker", "test"}, "bench": {"worker", "loadtest"}, "top": {"top"}}
+EXTRAS = {
+    "test": {"worker", "test"},
+    "bench": {"worker", "loadtest"},
+    "loadtest": {"loadtest"},
+    "top": {"top"},
+}
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_INDEX = "https://pypi.org/pypi/pip/json"

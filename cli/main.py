@@ -254,6 +254,83 @@ def bench(
         run_bench(name, [*context.args, *(["--help"] if wants_help else [])], as_json=as_json)
 
 
+@app.command()
+def loadtest(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[traces]",
+            help="List the trace files, and where all of each is.",
+            show_default=False,
+        ),
+    ] = "",
+    users: options.NumUsers = 64,
+    profile: options.LoadProfile = "chat",
+    trace: options.LoadTrace = "",
+    popularity: options.Popularity = "zipf:1",
+    hints: options.HintsShare = 0.5,
+    faster: options.Faster = 1.0,
+    duration: options.DurationS = 120.0,
+    spawn_rate: options.SpawnRate = 4.0,
+    prompt_tokens: options.PromptTokens = 1024,
+    rate: options.Rate = 2.0,
+    slo_ttft_ms: options.SloTtft = 1000.0,
+    slo_tpot_ms: options.SloTpot = 100.0,
+    search: options.SearchRate = False,
+    seed: options.Seed = 0,
+    watch: options.Watch = False,
+    web: options.Web = False,
+    web_port: options.WebPort = 8089,
+    model: Annotated[
+        str, typer.Option(metavar="TEXT", help="Default: the first of the house.")
+    ] = "",
+    url: options.Url = None,
+    api_key: options.ApiKey = "",
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+    out_dir: options.OutDir = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Let people and agents use a house, and say what they saw."""
+    from cli.loadtest import Load, check_failures, run_load, show_summary, show_traces
+    from loadtest.open_loop import Target
+    from shared.errors import InvalidRequest
+
+    with errors_in_a_line():
+        if what == "traces":
+            show_traces()
+            return
+        if what:
+            raise InvalidRequest(f"{what!r}: `traces`, or options alone")
+        load = Load(
+            data_dir=_folder(data_dir),
+            url=url,
+            api_key=api_key,
+            users=users,
+            spawn_rate=spawn_rate,
+            duration_s=duration,
+            profile=profile,
+            hints=hints,
+            faster=faster,
+            seed=seed,
+            trace=trace,
+            popularity=popularity,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            watch=watch,
+            out_dir=None if out_dir is None else _folder(out_dir),
+            web_port=web_port if web else None,
+            rate=rate,
+            target=Target(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
+            is_search=search,
+        )
+        summary = run_load(load)
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            show_summary(summary)
+        check_failures(summary)
+
+
 def main() -> None:
     """Run the command line of this process."""
     sys.exit(app(prog_name=NAME))

@@ -134,3 +134,48 @@ ReadyTimeout = Annotated[
 ]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="Frontend of a house elsewhere.")]
 ApiKey = Annotated[str, typer.Option(metavar="KEY", envvar="SYMPHONY_API_KEY", help="Its API key.")]
+NumUsers = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many at once.")]
+LoadProfile = Annotated[
+    Literal["chat", "prefill", "agents", "adapters", "replay", "open"],
+    typer.Option(help="Who they are; docs/loadtest.md tells of each."),
+]
+LoadTrace = Annotated[
+    str, typer.Option(metavar="NAME", help="Of replay: which one; `loadtest traces` lists them.")
+]
+Popularity = Annotated[
+    str,
+    typer.Option(metavar="HOW", help="Of adapters: zipf:S, maf (Azure Functions) or uniform."),
+]
+HintsShare = Annotated[
+    float, typer.Option(metavar="SHARE", min=0.0, max=1.0, help="Of users: whose page sends hints.")
+]
+Faster = Annotated[
+    float, typer.Option(metavar="N", min=0.01, max=10_000, help="Divides everybody's waits.")
+]
+DurationS = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Of the whole run.")]
+SpawnRate = Annotated[float, typer.Option(metavar="N", min=0.01, help="Users that come a second.")]
+PromptTokens = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Of prefill: of the document beside a message.")
+]
+Rate = Annotated[
+    float,
+    typer.Option(metavar="N", min=0.001, help="Of open: turns a second; of a search: the first."),
+]
+SloTtft = Annotated[
+    float, typer.Option(metavar="MS", min=0.0, help="Of open: when the first token is in time.")
+]
+SloTpot = Annotated[
+    float,
+    typer.Option(metavar="MS", min=0.0, help="Of open: between tokens, in the mean of a turn."),
+]
+SearchRate = Annotated[
+    bool, typer.Option("--search", help="Of open: find the highest rate with at most 1 % too late.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same users do the same.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show what was seen so far.")]
+Web = Annotated[bool, typer.Option("--web", help="Start from Locust's own page instead.")]
+WebPort = Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="Of that page.")]
+OutDir = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="For the report; default: in the data folder."),
+]

@@ -19,6 +19,7 @@ from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
 from loadtest.workloads.traces import records_of
 
 FILE = "mooncake/conversation_trace.jsonl.gz"
+OLDER_FILE = "mooncake/arxiv_trace_first1000.jsonl.gz"  # of the arXiv report; the same fields
 BLOCK_TOKENS = 512
 WHOLE_USERS = 1024  # who stand for all of the trace; fewer for a share of its sessions
 ANSWER_MS_A_TOKEN = 20.0  # the paper's TPOT at load
@@ -54,8 +55,8 @@ class Chain:
 
 
 @cache
-def load_requests() -> tuple[Request, ...]:
-    """All of the trace, by time."""
+def load_requests(file: str = FILE) -> tuple[Request, ...]:
+    """All of a trace, by time."""
     return tuple(
         Request(
             row["timestamp"] * 1_000_000,
@@ -63,16 +64,16 @@ def load_requests() -> tuple[Request, ...]:
             max(row["output_length"], 1),
             tuple(row["hash_ids"]),
         )
-        for row in records_of(FILE)
+        for row in records_of(file)
     )
 
 
 @cache
-def load_chains() -> tuple[Chain, ...]:
+def load_chains(file: str = FILE) -> tuple[Chain, ...]:
     """Its sessions, by their beginning."""
     chains: list[Chain] = []
     latest: dict[int, Chain] = {}  # by the last whole block that its latest prompt has
-    for request in load_requests():
+    for request in load_requests(file):
         found = next((latest[each] for each in reversed(request.blocks) if each in latest), None)
         if found is None or not found.add(request):
             num_tokens = request.num_prompt + request.num_output
@@ -84,12 +85,12 @@ def load_chains() -> tuple[Chain, ...]:
     return tuple(chains)
 
 
-def mooncake(num_users: int, duration_ns: int, seed: int) -> list[Script]:
+def mooncake(num_users: int, duration_ns: int, seed: int, file: str = FILE) -> list[Script]:
     """Sessions that begin in the first `duration_ns` of the trace, a share of them by `num_users`;
     the share of fewer users is part of that of more."""
     share = min(num_users / WHOLE_USERS, 1.0)
     scripts = []
-    for number, chain in enumerate(load_chains()):
+    for number, chain in enumerate(load_chains(file)):
         if chain.requests[0].at_ns >= duration_ns:
             break
         rng = Random(f"{seed}/mooncake/{number}")

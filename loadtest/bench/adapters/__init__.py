@@ -31,7 +31,6 @@ from loadtest.bench.adapters.flood import open_flood
 from loadtest.bench.adapters.house import AdapterHouse, adapter_settings, open_adapter_house
 from loadtest.bench.adapters.load import Clients, Lengths
 from loadtest.bench.adapters.names import measure_names
-from loadtest.bench.adapters.popularity import Shares, best_share, shares_of
 from loadtest.bench.adapters.registering import first_tokens, register_all
 from loadtest.bench.adapters.sizes import sizes_of
 from loadtest.bench.adapters.summary import of_clients, of_memory
@@ -39,6 +38,7 @@ from loadtest.bench.lora.made import TARGETS
 from loadtest.bench.options import numbers
 from loadtest.functions_trace import TRACE
 from loadtest.models import add_model_options, model_source, shape_of, with_tokenizer
+from loadtest.popularity import Shares, best_share, shares_of
 from shared.errors import InvalidRequest, PeerUnavailable
 from shared.messages import LoraCard
 

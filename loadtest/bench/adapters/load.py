@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
-from loadtest.bench.adapters.popularity import Shares
 from loadtest.chaos.sse import Stream, stream_chat
+from loadtest.popularity import Shares
 from loadtest.simulator.arrivals import renewal
 
 PATH = "/v1/completions"

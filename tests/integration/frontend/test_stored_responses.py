@@ -268,12 +268,12 @@ def test_a_chain_has_an_end(
 
     with_house(scenario, servers)
     monkeypatch.undo()
-    monkeypatch.setattr(responses, "CHAIN_BYTES_MAX", 900)
+    monkeypatch.setattr(responses, "CHAIN_BYTES_MAX", 700)
 
     async def large(it: House, _: Any) -> None:
         told = await create(it, input="x" * 300)
         told = await create(it, previous_response_id=told.id)
-        with pytest.raises(openai.BadRequestError, match="900 bytes"):
+        with pytest.raises(openai.BadRequestError, match="700 bytes"):
             await create(it, previous_response_id=told.id)
 
     with_house(large, servers)

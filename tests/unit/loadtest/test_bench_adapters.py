@@ -17,13 +17,13 @@ from prometheus_client import generate_latest
 
 from loadtest.bench import adapters
 from loadtest.bench.adapters.load import BASE, Clients, Lengths
-from loadtest.bench.adapters.popularity import best_share, shares_of
 from loadtest.bench.adapters.registering import register_all
 from loadtest.bench.adapters.sizes import KV_DISK_BYTES, Sizes, sizes_of
 from loadtest.bench.adapters.summary import of_clients, of_memory
 from loadtest.bench.adapters.worker_metrics import Observed, parse_metrics
 from loadtest.chaos.sse import Stream
 from loadtest.jobs.processes import Memory, memory_of
+from loadtest.popularity import best_share, shares_of
 from services.worker import metrics
 from shared.adapters.config import CONFIG_FILE
 from shared.adapters.layout import image_bytes, layout_image
