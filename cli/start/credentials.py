@@ -24,9 +24,9 @@ def make_credentials(folder: Path, tenants: Iterable[TenantId]) -> None:
     """
     make_private(folder, "credentials")
     for path in (redis_password_file(folder), peers_secret_file(folder)):
-        _keep(path, secrets.token_urlsafe(PASSWORD_BYTES))
+        keep_secret(path, secrets.token_urlsafe(PASSWORD_BYTES))
     for path in (services_nkey_file(folder), *(nkey_file(folder, tenant) for tenant in tenants)):
-        _keep(path, _new_seed())
+        keep_secret(path, _new_seed())
 
 
 def redis_password_file(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def _new_seed() -> str:
     return seed.decode()
 
 
-def _keep(path: Path, fresh: str) -> str:
+def keep_secret(path: Path, fresh: str) -> str:
     """The secret in `path`, which is `fresh` if there was none. A file is there whole or not."""
     if not path.exists():
         temporary = path.with_name(f"{path.name}.new")
