@@ -27,6 +27,7 @@ from services.kvstore.disk.records import read_place
 from services.kvstore.disk.slab import slot_bytes
 from services.worker.demo_model import DEMO_MODEL_ID
 from shared.blocks import BLOCK_TOKENS, unpack_keys
+from shared.exposition import samples_of
 from shared.ids import DEFAULT_TENANT, SessionId
 from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from shared.owners import owner_key
@@ -88,11 +89,9 @@ def kill(house: House, *names: str) -> Callable[[], None]:
 
 
 def counts(house: House, metric: str, label: str) -> dict[str, float]:
-    """A counter of the frontend's, by a label's value."""
-    prefix = f'symphony_{metric}{{{label}="'
-    lines = httpx.get(f"{house.url}/metrics").text.splitlines()
-    pairs = [line.removeprefix(prefix).split('"} ') for line in lines if line.startswith(prefix)]
-    return {value: float(count) for value, count in pairs}
+    """A metric by the values of one of its labels."""
+    found = samples_of(httpx.get(f"{house.url}/metrics").text, {metric})
+    return {labels[label]: value for _, labels, value in found}
 
 
 def num_errors(house: House) -> dict[str, float]:
