@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from services.frontend.core.house_view import WANTED
 from shared.bus import Bus
-from shared.errors import MalformedMessage
 from shared.exposition import Sample, merged, own_metrics, samples_of, unpack_text
 from shared.messages import Empty, ServiceMetrics
 from shared.subjects import SERVICE_METRICS, Subject
@@ -51,16 +51,13 @@ class Shared(Generic[Made]):
 
     def __init__(self, make: Callable[[], Awaitable[Made]]) -> None:
         self._make = make
-        self._task: asyncio.Task[Made] | None = None
+        self._running: asyncio.Future[Made] | None = None
 
     async def get(self) -> Made:
         """The result of work that runs, or of what begins now."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._run())
-        return await asyncio.shield(self._task)
-
-    async def _run(self) -> Made:
-        return await self._make()
+        if self._running is None or self._running.done():
+            self._running = asyncio.ensure_future(self._make())
+        return await asyncio.shield(self._running)
 
 
 class HouseMetrics:
@@ -88,12 +85,11 @@ class HouseMetrics:
         return await asyncio.to_thread(self._together, told)
 
     def _together(self, told: dict[str, ServiceMetrics]) -> str:
-        texts = [({"service": "frontend", "process": self._process}, own_metrics())]
-        for name in sorted(told.keys() - {self._process}):
-            reply = told[name]
-            labels = {"service": reply.service, "process": name}
-            try:
+        texts = []
+        if self._process not in told:  # NATS passes nothing on: its own are there all the same
+            texts.append(({"service": "frontend", "process": self._process}, own_metrics()))
+        for name, reply in sorted(told.items()):
+            with suppress(ValueError):  # of another release
+                labels = {"service": reply.service, "process": name}
                 texts.append((labels, unpack_text(reply.packed)))
-            except (ValueError, MalformedMessage):
-                continue  # of another release
         return merged(texts)

@@ -16,7 +16,7 @@ from services.frontend.adapters import AdapterDirectory
 from services.frontend.api import adapters_nats, nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
-from services.frontend.auth import load_keyring
+from services.frontend.auth import Keyring, load_keyring
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
 from services.frontend.core.capacity import Capacity
@@ -134,20 +134,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     )
     runtime.hints = hints.status
 
-    await hub.start(runtime)
-    await hints.start()
-    await jobs.start(runtime)
-    await runtime.bus.subscribe(WORKER_REPORT, models.on_report)
-    await runtime.bus.subscribe(
-        SESSION_FORGET, lambda forget: claims.forget(forget.tenant, forget.session_id)
-    )
-    await runtime.bus.subscribe(ADAPTER_CHANGED, adapters.on_changed)
-    await uploads.serve()
-    runtime.spawn(sessions.run(), "session store")
-    await nats.serve(app, keyring)
-    await advisories.serve(app)
-    await adapters_nats.serve(app, keyring)
-    runtime.spawn(_forget_workers(models), "forget workers")
+    await _subscribe(runtime, app, keyring)
     connections = Connections(config, runtime.clock)
     runtime.spawn(connections.run(), "patience")
     api = make_api(app, keyring)
@@ -165,6 +152,25 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     await hub.stop()
     await jobs.stop()
     await asyncio.wait({serving})
+
+
+async def _subscribe(runtime: Runtime, app: App, keyring: Keyring) -> None:
+    """Hear workers and tenants, and whatever the parts of the app are told."""
+    claims = app.claims
+    await app.hub.start(runtime)
+    await app.hints.start()
+    await app.jobs.start(runtime)
+    await runtime.bus.subscribe(WORKER_REPORT, app.models.on_report)
+    await runtime.bus.subscribe(
+        SESSION_FORGET, lambda forget: claims.forget(forget.tenant, forget.session_id)
+    )
+    await runtime.bus.subscribe(ADAPTER_CHANGED, app.adapters.on_changed)
+    await app.uploads.serve()
+    runtime.spawn(app.sessions.run(), "session store")
+    await nats.serve(app, keyring)
+    await advisories.serve(app)
+    await adapters_nats.serve(app, keyring)
+    runtime.spawn(_forget_workers(app.models), "forget workers")
 
 
 def listen(address: str, port: int) -> socket.socket:

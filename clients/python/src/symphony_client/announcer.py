@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from random import random
-from types import TracebackType
 from typing import Self
 
 from symphony_client.core.backoff import LONGEST_S, Backoff
@@ -148,12 +147,7 @@ class Announcer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _may_take(self) -> bool:

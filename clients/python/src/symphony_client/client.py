@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from types import TracebackType
 from typing import Self
 
 from symphony_client.announcer import Announcer
@@ -151,12 +150,7 @@ class SymphonyClient(_Announcing):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -222,10 +216,5 @@ class AsyncSymphonyClient(_Announcing):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -11,7 +11,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 from symphony_client.core.names import plain
@@ -120,12 +119,7 @@ class Workflow:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
@@ -265,12 +259,7 @@ class Agent:
         self.enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.leave(has_failed=error is not None)
 
     def _expect(self, expected_arrival: float | None) -> None:

@@ -17,7 +17,7 @@ from services.frontend.api.text.logprobs import chat_entry
 from services.frontend.api.text.messages import rendered
 from services.frontend.api.text.planning import fitting_text, generation_of, owner_of, text_rules
 from services.frontend.api.text.prompts import tokenize_text
-from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of
+from services.frontend.api.text.reading import PLAIN, Reading, ReplyOfChoice, Told, reading_of, tell
 from services.frontend.api.text.tools import Call, CallsOfChoice, tools_of, written
 from services.frontend.api.text.writing import ChoicesWriter
 from services.frontend.app import App
@@ -165,13 +165,8 @@ class ChatWriter(ChoicesWriter):
             if piece.text:
                 yield Said(piece.text)
             return
-        reply = self._replies[piece.index]
-        yield from reply.take(piece)
-        if not piece.index and reply.calls is not None:
-            self.generation.tools = reply.calls.told_names
-        if reply.is_thinking:
-            thoughts = (each.num_thought_tokens for each in self._replies)
-            self.generation.num_thought_tokens = sum(thoughts)
+        yield from self._replies[piece.index].take(piece)
+        tell(self.generation, self._replies)
 
     def _delta(self, told: Told, index: int) -> bytes:
         """As members of its choice's message."""

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from services.frontend.api.text.generation import Generation
-from services.frontend.api.text.reading import Reading, ReplyOfChoice
+from services.frontend.api.text.reading import Reading, ReplyOfChoice, tell
 from services.frontend.api.text.tools import Call
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.choice import Piece
@@ -85,7 +85,7 @@ class ItemsWriter(Writer):
                     events += self.begin_call(told)
                 case Argued(more):
                     events.append(self.add_arguments(more))
-        self._reply.tell(self.generation)
+        tell(self.generation, [self._reply])
         if piece.finish is not None:
             events += self._end(is_cut=piece.finish == "length")
         return events

@@ -1,6 +1,6 @@
 """How a reply is read: what is thought, what is said, and which tools are called."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.frontend.api.bodies import ChatBody
@@ -115,13 +115,6 @@ class ReplyOfChoice:
         """Whether thoughts are told apart in it."""
         return self._thoughts is not None
 
-    def tell(self, generation: Generation) -> None:
-        """What was read up to now, as far as a whole request is asked for it."""
-        if self.calls is not None:
-            generation.tools = self.calls.told_names
-        if self.is_thinking:
-            generation.num_thought_tokens = self.num_thought_tokens
-
     def take(self, piece: Piece) -> Iterator[Told]:
         """More of it: what is thought and said, calls that begin, and more of the last one's
         arguments.
@@ -142,3 +135,12 @@ class ReplyOfChoice:
             yield from self.calls.take(said, is_over=is_over)
         elif said:
             yield Said(said)
+
+
+def tell(generation: Generation, replies: Sequence[ReplyOfChoice]) -> None:
+    """What was read of a request's choices up to now, as far as the request is asked for it."""
+    first = replies[0]
+    if first.calls is not None:
+        generation.tools = first.calls.told_names
+    if first.is_thinking:
+        generation.num_thought_tokens = sum(reply.num_thought_tokens for reply in replies)
