@@ -131,11 +131,19 @@ def endpoints_of(api: Schema, models: dict[str, str]) -> list[Endpoint]:
         names = tuple(f.name for f in FIELDS if FIELDS_OF.get(path) in f.endpoints)
         model = models.get(TASKS.get(path, "generate"), "")
         for method, operation in methods.items():
+            if _has_no_end(operation):
+                continue
             content = operation.get("requestBody", {}).get("content", {})
             schema = content.get("application/json", {}).get("schema")
             for name in (path, *ALIASES.get(path, ())):
                 found.append(Endpoint(method.upper(), name, schema, model, names))
     return found
+
+
+def _has_no_end(operation: Schema) -> bool:
+    """Whether it answers nothing but events, for as long as somebody listens."""
+    answered = operation.get("responses", {}).get("200", {}).get("content", {})
+    return list(answered) == ["text/event-stream"]
 
 
 def draft_of(number: int, seed: int, port: int, endpoints: list[Endpoint]) -> Draft:

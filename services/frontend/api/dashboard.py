@@ -38,7 +38,7 @@ async def house(request: Request) -> Response:
     return Json(_shown(await app.watch.look(), caller_of(request)))
 
 
-@router.get("/v1/house/events", responses=EVENTS)
+@router.get("/v1/house/events", response_class=Response, responses=EVENTS)
 async def house_events(request: Request) -> Response:
     """The same again and again."""
     is_gone = asyncio.Event()

@@ -51,6 +51,10 @@ def test_it_is_told_once_and_again_and_again(servers: Servers) -> None:
             (frontend,) = view["services"]
             assert frontend["service"] == "frontend" and frontend["state"] == "ready"
 
+            paths = (await it.http.get("/openapi.json")).json()["paths"]
+            told = paths["/v1/house/events"]["get"]["responses"]["200"]["content"]
+            assert list(told) == ["text/event-stream"], "and nothing else"
+
             body = {"model": MODEL, "prompt": "x", "max_tokens": 3}
             seen = []
             async with it.http.stream("GET", "/v1/house/events") as events:
