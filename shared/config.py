@@ -22,7 +22,7 @@ from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 from shared.ids import HostId, subject_token
 from shared.settings import ENV_PREFIX, read_variables, shown
-from shared.urls import check_nats_url, check_redis_url
+from shared.urls import check_http_url, check_nats_url, check_redis_url
 
 C = TypeVar("C", bound="ServiceConfig")
 
@@ -51,6 +51,7 @@ class ServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_port: int = 0  # 0: off; the frontend serves /metrics on its own port
     metrics_address: str = "127.0.0.1"
+    otlp_endpoint: str = ""  # of a collector that takes traces by OTLP over HTTP; empty: none
 
     @classmethod
     def settings_customise_sources(
@@ -90,6 +91,11 @@ class ServiceConfig(BaseSettings):
     @classmethod
     def _nats(cls, value: str) -> str:
         return check_nats_url(value)
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str) -> str:
+        return check_http_url(value) if value else value
 
     @field_validator("redis_url")
     @classmethod

@@ -1,6 +1,7 @@
-"""Metrics in Prometheus's text format: of this process, and of many put together.
+"""Metrics in Prometheus's text format, or as OpenMetrics, which has exemplars: of this process, and
+of many put together.
 
-Source: Prometheus, "Exposition formats", text-based format 0.0.4.
+Source: Prometheus, "Exposition formats", text-based format 0.0.4; OpenMetrics 1.0.
 """
 
 import base64
@@ -8,20 +9,25 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 
-from prometheus_client import generate_latest
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from shared.metrics import PREFIX
 
 Sample = tuple[str, Mapping[str, str], float]  # name without the house's prefix, labels, value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+END = "# EOF\n"  # of OpenMetrics
 TEXT_BYTES_MAX = 4 * 1024 * 1024  # of one process
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-def own_metrics() -> str:
+def own_metrics(*, as_openmetrics: bool = False) -> str:
     """What this process measures. Takes milliseconds."""
-    return generate_latest().decode()
+    make = openmetrics.generate_latest if as_openmetrics else generate_latest
+    return make(REGISTRY).decode()
 
 
 def pack_text(text: str) -> str:
@@ -45,11 +51,12 @@ def unpack_text(packed: str) -> str:
     return data.decode()
 
 
-def merged(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
+def merged(texts: Iterable[tuple[Mapping[str, str], str]], *, as_openmetrics: bool = False) -> str:
     """Metrics of several processes as one text, each family once.
 
     Args:
         texts: of each process the labels that its samples get, and its metrics.
+        as_openmetrics: they are that, and so is what they make.
 
     >>> text = "# HELP a b\\n# TYPE a gauge\\na 1.0\\n"
     >>> print(merged([({"p": "x"}, text), ({"p": "y"}, text)]), end="")
@@ -69,11 +76,12 @@ def merged(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
                 is_new = name not in families
                 family = families.setdefault(name, [line] if is_new else [])
             elif line.startswith("#"):
-                if is_new:
+                if is_new and line != END.strip():
                     family.append(line)
             elif line:
                 family.append(_labelled(line, more))
-    return "".join(f"{line}\n" for family in families.values() for line in family)
+    whole = "".join(f"{line}\n" for family in families.values() for line in family)
+    return whole + END if as_openmetrics else whole
 
 
 def _labelled(sample: str, labels: str) -> str:

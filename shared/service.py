@@ -25,9 +25,10 @@ from shared.config import ServiceConfig, load_config_or_exit
 from shared.errors import SymphonyError
 from shared.exposition import own_metrics, pack_text
 from shared.logs import configure_logs
-from shared.messages import Empty, HintStatus, ServiceMetrics, ServiceStatus
+from shared.messages import Empty, HintStatus, MetricsWanted, ServiceMetrics, ServiceStatus
 from shared.private import PRIVATE_UMASK
 from shared.subjects import SERVICE_METRICS, SERVICE_STATUS
+from shared.tracing import NO_TRACER, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Runtime:
         stopping: set on SIGTERM or SIGINT, and by `fail`.
         models: tells which models can be asked here now; empty unless this is a frontend.
         hints: tells what is known here of advisories; None unless this is a frontend or tracker.
+        tracer: where spans begin.
     """
 
     def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
@@ -63,6 +65,7 @@ class Runtime:
         self.exit_code = 0
         self.models: Callable[[], list[str]] = list
         self.hints: Callable[[], HintStatus | None] = lambda: None
+        self.tracer: Tracer = NO_TRACER
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
@@ -102,9 +105,9 @@ class Runtime:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(f"task {task.get_name()} failed", error)
 
-    async def _metrics(self, _: Empty) -> ServiceMetrics:
+    async def _metrics(self, wanted: MetricsWanted) -> ServiceMetrics:
         # In a thread: they are many where there are many layers, and turns do not wait for them.
-        text = await asyncio.to_thread(own_metrics)
+        text = await asyncio.to_thread(own_metrics, as_openmetrics=wanted.as_openmetrics)
         return ServiceMetrics(service=self.service, process=self.process, packed=pack_text(text))
 
     async def _status(self, _: Empty) -> ServiceStatus:
@@ -146,12 +149,22 @@ async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[N
         loop.set_exception_handler(lambda _, context: _on_loop_error(runtime, context))
         threading.excepthook = partial(_on_thread_error, loop, runtime)
         metrics.expose(config.metrics_port, config.metrics_address)
+        if config.otlp_endpoint:
+            runtime.tracer = _tracer(runtime, config.otlp_endpoint)
+            stack.push_async_callback(runtime.tracer.close)
         await bus.serve(SERVICE_STATUS, runtime._status)
         await bus.serve(SERVICE_METRICS, runtime._metrics)
         await main(runtime, config)
         runtime.state = "draining"
         log.info("stopping")
     return runtime.exit_code
+
+
+def _tracer(runtime: Runtime, endpoint: str) -> Tracer:
+    """Records spans; what that takes is imported where somebody wants them."""
+    from shared.tracing.otlp import OtlpTracer
+
+    return OtlpTracer(endpoint, runtime.service, runtime.instance, runtime.clock)
 
 
 def _on_thread_error(

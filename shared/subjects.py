@@ -196,7 +196,7 @@ SESSION_FORGET = Subject("symphony.session.forget", m.SessionForget, m.SessionFo
 SESSION_DELETE = Subject("symphony.session.delete", m.KvDelete, m.KvDeleted)
 KV_STATS = Subject("symphony.kv.stats", m.Empty, m.KvStats)
 SCHEDULER_STATUS = Subject("symphony.scheduler.status", m.Empty, m.SchedulerStatus)
-SERVICE_METRICS = Subject("symphony.service.metrics", m.Empty, m.ServiceMetrics)
+SERVICE_METRICS = Subject("symphony.service.metrics", m.MetricsWanted, m.ServiceMetrics)
 SERVICE_STATUS = Subject("symphony.service.status", m.Empty, m.ServiceStatus)
 
 # The key-value store: a key is one leadership.

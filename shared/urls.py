@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 NATS_SCHEMES = ("nats", "tls")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
+HTTP_SCHEMES = ("http", "https")
 PORT_MAX = 65_535
 LABEL_MAX = 63  # of a name, between two dots
 HIDDEN = "***"
@@ -46,6 +47,16 @@ def check_redis_url(url: str) -> str:
     path = _check(url, REDIS_SCHEMES, "redis://HOST:PORT/0")
     if not url.startswith("unix:") and path not in ("", "/") and not path[1:].isdecimal():
         raise ValueError("the database behind the address is no number")
+    return url
+
+
+def check_http_url(url: str) -> str:
+    """`url`, which a connection can be tried with.
+
+    Raises:
+        ValueError: it cannot; says why, and quotes nothing of it.
+    """
+    _check(url, HTTP_SCHEMES, "http://HOST:PORT")
     return url
 
 

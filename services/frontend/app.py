@@ -19,6 +19,7 @@ from services.frontend.models import Models
 from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
+from services.frontend.tracing import RequestTracer
 from services.frontend.uploads import Uploads
 from services.frontend.watching import HouseWatch
 from shared.bus import Bus
@@ -47,6 +48,7 @@ class App:
     responses: ResponseStore
     house: HouseMetrics
     watch: HouseWatch
+    tracer: RequestTracer
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

@@ -68,6 +68,8 @@ class FrontendConfig(ServiceConfig):
     hints_per_client, hints_per_tenant: advisories that may come to nothing, see
         `shared.hint_accounts.HintLimits`; each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.
+    trace_share: of requests that name no trace of their sender's, how many are traced.
+    traces_per_s: that are traced at most, whoever asks for it; each frontend counts its own.
     drain_s: on stop, how long open streams may take to finish.
     """
 
@@ -107,6 +109,8 @@ class FrontendConfig(ServiceConfig):
     image_bytes_max: int = Field(default=10_000_000, gt=0)
     image_pixels_max: int = Field(default=40_000_000, gt=0)
     adapter_bytes_max: int = Field(default=ADAPTER_BYTES_MAX, gt=0)
+    trace_share: float = Field(default=1.0, ge=0, le=1)
+    traces_per_s: float = Field(default=20.0, ge=0)
     drain_s: float = Field(default=5.0, ge=0)
     tenant_turns_max: int = Field(default=0, ge=0)
     tenant_waiting_tokens_max: int = Field(default=0, ge=0)

@@ -8,9 +8,10 @@ from typing import Generic, TypeVar
 from services.frontend.core.house_view import WANTED
 from shared.bus import Bus
 from shared.exposition import Sample, merged, own_metrics, samples_of, unpack_text
-from shared.messages import Empty, ServiceMetrics
+from shared.messages import MetricsWanted, ServiceMetrics
 from shared.subjects import SERVICE_METRICS, Subject
 
+Req = TypeVar("Req")
 Rep = TypeVar("Rep")
 Made = TypeVar("Made")
 
@@ -18,16 +19,21 @@ PATIENCE_S = 1.0
 ROUNDS_MISSED_MAX = 3
 
 
-class Census(Generic[Rep]):
+class Census(Generic[Req, Rep]):
     """A question to everybody who answers it. Who has answered it lately is waited for, for a
     second at most; once they all have, nobody else is.
     """
 
     def __init__(
-        self, bus: Bus, subject: Subject[Empty, Rep], name_of: Callable[[Rep], str]
+        self,
+        bus: Bus,
+        subject: Subject[Req, Rep],
+        question: Req,
+        name_of: Callable[[Rep], str],
     ) -> None:
         self._bus = bus
         self._subject = subject
+        self._question = question
         self._name_of = name_of
         self._missed: dict[str, int] = {}  # rounds since who was there last answered
 
@@ -38,7 +44,7 @@ class Census(Generic[Rep]):
             return bool(self._missed) and self._missed.keys() <= set(map(self._name_of, replies))
 
         replies = await self._bus.gather(
-            self._subject, Empty(), timeout_s=PATIENCE_S, until=is_enough
+            self._subject, self._question, timeout_s=PATIENCE_S, until=is_enough
         )
         told = {self._name_of(reply): reply for reply in replies}
         missed = {name: num + 1 for name, num in self._missed.items() if num < ROUNDS_MISSED_MAX}
@@ -68,17 +74,28 @@ class HouseMetrics:
     """
 
     def __init__(self, bus: Bus, process: str) -> None:
-        self._process = process
-        self._census = Census(bus, SERVICE_METRICS, lambda reply: reply.process)
-        self._shared = Shared(self._ask)
+        self._plain = _Round(bus, process, as_openmetrics=False)
+        self._openmetrics = _Round(bus, process, as_openmetrics=True)
 
-    async def text(self) -> str:
+    async def text(self, *, as_openmetrics: bool = False) -> str:
         """Each sample with `service` and `process`."""
-        return await self._shared.get()
+        which = self._openmetrics if as_openmetrics else self._plain
+        return await which.shared.get()
 
     async def samples(self) -> list[Sample]:
         """Those that `core.house_view` reads."""
         return await asyncio.to_thread(samples_of, await self.text(), WANTED)
+
+
+class _Round:
+    """Metrics of all processes in one of the formats."""
+
+    def __init__(self, bus: Bus, process: str, *, as_openmetrics: bool) -> None:
+        self._process = process
+        self._as_openmetrics = as_openmetrics
+        wanted = MetricsWanted(as_openmetrics=as_openmetrics)
+        self._census = Census(bus, SERVICE_METRICS, wanted, lambda reply: reply.process)
+        self.shared = Shared(self._ask)
 
     async def _ask(self) -> str:
         told = await self._census.take()
@@ -87,9 +104,10 @@ class HouseMetrics:
     def _together(self, told: dict[str, ServiceMetrics]) -> str:
         texts = []
         if self._process not in told:  # NATS passes nothing on: its own are there all the same
-            texts.append(({"service": "frontend", "process": self._process}, own_metrics()))
+            own = own_metrics(as_openmetrics=self._as_openmetrics)
+            texts.append(({"service": "frontend", "process": self._process}, own))
         for name, reply in sorted(told.items()):
             with suppress(ValueError):  # of another release
                 labels = {"service": reply.service, "process": name}
                 texts.append((labels, unpack_text(reply.packed)))
-        return merged(texts)
+        return merged(texts, as_openmetrics=self._as_openmetrics)

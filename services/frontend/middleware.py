@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -15,9 +16,11 @@ from services.frontend.core.door import Door
 from services.frontend.errors import HostRefused, PageRefused, is_anthropic, refusal
 from services.frontend.hub import ClientGone
 from services.frontend.request import HEADER_CHARS_MAX
+from services.frontend.tracing import RequestTracer
 from shared.errors import SymphonyError
 from shared.ids import new_id
 from shared.logs import log_context
+from shared.tracing import NO_SPAN, TRACE_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +41,16 @@ class RequestContext:
     there is a line about it in the log.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: RequestTracer) -> None:
         self._app = app
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is configured for nothing else"
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["span"] = request_id, NO_SPAN
         names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope["path"]) else [])]
         ids = [(name, request_id.encode("latin-1")) for name in names]
 
@@ -55,8 +60,8 @@ class RequestContext:
                 message["headers"] = [*message["headers"], *ids]
             await send(message)
 
-        fields = _log_fields(headers, request_id)
-        with log_context(**fields), self._told(scope) as line:
+        line: Fields = {"method": scope["method"], "path": scope["path"], "request_id": request_id}
+        with self._traced(scope, headers, line), self._told(scope, headers, line):
             try:
                 await self._app(scope, receive, send_named)
             except (ClientGone, ClientDisconnect):
@@ -70,16 +75,26 @@ class RequestContext:
                 line["error"] = SymphonyError.code
 
     @contextmanager
-    def _told(self, scope: Scope) -> Iterator[Fields]:
-        """The fields of the request's line, which is logged at the end of the block."""
-        started_at_s = time.monotonic()
-        line: Fields = {"method": scope["method"], "path": scope["path"]}
-        if scope["path"] in UNTOLD_PATHS:
-            yield line
+    def _traced(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
+        """Traced if it asks for work; what it came to is in its line at the end of the block."""
+        if scope["method"] != "POST" or scope["path"] in UNTOLD_PATHS:
+            yield
             return
-        with access_line(line):
+        name = f"POST {scope['path']}"
+        with self._tracer.request(name, headers.get(TRACE_HEADER, ""), line) as span:
+            scope["state"]["span"] = span
+            yield
+
+    @contextmanager
+    def _told(self, scope: Scope, headers: Headers, line: Fields) -> Iterator[None]:
+        """Its line is logged at the end of the block, and what is logged inside tells of it."""
+        started_at_s = time.monotonic()
+        if scope["path"] in UNTOLD_PATHS:
+            yield
+            return
+        with log_context(**_log_fields(headers, scope["state"])), access_line(line):
             try:
-                yield line
+                yield
             finally:
                 if (caller := scope["state"].get("caller")) is not None:
                     line["tenant"] = caller.tenant
@@ -158,9 +173,9 @@ def _request_id(headers: Headers) -> str:
     return given if given and given.isprintable() else new_id("req")
 
 
-def _log_fields(headers: Headers, request_id: str) -> dict[str, str]:
+def _log_fields(headers: Headers, state: dict[str, Any]) -> dict[str, str]:
     """What every line about this request says."""
-    fields = {"request_id": request_id}
-    if traceparent := headers.get("traceparent", "")[:HEADER_CHARS_MAX]:
+    fields = {"request_id": state["request_id"]}
+    if traceparent := state["span"].trace or headers.get(TRACE_HEADER, "")[:HEADER_CHARS_MAX]:
         fields["traceparent"] = traceparent
     return fields

@@ -18,6 +18,7 @@ from services.frontend.errors import NoJson, PayloadTooLarge
 from shared.errors import InvalidRequest
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId
 from shared.messages import SLO_MS_MAX
+from shared.tracing import NO_SPAN, Span
 
 HEADER_CHARS_MAX = 256
 SESSION_HEADER = "X-Session-Id"
@@ -36,6 +37,7 @@ class Origin:
         place: where it came from.
         slo_ttft_ms: target for the time to the first token; None: the house's own.
         slo_tpot_ms: target for the mean time between further tokens; None: none.
+        span: that it is traced by.
     """
 
     tenant: TenantId = DEFAULT_TENANT
@@ -46,6 +48,7 @@ class Origin:
     workflow_id: str | None = None
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
+    span: Span = NO_SPAN
 
 
 def caller_of(request: Request) -> Caller:
@@ -82,6 +85,7 @@ def origin_of(request: Request) -> Origin:
         workflow_id=_name_in(request, WORKFLOW_HEADER),
         slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
         slo_tpot_ms=slo_tpot_ms(request.headers.get(SLO_TPOT_HEADER)),
+        span=request.scope["state"]["span"],
     )
 
 

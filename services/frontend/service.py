@@ -27,6 +27,7 @@ from services.frontend.core.jobs import Jobs
 from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas
 from services.frontend.core.slots import Slots
+from services.frontend.core.traced import TraceSampler
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.grammars import GrammarMaker
@@ -39,6 +40,7 @@ from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
+from services.frontend.tracing import RequestTracer
 from services.frontend.uploads import Uploads
 from services.frontend.watching import HouseWatch
 from shared.errors import ConfigError
@@ -131,6 +133,11 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         ResponseStore(sessions),
         house,
         HouseWatch(runtime.bus, runtime.clock, house),
+        RequestTracer(
+            runtime.tracer,
+            runtime.clock,
+            TraceSampler(config.trace_share, config.traces_per_s),
+        ),
     )
     runtime.hints = hints.status
 

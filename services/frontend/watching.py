@@ -11,6 +11,7 @@ from services.frontend.house import Census, HouseMetrics
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
+from shared.messages import Empty
 from shared.subjects import KV_STATS, SCHEDULER_STATUS, SERVICE_STATUS
 
 PERIOD_S = 2.0
@@ -25,9 +26,9 @@ class HouseWatch:
     def __init__(self, bus: Bus, clock: Clock, metrics: HouseMetrics) -> None:
         self._clock = clock
         self._metrics = metrics
-        self._services = Census(bus, SERVICE_STATUS, lambda reply: reply.process)
-        self._schedulers = Census(bus, SCHEDULER_STATUS, lambda reply: reply.process)
-        self._stores = Census(bus, KV_STATS, lambda reply: reply.host_id)
+        self._services = Census(bus, SERVICE_STATUS, Empty(), lambda reply: reply.process)
+        self._schedulers = Census(bus, SCHEDULER_STATUS, Empty(), lambda reply: reply.process)
+        self._stores = Census(bus, KV_STATS, Empty(), lambda reply: reply.host_id)
         self._view = HouseView()
         self._latest: tuple[int, dict[str, Any]] | None = None
         self._looking = asyncio.Lock()

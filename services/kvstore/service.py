@@ -55,12 +55,13 @@ from services.kvstore.values import LAYERS_MAX
 from shared import messages as m
 from shared import subjects
 from shared.blocks import KEY_BYTES, BlockKey, pack_keys
-from shared.errors import ConfigError, InvalidRequest, PeerUnavailable
+from shared.errors import ConfigError, InvalidRequest, PeerUnavailable, SymphonyError
 from shared.ids import HostId
 from shared.locations import OBJECTS, objects_of
 from shared.messages.codec import pack_ints, unpack_ints
 from shared.owners import owner_key
 from shared.service import Runtime
+from shared.tracing import Span
 from shared.urls import hide_password
 
 log = logging.getLogger(__name__)
@@ -253,6 +254,16 @@ class KvService:
         return m.KvLeased(pages=pack_ints(pages))
 
     async def _stage(self, message: m.KvStage) -> m.KvStaged:
+        span = self._runtime.tracer.begin("stage", message.trace, self._runtime.clock.now_ns())
+        try:
+            return await self._stage_traced(message, span)
+        except SymphonyError as error:
+            span.fail(error.code)
+            raise
+        finally:
+            span.end(self._runtime.clock.now_ns())
+
+    async def _stage_traced(self, message: m.KvStage, span: Span) -> m.KvStaged:
         self._refuse_if_closed()
         keys = keys_in(message.keys, "keys")
         if not keys and message.session_id is not None:
@@ -269,6 +280,16 @@ class KvService:
         )  # fmt: skip
         staged, effects = self._core.on_stage(event, self._runtime.clock.now_ns())
         self._perform(effects)
+        span.note(
+            {
+                "symphony.blocks_asked": len(keys),
+                "symphony.blocks": staged.num_blocks,
+                "symphony.blocks_here": staged.num_here,
+                "symphony.pages_to_come": staged.num_from_disk,
+                "symphony.coming_from": staged.coming_from or "",
+                "symphony.from_host": "" if offer is None else offer.host_id,
+            }
+        )
         log.info(
             "staged",
             extra={

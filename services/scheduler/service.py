@@ -30,6 +30,7 @@ from services.scheduler.core.turns.board import first_attempt
 from services.scheduler.job_service import start_jobs, start_rank
 from services.scheduler.leadership import Leadership
 from services.scheduler.policies import make_placement
+from services.scheduler.traces import PlacementTraces
 from shared.effects import WakeAt
 from shared.errors import NoCapacity
 from shared.events import EventQueue
@@ -44,6 +45,7 @@ from shared.messages import (
     SessionPlacement,
     TurnsPlaced,
     TurnsStart,
+    TurnsSubmit,
     TurnStart,
 )
 from shared.metrics import counter, gauge
@@ -95,6 +97,7 @@ class SchedulerService:
         self._leadership = leadership
         self._bus = runtime.bus
         self._clock = runtime.clock
+        self._traces = PlacementTraces(runtime.tracer, runtime.clock)
         self._num_tracker_shards = config.tracker_shards
         limits = config.limits()
         self._core = SchedulerCore(
@@ -123,7 +126,7 @@ class SchedulerService:
         await self._bus.subscribe(TURNS_ENDED, self._feed(core.on_turns_ended))
         await self._bus.subscribe(TURNS_PLACED, self._feed(core.on_turns_placed))
         await self._bus.subscribe(TURN_CANCEL, self._feed(core.on_turn_cancel), self._shard)
-        await self._bus.subscribe(TURN_SUBMIT, self._feed(core.on_turns_submit), self._shard)
+        await self._bus.subscribe(TURN_SUBMIT, self._on_submits, self._shard)
         await self._bus.serve(SESSION_EXPECT, self._expect, self._shard)
         await self._bus.serve(SESSION_DROP, self._drop, self._shard)
         await self._bus.serve(SCHEDULER_PING, self._ping, self._shard)
@@ -152,6 +155,10 @@ class SchedulerService:
             self._events.put(partial(handler, message))
 
         return on_message
+
+    def _on_submits(self, message: TurnsSubmit) -> None:
+        self._traces.on_submits(message)
+        self._events.put(partial(self._core.on_turns_submit, message))
 
     async def _perform(self, effect: Effect) -> None:
         match effect:
@@ -192,6 +199,7 @@ class SchedulerService:
             await self._bus.publish(WORKER_START, TurnsStart(turns=turns), worker_id)
         for each in starts:
             PLACEMENTS.labels(each.reason).inc()
+            self._traces.on_started(worker_id, each.start, each.reason)
             _log_placed(worker_id, each.start, each.reason)
 
     async def _tell_others(self, turns: list[PlacedTurn], kept: list[WorkerId]) -> None:

@@ -84,6 +84,7 @@ class EngineRunner:
     Args:
         on_stuck: told that a step does not end.
         on_progress: told that the worker should report before its next report is due.
+        on_ended: told of every attempt that is over.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class EngineRunner:
         thread: ThreadPoolExecutor,
         on_stuck: Callable[[str], None] = die,
         on_progress: Callable[[], None] = lambda: None,
+        on_ended: Callable[[Ended], None] = lambda ended: None,
     ) -> None:
         self.core = core
         self.executor = executor
         self._bus = bus
         self._clock = clock
         self._kv = kv
+        self._on_ended = on_ended
         self._on_progress = on_progress
         info = executor.info
         self._shape = ModelShape(
@@ -305,6 +308,7 @@ class EngineRunner:
                     self._deltas[effect.frontend_id].append(effect.delta)
                 case Ended():
                     self._ends.append(effect)
+                    self._on_ended(effect)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
                 case CallBack(pool_pages):

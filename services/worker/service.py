@@ -32,6 +32,7 @@ from services.worker.oneshot.model import OneshotModel
 from services.worker.oneshot.runner import OneshotRunner
 from services.worker.prompts import PromptPuller
 from services.worker.runner import EngineRunner
+from services.worker.traces import TurnTraces
 from shared.arena import Arena
 from shared.blocks import unpack_keys
 from shared.errors import MalformedMessage, NoCapacity
@@ -90,6 +91,7 @@ class Worker:
         self._kvs: list[KvClient] = []
         self._oneshot: OneshotRunner | None = None  # from when all models are loaded
         self._puller = PromptPuller(runtime.bus, runtime.clock, self._on_prompt)
+        self._traces = TurnTraces(runtime.tracer, runtime.clock, self._worker_id)
         self._num_reports = 0
         self._telling = Telling()
         self._created = int(time.time())
@@ -218,6 +220,7 @@ class Worker:
             kv,
             self._thread,
             on_progress=self._report_now.set,
+            on_ended=self._traces.on_ended,
         )
         self._runners[info.model_id] = runner
         runtime.stack.callback(executor.close)
@@ -249,7 +252,7 @@ class Worker:
             error.code = "overloaded"
             self._runners[start.model_id].refuse(start, error)
             return
-        self._puller.start(start)
+        self._puller.start(self._traces.on_start(start))
 
     @property
     def _num_turns(self) -> int:

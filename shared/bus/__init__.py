@@ -5,9 +5,9 @@ behind drops and counts, a serving subject runs at most `concurrency_max` handle
 """
 
 from shared.bus.asking import Asking
-from shared.bus.serving import Serving
+from shared.bus.serving import RawMessage, Serving
 
-__all__ = ["Bus"]
+__all__ = ["Bus", "RawMessage"]
 
 
 class Bus(Asking, Serving):

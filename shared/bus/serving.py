@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -24,6 +25,20 @@ Req = TypeVar("Req")
 Rep = TypeVar("Rep")
 
 CONCURRENCY_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A message as it came.
+
+    Attributes:
+        reply: subject of the answer; empty: nobody waits for one.
+    """
+
+    payload: bytes
+    reply: str
+    subject: str
+    headers: Mapping[str, str]
 
 
 class Serving(Connection):
@@ -142,16 +157,16 @@ class Serving(Connection):
         return await self._subscribe_raw(name, subject.queue, on_message)
 
     async def serve_raw(
-        self, name: str, handler: Callable[[bytes, str, str], Awaitable[None]], queue: str
+        self, name: str, handler: Callable[[RawMessage], Awaitable[None]], queue: str
     ) -> Subscription:
-        """For a public subject with a streamed reply: `handler(payload, reply_subject, subject)`
-        runs as a task. Whatever it raises costs this message only: anybody may send one.
+        """For a public subject with a streamed reply: `handler` runs as a task. Whatever it raises
+        costs this message only: anybody may send one.
         """
 
         async def on_message(msg: Msg) -> None:
             async def run() -> None:
                 try:
-                    await handler(msg.data, msg.reply, msg.subject)
+                    await handler(RawMessage(msg.data, msg.reply, msg.subject, msg.headers or {}))
                 except Exception:
                     HANDLER_ERRORS.labels(name, SymphonyError.code).inc()
                     log.exception("request failed", extra={"subject": name})

@@ -88,6 +88,7 @@ class KvStage:
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
     num_before: int = 0  # blocks of the sequence that precede the first of `keys`
     patience_ms: int = 0  # an answer is of use for so long; 0: for long
+    trace: str = ""  # as in `TurnSubmit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,12 +66,23 @@ class ServiceStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsWanted:
+    """What do you measure?
+
+    Attributes:
+        as_openmetrics: in that format, which has exemplars, and not in Prometheus's own.
+    """
+
+    as_openmetrics: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMetrics:
     """What a process measures.
 
     Attributes:
         process: of nobody else: a worker's id, a kvstore's host, or its service and instance.
-        packed: Prometheus's text format, by `shared.exposition.pack_text`.
+        packed: in the format that was asked for, by `shared.exposition.pack_text`.
     """
 
     service: str

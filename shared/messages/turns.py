@@ -87,6 +87,7 @@ class TurnSubmit:
     sent_to: WorkerId | None = None  # it keeps the session's place, and has attempt 1 already
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of its session by host
     agent: AgentRef | None = None  # whose turn it is, for the tracker
+    trace: str = ""  # `shared.tracing`; a message holds many turns, so it is no header of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,7 @@ class TurnStart:
     kv_from: KvFrom = "any"  # what lies below is computed again, as in systems without those tiers
     expected_as: SessionId | None = None  # its prefetch went by this name; None: by its session's
     prompt: str = ""  # as it was submitted, with the first attempt only; none: pull it
+    trace: str = ""  # as in `TurnSubmit`
 
 
 def start_of(
@@ -164,6 +166,7 @@ def start_of(
         kv_from=kv_from,
         expected_as=expected_as,
         prompt=prompt,
+        trace=submit.trace,
     )
 
 

@@ -21,7 +21,7 @@ from cli.start.options import HouseOptions
 from cli.start.servers import prepare_servers
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.access import NatsAccess
-from shared.bus import Bus
+from shared.bus import Bus, RawMessage
 from shared.errors import PeerUnavailable, SymphonyError
 from shared.ids import TenantId
 from shared.messages import Advisory, AdvisoryState, Empty, ServiceStatus
@@ -160,8 +160,8 @@ def test_a_request_arrives_with_the_tenant_whose_key_it_came_with(place: Place) 
 
 def test_a_tenant_sees_nothing_of_the_services_and_of_other_tenants(place: Place) -> None:
     async def scenario(bus: Bus, acme: Client, odd: Client) -> None:
-        async def answer(payload: bytes, reply: str, subject: str) -> None:
-            await bus.publish_raw(reply, payload)
+        async def answer(message: RawMessage) -> None:
+            await bus.publish_raw(message.reply, message.payload)
 
         async def status(_: Empty) -> ServiceStatus:
             return ServiceStatus(service="s", instance="0", pid=1, state="ready")
@@ -189,12 +189,12 @@ def test_a_tenant_reaches_nothing_but_the_public_subjects(place: Place) -> None:
         heard: list[tuple[str, bytes]] = []
         done = asyncio.Event()
 
-        async def note(payload: bytes, reply: str, subject: str) -> None:
-            heard.append((subject, payload))
-            if payload == b"last":
+        async def note(message: RawMessage) -> None:
+            heard.append((message.subject, message.payload))
+            if message.payload == b"last":
                 done.set()
-            elif reply:
-                await bus.publish_raw(reply, b"an answer")
+            elif message.reply:
+                await bus.publish_raw(message.reply, b"an answer")
 
         for subject in ("symphony.>", "$JS.API.>", "_INBOX.>"):
             await bus.serve_raw(subject, note, "")
@@ -227,12 +227,12 @@ def test_a_tenant_reaches_nothing_but_the_public_subjects(place: Place) -> None:
 
 def test_a_stream_of_answers_arrives_whole_also_after_a_pause(place: Place) -> None:
     async def scenario(bus: Bus, acme: Client, odd: Client) -> None:
-        async def stream(payload: bytes, reply: str, subject: str) -> None:
+        async def stream(message: RawMessage) -> None:
             for number in range(NUM_CHUNKS):
                 if number % (NUM_CHUNKS // 4) == 1:
                     await asyncio.sleep(PAUSE_S)
-                await bus.publish_raw(reply, b"%d" % number)
-            await bus.publish_raw(reply, b"")
+                await bus.publish_raw(message.reply, b"%d" % number)
+            await bus.publish_raw(message.reply, b"")
 
         await bus.serve_raw(TENANT_INFERENCE_SUBMIT, stream, "q")
         await bus.flush()

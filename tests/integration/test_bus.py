@@ -7,7 +7,7 @@ import pytest
 
 from cli.supervisor.children import free_port
 from shared import messages as m
-from shared.bus import Bus
+from shared.bus import Bus, RawMessage
 from shared.errors import (
     MalformedMessage,
     NobodyListens,
@@ -147,10 +147,10 @@ def test_a_raw_handler_that_fails_costs_its_own_message_only(nats_server: Server
         bus = await Bus.connect(nats_server.url, "a")
         heard: asyncio.Queue[bytes] = asyncio.Queue()
 
-        async def handle(payload: bytes, _: str, __: str) -> None:
-            if payload == b"bad":
+        async def handle(message: RawMessage) -> None:
+            if message.payload == b"bad":
                 raise ZeroDivisionError("1/0")
-            heard.put_nowait(payload)
+            heard.put_nowait(message.payload)
 
         ended: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: ended.append(context))

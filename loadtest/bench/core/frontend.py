@@ -27,18 +27,21 @@ from services.frontend.core.capacity import Capacity
 from services.frontend.core.fleet import Fleet
 from services.frontend.core.quotas import Quotas, TenantLimits
 from services.frontend.core.slots import Slots
+from services.frontend.core.traced import TraceSampler
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.hub import Hub
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import Texts
 from services.frontend.tokenizer import ModelTokenizer
+from services.frontend.tracing import RequestTracer
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.ids import TurnId
 from shared.messages import StepOutput, TurnsSubmit, decode, encode
 from shared.service import Runtime
 from shared.subjects import STEP_OUTPUT, TURN_SUBMIT, Subject
+from shared.tracing import NO_TRACER
 
 TURNS_A_STEP = 32
 STEPS = 8  # in a round
@@ -237,6 +240,7 @@ class _House:
             responses=unused,
             house=unused,
             watch=unused,
+            tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0)),
         )
         return cls(make_api(app, Keyring(None)), bus, served.tokenizer)
 

@@ -12,6 +12,7 @@ whose they are. NATS remembers where their answers go until an empty message end
 
 import logging
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -35,11 +36,13 @@ from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.job_hub import PendingJobs
 from services.frontend.request import Origin, check_shape
+from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
 from shared.tenants import tenant_of
+from shared.tracing import TRACE_HEADER, Span
 
 log = logging.getLogger(__name__)
 
@@ -52,20 +55,26 @@ END = b""
 async def serve(app: App, keyring: Keyring) -> None:
     """Answer on the subjects, together with every other frontend."""
 
-    async def of_tenant(payload: bytes, reply: str, subject: str) -> None:
-        await answer(payload, reply, tenant_of(TENANT_INFERENCE_SUBMIT, subject))
-        if reply:
-            await app.bus.publish_raw(reply, END)
+    async def of_tenant(message: RawMessage) -> None:
+        await answer(message, tenant_of(TENANT_INFERENCE_SUBMIT, message.subject))
+        if message.reply:
+            await app.bus.publish_raw(message.reply, END)
 
-    async def of_anybody(payload: bytes, reply: str, _: str) -> None:
-        await answer(payload, reply, None)
+    async def of_anybody(message: RawMessage) -> None:
+        await answer(message, None)
 
-    async def answer(payload: bytes, reply: str, tenant: TenantId | None) -> None:
-        request_id = new_id("req")
-        line: Fields = {"method": "NATS", "path": INFERENCE_SUBMIT}
-        with log_context(request_id=request_id), access_line(line):
+    async def answer(message: RawMessage, tenant: TenantId | None) -> None:
+        request_id, reply = new_id("req"), message.reply
+        line: Fields = {"method": "NATS", "path": INFERENCE_SUBMIT, "request_id": request_id}
+        sender = message.headers.get(TRACE_HEADER, "")
+        with (
+            log_context(request_id=request_id),
+            app.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
+            access_line(line),
+        ):
+            asked = _Asked(message.payload, reply, request_id, tenant, span)
             try:
-                await _answer(app, keyring, payload, reply, request_id, tenant)
+                await _answer(app, keyring, asked)
             except PeerUnavailable as error:
                 log.warning("answer not sent", extra={"error": error.message})
             except Exception:
@@ -78,36 +87,38 @@ async def serve(app: App, keyring: Keyring) -> None:
     await app.bus.serve_raw(TENANT_INFERENCE_SUBMIT, of_tenant, QUEUE)
 
 
-async def _answer(
-    app: App,
-    keyring: Keyring,
-    payload: bytes,
-    reply: str,
-    request_id: str,
-    tenant: TenantId | None,
-) -> None:
-    if not reply:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request.
+
+    Attributes:
+        reply: subject of the answer; empty: nobody waits for one.
+        tenant: whose credentials it came with; None: NATS asks for none.
+    """
+
+    payload: bytes
+    reply: str
+    request_id: str
+    tenant: TenantId | None
+    span: Span
+
+
+async def _answer(app: App, keyring: Keyring, asked: _Asked) -> None:
+    if not asked.reply:
         log.warning("a request without reply subject")
         return
-    capacity = app.jobs.capacity if tenant is None else app.capacity_of(tenant)
+    capacity = app.jobs.capacity if asked.tenant is None else app.capacity_of(asked.tenant)
     with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
         try:
-            await _answer_body(app, keyring, payload, reply, request_id, tenant, held)
+            await _answer_body(app, keyring, asked, held)
         except SymphonyError as error:
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
             note(error=error.code)
-            await app.bus.publish_raw(reply, error_body(error))
+            await app.bus.publish_raw(asked.reply, error_body(error))
 
 
-async def _answer_body(
-    app: App,
-    keyring: Keyring,
-    payload: bytes,
-    reply: str,
-    request_id: str,
-    tenant: TenantId | None,
-    held: HeldCapacity,
-) -> None:
+async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapacity) -> None:
+    payload, reply, tenant = asked.payload, asked.reply, asked.tenant
     held.grow_to(len(payload))
     await check_shape(payload, app.config.body_values_max)
     fields = _fields(app, payload)
@@ -116,9 +127,10 @@ async def _answer_body(
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
         whose = tenant or DEFAULT_TENANT
         note(tenant=whose)
-        await _send(app, reply, await _answer_job(app, payload, fields, request_id, whose))
+        answer = await _answer_job(app, payload, fields, asked.request_id, whose)
+        await _send(app, reply, answer)
         return
-    body, writer = await _prepare(app, keyring, payload, fields, request_id, tenant)
+    body, writer = await _prepare(app, keyring, asked, fields)
     writer.generation.keep(held)
     if not body.stream:
         await _send(app, reply, await answer_whole(writer))
@@ -167,16 +179,16 @@ async def _answer_job(
 
 
 async def _prepare(
-    app: App,
-    keyring: Keyring,
-    payload: bytes,
-    fields: dict[str, Any],
-    request_id: str,
-    tenant: TenantId | None,
+    app: App, keyring: Keyring, asked: _Asked, fields: dict[str, Any]
 ) -> tuple[Generate, Writer]:
     kind: type[ChatBody | CompletionBody] = CompletionBody if "prompt" in fields else ChatBody
-    body = parse(kind, payload)
-    origin = Origin(tenant=_tenant(body, keyring, tenant), request_id=request_id, place=NATS_PLACE)
+    body = parse(kind, asked.payload)
+    origin = Origin(
+        tenant=_tenant(body, keyring, asked.tenant),
+        request_id=asked.request_id,
+        place=NATS_PLACE,
+        span=asked.span,
+    )
     if isinstance(body, CompletionBody):
         return body, await prepare_completion(app, body, origin)
     return body, await prepare_chat(app, body, origin)

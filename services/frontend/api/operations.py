@@ -13,12 +13,24 @@ from services.frontend.auth import SCOPE_ADMIN
 from services.frontend.errors import error_answer
 from services.frontend.request import caller_of
 from shared.errors import NoCapacity
-from shared.exposition import CONTENT_TYPE, own_metrics, without
+from shared.exposition import (
+    CONTENT_TYPE,
+    OPENMETRICS,
+    OPENMETRICS_TYPE,
+    own_metrics,
+    without,
+)
 
 PACKAGE = "symphony-serving"
 ADAPTERS_AT_WORK = "lora_requests_info"  # names of adapters, which may be another tenant's
 METRICS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    200: {
+        "description": "The metrics",
+        "content": {
+            content_type: {"schema": {"type": "string"}}
+            for content_type in ("text/plain", OPENMETRICS)
+        },
+    }
 }
 
 router = APIRouter(tags=["operations"], default_response_class=Response)
@@ -49,13 +61,18 @@ async def version() -> Response:
 
 @router.get("/metrics", responses=METRICS)
 async def metrics(request: Request) -> Response:
-    """Prometheus's text format: of this frontend, or of the whole house where it is to tell of
-    that."""
+    """Prometheus's text format, or OpenMetrics if that is asked for: of this frontend, or of the
+    whole house where it is to tell of that."""
     app = app_of(request)
-    text = await app.house.text() if app.config.metrics_of_house else own_metrics()
+    as_openmetrics = OPENMETRICS in request.headers.get("accept", "")
+    if app.config.metrics_of_house:
+        text = await app.house.text(as_openmetrics=as_openmetrics)
+    else:
+        text = own_metrics(as_openmetrics=as_openmetrics)
     if SCOPE_ADMIN not in caller_of(request).scopes:
         text = without(text, ADAPTERS_AT_WORK)
-    return Response(text, headers={"Content-Type": CONTENT_TYPE})
+    content_type = OPENMETRICS_TYPE if as_openmetrics else CONTENT_TYPE
+    return Response(text, headers={"Content-Type": content_type})
 
 
 @cache

@@ -92,6 +92,7 @@ class NewTurn:
     num_history: int = 0
     agent: AgentRef | None = None
     expiry_s: int = 0
+    trace: str = ""
 
     @property
     def is_private(self) -> bool:
@@ -398,6 +399,7 @@ class Turns:
                 sent_to=sent_to,
                 kv_at=dict(new.kv_at),
                 agent=new.agent,
+                trace=new.trace,
             )
         )
 

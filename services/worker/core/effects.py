@@ -7,7 +7,7 @@ from typing import TypeAlias
 from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, FrontendId, HostId, SessionId, TenantId, TurnId
-from shared.messages import AdapterRef, TurnDelta, TurnEnd
+from shared.messages import AdapterRef, KvPlace, TurnDelta, TurnEnd
 from shared.owners import NOBODY, OwnerKey
 
 
@@ -20,6 +20,7 @@ class StageTurn:
         num_before: blocks of it that precede these.
         patience_ns: for so long the turn waits for the answer.
         tenant, session_id: whose sequence it is.
+        trace: the turn's.
     """
 
     turn_id: TurnId
@@ -31,6 +32,7 @@ class StageTurn:
     patience_ns: int = 0
     tenant: TenantId = DEFAULT_TENANT
     session_id: SessionId | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +213,44 @@ class TurnAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerWait:
+    """A pass stood before a layer, ns, monotonic."""
+
+    layer: int
+    began_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTimes:
+    """What an attempt came to, for its trace. Instants are monotonic, ns; None: that did not come.
+
+    Attributes:
+        num_staged: blocks that the kvstore had of it.
+        cached_in: prompt tokens that were not computed, by where they were.
+    """
+
+    arrived_at_ns: int
+    staged_at_ns: int | None
+    num_staged: int
+    first_step_at_ns: int | None
+    first_token_at_ns: int | None
+    cached_in: Mapping[KvPlace, int]
+    waits: tuple[LayerWait, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The scheduler is to know that this attempt is over.
 
     Attributes:
         account: None if it never began.
+        times: None if it is not traced.
     """
 
     end: TurnEnd
     account: TurnAccount | None = None
+    times: TurnTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,8 @@ class EngineCore:
         turn = self.turns.get(turn_id)
         if turn is None or turn.attempt != attempt:
             return [] if staged is None else [ReleaseTicket(staged.ticket)]
+        if staged is not None:
+            turn.staged_at_ns, turn.num_staged = now_ns, staged.num_blocks
         return self.history.on_staged(turn, self._heard(staged, now_ns), len(self.running))
 
     def on_image_staged(self, number: int, staged: Staged | None, now_ns: int) -> list[Effect]:
@@ -380,6 +382,8 @@ class EngineCore:
         ends: list[int] = plan.context_lens.tolist()
         for index, (turn, end) in enumerate(zip(planned.turns, ends, strict=True)):
             turn.on_landed(is_sampled=plan.sampling[index] is not None)
+            if turn.trace and result.stall_at_ns:
+                turn.note_waits(result)
             if not turn.is_void:
                 effects += self._on_row(turn, index, end, result, now_ns)
             if not turn.num_flights:

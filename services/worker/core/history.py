@@ -79,6 +79,7 @@ class History:
                 patience_ns,
                 turn.tenant,
                 turn.session_id,
+                turn.trace,
             )
         ]
 

@@ -85,6 +85,7 @@ def take_in(start: TurnStart, prompt: Prompt, shape: ModelShape, now_ns: int) ->
         kv_from=start.kv_from,
         expiry_s=prompt.expiry_s,
         expected_as=owner_key(start.tenant, start.expected_as),
+        trace=start.trace,
         can_be_assisted=start.adapter is not None and start.adapter.ranks.keys().isdisjoint(outer),
     )
 

@@ -151,6 +151,7 @@ class KvLink:
             kv_at=dict(effect.kv_at),
             num_before=effect.num_before,
             patience_ms=effect.patience_ns // 1_000_000,
+            trace=effect.trace,
         )
 
     def stage_expected(self, keys: list[BlockKey], tenant: TenantId) -> KvStage:

@@ -1,6 +1,6 @@
 """What is said of a turn: its tokens, its end, why it has none."""
 
-from services.worker.core.effects import Effect, Emit, Ended, TurnAccount
+from services.worker.core.effects import Effect, Emit, Ended, TurnAccount, TurnTimes
 from services.worker.core.step import Sampled
 from services.worker.core.turn import Turn
 from shared.errors import SymphonyError
@@ -59,6 +59,20 @@ def ended(turn: Turn, reason: FinishReason) -> Ended:
             num_computed=0 if turn.first_step_at_ns is None else num_computed,
             num_generated=turn.num_generated,
         ),
+        times_of(turn) if turn.trace else None,
+    )
+
+
+def times_of(turn: Turn) -> TurnTimes:
+    """For its trace."""
+    return TurnTimes(
+        arrived_at_ns=turn.arrived_at_ns,
+        staged_at_ns=turn.staged_at_ns,
+        num_staged=turn.num_staged,
+        first_step_at_ns=turn.first_step_at_ns,
+        first_token_at_ns=turn.first_token_at_ns,
+        cached_in=turn.cached_in(),
+        waits=tuple(turn.waits),
     )
 
 

@@ -267,6 +267,7 @@ class StepResult:
         refused: rows that no token can be chosen for within their grammar, and why.
         prompt_logprobs: for rows that asked, of this chunk's positions.
         stall_ns: waiting for history and adapters, for each layer.
+        stall_at_ns: by layer, when it began to wait, by the monotonic clock.
         assist_ns: waiting for what helpers computed.
         started_at_ns: by the monotonic clock; 0 where nobody measured it.
         duration_ns: of the whole step.
@@ -278,6 +279,7 @@ class StepResult:
     refused: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stall_ns: list[int] = field(default_factory=list)
+    stall_at_ns: dict[int, int] = field(default_factory=dict)
     assist_ns: int = 0
     started_at_ns: int = 0
     duration_ns: int = 0

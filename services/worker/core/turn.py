@@ -6,14 +6,18 @@ from enum import Enum
 
 from services.worker.core.adapters.image import Image
 from services.worker.core.adapters.stats import Start
+from services.worker.core.effects import LayerWait
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
+from services.worker.core.step import StepResult
 from shared.blocks import BlockKey, child_key
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, KvFrom, KvPlace, SamplingParams, TokenLogprobs
 from shared.owners import NOBODY, OwnerKey, owner_key
 
 NO_SLOT = -1
+WAITS_MAX = 256  # that are kept of a turn
+WAIT_MIN_NS = 100_000  # shorter ones are how long looking takes
 
 
 class TurnState(Enum):
@@ -41,6 +45,7 @@ class Turn:
             engine's default.
         slo_tpot_ns: target for the mean time between further tokens; 0, None: none.
         was_lost: an earlier attempt was lost: the scheduler wants to hear of the first token.
+        trace: of the attempt, see `shared.tracing`; if it has one, what it waits for is kept.
         is_called: the batch that it waits in has opened.
         num_computed: leading tokens whose KV is in this turn's pages.
         num_planned: the same, once the steps in flight have landed.
@@ -69,6 +74,9 @@ class Turn:
         can_be_assisted: helpers can compute all that its adapter adds.
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
+        staged_at_ns, num_staged: when the kvstore answered, and with how many blocks.
+        waits: of the passes that it was in, for a layer's pages, its own or others'; if it is
+            traced.
     """
 
     turn_id: TurnId
@@ -95,6 +103,7 @@ class Turn:
     kv_from: KvFrom = "any"
     expiry_s: int = 0
     expected_as: OwnerKey = NOBODY
+    trace: str = ""
     is_called: bool = False
     owner: OwnerKey = field(init=False)
     state: TurnState = TurnState.WAITING
@@ -122,6 +131,9 @@ class Turn:
     slot: int = NO_SLOT
     first_step_at_ns: int | None = None
     first_token_at_ns: int | None = None
+    staged_at_ns: int | None = None
+    num_staged: int = 0
+    waits: list[LayerWait] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -283,6 +295,13 @@ class Turn:
         """The first step in flight that has a row of it is over."""
         self.num_flights -= 1
         self.num_sampling -= is_sampled
+
+    def note_waits(self, result: StepResult) -> None:
+        """A pass that it was in is over."""
+        for layer, began_ns in result.stall_at_ns.items():
+            took_ns = result.stall_ns[layer]
+            if took_ns >= WAIT_MIN_NS and len(self.waits) < WAITS_MAX:
+                self.waits.append(LayerWait(layer, began_ns, began_ns + took_ns))
 
     def on_void(self) -> None:
         """What the steps that had rows of it computed counts for nothing."""

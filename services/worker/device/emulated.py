@@ -166,6 +166,7 @@ class EmulatedExecutor:
             has_come = self.mover.gate.wait(pages, timeout_ns)
             waited_ns = time.monotonic_ns() - before_ns
             result.stall_ns[layer] += waited_ns
+            result.stall_at_ns.setdefault(layer, before_ns)
             timeout_ns -= waited_ns
             if not has_come:
                 return False

@@ -261,6 +261,7 @@ class GpuExecutor:
             has=self.mover.gate.has_started,
             wait=partial(self._run_behind, passed.behind),
             stall_ns=passed.stall_ns,
+            stall_at_ns=passed.stall_at_ns,
             failed=passed.failed,
             lora=self._lora.step(plan, told.adapters) if self._lora and told.adapters else None,
             assistance=passed.assistance,

@@ -49,6 +49,7 @@ def _merge(result: StepResult, part: StepResult, index: int) -> None:
     """Enter what row `index` gave by itself."""
     stalls = zip(result.stall_ns, part.stall_ns, strict=True)
     result.stall_ns = [a + b for a, b in stalls]
+    result.stall_at_ns = part.stall_at_ns | result.stall_at_ns
     result.duration_ns += part.duration_ns
     result.assist_ns += part.assist_ns
     result.sampled[index] = part.sampled[0]

@@ -27,6 +27,7 @@ class Pass:
     launched_at_ns: int
     failed: set[int]
     stall_ns: list[int]
+    stall_at_ns: dict[int, int] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     assistance: StreamAssistance | None = None
 
@@ -66,6 +67,7 @@ class GpuLaunched:
         tokens, is_finite = self.chosen.back.wait()
         ended_at_ns = time.monotonic_ns()
         result = StepResult([None] * plan.num_rows, passed.failed, stall_ns=passed.stall_ns)
+        result.stall_at_ns = passed.stall_at_ns
         result.started_at_ns = self.started_at_ns(passed.launched_at_ns, ended_at_ns)
         result.duration_ns = ended_at_ns - result.started_at_ns
         result.refused = self.chosen.refused

@@ -56,6 +56,7 @@ class StepContext:
         lines: of each row.
         has: whether pages are there.
         wait: for pages, so that what is computed next finds them there; whether they come in time.
+        stall_ns, stall_at_ns: as in `StepResult`.
         failed: rows whose history or adapter did not come.
         lora: the adapters of its rows; None: all of them are the base model's.
         assistance: of helpers, for what of `streams` is not there.
@@ -73,6 +74,7 @@ class StepContext:
     wait: Callable[[list[int], int], bool] = _has_come
     has: Callable[[list[int]], bool] = _is_there
     stall_ns: list[int] = field(default_factory=list)
+    stall_at_ns: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     lora: LoraStep | None = None
     assistance: Assistance | None = None
@@ -87,7 +89,7 @@ class StepContext:
             left_ns = self.begun_ns + self.due_in_ns(row, layer) - time.monotonic_ns()
             if row not in self.failed and not self.wait(pages[layer], left_ns):
                 self.failed.add(row)
-        self.stall_ns[layer] += time.monotonic_ns() - started_ns
+        self._stalled(layer, started_ns)
 
     def away_from(self, layer: int) -> frozenset[int]:
         """Lines whose adapters are not there in this layer, and that helpers take."""
@@ -115,7 +117,11 @@ class StepContext:
             if late:
                 self.failed.update(row for row, line in enumerate(self.lines) if line in late)
                 self.streams = {line: of for line, of in self.streams.items() if line not in late}
-            self.stall_ns[layer] += time.monotonic_ns() - started_ns
+            self._stalled(layer, started_ns)
+
+    def _stalled(self, layer: int, since_ns: int) -> None:
+        self.stall_ns[layer] += time.monotonic_ns() - since_ns
+        self.stall_at_ns.setdefault(layer, since_ns)
 
 
 _RUNNING: ContextVar[StepContext | LayerProbe] = ContextVar("running step")

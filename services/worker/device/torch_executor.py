@@ -82,7 +82,7 @@ class TorchExecutor:
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
         result.failed = step.failed
-        result.stall_ns = step.stall_ns
+        result.stall_ns, result.stall_at_ns = step.stall_ns, step.stall_at_ns
         result.started_at_ns = started_ns
         result.duration_ns = time.monotonic_ns() - started_ns
         return Finished(result)

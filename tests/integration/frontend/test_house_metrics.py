@@ -26,14 +26,14 @@ def samples(text: str, name: str) -> dict[str, float]:
 
 
 def test_it_has_everybodys(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
-    asked: list[m.Empty] = []
+    asked: list[m.MetricsWanted] = []
 
     async def scenario(it: House) -> None:
-        async def answer(question: m.Empty) -> m.ServiceMetrics:
+        async def answer(question: m.MetricsWanted) -> m.ServiceMetrics:
             asked.append(question)
             return m.ServiceMetrics(service="worker", process="w1", packed=pack_text(TEXT))
 
-        async def lie(_: m.Empty) -> m.ServiceMetrics:
+        async def lie(_: m.MetricsWanted) -> m.ServiceMetrics:
             return m.ServiceMetrics(service="worker", process="w2", packed="?")
 
         async with connected(nats_server.url) as other, connected(nats_server.url) as liar:

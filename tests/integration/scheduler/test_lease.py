@@ -17,7 +17,7 @@ from cli.supervisor.children import (
     wait_for_port,
 )
 from services.scheduler.config import SchedulerConfig
-from shared.bus import Bus
+from shared.bus import Bus, RawMessage
 from shared.lease.lease import Lease
 from shared.messages import LeaderLease
 from shared.subjects import LEASES
@@ -75,9 +75,9 @@ async def candidate(url: str, *, ttl_ms: int = 600, mode: str = "auto") -> Async
         assert runtime.failure is None, runtime.failure
 
 
-async def note(seen: list[str], payload: bytes, reply: str, subject: str) -> None:
+async def note(seen: list[str], message: RawMessage) -> None:
     """What somebody does who watches the bus."""
-    seen.append(reply)
+    seen.append(message.reply)
 
 
 def test_a_spare_leads_when_the_leader_is_cut_off(nats_server: Server) -> None:

@@ -12,7 +12,11 @@ from services.frontend.auth import Keyring
 from services.frontend.config import FrontendConfig
 from services.frontend.core.capacity import Capacity
 from services.frontend.core.quotas import Quotas, TenantLimits
+from services.frontend.core.traced import TraceSampler
 from services.frontend.edge import make_api
+from services.frontend.tracing import RequestTracer
+from shared.clock import ManualClock
+from shared.tracing import NO_TRACER
 
 
 def broken() -> Any:
@@ -40,6 +44,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         nothing,
         nothing,
         nothing,
+        RequestTracer(NO_TRACER, ManualClock(), TraceSampler(1.0, 1.0)),
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 

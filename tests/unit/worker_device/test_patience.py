@@ -83,6 +83,7 @@ def test_a_rows_patience_is_for_all_its_layers_together(clock: Clock) -> None:
     assert not step.failed and step.stall_ns == [9 * MS, 0]
     step.await_history(1)
     assert not step.failed and step.stall_ns == [9 * MS, 3 * MS]
+    assert step.stall_at_ns == {0: 0, 1: 9 * MS}
     assert clock.waits == [([1], 13 * MS), ([2], 4 * MS), ([3], 4 * MS), ([], -2 * MS)]
 
 

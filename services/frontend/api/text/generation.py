@@ -34,6 +34,7 @@ from shared.ids import ModelId, TurnId, new_id
 from shared.locations import known_places
 from shared.messages import AgentRef, AgentTurnLeft, KvPlace, SamplingParams
 from shared.shards import expected_as, turn_id_in
+from shared.tracing import NO_SPAN, Span, Value
 
 SEEDS = 2**63
 
@@ -49,6 +50,7 @@ class Plan:
         asked_model: as the request calls it.
         kv_expiry_s: how long its KV outlives its last use; 0: as every tier has it.
         tells_places: its usage says where history was.
+        span: of the request.
     """
 
     model: ServedModel
@@ -68,6 +70,7 @@ class Plan:
     asked_model: ModelId
     kv_expiry_s: int = 0
     tells_places: bool = False
+    span: Span = NO_SPAN
 
 
 @dataclass(slots=True)
@@ -102,6 +105,7 @@ class Generation:
         ]
         self._times = [_Times() for _ in self.choices]
         self._turn_ids: list[TurnId] = []
+        self._spans: list[Span] = []
         self._num_running = len(self.choices)
         self._started_at_ns = app.clock.now_ns()
         self.created_s = app.clock.wall_ns() // 1_000_000_000
@@ -138,7 +142,9 @@ class Generation:
             self._app.hints.on_turn(owner.tenant)
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
+        self.plan.span.add("prepare", self.plan.span.began_ns, self._app.clock.now_ns())
         for index in range(len(self.choices)):
+            self._spans.append(self.plan.span.begin("turn", self._app.clock.now_ns()))
             new = self._turn(index)
             self._turn_ids.append(new.turn_id)
             self._app.hub.open(new, self.mailbox, index)
@@ -155,6 +161,7 @@ class Generation:
             if choice.finish is None:
                 telemetry.FINISHED["abort"].inc()
                 self._app.hub.cancel(turn_id)
+                self._end_span(choice.index)
         self._tell_agent_left()
         self._carry_out([wish for wish in self.plan.wishes if wish.is_own])
 
@@ -246,6 +253,7 @@ class Generation:
             num_history=prompt.num_history,
             agent=agent,
             expiry_s=plan.kv_expiry_s,
+            trace=self._spans[index].trace,
         )
 
     async def _end(self, index: int, piece: Piece) -> None:
@@ -261,11 +269,39 @@ class Generation:
         telemetry.FINISHED[piece.finish].inc()
         telemetry.PROMPT_LENGTH.observe(len(self.prompt_of(index).tokens))
         telemetry.REPLY_LENGTH.observe(choice.num_completion_tokens)
-        telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9)
+        telemetry.E2E.observe((times.last_at_ns - self._started_at_ns) / 1e9, self._exemplar)
         if times.first_at_ns is not None:
             telemetry.DECODE.observe((times.last_at_ns - times.first_at_ns) / 1e9)
         if reply is not None:
             await remember(app, plan.model, plan.owner, plan.prompts[0], reply)
+        self._end_span(index)
+
+    @property
+    def _exemplar(self) -> dict[str, str] | None:
+        """What leads from a metric to the trace."""
+        trace_id = self.plan.span.trace_id
+        return {"trace_id": trace_id} if trace_id else None
+
+    def _end_span(self, index: int) -> None:
+        """Tell the trace what became of a choice."""
+        span = self._spans[index]
+        if not span.trace:
+            return
+        choice, times = self.choices[index], self._times[index]
+        told: dict[str, Value] = {
+            "symphony.turn_id": self._turn_ids[index],
+            "gen_ai.response.finish_reasons": [choice.finish or "abort"],
+            "gen_ai.usage.input_tokens": len(self.prompt_of(index).tokens),
+            "gen_ai.usage.output_tokens": choice.num_completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": choice.cached_tokens,
+        }
+        told |= {f"symphony.cached_in.{place}": num for place, num in choice.cached_in.items()}
+        if times.first_at_ns is not None:
+            told["gen_ai.server.time_to_first_token"] = (
+                times.first_at_ns - self._started_at_ns
+            ) / 1e9
+        span.note(told)
+        span.end(self._app.clock.now_ns())
 
     def _tell_agent_left(self) -> None:
         """What follows an agent's turn may come from now on."""
@@ -320,7 +356,7 @@ class Generation:
         if times.first_at_ns is None:
             times.first_at_ns = now_ns
             self._admission.on_token(index)
-            telemetry.TTFT.observe((now_ns - self._started_at_ns) / 1e9)
+            telemetry.TTFT.observe((now_ns - self._started_at_ns) / 1e9, self._exemplar)
         else:
             telemetry.INTER_TOKEN.observe((now_ns - times.last_at_ns) / 1e9)
         times.last_at_ns = now_ns

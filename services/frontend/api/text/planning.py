@@ -109,6 +109,7 @@ async def generation_of(
         agent=agent_of(body, origin) if owner.session_id is not None else None,
         wishes=wishes,
         place=origin.place,
+        span=origin.span,
         asked_model=model.card.model_id if body.model is None else ModelId(body.model),
     )
     return Generation(app, plan)

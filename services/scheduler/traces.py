@@ -1,0 +1,40 @@
+"""Traces of placements: from a turn's coming until an attempt at it was sent to a worker."""
+
+from collections import OrderedDict
+
+from shared.clock import Clock
+from shared.ids import TurnId, WorkerId
+from shared.messages import TurnsSubmit, TurnStart
+from shared.tracing import Tracer, Value
+
+WAITING_MAX = 4096  # turns that came and have no place yet
+
+
+class PlacementTraces:
+    """When traced turns came."""
+
+    def __init__(self, tracer: Tracer, clock: Clock) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._came_ns: OrderedDict[TurnId, int] = OrderedDict()
+
+    def on_submits(self, message: TurnsSubmit) -> None:
+        """Turns came, or came again."""
+        for turn in message.turns:
+            if turn.trace:
+                self._came_ns.setdefault(turn.turn_id, self._clock.now_ns())
+        while len(self._came_ns) > WAITING_MAX:
+            self._came_ns.popitem(last=False)
+
+    def on_started(self, worker_id: WorkerId, start: TurnStart, reason: str) -> None:
+        """An attempt has its place. One that follows a lost one begins when that was noticed."""
+        if not start.trace:
+            return
+        now_ns = self._clock.now_ns()
+        came_ns = self._came_ns.pop(start.turn_id, now_ns)
+        attributes: dict[str, Value] = {
+            "symphony.worker_id": worker_id,
+            "symphony.attempt": start.attempt,
+            "symphony.placement": reason,
+        }
+        self._tracer.begin("place", start.trace, came_ns, attributes).end(now_ns)

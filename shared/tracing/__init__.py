@@ -1,0 +1,19 @@
+"""Traces: what a request's way through the house took, and where.
+
+A service begins a span under the context that a message brought (`trace`, a W3C ``traceparent``),
+and passes its own on. What is not traced brings none, and costs a comparison with an empty text.
+"""
+
+from shared.tracing.context import TRACE_HEADER, TraceContext, parse_trace
+from shared.tracing.spans import NO_SPAN, NO_TRACER, Span, Tracer, Value
+
+__all__ = [
+    "NO_SPAN",
+    "NO_TRACER",
+    "TRACE_HEADER",
+    "Span",
+    "TraceContext",
+    "Tracer",
+    "Value",
+    "parse_trace",
+]
