@@ -88,10 +88,15 @@ def is_idle(house: House) -> bool:
     return not busy_workers(house) and look["tiers"]["gpu"]["pages_dirty"] == 0
 
 
-def say(client: OpenAI, text: str = PROMPT, session_id: str | None = None) -> ChatCompletion:
+def say(
+    client: OpenAI,
+    text: str = PROMPT,
+    session_id: str | None = None,
+    model: str = DEMO_MODEL_ID,
+) -> ChatCompletion:
     """A short turn."""
     reply: ChatCompletion = client.chat.completions.create(
-        model=DEMO_MODEL_ID,
+        model=model,
         messages=[{"role": "user", "content": text}],
         max_tokens=10,
         extra_body={**WHOLE_LENGTH, "session_id": session_id},

@@ -1,5 +1,8 @@
 """A user who asks to be forgotten is forgotten: by workers, kvstores and Redis, on disk too, and
 while their turn runs.
+
+Workers are emulated, with pages of real bytes, since they are killed again and again: what is found
+of a session does not depend on what computed it.
 """
 
 import re
@@ -11,10 +14,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from services.worker.demo_model import DEMO_MODEL_ID
 from tests.e2e.house import House, wait_until
 
 SECRET = "the cheese is hidden under the third stone from the left"
+MODEL = "a100-llama3-8b"
+TRUE_PAGES = {"SYMPHONY_TRUE_PAGES": "true"}
 REPLY_TOKENS = 80
 LONG_TOKENS = 1000
 
@@ -23,7 +27,8 @@ Message = dict[str, str]
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("deletion") / "data", num_workers=2) as running:
+    place = tmp_path_factory.mktemp("deletion") / "data"
+    with House(place, num_workers=2, emulate=MODEL, env=TRUE_PAGES) as running:
         yield running
 
 
@@ -40,7 +45,7 @@ def user(text: str) -> Message:
 def options(session_id: str, messages: list[Message], num_tokens: int) -> dict[str, Any]:
     """A turn that generates exactly so many tokens."""
     return {
-        "model": DEMO_MODEL_ID,
+        "model": MODEL,
         "messages": messages,
         "max_tokens": num_tokens,
         "temperature": 0,
@@ -79,6 +84,12 @@ def _assert_uncached(house: House, client: OpenAI, *prompts: list[Message]) -> N
         delete(house, "probe")
 
 
+def num_on_disk(house: House) -> int:
+    """Blocks, of all sessions."""
+    num_blocks: int = house.look()["tiers"]["disk"]["blocks"]
+    return num_blocks
+
+
 def redis_files(house: House) -> bytes:
     """What Redis has in its files."""
     found = b""
@@ -98,7 +109,7 @@ def test_nothing_is_left_of_a_deleted_session(house: House, client: OpenAI) -> N
     assert ask(client, "fox", abandoned)[0] > 0
     edited = [*begin, reply, user("Tell me of the raven instead of the crow. " * 6)]
     assert ask(client, "fox", edited)[0] > 0  # its record says nothing of `abandoned`
-    wait_until(lambda: house.look()["tiers"]["disk"]["blocks"] > 8, "blocks are on disk")
+    wait_until(lambda: num_on_disk(house) > 8, "blocks are on disk")
 
     with house.redis() as redis:
         redis.config_set("aof-use-rdb-preamble", "no")  # a rewritten file is plain text
@@ -148,9 +159,11 @@ def test_a_session_is_forgotten_while_its_turn_runs(house: House, client: OpenAI
     forgotten = [user("Tell me all that the owl saw last night, hour by hour. " * 4)]
     kept = [user("Tell me all that the badger heard, and leave nothing out. " * 4)]
     owl, badger = Stream(client, "owl", forgotten), Stream(client, "badger", kept)
+    num_before = num_on_disk(house)
     owl.start()
     badger.start()
     assert owl.has_begun.wait(30) and badger.has_begun.wait(30)
+    wait_until(lambda: num_on_disk(house) >= num_before + 6, "their prompts are on disk")
     assert not owl.finish
     answer = httpx.delete(f"{house.url}/v1/sessions/owl", timeout=30)
     assert not owl.finish, "it ended too soon to tell anything"

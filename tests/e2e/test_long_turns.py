@@ -1,4 +1,8 @@
-"""Turns that outlive workers: one of many, and one that comes while there is none."""
+"""Turns that outlive workers: one of many, and one that comes while there is none.
+
+Workers are emulated, since they are killed a dozen times: one is back in a second, where one with a
+model takes as long as torch takes to import. What they say is told by its place in the reply.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -16,13 +20,14 @@ NUM_KILLS = 10
 LONG = 7_000
 NUM_COMPARED = 200
 WORKERS = ("worker-0", "worker-1", "worker-2")
+MODEL = "a100-llama3-8b"
 WAIT = {"SYMPHONY_SCHEDULER_PLACEMENT_WAIT_S": "60"}
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     data_dir = tmp_path_factory.mktemp("long-turns") / "data"
-    with House(data_dir, num_workers=3, env=WAIT) as running:
+    with House(data_dir, num_workers=3, emulate=MODEL, env=WAIT) as running:
         yield running
 
 
@@ -43,7 +48,7 @@ def test_a_turn_that_comes_while_no_worker_is_there_waits_for_one(house: House) 
         wait_until(lambda: health(house) == 503, "the frontend knows that they are gone")
         with house.client() as client, ThreadPoolExecutor(1) as thread:
             assert client.models.list().data == []
-            reply = thread.submit(say, client)
+            reply = thread.submit(say, client, model=MODEL)
             wait_until(lambda: reply.done() or num_waiting(house) == 1, "the turn waits")
             house.process.send_signal(signal.SIGCONT)
             assert reply.result().choices[0].finish_reason == "length"
@@ -75,8 +80,8 @@ def read_on(reply: Reply, enough: Event) -> None:
 
 def test_a_turn_outlives_more_workers_than_one_without_progress(house: House) -> None:
     with house.client() as client, ThreadPoolExecutor(1) as thread:
-        undisturbed = Reply(client, NUM_COMPARED).read_to_end()
-        reply, enough, killed = Reply(client, LONG), Event(), set[int]()
+        undisturbed = Reply(client, NUM_COMPARED, model=MODEL).read_to_end()
+        reply, enough, killed = Reply(client, LONG, model=MODEL), Event(), set[int]()
         reading = thread.submit(read_on, reply, enough)
         try:
             for _ in range(NUM_KILLS):
