@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-Kind = Literal["json", "regex", "choice", "grammar", "lark"]
+Kind = Literal["json", "regex", "choice", "grammar", "lark", "tags"]
 
 # Between JSON's tokens: what models write who set it out nicely, and not without end, as small ones
 # write it.
@@ -24,7 +24,8 @@ class Structure:
     Attributes:
         name: of the field that says it.
         value: a JSON schema, an expression, texts to choose from, or rules, by `kind`; `grammar` is
-            Lark's or llama.cpp's (GBNF), `lark` is ours.
+            Lark's or llama.cpp's (GBNF), `lark` is ours; `tags` are those of `structural_tags`,
+            which makes a grammar of them.
         whitespace: between the tokens of JSON, as an expression; None: `WHITESPACE`.
     """
 
@@ -56,6 +57,8 @@ def grammar_of(structure: Structure) -> str:
             return LLMatcher.grammar_from_lark(_as_lark(value))
         case "lark":
             return LLMatcher.grammar_from_lark(value)
+        case "tags":
+            raise AssertionError("it is made where a model's marks are known")
 
 
 def behind_thoughts(grammar: str, opening: str, closing: str) -> str:

@@ -40,12 +40,48 @@ def test_workers_are_told_a_grammar_that_can_be_used(
         await ask.create(
             model=MODEL, messages=ASKED, tools=[TOOL], tool_choice=FORCED, response_format=form
         )
+        tags: Any = {
+            "type": "structural_tag",
+            "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+            "triggers": ["<f>"],
+        }
+        await ask.create(model=MODEL, messages=ASKED, response_format=tags)
         told = [prompt.sampling.grammar for prompt in it.fake.prompts]
-        assert [bool(grammar) for grammar in told] == [False, True, True, False, True, True]
+        assert [bool(grammar) for grammar in told] == [False, True, True, False, True, True, True]
         assert told[5] == told[2], "what is said has a form, and nothing is said"
         assert not any(flaw_of(grammar, byte_tokenizer()) for grammar in told if grammar)
 
     with_house(scenario, nats_server, redis_server, tmp_path)
+
+
+def test_a_strict_tool_holds_who_may_call_it(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    """Where calls are marked; else nothing tells them from what is said."""
+    strict: Any = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    told: dict[str, list[bool]] = {}
+
+    async def scenario(it: House) -> None:
+        for tool in (TOOL, strict):
+            for choice in ("auto", "none"):
+                await it.openai.chat.completions.create(
+                    model=MODEL, messages=ASKED, tools=[tool], tool_choice=choice
+                )
+        grammars = [prompt.sampling.grammar for prompt in it.fake.prompts]
+        told[str(len(told))] = list(map(bool, grammars))
+        assert not any(flaw_of(grammar, byte_tokenizer()) for grammar in grammars if grammar)
+
+    async def run(parser: str) -> None:
+        folder = tmp_path / parser
+        folder.mkdir()
+        async with house(
+            nats_server, redis_server, folder, lambda _: Reply("{}"), tool_parser=parser
+        ) as it:
+            await scenario(it)
+
+    for parser in ("hermes", "llama3"):
+        asyncio.run(run(parser))
+    assert list(told.values()) == [[False, False, True, False], [False] * 4]
 
 
 NO_TOOL: Any = {"type": "function", "function": {"name": "x"}}

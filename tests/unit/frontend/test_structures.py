@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from services.frontend import grammars
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.structure import structure_of
+from services.frontend.core.structural_tags import tags_grammar
 from services.frontend.core.structures import Kind, Structure, embedded, grammar_of, literal
 from services.frontend.core.tools import FAMILIES, ToolParser
 from services.frontend.core.tools.calls import Argued, Called
@@ -44,6 +45,15 @@ def wanted(**fields: Any) -> Structure | None:
     return structure_of(body)
 
 
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<f=move>", "schema": POINT, "end": "</f>"},
+        {"begin": "<f=stop>", "schema": {"type": "object"}, "end": "</f>"},
+        {"begin": "[[", "schema": {"type": "integer"}, "end": "]]"},
+    ],
+    "triggers": ["<f=", "[["],
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
 
 
@@ -117,7 +127,16 @@ def test_a_reply_may_be_anything(fields: dict[str, Any]) -> None:
         ({"regex": "a" * (GRAMMAR_BYTES_MAX + 1)}, "regex: more than"),
         ({"structured_outputs": {}}, "structured_outputs: give one of"),
         ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex: give a text"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag: this value"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag: structures: give 1"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structural_tag: this is no JSON"),
+        ({"structured_outputs": {"structural_tag": 7}}, "structural_tag: give an object"),
+        ({"response_format": TAGS | {"format": {}}}, "only the form with structures"),
+        ({"response_format": TAGS | {"triggers": []}}, "triggers: give 1 to"),
+        ({"response_format": TAGS | {"triggers": ["<f=", "[[", "("]}}, "the trigger '('"),
+        ({"response_format": TAGS | {"triggers": ["("]}}, "none of the triggers begins '<f=move>'"),
+        ({"response_format": TAGS | {"triggers": ["<f=", "<"]}}, "more than one of the triggers"),
+        ({"response_format": TAGS | {"structures": ["x"]}}, "structures: give objects"),
+        ({"response_format": TAGS | {"structures": [{"begin": "<f=", "end": 7}]}}, "end: give a"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "whitespace_pattern: give"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "only one of them"),
         ({"regex": "a", "guided_json": {}}, "guided_json and regex: only one of them"),
@@ -151,7 +170,46 @@ def test_what_cannot_be_compiled_says_why(fields: dict[str, Any], says: str) -> 
     assert flaw and says in flaw
 
 
+def test_marked_parts_are_held_and_what_is_between_is_not() -> None:
+    structure = wanted(response_format=TAGS)
+    assert structure is not None
+    grammar = LLMatcher.grammar_from_lark(tags_grammar(structure.value, literal))
+    for good in (
+        "", "Nothing to do.", "a < b", "[", '<f=move>{"x": 1}</f>',
+        'First <f=move>{"x": 1}</f>, then [[17]], <f=stop>{}</f> and rest.',
+    ):  # fmt: skip
+        assert takes(grammar, good), good
+    for bad in ("<f=run>{}</f>", "<f=move>{}</f>", '<f=move>{"x": 1}', "[[x]]", "[[1]] <f="):
+        assert not takes(grammar, bad), bad
+
+
 RULES = [CallRule("move", POINT), CallRule("wait")]
+STRICT = [CallRule("move", POINT, is_strict=True), CallRule("wait", POINT)]
+
+
+@pytest.mark.parametrize(
+    ("name", "names_outside"), [("hermes", False), ("mistral", False), ("mistral", True)]
+)
+@pytest.mark.parametrize("is_one", [False, True])
+def test_who_may_call_is_held_to_what_is_strict(
+    name: str, names_outside: bool, is_one: bool
+) -> None:
+    rules = calls_grammar(
+        FAMILIES[name], STRICT, is_one=is_one, names_outside=names_outside, marked=literal,
+        is_free=True,
+    )  # fmt: skip
+    grammar = LLMatcher.grammar_from_lark(rules)
+    two = two_calls(name, names_outside)
+    for text in ("", "It rains.", '{"name": "wait"}', "a < b [1]"):
+        assert takes(grammar, text), text
+    assert takes(grammar, f"I shall. {two}") is not is_one
+    one = two_calls(name, names_outside, num=1)
+    assert takes(grammar, f"I shall. {one}"), "arguments of what is not strict are any"
+    assert not takes(grammar, one.replace("wait", "sing")), "no tool is called so"
+    moved = one.replace("wait", "move")
+    assert not takes(grammar, moved)
+    assert takes(grammar, moved.replace("{}", '{"x": 1}'))
+    assert not takes(grammar, moved.replace("{}", '{"x": "1"}'))
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -205,15 +263,15 @@ def shortest(grammar: str) -> str:
     return said.decode()
 
 
-def two_calls(name: str, names_outside: bool) -> str:
+def two_calls(name: str, names_outside: bool, num: int = 2) -> str:
     call = '{"name": "wait", "%s": {}}' % ("parameters" if name == "llama3" else "arguments")
     match name:
         case "hermes":
-            return "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * 2)
+            return "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * num)
         case "mistral" if names_outside:
-            return "[TOOL_CALLS]wait[ARGS]{}" * 2
+            return "[TOOL_CALLS]wait[ARGS]{}" * num
         case "mistral":
-            return f"[TOOL_CALLS][{call}, {call}]"
+            return f"[TOOL_CALLS][{', '.join([call] * num)}]"
         case _:
             return f"[{call}, {call}]"
 

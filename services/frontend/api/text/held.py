@@ -1,5 +1,7 @@
 """The grammar that a reply is held to, from all that a request says of it."""
 
+from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -11,6 +13,7 @@ from services.frontend.api.text.reading import PLAIN, Reading
 from services.frontend.api.text.structure import CHARS_MAX, structure_of
 from services.frontend.api.text.tools import Tools
 from services.frontend.app import App
+from services.frontend.core.structural_tags import Tag, tags_grammar
 from services.frontend.core.structures import (
     Structure,
     behind_thoughts,
@@ -66,7 +69,9 @@ async def _said(app: App, body: Generate, tokenizer: ModelTokenizer, tools: Tool
             )
         return await _calls(app, tokenizer, tools)
     if wanted is None:
-        return ""
+        return "" if tools is None or not tools.is_held else await _calls(app, tokenizer, tools)
+    if wanted.kind == "tags":
+        return await _tags(app, tokenizer, wanted)
     # What is not marked could be a call or the form from its first letter on: then it is the form.
     if tools is not None and wanted.kind == "json" and not tools.family.is_bare:
         return await _calls(app, tokenizer, tools, wanted)
@@ -79,7 +84,8 @@ async def _calls(
 ) -> str:
     """Calls, or what is wanted instead."""
     name = "tools" if wanted is None else wanted.name
-    told = [(rule.name, rule.parameters) for rule in tools.rules]
+    is_free = wanted is None and not tools.is_forced
+    told = [(rule.name, rule.parameters, is_free and rule.is_strict) for rule in tools.rules]
     form = None if wanted is None else (wanted.value, wanted.whitespace)
     if len(_json([told, form])) > CHARS_MAX:
         raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
@@ -92,17 +98,32 @@ async def _calls(
             names_outside=tokenizer.names_outside,
             marked=partial(_marked, tokenizer) if has_tokens else literal,
             or_else="" if wanted is None else embedded(wanted.value, wanted.whitespace),
+            is_free=is_free,
         )
         return grammar_of(Structure(name, "lark", rules))
 
     # Special tokens are the model's own, and nobody else's vocabulary has them.
-    how = (tools.family.name, tools.calls_max == 1, tokenizer.names_outside)
+    how = (tools.family.name, tools.calls_max == 1, tokenizer.names_outside, is_free)
     plain = await app.grammars.make(
         _key("calls", [how, told, form], None), lambda: written(has_tokens=False), name
     )
     marks = (tools.family.marker, tools.family.argument_marker, tools.family.end)
     has_tokens = any(tokenizer.is_special(mark) for mark in marks)
     return written(has_tokens=True) if has_tokens else plain
+
+
+async def _tags(app: App, tokenizer: ModelTokenizer, wanted: Structure) -> str:
+    """Any text, with parts between marks that are held to schemas."""
+    tags: dict[str, list[Tag]] = wanted.value
+
+    def written(marked: Callable[[str], str]) -> str:
+        return grammar_of(Structure(wanted.name, "lark", tags_grammar(tags, marked)))
+
+    told = [[trigger, *map(astuple, its)] for trigger, its in tags.items()]
+    plain = await app.grammars.make(_key("tags", told, None), lambda: written(literal), wanted.name)
+    marks = {*tags, *(tag.end for its in tags.values() for tag in its)}
+    has_tokens = any(map(tokenizer.is_special, marks))
+    return written(partial(_marked, tokenizer)) if has_tokens else plain
 
 
 def _key(kind: str, value: Any, whitespace: str | None) -> bytes:

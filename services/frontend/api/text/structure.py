@@ -7,11 +7,13 @@ import orjson
 
 from services.frontend.api.bodies import Generate
 from services.frontend.api.fields import unsupported
+from services.frontend.core.structural_tags import parse_tags
 from services.frontend.core.structures import ANY_OBJECT, Kind, Structure
 from shared.errors import InvalidRequest
 from shared.sampling import GRAMMAR_BYTES_MAX
 
 CHOICES_MAX = 1024
+ONE_OF = "json, regex, choice, grammar, structural_tag, json_object"
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")  # by vLLM's names
 CHARS_MAX = GRAMMAR_BYTES_MAX  # of what is to become a grammar; that is checked again
 
@@ -48,8 +50,13 @@ def _of_response_format(given: Mapping[str, Any] | None) -> Iterator[Structure]:
                 raise InvalidRequest(f"{name}.json_schema: give an object with a schema", name)
             schema = told.get("schema", told.get("json_schema"))  # LangChain's older name
             yield Structure(name, "json", _schema(f"{name}.json_schema.schema", schema, name))
+        case "structural_tag":
+            yield _tagged(name, given, name)
         case kind:
-            served = f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema"
+            served = (
+                f"its type {str(kind)[:40]!r} is none of text, json_object, json_schema, "
+                "structural_tag"
+            )
             raise unsupported(name, served)
 
 
@@ -63,8 +70,6 @@ def _of_vllm(body: Generate) -> Iterator[Structure]:
     if given is None:
         return
     name = "structured_outputs"
-    if given.get("structural_tag") is not None:
-        raise unsupported(f"{name}.structural_tag")
     whitespace = given.get("whitespace_pattern")
     if given.get("disable_any_whitespace"):
         whitespace = ""
@@ -75,11 +80,14 @@ def _of_vllm(body: Generate) -> Iterator[Structure]:
         if (value := given.get(kind)) is not None:
             num += 1
             yield _made(f"{name}.{kind}", kind, value, whitespace)
+    if (value := given.get("structural_tag")) is not None:
+        num += 1
+        yield _tagged(f"{name}.structural_tag", value, name)
     if given.get("json_object"):
         num += 1
         yield Structure(f"{name}.json_object", "json", ANY_OBJECT, whitespace)
     if not num:
-        raise InvalidRequest(f"{name}: give one of json, regex, choice, grammar, json_object", name)
+        raise InvalidRequest(f"{name}: give one of {ONE_OF}", name)
 
 
 def _of_sglang(body: Generate) -> Iterator[Structure]:
@@ -106,6 +114,24 @@ def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> S
         raise InvalidRequest(f"{name}: give a text", param)
     _check_size(name, len(value), param)
     return Structure(name, kind, value)
+
+
+def _tagged(name: str, given: Any, param: str) -> Structure:
+    """Tags, or a text that is their JSON."""
+    value = given
+    if isinstance(given, str):
+        _check_size(name, len(given), param)
+        try:
+            value = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"{name}: this is no JSON: {error}", param) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name}: give an object with structures and triggers", param)
+    try:
+        _check_size(name, len(orjson.dumps(value)), param)
+        return Structure(name, "tags", parse_tags(value))
+    except (TypeError, ValueError) as error:  # a TypeError is orjson's, of what is nested too deep
+        raise InvalidRequest(f"{name}: {error}", param) from None
 
 
 def _schema(name: str, given: Any, param: str) -> dict[str, Any] | bool:

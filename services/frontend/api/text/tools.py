@@ -35,6 +35,13 @@ class Tools:
     def names(self) -> frozenset[str]:
         return frozenset(rule.name for rule in self.rules)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether calls that nobody forces are held to a grammar: if some tool is strict, and a
+        mark tells calls from text."""
+        is_marked = bool(self.family.marker) and not self.family.is_bare
+        return is_marked and any(rule.is_strict for rule in self.rules)
+
 
 def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | None:
     """What the reply to a chat may call; None: nothing. What the model is told of tools is the same
@@ -51,7 +58,9 @@ def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | 
             raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
         return None
     rules = {
-        tool.function.name: CallRule(tool.function.name, tool.function.parameters)
+        tool.function.name: CallRule(
+            tool.function.name, tool.function.parameters, bool(tool.function.strict)
+        )
         for tool in body.tools
     }
     if len(rules) < len(body.tools):
