@@ -31,6 +31,7 @@ def whole_status(parts: list[SchedulerStatus]) -> SchedulerStatus | None:
         num_turns_placed=sum(part.num_turns_placed for part in parts),
         num_turns_waiting=sum(part.num_turns_waiting for part in parts),
         num_reservations=sum(part.num_reservations for part in parts),
+        windows=[window for part in parts for window in part.windows],
     )
 
 

@@ -107,6 +107,7 @@ def lately(view: Mapping[str, Any]) -> RenderableType:
                     for one in view["batches"]
                 ],
             ),
+            _list("windows", [(one["model"], _window(one)) for one in view["windows"]]),
             _list(
                 "adapters",
                 [
@@ -119,6 +120,17 @@ def lately(view: Mapping[str, Any]) -> RenderableType:
         ],
         padding=(0, 4),
     )
+
+
+def _window(window: Mapping[str, Any]) -> str:
+    """What waits of a one-shot model, and when it may start.
+
+    >>> _window({"num_waiting": 3, "opens_in_ms": 4.0, "closes_in_ms": 9.5, "is_offered": False})
+    '3 jobs, in 4 to 9.5 ms'
+    """
+    opens_in_ms = max(window["opens_in_ms"], 0)
+    when = "wait for a worker" if window["is_offered"] else f"in {opens_in_ms:g}"
+    return f"{window['num_waiting']:,} jobs, {when} to {window['closes_in_ms']:g} ms"
 
 
 def bar(used: float, whole: float) -> str:

@@ -130,7 +130,7 @@ class JobShell:
                 self._events.set_alarm(at_ns)
 
 
-async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
+async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> JobsCore:
     """Batch jobs in this process: all of them, or one shard's."""
     fence = leadership.fence
     limits = config.job_limits()
@@ -166,6 +166,7 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Lead
         await bus.subscribe(RANK_GRANT, shell.feed(core.on_grant), shard)
     await bus.flush()
     await leadership.announce()
+    return core
 
 
 async def start_rank(runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:

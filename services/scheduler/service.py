@@ -40,6 +40,7 @@ from shared.messages import (
     AdvisoryKey,
     Empty,
     ExpectSession,
+    JobWindow,
     PlacedTurn,
     SchedulerStatus,
     SessionPlacement,
@@ -90,6 +91,9 @@ RESERVATIONS = gauge("scheduler_reservations", "Places kept for expected session
 class SchedulerService:
     """Feeds one core. Whatever is dropped or unsent here is made good by the protocol: reports
     repeat, frontends submit again, lost turns are found missing.
+
+    Attributes:
+        windows: tells what waits of one-shot models at an instant, once somebody batches them.
     """
 
     def __init__(self, runtime: Runtime, config: SchedulerConfig, leadership: Leadership) -> None:
@@ -107,6 +111,7 @@ class SchedulerService:
             attempt_floor=first_attempt(leadership.fence),
             share=config.share,
         )
+        self.windows: Callable[[int], list[JobWindow]] = lambda now_ns: []
         self._share, self._shard = config.share, str(config.share.index)
         leadership.on_fence(self._core.set_fence)
         self._events: EventQueue[Effect] = EventQueue(
@@ -148,7 +153,9 @@ class SchedulerService:
         return Empty()
 
     async def _status(self, _: Empty) -> SchedulerStatus:
-        return replace(self._core.status(self._clock.now_ns()), process=self._runtime.process)
+        now_ns = self._clock.now_ns()
+        told = self._core.status(now_ns)
+        return replace(told, process=self._runtime.process, windows=self.windows(now_ns))
 
     def _feed(self, handler: Callable[[M, int], list[Effect]]) -> Callable[[M], None]:
         def on_message(message: M) -> None:
@@ -237,14 +244,13 @@ async def main(runtime: Runtime, config: SchedulerConfig) -> None:
     """Run the scheduler until told to stop; as a spare until it leads."""
     leadership = Leadership(runtime, config)
     if await leadership.take():
-        if config.scheduler_role != "rank":
-            service = SchedulerService(runtime, config, leadership)
-            runtime.stack.callback(service.stop)
-            await service.start()
         if config.scheduler_role == "rank":
             await start_rank(runtime, config, leadership)
         else:
-            await start_jobs(runtime, config, leadership)
+            service = SchedulerService(runtime, config, leadership)
+            runtime.stack.callback(service.stop)
+            await service.start()
+            service.windows = (await start_jobs(runtime, config, leadership)).windows
         await runtime.ready()
         await runtime.stopping.wait()
     await leadership.leave()

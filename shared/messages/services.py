@@ -112,6 +112,25 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobWindow:
+    """The batch that waits of a one-shot model, and when it may start.
+
+    Attributes:
+        model: and its input size, if it has several.
+        num_waiting: jobs, of which the batch takes what fits.
+        opens_in_ms: until one job more would not fit any more; below 0: since then.
+        closes_in_ms: until it would be too late.
+        is_offered: it waits for a worker.
+    """
+
+    model: str
+    num_waiting: int
+    opens_in_ms: float
+    closes_in_ms: float
+    is_offered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatus:
     """The scheduler's view of the house."""
 
@@ -120,3 +139,4 @@ class SchedulerStatus:
     num_turns_placed: int = 0
     num_turns_waiting: int = 0
     num_reservations: int = 0
+    windows: list[JobWindow] = field(default_factory=list)

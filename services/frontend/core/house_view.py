@@ -121,6 +121,7 @@ class HouseView:
                 "of_agents": per_s("agent_hints_total", "outcome"),
             },
             "batches": _batches(gained, seconds),
+            "windows": [asdict(window) for window in scheduler.windows],
             "adapters": _adapters(answers.samples),
             "scaling": {
                 name: _latest(answers.samples, of)

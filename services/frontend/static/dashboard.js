@@ -132,6 +132,9 @@ function showLists(view) {
   pairs("placements", rates(view.placements));
   pairs("batches", view.batches.map((one) =>
     [one.model, `${rate(one.jobs_per_s)} in batches of ${number.format(one.mean_size)}`]));
+  pairs("windows", view.windows.map((one) => [one.model, `${number.format(one.num_waiting)} jobs wait, ` +
+    (one.is_offered ? "for a worker" : `open in ${number.format(Math.max(one.opens_in_ms, 0))} ms`) +
+    `, at the latest in ${number.format(one.closes_in_ms)} ms`]));
   pairs("adapters", [
     ["known", number.format(adapters.known)],
     ["running", adapters.running.join(", ") || "none"],

@@ -19,6 +19,7 @@ from shared.ids import HostId, TenantId, WorkerId
 from shared.messages import (
     HintRate,
     HintStatus,
+    JobWindow,
     KvStats,
     SchedulerStatus,
     ServiceStatus,
@@ -40,6 +41,7 @@ def view(state: str = "ready") -> dict[str, Any]:
         num_pages_free=1,
     )  # fmt: skip
     status = ServiceStatus(service="tracker", instance="0", pid=1, state=state, hints=hints)
+    window = JobWindow(model="e/224", num_waiting=7, opens_in_ms=-1.5, closes_in_ms=2.25)
     house, p = HouseView(), {"process": "p"}
     for second, num in ((0, 1.0), (1, 2.0)):
         samples = [
@@ -53,7 +55,7 @@ def view(state: str = "ready") -> dict[str, Any]:
         ]
         answers = Answers(
             {"tracker-0": status},
-            [SchedulerStatus(workers=[worker])],
+            [SchedulerStatus(workers=[worker], windows=[window])],
             [KvStats(host_id="h")],
             samples,
         )
@@ -73,7 +75,8 @@ def test_what_is_shown() -> None:
     assert "5.0 s first token" in texts["figures"] and "0% not computed" in texts["figures"]
     assert "h-w0" in texts["workers"] and "3 of 4" in texts["workers"]
     assert "answers" in texts["hosts"]
-    for part in ("[bold]x: came true", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"):
+    parts = "[bold]x: came true", "50%", "pages: disk", "1.0 MiB/s", "8.0/s by 8.0", "none"
+    for part in (*parts, "7 jobs, in 0 to"):
         assert part in texts["lately"], part
 
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,22 @@ RATE_NS = 1_000_000_000  # over which the rate of arrivals is counted, at least
 ACTIVE_NS = 3 * RATE_NS  # a model without a batch for so long wants no GPU
 RATE_CHANGE = 0.2  # that is worth new rules
 HORIZON_NS = 20_000_000_000  # over which that share is counted, at least
+
+
+@dataclass(frozen=True, slots=True)
+class WindowView:
+    """The window of all that waits of a model, for who looks at it.
+
+    Attributes:
+        num_jobs: that wait.
+        opens_at_ns, closes_at_ns: between these the batch may start.
+    """
+
+    key: "Hashable"
+    num_jobs: int
+    opens_at_ns: int
+    closes_at_ns: int
+    is_offered: bool
 
 
 class ModelQueue:
@@ -74,6 +90,18 @@ class ModelQueue:
         """When the window of all that waits opens; there must be a job. Sets `base_ns`."""
         self.base_ns = self.window.base_ns(self.jobs[0])
         return self.base_ns - self.lead_ns[min(len(self.jobs), self.spec.size_max)]
+
+    def view(self) -> WindowView:
+        """Its window now; there must be a job."""
+        num_jobs, head = len(self.jobs), self.jobs[0]
+        size = min(num_jobs, self.spec.size_max)
+        return WindowView(
+            self.key,
+            num_jobs,
+            self.window.base_ns(head) - self.lead_ns[size],
+            head.deadline_ns - self.spec.batch_ns[size] - self.delays.of(size),
+            self.is_offered,
+        )
 
     def arm(self, at_ns: int) -> None:
         """Time alone changes the candidate no earlier than this."""

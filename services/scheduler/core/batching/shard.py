@@ -7,7 +7,7 @@ table is in this process or in another one (`RankPort`).
 Source: deferred batch scheduling, Algorithm 1 and appendix D.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -16,7 +16,7 @@ from typing import Protocol
 from services.scheduler.core.batching.effects import Dispatch, Drop, Effect
 from services.scheduler.core.batching.job import NEVER_NS, Delays, Job, ModelSpec, num_due_by
 from services.scheduler.core.batching.offer_book import Offer
-from services.scheduler.core.batching.queue import RATE_NS, ModelQueue
+from services.scheduler.core.batching.queue import RATE_NS, ModelQueue, WindowView
 from services.scheduler.core.batching.rank import Grant
 from services.scheduler.core.batching.rules import MakeRules
 
@@ -132,6 +132,12 @@ class ModelShard:
         """How many waiting jobs of a model are due no later than this."""
         queue = self._queues.get(key)
         return 0 if queue is None else num_due_by(queue.jobs, deadline_ns)
+
+    def windows(self) -> Iterator[WindowView]:
+        """What waits, and when it may start. Changes nothing."""
+        for queue in self._queues.values():
+            if queue.jobs:
+                yield queue.view()
 
     def on_cancel(self, job: Job, now_ns: int) -> Sequence[Effect]:
         """A job is not wanted any more. One that was dispatched runs."""

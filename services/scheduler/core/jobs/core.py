@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from services.scheduler.core.batching import effects as batching
 from services.scheduler.core.batching.batcher import Batcher
+from services.scheduler.core.batching.shard import ModelShard
 from services.scheduler.core.effects import ProbeWorker
 from services.scheduler.core.jobs.answers import DropCode
 from services.scheduler.core.jobs.batches import Batches
@@ -29,8 +30,11 @@ from shared.messages import (
     JobsCancel,
     JobsSubmit,
     JobSubmit,
+    JobWindow,
     WorkerReport,
 )
+
+WINDOWS_MAX = 64  # that are told, the most urgent first
 
 
 class JobsCore:
@@ -76,6 +80,22 @@ class JobsCore:
     @property
     def num_running(self) -> int:
         return sum(len(batch.jobs) for batch in self._batches)
+
+    def windows(self, now_ns: int) -> list[JobWindow]:
+        """What waits, and when it may start; nothing where the policy has no windows."""
+        if not isinstance(self._batcher, ModelShard):
+            return []
+        views = sorted(self._batcher.windows(), key=lambda view: view.closes_at_ns)
+        return [
+            JobWindow(
+                model=str(view.key),
+                num_waiting=view.num_jobs,
+                opens_in_ms=_ms(view.opens_at_ns - now_ns),
+                closes_in_ms=_ms(view.closes_at_ns - now_ns),
+                is_offered=view.is_offered,
+            )
+            for view in views[:WINDOWS_MAX]
+        ]
 
     def set_fence(self, fence: int) -> None:
         """A new term of the same leader, above a fencing token that somebody saw."""
@@ -304,3 +324,7 @@ class JobsCore:
         self._out = []
         effects += self._timers.ask(self._batcher.wake_at_ns)
         return effects
+
+
+def _ms(duration_ns: int) -> float:
+    return round(duration_ns / 1e6, 2)

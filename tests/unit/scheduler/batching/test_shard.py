@@ -123,6 +123,30 @@ def test_every_job_meets_one_end_whatever_happens(
     assert player.batcher.wake_at_ns > END_NS
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@given(history=st.lists(HAPPENINGS, max_size=40), delays=DELAYS)
+@settings(max_examples=40, deadline=None)
+def test_who_looks_at_windows_changes_nothing_and_sees_all_that_wait(
+    policy: str, history: list[Happening], delays: Delays
+) -> None:
+    watched, unwatched = (new_player(policy, delays, num_gpus=2) for _ in range(2))
+    for happening in history:
+        for player in (watched, unwatched):
+            player.advance(player.now_ns + happening.after_ns)
+            happen(player, happening, mixed_targets=True)
+        assert isinstance(watched.batcher, WindowBatcher)
+        views = {view.key: view for view in watched.batcher.windows()}
+        waiting = Counter(job.model for job in waiting_jobs(watched))
+        assert {key: view.num_jobs for key, view in views.items()} == waiting
+        for key, view in views.items():
+            due_ns = min(job.deadline_ns for job in waiting_jobs(watched) if job.model == key)
+            assert view.closes_at_ns < due_ns
+    for player in (watched, unwatched):
+        player.advance(END_NS)
+    assert [sent.at_ns for sent in watched.sent] == [sent.at_ns for sent in unwatched.sent]
+    assert len(watched.dropped) == len(unwatched.dropped)
+
+
 def only_jobs(history: list[Happening]) -> list[Happening]:
     return [happening for happening in history if happening.kind == "job"]
 

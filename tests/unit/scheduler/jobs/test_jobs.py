@@ -38,6 +38,22 @@ def test_the_alarm_starts_a_deferred_batch() -> None:
     assert driver.sent_jobs() == [("w", ["a", "b"])]
 
 
+def test_a_window_is_told_as_long_as_something_waits_in_it() -> None:
+    driver = ready("deferred")
+    driver.submit("a", "b", slo_ms=50)
+    opens_ms, closes_ms = 50 - BATCH_NS[2] / MS, 50 - BATCH_NS[1] / MS
+    (window,) = driver.core.windows(driver.now_ns)
+    assert (window.model, window.num_waiting, window.is_offered) == ("m", 2, False)
+    assert (window.opens_in_ms, window.closes_in_ms) == (opens_ms, closes_ms)
+    driver.wait(int(opens_ms * MS))
+    assert driver.sent_jobs() == [("w", ["a", "b"])]
+    assert driver.core.windows(driver.now_ns) == []
+    driver.submit("c", slo_ms=BATCH_NS[2] / MS)
+    driver.wait(MS)  # the worker is not done
+    (window,) = driver.core.windows(driver.now_ns)
+    assert window.is_offered and window.opens_in_ms <= 0 < window.closes_in_ms
+
+
 def test_the_way_there_and_back_comes_off_the_target() -> None:
     limits = with_limits(ctrl_ns=2 * MS, data_ns=MS, return_ns=3 * MS)
     driver = ready("deferred", limits=limits)
