@@ -99,7 +99,7 @@ OTHERS = {
     "export": Other("sets variables alone", lambda command: check_settings(exported(command))),
     "cat": Other("writes a file of the page's own, and that is done", _cat),
     **dict.fromkeys(("echo", "printf", "grep", "tail", "tr", "cut", "base64", "install"), SHELL),
-    **dict.fromkeys(("sha256sum", "openssl", "cd", "sleep"), SHELL),
+    **dict.fromkeys(("sha256sum", "openssl", "kill"), SHELL),
     "docker": Other("needs a Docker daemon, and builds for minutes", _docker),
     "kubectl": Other("needs a cluster", _kubectl),
     "pip": Other("installs from an index", _pip),
