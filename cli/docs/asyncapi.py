@@ -195,9 +195,9 @@ def _messages(kinds: set[type]) -> Json:
 
 def _schemas(kinds: set[type]) -> Json:
     """JSON schemas of the types and of all that is in them."""
-    inputs = [(kind, "validation", TypeAdapter(kind)) for kind in _sorted(kinds)]
+    inputs: list[Any] = [(kind, "validation", TypeAdapter(kind)) for kind in _sorted(kinds)]
     template = SCHEMAS + "{model}"
-    _, made = TypeAdapter.json_schemas(inputs, ref_template=template)  # type: ignore[arg-type]
+    _, made = TypeAdapter.json_schemas(inputs, ref_template=template)
     schemas: Json = {name: _plain(schema) for name, schema in sorted(made["$defs"].items())}
     text, status = {"type": "string"}, {"type": "integer"}
     schemas["Refusal"] = {

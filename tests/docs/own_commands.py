@@ -20,7 +20,7 @@ from cli.main import NAME, app
 from cli.start.plan import ROOT
 from cli.start.preflight import CONFIGS
 from loadtest.bench.figures import choose, figure_set
-from shared.config import load_config
+from shared.config import ServiceConfig, load_config
 from tests.docs.shell import Command
 
 STARTS = ("cli.start.up.up", "cli.start.up.up_detached")
@@ -40,7 +40,8 @@ def check_settings(settings: dict[str, str]) -> None:
         for name, value in settings.items()
         if name.startswith("SYMPHONY_") and "$" not in value
     }
-    for kind in (LauncherConfig, *CONFIGS.values()):
+    kinds: list[type[ServiceConfig]] = [LauncherConfig, *CONFIGS.values()]
+    for kind in kinds:
         load_config(kind, ours)
 
 
