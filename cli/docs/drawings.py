@@ -40,7 +40,7 @@ STYLE = """
 
 def draw(drawing: Drawing) -> str:
     """The picture, as SVG."""
-    y = TOP + 40
+    y: float = TOP + 40
     parts: list[str] = []
     for step in drawing.steps:
         if isinstance(step, Note):
@@ -52,10 +52,10 @@ def draw(drawing: Drawing) -> str:
     people = [_person(name, at, y) for at, name in enumerate(drawing.who)]
     body = "\n".join([*people, *parts])
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 10}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 10:g}" role="img" '
         f'aria-labelledby="title desc">\n<title id="title">{escape(drawing.title)}</title>\n'
         f'<desc id="desc">{escape(drawing.told)}</desc>\n<style>{STYLE}</style>\n'
-        f'<rect class="ground" x="1" y="1" width="{width - 2}" height="{y + 8}" rx="8"/>\n'
+        f'<rect class="ground" x="1" y="1" width="{width - 2}" height="{y + 8:g}" rx="8"/>\n'
         f"{body}\n</svg>\n"
     )
 

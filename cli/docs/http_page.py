@@ -45,15 +45,15 @@ def _endpoint(title: str, operation: Json) -> str:
             text += f"| `{each['name']}` | {each['in']} | {each.get('description', '')} |\n"
         text += "\n"
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        text += _body(f"Body, `{kind}`", content["schema"])
+        text += _body(f"Body, `{kind}`", content["schema"], "needed")
     for status, answer in operation["responses"].items():
         if status.isdigit():
             text += f"**{status}**: {answer['description']}\n\n"
             for kind, content in answer.get("content", {}).items():
-                text += _body(f"`{kind}`", content.get("schema", {}))
+                text += _body(f"`{kind}`", content.get("schema", {}), "always")
     return text
 
 
-def _body(title: str, schema: Json) -> str:
-    fields = table(schema)
+def _body(title: str, schema: Json, required: str) -> str:
+    fields = table(schema, required=required)
     return f"{title}:\n\n{fields}" if fields else f"{title}\n\n"

@@ -49,7 +49,7 @@ TURN = Drawing(
     "scheduler places it on a worker. The worker pulls the prompt from the frontend and asks "
     "the kvstore for history, which streams in layer by layer while the prompt is computed. "
     "Tokens go to the frontend step by step, and text to the client. New KV is written "
-    "behind.client",
+    "behind.",
     ("client", "frontend", "scheduler", "worker", "kvstore"),
     (
         Message("client", "frontend", "1 arrival: a request"),
@@ -83,7 +83,7 @@ ADVISORY = Drawing(
     "worker and the frontends. In time before the turn the worker has the kvstore bring up "
     "the session's KV. The turn then goes from the frontend straight to that worker, and the "
     "advisory ends as used. If no turn comes it expires, and its sender is believed "
-    "less.client",
+    "less.",
     ("client", "frontend", "tracker", "scheduler", "worker", "kvstore"),
     (
         Message("client", "frontend", "a hint: session, arrival"),
@@ -116,7 +116,7 @@ HOUSE = Drawing(
     "A turn goes from the client to the frontend, as metadata to the scheduler, and from "
     "there to a worker, which pulls the prompt from the frontend and sends tokens back to it. "
     "Worker and kvstore share memory. A hint goes from the frontend to the tracker, to the "
-    "scheduler, and as a prefetch to the worker.client",
+    "scheduler, and as a prefetch to the worker.",
     ("client", "frontend", "tracker", "scheduler", "worker", "kvstore"),
     (
         Message("client", "frontend", "a hint"),

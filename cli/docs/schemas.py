@@ -1,5 +1,6 @@
 """JSON schemas as rows that people read."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,21 +42,25 @@ def kind_of(schema: Json, link: str = "") -> str:
             return str(kind)
 
 
-def rows(schema: Json, link: str = "") -> Iterator[str]:
-    """A line of a table for each field, those that must be there first named so."""
+def rows(schema: Json, link: str = "", required: str = "needed") -> Iterator[str]:
+    """A line of a table for each field.
+
+    Args:
+        required: what is said of those that must be there.
+    """
     needed = set(schema.get("required", ()))
     for name, field in schema.get("properties", {}).items():
         default = field.get("default")
         told = [field.get("description", "")]
         if name in needed:
-            told.insert(0, "**needed**")
+            told.insert(0, f"**{required}**")
         elif default not in (None, "", [], {}):
-            told.append(f"default `{default}`")
+            told.append(f"default `{json.dumps(default)}`")
         meaning = ". ".join(part for part in told if part).replace("|", "\\|").replace("\n", " ")
         yield f"| `{name}` | {kind_of(field, link)} | {meaning} |\n"
 
 
-def table(schema: Json, link: str = "") -> str:
+def table(schema: Json, link: str = "", required: str = "needed") -> str:
     """All of them, or nothing where a schema has no fields."""
-    found = "".join(rows(schema, link))
+    found = "".join(rows(schema, link, required))
     return HEAD + found + "\n" if found else ""
