@@ -10,9 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.docs.build import QUIET
 from cli.docs.links import place_in_site
+from cli.main import app
 from cli.start.plan import ROOT
 from tests.docs.blocks import pages
 from tests.e2e.house import environment
@@ -122,6 +124,16 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, text: str, why
     done = build("--config-file", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0
     assert why in done.stderr
+
+
+@pytest.mark.parametrize("words", [["docs"], ["docs", "--serve", "--port", "0"]])
+def test_the_command_fails_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
+) -> None:
+    monkeypatch.setattr("cli.docs.build.ROOT", tmp_path)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "symphony: " in result.stderr
 
 
 def test_what_is_foreign_is_found(tmp_path: Path) -> None:
