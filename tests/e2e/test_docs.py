@@ -7,6 +7,7 @@ against the command line. A load test is made short.
 
 import ast
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -19,10 +20,10 @@ from typing import Any
 
 import httpx
 import nats
+import numpy as np
 import pytest
-import torch
 from openai import OpenAI
-from transformers import BertConfig, BertModel
+from safetensors.numpy import save_file
 
 from cli.start.plan import ROOT
 from services.worker.demo_adapters import make_demo_adapter
@@ -53,24 +54,48 @@ if words[0] == "loadtest":
         sys.exit(0)
     open("loaded", "w").close()
     words = [each for each in words if each != "--watch"]
-    words += ["--users", "2", "--duration", "3", "--faster", "20"]
+    words += ["--users", "2", "--duration", "2", "--faster", "20"]
 os.execv(sys.executable, [sys.executable, "-P", "-m", "cli.main", *words])
 """
 SAYS_ERRORS = '#!/bin/sh\nexec {curl} --silent --show-error --fail-with-body "$@"\n'
 NOTHING = "#!/bin/sh\n"
+HIDDEN, VOCAB, POSITIONS = 32, 512, 512
 ENCODER = {
-    "vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "intermediate_size": 64, "max_position_embeddings": 512,
+    "architectures": ["BertModel"], "model_type": "bert", "vocab_size": VOCAB,
+    "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "intermediate_size": HIDDEN, "max_position_embeddings": POSITIONS, "type_vocab_size": 2,
 }  # fmt: skip
+
+
+def write_encoder(folder: Path, tokenizer_of: Path) -> None:
+    """A random encoder of one layer; made without torch, which would take longer to import."""
+    folder.mkdir()
+    dense = ("attention.self.query", "attention.self.key", "attention.self.value",
+             "attention.output.dense", "intermediate.dense", "output.dense")  # fmt: skip
+    layer = "encoder.layer.0"
+    matrices = {f"{layer}.{name}": (HIDDEN, HIDDEN) for name in dense}
+    matrices["pooler.dense"] = (HIDDEN, HIDDEN)
+    norms = ("embeddings.LayerNorm", f"{layer}.attention.output.LayerNorm",
+             f"{layer}.output.LayerNorm")  # fmt: skip
+    tables = {"word": VOCAB, "position": POSITIONS, "token_type": 2}
+    random = np.random.default_rng(1)
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"{name}.weight": shape for name, shape in matrices.items()},
+        **{f"{name}.bias": (HIDDEN,) for name in (*matrices, *norms)},
+        **{f"{name}.weight": (HIDDEN,) for name in norms},
+        **{f"embeddings.{name}_embeddings.weight": (num, HIDDEN) for name, num in tables.items()},
+    }
+    tensors = {name: random.random(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(ENCODER))
+    for file in tokenizer_of.glob("tokenizer*"):
+        shutil.copy(file, folder)
 
 
 def readers_models(folder: Path) -> tuple[Path, Path]:
     """Small models under the names that pages use: one that talks, one that embeds."""
-    torch.manual_seed(1)
     talker, encoder = make_demo_model(folder / "smollm2-135m"), folder / "my-encoder"
-    BertModel(BertConfig(**ENCODER)).eval().save_pretrained(encoder)
-    for file in talker.glob("tokenizer*"):
-        shutil.copy(file, encoder)
+    write_encoder(encoder, talker)
     return talker, encoder
 
 
@@ -101,7 +126,10 @@ def house(clone: Path) -> Iterator[House]:
         models=(talker, encoder),
         served_names=("a100-llama3-8b=smollm2-135m", "minilm=my-encoder"),
         adapters={"pirate": pirate},
-        env={"SYMPHONY_ADAPTER_DIRS": f'["{clone}"]'},
+        env={
+            "SYMPHONY_ADAPTER_DIRS": f'["{clone}"]',
+            "SYMPHONY_MAX_TOKENS_DEFAULT": "32",  # it talks nonsense until it is stopped
+        },
     ) as running:
         with running.client() as client:
             client.completions.create(
@@ -154,7 +182,7 @@ def test_python_works(
         names: dict[str, Any] = {
             "client": closing.enter_context(OpenAI(base_url=f"{house.url}/v1", api_key="none")),
             "messages": [{"role": "user", "content": "Hello"}],
-            "json": __import__("json"),
+            "json": json,
         }
         if re.search(r"^\S.*\bawait\b", text, re.MULTILINE):
             asyncio.run(on_the_bus(code, names))
