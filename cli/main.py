@@ -201,6 +201,23 @@ def test(context: typer.Context) -> None:
         raise typer.Exit(run_checks(context.args))
 
 
+@app.command()
+def docs(
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Show it, and build it again when a page changes.")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="Where to show it.")] = 8000,
+) -> None:
+    """Build the site of the docs, in build/site."""
+    from cli.docs.build import build_site, serve_site
+
+    with errors_in_a_line():
+        if serve:
+            serve_site(port)
+        else:
+            build_site()
+
+
 @app.command("profile-agents")
 def profile_agents(
     trace: Annotated[

@@ -128,9 +128,11 @@ def load_config(kind: type[C], environ: Mapping[str, str] | None = None) -> C:
         return kind(**_Variables(kind, variables)())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        why = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # each value is right, but not beside the others
+            raise ConfigError(why) from None
         name = _variable(str(first["loc"][0]))
         value = variables.get(name, str(first.get("input")))
-        why = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{shown(name, value)}: {why}") from None
 
 

@@ -51,7 +51,8 @@ class SchedulerConfig(LeaseConfig):
     def _one_of_the_shards(self) -> "SchedulerConfig":
         if self.scheduler_role == "shard" and self.scheduler_shard >= self.scheduler_shards:
             raise ValueError(
-                f"scheduler_shard {self.scheduler_shard} is none of {self.scheduler_shards}"
+                f"SYMPHONY_SCHEDULER_SHARD {self.scheduler_shard} must be below "
+                f"SYMPHONY_SCHEDULER_SHARDS ({self.scheduler_shards})"
             )
         return self
 

@@ -101,6 +101,7 @@ class House:
         data_dir: Path,
         *,
         models: tuple[str | Path, ...] = ("demo",),
+        served_names: tuple[str, ...] = (),
         num_hosts: int = 1,
         num_workers: int = 1,
         emulate: str | None = None,
@@ -118,6 +119,8 @@ class House:
         self._arguments += ["--spares", str(num_spares), "--shards", str(num_shards)]
         for model in () if emulate else models:
             self._arguments += ["--model", str(model)]
+        for name in served_names:
+            self._arguments += ["--served-model-name", name]
         if emulate is not None:
             self._arguments += ["--emulate", emulate]
         for name, folder in (adapters or {}).items():

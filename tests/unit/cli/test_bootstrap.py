@@ -49,6 +49,7 @@ from tests.e2e.house import environment
         ("down", set()),
         ("chat", set()),
         ("doctor", set()),
+        ("docs --serve", {"docs"}),
         ("test", {"worker", "test"}),
         ("bench resume", {"worker", "loadtest"}),
         ("adapters list", set()),

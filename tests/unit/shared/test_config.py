@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.scheduler.config import SchedulerConfig
 from shared import config
 from shared.config import ServiceConfig, default_host_id, load_config
 from shared.errors import ConfigError
@@ -59,6 +60,16 @@ def test_a_wrong_value_ends_the_start_with_one_line(
         config.load_config_or_exit(ServiceConfig)
     assert caught.value.code == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_values_that_are_wrong_beside_each_other_are_told_in_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            SchedulerConfig, {"SYMPHONY_SCHEDULER_ROLE": "shard", "SYMPHONY_SCHEDULER_SHARD": "1"}
+        )
+    assert caught.value.message == (
+        "SYMPHONY_SCHEDULER_SHARD 1 must be below SYMPHONY_SCHEDULER_SHARDS (1)"
+    )
 
 
 def test_settings_do_not_change() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.config import LauncherConfig
+from cli.docs.links import anchor
 from cli.start.plan import ROOT
 from services.frontend.api.bodies import AdvisoryBody, Body, ChatBody, CompletionBody, ResponsesBody
 from services.frontend.api.oneshot.bodies import (
@@ -26,9 +27,8 @@ from shared import subjects
 from shared.config import ServiceConfig
 from shared.settings import ENV_PREFIX
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT, NoReply, Subject
+from tests.docs.blocks import pages
 
-CLIENT_README = ROOT / "clients" / "python" / "README.md"
-DOCS = [ROOT / "README.md", CLIENT_README, *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS: list[type[ServiceConfig]] = [
     FrontendConfig, KvstoreConfig, LauncherConfig, SchedulerConfig, TrackerConfig, WorkerConfig,
 ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_every_setting_is_documented(kind: type[ServiceConfig]) -> None:
         assert f"`{ENV_PREFIX}{name.upper()}`" in text, f"docs/operations.md lacks {name}"
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_docs_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         if target.startswith(("http://", "https://")):
@@ -80,8 +80,7 @@ def test_links_within_the_docs_lead_somewhere(path: Path) -> None:
 
 def headings(text: str) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    return {anchor(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize(

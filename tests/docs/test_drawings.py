@@ -1,0 +1,34 @@
+"""The pictures of messages are what their tables say, and say it to those, too, who do not see."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from cli.docs.drawings import DRAWINGS, files
+from cli.docs.lives import Message
+from cli.start.plan import ROOT
+from tests.docs.blocks import all_blocks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_files_are_what_the_tables_say() -> None:
+    for path, text in files().items():
+        assert path.read_text() == text, "python -m cli.docs.drawings"
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_picture_is_told_in_words(name: str) -> None:
+    drawn = ElementTree.parse(ROOT / "docs" / "images" / name).getroot()
+    titles = [drawn.find(f"{SVG}title"), drawn.find(f"{SVG}desc")]
+    assert drawn.get("role") == "img"
+    assert drawn.get("aria-labelledby") == "title desc"
+    assert [found is not None and bool(found.text) for found in titles] == [True, True]
+    texts = {each.text for each in drawn.iter(f"{SVG}text")}
+    drawing = DRAWINGS[name]
+    assert set(drawing.who) <= texts
+    assert {step.text for step in drawing.steps if isinstance(step, Message)} <= texts
+
+
+def test_nothing_is_left_to_be_drawn_by_a_script() -> None:
+    assert not [block.place for block in all_blocks({"mermaid"})]
