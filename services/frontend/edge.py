@@ -76,7 +76,7 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         exception_handlers=HANDLERS,
         middleware=[
             *_cors(app.config.cors_origins),
-            Middleware(RequestContext, tracer=app.tracer),
+            Middleware(RequestContext),
             Middleware(Doorkeeper, door=door),
             Middleware(Authentication, keyring=keyring),
         ],

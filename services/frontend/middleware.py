@@ -41,9 +41,8 @@ class RequestContext:
     there is a line about it in the log.
     """
 
-    def __init__(self, app: ASGIApp, tracer: RequestTracer) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is configured for nothing else"
@@ -81,7 +80,8 @@ class RequestContext:
             yield
             return
         name = f"POST {scope['path']}"
-        with self._tracer.request(name, headers.get(TRACE_HEADER, ""), line) as span:
+        tracer: RequestTracer = scope["app"].state.app.tracer
+        with tracer.request(name, headers.get(TRACE_HEADER, ""), line) as span:
             scope["state"]["span"] = span
             yield
 

@@ -55,7 +55,9 @@ def check_symphony(command: Command) -> None:
     elif words[0] == "bench" and words[1] != "list":
         _check_bench(words[1], words[2:])
     elif words[0] == "test":
-        for path in words[1:]:
+        paths, _, marks = " ".join(words[1:]).partition(" -m ")
+        assert marks in {"", "slow"}, f"no test is marked {marks}"
+        for path in paths.split():
             assert (ROOT / path).exists(), f"no {path}"
     elif words[:2] == ["adapters", "add"] and words[3].startswith("hub:"):
         parse_hub(words[3])

@@ -11,13 +11,9 @@ import pytest
 from services.frontend.app import App
 from services.frontend.auth import Keyring
 from services.frontend.config import FrontendConfig
-from services.frontend.core.traced import TraceSampler
 from services.frontend.edge import make_api
-from services.frontend.tracing import RequestTracer
-from shared.clock import ManualClock
 from shared.config import load_config
 from shared.errors import ConfigError
-from shared.tracing import NO_TRACER
 
 APP = "https://app.example.org"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "x-session"}
@@ -25,8 +21,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 def ask(method: str, origin: str | None, *origins: str, **headers: str) -> httpx.Response:
     config = FrontendConfig(cors_origins=list(origins))
-    tracer = RequestTracer(NO_TRACER, ManualClock(), TraceSampler(0.0, 0.0))
-    app = cast(App, SimpleNamespace(config=config, tracer=tracer))
+    app = cast(App, SimpleNamespace(config=config))
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(make_api(app, Keyring(None)))
