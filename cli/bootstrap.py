@@ -34,6 +34,7 @@ EXTRAS = {
     "bench": {"worker", "loadtest"},
     "loadtest": {"loadtest"},
     "top": {"top"},
+    "demo": {"demo"},
 }
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
