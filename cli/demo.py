@@ -206,4 +206,6 @@ def _write(folder: Path, result: dict[str, Any], told: list[str], seen: list[See
     drawn = {part: draw(seen, part, TITLES[part], folder) for part in PARTS}
     pictures = {part: path.read_bytes() for part, path in drawn.items() if path is not None}
     (folder / JSON).write_bytes(orjson.dumps(result) + b"\n")
-    (folder / PAGE).write_text(page([each for each in told if each], result["parts"], TITLES, pictures))
+    (folder / PAGE).write_text(
+        page([each for each in told if each], result["parts"], TITLES, pictures)
+    )

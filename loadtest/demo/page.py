@@ -1,4 +1,4 @@
-"""`demo.html`: both pictures, the tables and the sentences, in one file without anything outside."""
+"""`demo.html`: pictures, tables and sentences in one file that needs no other."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,10 @@ def page(
         parts: figures, with their `verdicts`, by part; titles: of these.
         pictures: PNG, by part; some may have none.
     """
-    body = ["<h1>Symphony, with hints and without</h1>", *(f"<p>{escape(each)}</p>" for each in told)]
+    body = [
+        "<h1>Symphony, with hints and without</h1>",
+        *(f"<p>{escape(each)}</p>" for each in told),
+    ]
     for part, figures in parts.items():
         body.append(f"<h2>{escape(titles[part])}</h2>")
         body += [f"<p>{escape(each)}</p>" for each in figures["verdicts"]]

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.bar import Bar
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from loadtest.demo.script import SIDES, Part, Side
 from loadtest.demo.seen import Seen, Which, where
 
 ROWS_MAX = 14  # the newest turns; more do not fit a small terminal
-BAR_WIDTH = 12
+NAME_WIDTH, WHERE_WIDTH = 14, 9
 COLOURS: dict[Side, str] = {"without": "red", "with": "green"}
 HEADS: dict[Side, str] = {"without": "without hints", "with": "with hints"}
+SHORT: dict[Side, str] = {"without": "without", "with": "hinted"}
 ROWS = {
     "ttft_ms_median": ("first token, median", "ms"),
     "ttft_ms_p95": ("first token, 95th percentile", "ms"),
@@ -36,29 +36,29 @@ def rows_of(seen: Sequence[Seen], part: Part) -> list[tuple[Which, dict[Side, Se
 
 
 def screen(seen: Sequence[Seen], part: Part, title: str) -> RenderableType:
-    """Both sides, turn by turn."""
+    """Both sides, turn by turn; `kept` are tokens that were not computed again."""
     rows = rows_of(seen, part)
     longest_ms = max((each.ttft_ms for _, sides in rows for each in sides.values()), default=1.0)
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
-    table.add_column("turn", no_wrap=True)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), expand=True)
+    table.add_column("turn", width=NAME_WIDTH, no_wrap=True)
     for side in SIDES:
-        table.add_column(HEADS[side], width=BAR_WIDTH, style=COLOURS[side], no_wrap=True)
-        table.add_column("ms", justify="right", no_wrap=True)
-        table.add_column("not computed", justify="right", no_wrap=True)
-        table.add_column("history was in", no_wrap=True)
+        table.add_column(SHORT[side], ratio=1, style=COLOURS[side], no_wrap=True)
+        table.add_column("ms", justify="right", width=5)
+        table.add_column("kept", justify="right", width=5)
+        table.add_column("was in", width=WHERE_WIDTH, no_wrap=True, style="dim")
     for which, sides in rows:
         cells: list[RenderableType] = [f"{which.who}, {which.number + 1}"]
         for side in SIDES:
             cells += _cells(sides.get(side), longest_ms, COLOURS[side])
         table.add_row(*cells)
-    return Group(table)
+    return table
 
 
 def _cells(seen: Seen | None, longest_ms: float, colour: str) -> list[RenderableType]:
     if seen is None:
-        return ["", "", "", ""]
-    bar = Bar(longest_ms, 0, seen.ttft_ms, width=BAR_WIDTH, color=colour)
-    return [bar, f"{seen.ttft_ms:.0f}", f"{seen.num_cached:,}", Text(where(seen), "dim")]
+        return [""] * 4
+    bar = Bar(longest_ms, 0, seen.ttft_ms, color=colour)
+    return [bar, f"{seen.ttft_ms:.0f}", str(seen.num_cached), where(seen)]
 
 
 def table_of(figures: Mapping[str, Any], title: str) -> Table:

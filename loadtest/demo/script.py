@@ -18,14 +18,14 @@ SIDES: tuple[Side, Side] = ("without", "with")
 PARTS: tuple[Part, Part] = ("chat", "team")
 
 TYPING_WPM = Habits().typing_wpm
-PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn")
+PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 QUESTIONS = (
     "What does it say first?", "Who wrote all of this?", "Make that shorter, please.",
     "And what happened after that?", "Is there more about winter?", "Which part matters the most?",
     "Say it in plain words.", "Where does the road lead?", "What would you leave out?",
     "Can we trust the captain?",
 )  # fmt: skip
-ROLES = ("product_manager", "architect", "engineer", "qa")
+ROLES = ("manager", "architect", "engineer", "qa")
 TOOLS = {"engineer": "pytest", "qa": "review"}
 
 
@@ -48,7 +48,7 @@ class Model:
     max_model_len: int = 32_768
     pool_tokens: int = 18_000
     link_bytes_per_s: float = 8e6
-    arena_bytes: int = 64 * 1024**2
+    arena_bytes: int = 128 * 1024**2
 
     def fetch_s(self, num_tokens: int) -> float:
         """How long so much history takes to come up, if nothing else does.
@@ -86,16 +86,16 @@ class Sizes:
     """
 
     num_people: int = len(PEOPLE)
-    num_questions: int = 3
+    num_questions: int = 2
     document_tokens: int = 4_000
     reply_tokens: int = 40
-    stagger_s: float = 0.9
+    stagger_s: float = 1.2
     faster: float = 1.0
     num_teams: int = 3
     num_rounds: int = 1
-    system_tokens: int = 1_500
+    system_tokens: int = 1_000
     brief_tokens: int = 2_500
-    team_reply_tokens: int = 60
+    team_reply_tokens: int = 100
     tool_s: float = 1.5
     num_pairs: int = 2
 

@@ -8,8 +8,9 @@ from loadtest.demo.script import Part, Side
 from loadtest.locust.measures import places_of
 
 NEAR = "pool"  # next to the GPU
-PLACES = {"pool": "pool", "host": "host", "disk": "disk", "peer": "other host", "untold": "untold"}
-COMPUTED = "computed again"
+PLACES = {"peer": "other"}  # words of ours; the others are the server's
+COMPUTED = "anew"
+SMALL_SHARE = 0.05
 
 
 class Which(NamedTuple):
@@ -85,23 +86,19 @@ def seen_of(which: Which, side: Side, ttft_ms: float, usage: dict[str, Any], num
 
 
 def where(seen: Seen) -> str:
-    """Where its history was, the largest share first.
+    """The one or two places where most of its history was, unless that is less than a twentieth.
 
     >>> which = Which("chat", 0, "Ada", 1)
     >>> where(Seen(which=which, side="with", ttft_ms=1, num_prompt=110, num_history=101,
     ...            cached={"host": 30, "pool": 70}))
-    'pool 70%, host 30%'
+    'pool+host'
     """
     if seen.is_first:
         return "new"
     shares = {PLACES.get(place, place): num for place, num in seen.cached.items()}
     shares[COMPUTED] = seen.num_recomputed
-    total = sum(shares.values()) or 1
     told = sorted(shares.items(), key=lambda each: -each[1])
-    shown = [(place, round(100 * num / total)) for place, num in told]
-    if shown[0][1] == 100:
-        return shown[0][0]
-    return ", ".join(f"{place} {percent}%" for place, percent in shown if percent)
+    return "+".join(place for place, num in told[:2] if num > SMALL_SHARE * seen.num_history)
 
 
 def of_side(seen: Iterable[Seen], part: Part, side: Side) -> list[Seen]:
