@@ -30,7 +30,7 @@ from shared.errors import ConfigError, SymphonyError
 CLIENT = ROOT / "clients" / "python"
 JSON, PAGE, LOGS = "demo.json", "demo.html", "logs"
 REFRESHES_PER_S = 4.0
-COUNTED_S = 1.5  # after a part, until the house has counted all that became of its hints
+COUNTED_S = 1.0  # after a part, until the house has counted all that became of its hints
 TITLES: dict[Part, str] = {
     "chat": "A chat: the first token of each answer",
     "team": "Teams of agents: the first token of each answer",

@@ -54,6 +54,17 @@ class Person:
             raise PeerUnavailable(f"{self._who}, {self._side} hints: {error}") from None
         self._on_seen(seen)
 
+    async def leave(self) -> None:
+        """The conversation is over, and takes no room any more.
+
+        Raises:
+            PeerUnavailable: the house did not answer as it should.
+        """
+        try:
+            await asyncio.to_thread(self._api.forget, self._session)
+        except ApiError as error:
+            raise PeerUnavailable(f"{self._who}, {self._side} hints: {error}") from None
+
     def _turn(self, message: Message, reply_tokens: int, lead_s: float | None) -> Seen:
         self._messages.append({"role": "user", "content": message.text})
         streamed = self._api.turn({
@@ -100,4 +111,5 @@ async def play_chat(
         await asyncio.gather(*acts)
         if number:
             rounds_s[side].append(time.monotonic() - began_at)
+    await asyncio.gather(*(each.leave() for each in people.values()))
     return rounds_s

@@ -95,7 +95,7 @@ class Sizes:
     num_rounds: int = 1
     system_tokens: int = 1_000
     brief_tokens: int = 2_500
-    team_reply_tokens: int = 100
+    team_reply_tokens: int = 60
     tool_s: float = 1.5
     num_pairs: int = 2
 

@@ -8,7 +8,6 @@ from loadtest.demo.script import Part, Side
 from loadtest.locust.measures import places_of
 
 NEAR = "pool"  # next to the GPU
-PLACES = {"peer": "other"}  # words of ours; the others are the server's
 COMPUTED = "anew"
 SMALL_SHARE = 0.05
 
@@ -95,8 +94,7 @@ def where(seen: Seen) -> str:
     """
     if seen.is_first:
         return "new"
-    shares = {PLACES.get(place, place): num for place, num in seen.cached.items()}
-    shares[COMPUTED] = seen.num_recomputed
+    shares = {**seen.cached, COMPUTED: seen.num_recomputed}
     told = sorted(shares.items(), key=lambda each: -each[1])
     return "+".join(place for place, num in told[:2] if num > SMALL_SHARE * seen.num_history)
 

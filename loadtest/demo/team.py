@@ -5,7 +5,7 @@ Their calls are those of the client's own example (`clients/python/examples/soft
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -13,10 +13,16 @@ import software_team
 from openai import AsyncOpenAI, OpenAIError
 from software_team import Desk
 
-from loadtest.demo.script import Side, Sizes, sides_in_turns, steps
+from loadtest.demo.script import ROLES, Side, Sizes, sides_in_turns, steps
 from loadtest.demo.seen import Seen, Which, seen_of
 from shared.errors import PeerUnavailable
-from symphony_client import Announcer, AsyncHttpTransport, Settings, SymphonyClient
+from symphony_client import (
+    Announcer,
+    AsyncHttpTransport,
+    Settings,
+    SymphonyClient,
+    SymphonyError,
+)
 
 MODES: dict[Side, str] = {"without": "unnamed", "with": "announced"}
 APART_S = 1.0  # from one team's beginning to the next one's
@@ -51,6 +57,11 @@ class Team(software_team.Team):
         self._num_context[name] = seen.num_prompt + int(told.get("completion_tokens") or 0)
         self._on_seen(seen)
 
+    @property
+    def sessions(self) -> list[str]:
+        """Of its agents."""
+        return [self.workflow.session_of(role) for role in ROLES]
+
     async def work(self, num_rounds: int) -> float:
         """All of it; how long it took, s."""
         await asyncio.sleep(self._number * APART_S)
@@ -84,7 +95,7 @@ async def play_team(
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai:
         for run, side in sides_in_turns(sizes.num_pairs, rng):
             with SymphonyClient(url, announcer=None if side == "with" else silent) as client:
-                acts = []
+                teams = []
                 for number in range(sizes.num_teams):
                     name = f"team/{side}/{run}/{number}"
                     team = Team(
@@ -93,12 +104,26 @@ async def play_team(
                         model=model, sizes=_sizes(sizes),
                         fields={"cache_salt": name, "return_cached_tokens_details": True},
                     )  # fmt: skip
-                    acts.append(team.work(sizes.num_rounds))
+                    teams.append(team)
                 try:
-                    teams_s[side] += await asyncio.gather(*acts)
+                    teams_s[side] += await asyncio.gather(
+                        *(team.work(sizes.num_rounds) for team in teams)
+                    )
                 except OpenAIError as error:
                     raise PeerUnavailable(f"{side} hints: {error}") from None
+                # Those of the next run find the house as these did.
+                await asyncio.gather(
+                    *(asyncio.to_thread(_forget, client, team.sessions) for team in teams)
+                )
     return teams_s
+
+
+def _forget(client: SymphonyClient, sessions: Iterable[str]) -> None:
+    try:
+        for session in sessions:
+            client.forget(session)
+    except SymphonyError as error:
+        raise PeerUnavailable(f"to forget a session: {error}") from None
 
 
 def _sizes(sizes: Sizes) -> software_team.Sizes:

@@ -1,9 +1,24 @@
 """What the numbers say, in a sentence each. They are told as they are, also where hints lose."""
 
 from collections.abc import Mapping
+from math import comb
 from typing import Any
 
 SHOWS = 1.15  # a ratio of medians that is nearer to 1 is no difference: runs differ by as much
+
+CHANCE_MAX = 0.1  # of an outcome as uneven as this, if hints did nothing
+
+
+def chance(num: int, of: int) -> float:
+    """How likely at least so uneven a split of pairs is, if each falls to either side alike (the
+    sign test, two-sided).
+
+    >>> chance(16, 16) < 0.0001, chance(27, 48) > 0.4, chance(1, 2)
+    (True, True, 1.0)
+    """
+    most = max(num, of - num)
+    tail = sum(comb(of, each) for each in range(most, of + 1)) / 2**of
+    return min(2 * tail, 1.0)
 
 
 def difference(figures: Mapping[str, Any]) -> str:
@@ -18,14 +33,16 @@ def difference(figures: Mapping[str, Any]) -> str:
     slow, fast = bare["ttft_ms_median"], hinted["ttft_ms_median"]
     ratio, told = figures["median_ratio"], f"({fast:.0f} ms, {slow:.0f} without)"
     num, of = figures["sooner_with"], figures["pairs"]
-    if ratio >= SHOWS and 2 * num > of:
+    is_told = chance(num, of) <= CHANCE_MAX
+    if ratio >= SHOWS and is_told and 2 * num > of:
         begin = f"With hints the median first token came {ratio:.1f} times sooner {told}"
         return f"{begin}, and sooner in {num} of {of} pairs: {_why(bare, hinted)}."
-    if ratio <= 1 / SHOWS and 2 * num < of:
+    if ratio <= 1 / SHOWS and is_told and 2 * num < of:
         begin = f"Hints lost in this run: the median first token came {1 / ratio:.1f} times later"
         return f"{begin} {told}; {_why(bare, hinted)}."
-    begin = f"Hints made no difference that shows in the median first token of this run {told}"
-    return f"{begin}; it came sooner in {num} of {of} pairs. With them {_why(bare, hinted)}."
+    begin = "Hints made no difference to the first token that so few turns could show"
+    median = f"in the median {fast:.0f} ms, {slow:.0f} without"
+    return f"{begin}: {median}, sooner in {num} of {of} pairs. With them {_why(bare, hinted)}."
 
 
 def whole(figures: Mapping[str, Any], what: str) -> str:
@@ -46,8 +63,9 @@ def no_gain(figures: Mapping[str, Mapping[str, Any]]) -> str:
     """
     rule = "Hints gain nothing where all history is next to the GPU anyway"
     told = [
-        f"in the {part}, {each['without']['near_turns']} turns without a hint found theirs there,"
-        f" and had their first token after {each['without']['near_ttft_ms_median']:.0f} ms"
+        f"in the {part}, {each['without']['near_turns']} of {each['without']['turns']} turns"
+        " without a hint found theirs there, and had their first token after"
+        f" {each['without']['near_ttft_ms_median']:.0f} ms"
         for part, each in figures.items()
         if each["without"]["near_turns"]
     ]

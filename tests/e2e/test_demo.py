@@ -1,6 +1,7 @@
 """`symphony demo`, as a user starts it, in small: both parts, their numbers, and nothing left."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -52,10 +53,10 @@ def test_both_parts_are_played_on_both_sides_and_told_in_numbers(
     assert_nothing_left(place)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
-def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
+def at_the_chat(out: Path, place: Path) -> "subprocess.Popen[str]":
+    """One that has begun to play."""
     demo = subprocess.Popen(
-        command("demo", "--out", str(tmp_path / "out")),
+        command("demo", "--out", str(out)),
         env=environment({"TMPDIR": str(place)}),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
@@ -63,6 +64,25 @@ def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: P
     while "1. A chat" not in (line := demo.stdout.readline()):
         assert line, "it ended instead"
     assert processes_of(place)
+    return demo
+
+
+def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place: Path) -> None:
+    out = tmp_path / "out"
+    demo = at_the_chat(out, place)
+    supervisor = next(pid for pid, line in processes_of(place).items() if " up --data" in line)
+    os.kill(supervisor, signal.SIGKILL)
+    said, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 1 and "Traceback" not in said, said
+    last = said.splitlines()[-1]
+    assert last.startswith("symphony: the chat failed: ") and f"(logs: {out / 'logs'})" in last
+    assert (out / "logs" / "frontend.log").exists()
+    assert_nothing_left(place)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
+    demo = at_the_chat(tmp_path / "out", place)
     demo.send_signal(number)
     said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130 and "Traceback" not in said, said

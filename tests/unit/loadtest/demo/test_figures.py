@@ -62,21 +62,22 @@ def test_hints_are_what_counters_grew_by() -> None:
 
 
 def test_a_gain_is_told_with_its_reason() -> None:
-    said = difference(figures([300, 310, 320], [40, 50, 60]))
-    assert "6.2 times sooner (50 ms, 310 without)" in said and "3 of 3 pairs" in said
+    said = difference(figures([300, 310, 320, 330, 290], [40, 50, 60, 30, 70]))
+    assert "6.2 times sooner (50 ms, 310 without)" in said and "5 of 5 pairs" in said
     assert "99% of the history was next to the GPU" in said and "without them 0%" in said
 
 
 def test_a_loss_is_told_as_one() -> None:
-    said = difference(figures([40, 50, 60], [300, 310, 320]))
+    said = difference(figures([40, 50, 60, 30, 70], [300, 310, 320, 330, 290]))
     assert said.startswith("Hints lost") and "6.2 times later" in said
 
 
 def test_no_difference_is_told_as_none() -> None:
     assert "no difference" in difference(figures([100, 100, 100], [95, 105, 99]))
-    assert "no difference" in difference(figures([100, 300, 10, 10], [110, 60, 20, 20])), (
-        "few pairs carry the median: most came later"
-    )
+    uneven = [300.0, 300, 300, 300, 10, 10, 10], [30.0, 30, 30, 30, 20, 20, 20]
+    assert "no difference" in difference(figures(*uneven)), "4 of 7 pairs may be chance"
+    assert "no difference" in difference(figures(*reversed(uneven)))
+    assert "no difference" in difference(figures([300] * 4, [30] * 4)), "so may 4 of 4"
     assert "Too few" in difference(figures([], []))
 
 
@@ -95,7 +96,9 @@ def test_when_hints_gain_nothing_is_told_by_what_was_seen() -> None:
     found = {"chat": figures([300], [40])}
     assert "no turn without a hint found its history there" in no_gain(found)
     near = part_figures(turns("without", [40, 50], pool=100), "chat", {}, {})
-    assert "in the chat, 2 turns" in no_gain({"chat": near}) and "45 ms" in no_gain({"chat": near})
+    assert "in the chat, 2 of 2 turns" in no_gain({"chat": near}) and "45 ms" in no_gain(
+        {"chat": near}
+    )
 
 
 def test_the_whole_time_of_both_sides_is_told() -> None:
