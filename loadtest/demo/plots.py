@@ -31,18 +31,19 @@ def draw(seen: Sequence[Seen], part: Part, title: str, folder: Path) -> Path | N
 
 
 def _pairs(axes: Axes, seen: Sequence[Seen], part: Part) -> None:
-    """Each pair is a line, from the turn without a hint to the one with it, in their order."""
+    """Each pair is a line between the turn without a hint and the one with it; colours are those of
+    the other half.
+    """
     found = pairs(seen, part)
     places = range(1, len(found) + 1)
     bare = [max(each.ttft_ms, LEAST_MS) for each, _ in found]
     hinted = [max(each.ttft_ms, LEAST_MS) for _, each in found]
     axes.hlines(places, bare, hinted, color="0.8", linewidth=1)
-    axes.plot(bare, places, "o", markersize=4, color=OURS["without"], label="without hints")
-    axes.plot(hinted, places, "o", markersize=4, color=OURS["with"], label="with hints")
+    axes.plot(bare, places, "o", markersize=4, color=OURS["without"])
+    axes.plot(hinted, places, "o", markersize=4, color=OURS["with"])
     log_x(axes)
     axes.invert_yaxis()
     axes.set(xlabel="time to the first token, ms", ylabel="pairs of the same turn")
-    axes.legend()
 
 
 def _shares(axes: Axes, seen: Sequence[Seen], part: Part) -> None:

@@ -81,6 +81,19 @@ def test_no_difference_is_told_as_none() -> None:
     assert "Too few" in difference(figures([], []))
 
 
+def test_a_median_that_most_pairs_deny_is_no_gain_and_no_loss() -> None:
+    one = [10.0] * 5 + [100.0] * 4 + [1000.0] * 2
+    other = [11.0] * 5 + [101.0] * 4 + [1.0] * 2
+    found = figures(one, other)
+    assert found["median_ratio"] > 9 and found["sooner_with"] == 2
+    assert "no difference" in difference(found)
+    assert "no difference" in difference(figures(other, one))
+
+
+def test_as_soon_is_not_sooner() -> None:
+    assert figures([50, 60], [50, 10])["sooner_with"] == 1
+
+
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)), min_size=1))
 def test_nobody_wins_on_both_sides(times: list[tuple[float, float]]) -> None:
     one, other = ([pair[side] for pair in times] for side in (0, 1))
