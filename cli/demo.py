@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,8 @@ TITLES: dict[Part, str] = {
 WHOLES: dict[Part, str] = {"chat": "A round of the chat", "team": "A team"}
 
 Play = Callable[
-    [str, str, Sizes, Random, Callable[[Seen], None]], Awaitable[Mapping[Side, list[float]]]
+    [str, str, Sizes, Random, Callable[[Seen], None]],
+    Coroutine[Any, Any, Mapping[Side, list[float]]],
 ]
 
 
@@ -150,7 +151,7 @@ def _play(
             live.update(screen(seen, part, TITLES[part]))
 
         rng = Random(f"{demo.seed}/{part}")
-        wholes_s = asyncio.run(_call(play, house.url, model.name, sizes, rng, on_seen))
+        wholes_s = asyncio.run(play(house.url, model.name, sizes, rng, on_seen))
     time.sleep(COUNTED_S)
     figures = part_figures(seen, part, wholes_s, hints_of(before, house.counts()))
     figures["verdicts"] = [difference(figures), whole(figures, WHOLES[part])]
@@ -160,12 +161,6 @@ def _play(
         console.print(sentence, style="bold")
     console.print()
     return figures
-
-
-async def _call(
-    play: Play, url: str, model: str, sizes: Sizes, rng: Random, on_seen: Callable[[Seen], None]
-) -> Mapping[Side, list[float]]:
-    return await play(url, model, sizes, rng, on_seen)
 
 
 def _player(part: Part) -> Play:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from loadtest.demo.script import SIDES, Part
+from loadtest.demo.script import SIDES, Part, Side
 from loadtest.demo.seen import Seen, of_side, pairs
 from loadtest.locust.measures import percentile
 
@@ -78,7 +78,7 @@ def near_ms(turns: Iterable[Seen]) -> tuple[int, float]:
 def part_figures(
     seen: Sequence[Seen],
     part: Part,
-    wholes_s: Mapping[str, Sequence[float]],
+    wholes_s: Mapping[Side, Sequence[float]],
     hints: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Any]:
     """Everything of a part.

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from loadtest.demo.screen import HEADS, cells_of, hints_line
-from loadtest.demo.script import SIDES
+from loadtest.demo.script import SIDES, Part
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -17,9 +17,9 @@ STYLE = (
 
 def page(
     told: Sequence[str],
-    parts: Mapping[str, Mapping[str, Any]],
-    titles: Mapping[str, str],
-    pictures: Mapping[str, bytes],
+    parts: Mapping[Part, Mapping[str, Any]],
+    titles: Mapping[Part, str],
+    pictures: Mapping[Part, bytes],
 ) -> str:
     """All of it.
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from math import comb
 from typing import Any
 
+from loadtest.demo.script import Part
+
 SHOWS = 1.15  # a ratio of medians that is nearer to 1 is no difference: runs differ by as much
 
 CHANCE_MAX = 0.1  # of an outcome as uneven as this, if hints did nothing
@@ -18,7 +20,7 @@ def chance(num: int, of: int) -> float:
     """
     most = max(num, of - num)
     tail = sum(comb(of, each) for each in range(most, of + 1)) / 2**of
-    return min(2 * tail, 1.0)
+    return float(min(2 * tail, 1.0))
 
 
 def difference(figures: Mapping[str, Any]) -> str:
@@ -55,7 +57,7 @@ def whole(figures: Mapping[str, Any], what: str) -> str:
     return f"{what} took {hinted:.1f} s with hints and {bare:.1f} s without."
 
 
-def no_gain(figures: Mapping[str, Mapping[str, Any]]) -> str:
+def no_gain(figures: Mapping[Part, Mapping[str, Any]]) -> str:
     """When hints gain nothing, by what was seen of that in all parts.
 
     Args:

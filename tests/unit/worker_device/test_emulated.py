@@ -66,7 +66,8 @@ def test_what_comes_to_its_pool_may_come_over_a_link(
 
     monkeypatch.setattr(emulated, "SlowLink", slow)
     for link_mb_s in (0.0, 8.0):
-        config = WorkerConfig(data_dir=tmp_path, link_mb_s=link_mb_s)
+        settings = {"data_dir": tmp_path, "link_mb_s": link_mb_s}
+        config = WorkerConfig(**settings)  # type: ignore[arg-type]
         make_emulated(config, ZERO, lambda moved: None).close()
     assert speeds == [8e6], "without a link it is as near as memory"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.demo.figures import hints_of, median, part_figures
-from loadtest.demo.script import Side
+from loadtest.demo.script import Part, Side
 from loadtest.demo.seen import Seen, Which
 from loadtest.demo.verdicts import difference, no_gain, whole
 
@@ -106,7 +106,7 @@ def test_nobody_wins_on_both_sides(times: list[tuple[float, float]]) -> None:
 
 
 def test_when_hints_gain_nothing_is_told_by_what_was_seen() -> None:
-    found = {"chat": figures([300], [40])}
+    found: dict[Part, dict[str, Any]] = {"chat": figures([300], [40])}
     assert "no turn without a hint found its history there" in no_gain(found)
     near = part_figures(turns("without", [40, 50], pool=100), "chat", {}, {})
     assert "in the chat, 2 of 2 turns" in no_gain({"chat": near}) and "45 ms" in no_gain(
