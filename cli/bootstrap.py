@@ -35,6 +35,7 @@ EXTRAS = {
     "loadtest": {"loadtest"},
     "top": {"top"},
     "docs": {"docs"},
+    "demo": {"demo"},
 }
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

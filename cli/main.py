@@ -348,6 +348,23 @@ def loadtest(
         check_failures(summary)
 
 
+@app.command()
+def demo(
+    out_dir: options.DemoOut = None,
+    seed: options.DemoSeed = 0,
+    quick: options.Quick = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what hints are worth, on a chat and on agents; three minutes."""
+    from cli.demo import Demo, default_out_dir, run_demo
+
+    with errors_in_a_line():
+        folder = default_out_dir() if out_dir is None else _folder(out_dir)
+        result = run_demo(Demo(out_dir=folder, seed=seed, is_quick=quick), is_shown=not as_json)
+        if as_json:
+            print(json.dumps(result))
+
+
 def main() -> None:
     """Run the command line of this process."""
     sys.exit(app(prog_name=NAME))

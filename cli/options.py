@@ -179,3 +179,13 @@ OutDir = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="For the report; default: in the data folder."),
 ]
+DemoOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="For pictures and a page; default: in ~/.symphony/demos."
+    ),
+]
+DemoSeed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="The same people say the same, in this order.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A few turns, to see that it works.")]

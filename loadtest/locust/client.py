@@ -69,6 +69,10 @@ class Client:
         answer = self._request(method, f"/v1/advisories/{quote(session, safe='')}")
         return "none" if answer.status_code == NOT_FOUND else str(_checked(answer)["state"])
 
+    def forget(self, session: str) -> None:
+        """Delete a session and its KV."""
+        self._call("DELETE", f"/v1/sessions/{quote(session, safe='')}")
+
     def turn(self, body: dict[str, Any]) -> Streamed:
         """Stream a chat to its end.
 

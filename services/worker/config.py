@@ -48,8 +48,8 @@ class WorkerConfig(ServiceConfig):
         layers behind the pass where they come in time, `assist` by computing on the host what is
         not there, or `auto`, the best that there is.
     assist_helpers: processes for that; 0: one a core, beside a GPU at most eight.
-    link_mb_s: on a CPU, loads into the KV pool take as long as over a link of so many MB/s; 0: as
-        fast as memory is.
+    link_mb_s: on a CPU, and of emulated models, loads into the KV pool take as long as over a link
+        of so many MB/s; 0: as fast as memory is.
     """
 
     models: list[str] = Field(default_factory=list)

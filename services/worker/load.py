@@ -86,7 +86,7 @@ def make_emulated(config: WorkerConfig, profile: LatencyProfile, on_moved: OnMov
         _check_pool(pool_bytes, profile.page_bytes(BLOCK_TOKENS), profile.num_layers, profile.name)
     length = model_len(config, profile.max_model_len, profile.name)
     profile = replace(profile, max_model_len=length)
-    return EmulatedExecutor(profile, str(folder), on_moved, pool_bytes)
+    return EmulatedExecutor(profile, str(folder), on_moved, pool_bytes, config.link_mb_s * 1e6)
 
 
 def model_len(config: WorkerConfig, own: int, model_id: str) -> int:

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -89,7 +90,7 @@ class Desk:
         stream = await team.openai.chat.completions.create(
             model=team.model, messages=self._messages, max_tokens=team.sizes.reply_tokens,
             stream=True, stream_options={"include_usage": True},
-            extra_body={**names, "ignore_eos": True},
+            extra_body={**names, "ignore_eos": True, **team.fields},
         )  # type: ignore[call-overload]  # fmt: skip
         async for chunk in stream:
             if chunk.choices and not said:
@@ -97,12 +98,16 @@ class Desk:
             said += [choice.delta.content or "" for choice in chunk.choices]
             usage = chunk.usage or usage
         self._messages.append({"role": "assistant", "content": "".join(said)})
-        team.note(is_first, first_ms, usage)
+        team.note(self.agent.name, is_first, first_ms, usage)
         return "".join(said)
 
     async def test(self, text: str) -> str:
         """Run the tests, and tell the model how they went."""
-        with self.agent.tool("pytest"):
+        return await self.use("pytest", text)
+
+    async def use(self, tool: str, text: str) -> str:
+        """Run a tool, and tell the model what it said."""
+        with self.agent.tool(tool):
             await asyncio.sleep(self._team.sizes.tool_s)
         return await self.ask(text)
 
@@ -113,6 +118,7 @@ class Team:
     Args:
         openai: asks the model.
         workflow: what its agents are in.
+        fields: more of each request.
     """
 
     def __init__(
@@ -124,16 +130,18 @@ class Team:
         model: str,
         sizes: Sizes,
         seen: Seen,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.openai = openai
+        self.fields = fields or {}
         self.mode = mode
         self.model = model
         self.sizes = sizes
-        self._workflow = workflow
+        self.workflow = workflow
         self._seen = seen
 
-    def note(self, is_first: bool, first_ms: float, usage: Any) -> None:
-        """A turn was answered."""
+    def note(self, name: str, is_first: bool, first_ms: float, usage: Any) -> None:
+        """A turn of this agent was answered."""
         (self._seen.first_ms if is_first else self._seen.again_ms).append(first_ms)
         if not is_first and usage is not None and usage.prompt_tokens_details is not None:
             cached = usage.prompt_tokens_details.cached_tokens or 0
@@ -142,7 +150,7 @@ class Team:
     async def run(self) -> None:
         """From what is wanted to files that pass."""
         began_s = time.monotonic()
-        with self._workflow:
+        with self.workflow:
             wanted = await self._write("product_manager", "architect", "Write down what is wanted.")
             design = await self._write("architect", "project_manager", wanted)
             tasks = await self._write("project_manager", None, design)
@@ -150,15 +158,15 @@ class Team:
         self._seen.workflows_s.append(time.monotonic() - began_s)
 
     async def _write(self, role: str, following: str | None, given: str) -> str:
-        with self._workflow.agent(role, next=following) as agent:
+        with self.workflow.agent(role, next=following) as agent:
             desk = Desk(self, agent)
             draft = await desk.ask(self._document(given))
             return await desk.ask(f"Go over it once more: {draft}")
 
     async def _file(self, number: int, tasks: str) -> None:
         """An engineer and a QA engineer hand a file to each other. Each keeps its conversation."""
-        writer = Desk(self, self._workflow.agent("engineer", self._session("engineer", number)))
-        reviewer = Desk(self, self._workflow.agent("qa", self._session("qa", number)))
+        writer = Desk(self, self.workflow.agent("engineer", self._session("engineer", number)))
+        reviewer = Desk(self, self.workflow.agent("qa", self._session("qa", number)))
         with writer.agent:
             await writer.ask(self._document(f"Write file {number}: {tasks}"))
             code = await writer.test("All tests pass but one. Mend it.")
@@ -179,7 +187,7 @@ class Team:
                 code = await writer.test("They pass. Clean up.")
 
     def _session(self, role: str, number: int) -> str:
-        return f"{self._workflow.session_of(role)}/{number}"
+        return f"{self.workflow.session_of(role)}/{number}"
 
     def _document(self, about: str) -> str:
         return filler(about, self.sizes.document_chars)

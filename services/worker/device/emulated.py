@@ -15,13 +15,14 @@ import numpy as np
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.step import ImageEntry, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
-from services.worker.device.copies import HostCopier
+from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
 from services.worker.device.gate import ADAPTER_STALL_NS, PageGate
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, Words, allows, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.mover import KvMover, Moved
+from services.worker.device.slow_link import SlowLink
 from services.worker.device.tables import BlockTables
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
@@ -44,6 +45,7 @@ class EmulatedExecutor:
         on_moved: see `KvMover`.
         pool_bytes: memory for pages of the size that the profile's model has, at most as many as
             its device would hold; None: small pages, all of these.
+        link_bytes_per_s: of loads into the pool; 0: as fast as memory is.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class EmulatedExecutor:
         source: str,
         on_moved: Callable[[Moved], None],
         pool_bytes: int | None = None,
+        link_bytes_per_s: float = 0.0,
     ) -> None:
         self._profile = profile
         self.prefill_tokens_max = 2048
@@ -82,7 +85,10 @@ class EmulatedExecutor:
         self._failures = Failures()
         self._adapters: dict[int, ImageEntry] = {}  # by line
         self._bytes = self._pool.reshape(num_pages, -1).view(np.uint8)
-        copier, gate = HostCopier(self._bytes), PageGate(num_pages)
+        copier: PageCopier = HostCopier(self._bytes)
+        if link_bytes_per_s:
+            copier = SlowLink(copier, link_bytes_per_s)
+        gate = PageGate(num_pages)
         self.mover = KvMover(copier, gate, on_moved)
         self.builder = ImageBuilder(self._make_image, copier, gate, on_moved)
         self.grammars = Grammars(Vocabulary(source, VOCAB, self.info.end_token_ids))

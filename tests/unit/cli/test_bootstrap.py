@@ -52,6 +52,7 @@ from tests.e2e.house import environment
         ("docs --serve", {"docs"}),
         ("test", {"worker", "test"}),
         ("bench resume", {"worker", "loadtest"}),
+        ("demo --quick", {"demo"}),
         ("adapters list", set()),
         ("adapters add check DIR", set()),
         ("adapters check DIR --base x", {"worker"}),

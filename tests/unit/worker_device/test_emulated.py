@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from services.worker.config import WorkerConfig
+from services.worker.device import emulated
+from services.worker.device.copies import HostCopier
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.mover import Moved
 from services.worker.load import make_emulated
@@ -51,6 +53,23 @@ def test_true_pages_are_the_profile_s_and_as_many_as_fit() -> None:
         assert executor._pool.nbytes == 17 * MIB
     with made(LLAMA) as (small, _):
         assert info.fingerprint != small.info.fingerprint, "their blocks are not the same"
+
+
+def test_what_comes_to_its_pool_may_come_over_a_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    speeds: list[float] = []
+
+    def slow(copier: HostCopier, bytes_per_s: float) -> HostCopier:
+        speeds.append(bytes_per_s)
+        return copier
+
+    monkeypatch.setattr(emulated, "SlowLink", slow)
+    for link_mb_s in (0.0, 8.0):
+        settings = {"data_dir": tmp_path, "link_mb_s": link_mb_s}
+        config = WorkerConfig(**settings)  # type: ignore[arg-type]
+        make_emulated(config, ZERO, lambda moved: None).close()
+    assert speeds == [8e6], "without a link it is as near as memory"
 
 
 def test_true_pages_are_no_more_than_the_profile_s_device_holds() -> None:

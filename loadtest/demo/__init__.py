@@ -1,0 +1,5 @@
+"""``symphony demo``: a chat and a team of agents, with hints and without, on a house of its own.
+
+Who speaks when (`script`), what was seen of a turn (`seen`) and what all that comes to (`figures`,
+`verdicts`) are pure. `house`, `chat` and `team` play it; `screen`, `plots` and `page` show it.
+"""

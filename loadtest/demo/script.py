@@ -1,0 +1,186 @@
+"""What the demonstration plays: the house's sizes, who says what, and in which order the two sides
+have their turns.
+
+Both sides are played by the same house, one after the other, and neither is always first. What they
+say is the same word for word. They share no KV: each conversation has a salt of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from loadtest.locust.life import Habits
+
+Side = Literal["without", "with"]
+Part = Literal["chat", "team"]
+SIDES: tuple[Side, Side] = ("without", "with")
+PARTS: tuple[Part, Part] = ("chat", "team")
+
+TYPING_WPM = Habits().typing_wpm
+PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+QUESTIONS = (
+    "What does it say first?", "Who wrote all of this?", "Make that shorter, please.",
+    "And what happened after that?", "Is there more about winter?", "Which part matters the most?",
+    "Say it in plain words.", "Where does the road lead?", "What would you leave out?",
+    "Can we trust the captain?",
+)  # fmt: skip
+ROLES = ("manager", "architect", "engineer", "qa")
+TOOLS = {"engineer": "pytest", "qa": "review"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """An emulated model on an emulated GPU.
+
+    Attributes:
+        pool_tokens: of history that have room beside the GPU, on each host.
+        link_bytes_per_s: at which history comes to it, from its host or from the other one.
+        arena_bytes: memory of each host for history.
+    """
+
+    name: str = "scale-model"
+    base_ms: float = 10.5
+    prefill_ms_per_token: float = 0.25
+    decode_ms_per_turn: float = 0.05
+    num_layers: int = 8
+    kv_bytes_per_token: int = 1024
+    max_model_len: int = 32_768
+    pool_tokens: int = 18_000
+    link_bytes_per_s: float = 8e6
+    arena_bytes: int = 128 * 1024**2
+
+    def fetch_s(self, num_tokens: int) -> float:
+        """How long so much history takes to come up, if nothing else does.
+
+        >>> Model().fetch_s(4_000)
+        0.512
+        """
+        return num_tokens * self.kv_bytes_per_token / self.link_bytes_per_s
+
+    def compute_s(self, num_tokens: int) -> float:
+        """How long computing it again takes.
+
+        >>> Model().compute_s(4_000)
+        1.0
+        """
+        return num_tokens * self.prefill_ms_per_token / 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is played.
+
+    Attributes:
+        num_people: at the chat.
+        num_questions: that each asks about the document, on each side.
+        document_tokens: that each begins with.
+        reply_tokens, team_reply_tokens: of each answer.
+        stagger_s: from one person's first keystroke to the next one's.
+        faster: divides the time that typing takes.
+        num_teams: at work at once.
+        num_rounds: in which each agent has another turn.
+        system_tokens, brief_tokens: what each agent is told to be, and what it works on.
+        tool_s: that tests take.
+        num_pairs: of runs of the teams, one on each side.
+    """
+
+    num_people: int = len(PEOPLE)
+    num_questions: int = 2
+    document_tokens: int = 4_000
+    reply_tokens: int = 40
+    stagger_s: float = 1.2
+    faster: float = 1.0
+    num_teams: int = 3
+    num_rounds: int = 1
+    system_tokens: int = 1_000
+    brief_tokens: int = 2_500
+    team_reply_tokens: int = 60
+    tool_s: float = 1.5
+    num_pairs: int = 2
+
+
+WHOLE = Sizes()
+QUICK = Sizes(
+    num_people=2, num_questions=1, document_tokens=600, reply_tokens=4, stagger_s=0.1, faster=8.0,
+    num_teams=1, system_tokens=200, brief_tokens=300, team_reply_tokens=4, tool_s=0.2, num_pairs=1,
+)  # fmt: skip
+
+
+def sides_in_turns(num_rounds: int, rng: Random) -> list[tuple[int, Side]]:
+    """Rounds of both sides, so that what changes with time meets both alike: a side that was first
+    in one round is second in the next. Chance says who begins.
+    """
+    first, second = rng.sample(SIDES, 2)
+    return [
+        (number, side)
+        for number in range(num_rounds)
+        for side in ((second, first) if number % 2 else (first, second))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What somebody sends.
+
+    Attributes:
+        who: of `PEOPLE`.
+        number: in the conversation; 0: the document that it begins with.
+        comes_s: into the round, that the first letter is typed.
+        typing_s: until it is sent.
+    """
+
+    who: str
+    number: int
+    text: str
+    comes_s: float
+    typing_s: float
+
+
+def typing_s(text: str, faster: float = 1.0) -> float:
+    """How long a person types at this.
+
+    >>> round(typing_s("Make that shorter, please."), 1)
+    4.6
+    """
+    return len(text.split()) / TYPING_WPM * 60 / faster
+
+
+def questions(sizes: Sizes, number: int, rng: Random) -> list[Message]:
+    """A round of the chat: everybody asks once, in an order of their own.
+
+    Args:
+        number: of the round, from 1 on.
+    """
+    people = rng.sample(PEOPLE[: sizes.num_people], sizes.num_people)
+    texts = (rng.choice(QUESTIONS) for _ in people)
+    return [
+        Message(who, number, text, place * sizes.stagger_s, typing_s(text, sizes.faster))
+        for place, (who, text) in enumerate(zip(people, texts, strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An agent's time at work: a turn, and if it has a tool, another when that has run.
+
+    Attributes:
+        is_first: it has done nothing before, and is given its brief.
+        following: who goes on; None: nobody does.
+        tool: that it runs; empty: none.
+    """
+
+    role: str
+    is_first: bool
+    following: str | None
+    tool: str
+
+
+def steps(num_rounds: int) -> Iterator[Step]:
+    """A team's work, from what is wanted to what passes: each hands to the next one, and the last
+    to the first again.
+    """
+    order = [(number, role) for number in range(num_rounds + 1) for role in ROLES]
+    for place, (number, role) in enumerate(order):
+        following = order[place + 1][1] if place + 1 < len(order) else None
+        yield Step(role, number == 0, following, TOOLS.get(role, ""))
