@@ -5,6 +5,7 @@ third party's servers in the origin whose page holds its users' chats and keys.
 """
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -44,6 +45,14 @@ ROUTERS = (
 )
 
 
+PATHS = frozenset(
+    route.path
+    for module in ROUTERS
+    for route in module.router.routes
+    if isinstance(route, APIRoute)
+)
+
+
 def _cors(origins: list[str]) -> list[Middleware]:
     """Lets pages of these origins read answers; the outermost, since a browser asks first whether
     it may ask, without a key."""
@@ -76,7 +85,7 @@ def make_api(app: App, keyring: Keyring) -> FastAPI:
         exception_handlers=HANDLERS,
         middleware=[
             *_cors(app.config.cors_origins),
-            Middleware(RequestContext),
+            Middleware(RequestContext, paths=PATHS),
             Middleware(Doorkeeper, door=door),
             Middleware(Authentication, keyring=keyring),
         ],

@@ -39,10 +39,14 @@ PAGE_REALM = 'Basic realm="symphony: any user name, the API key as password"'  #
 class RequestContext:
     """Names a request in its logs and its answer, and answers for what nobody caught. At the end
     there is a line about it in the log.
+
+    Args:
+        paths: that there are; a trace is called after no other, which may be anything.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, paths: frozenset[str]) -> None:
         self._app = app
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is configured for nothing else"
@@ -79,7 +83,7 @@ class RequestContext:
         if scope["method"] != "POST" or scope["path"] in UNTOLD_PATHS:
             yield
             return
-        name = f"POST {scope['path']}"
+        name = f"POST {scope['path']}" if scope["path"] in self._paths else "POST"
         tracer: RequestTracer = scope["app"].state.app.tracer
         with tracer.request(name, headers.get(TRACE_HEADER, ""), line) as span:
             scope["state"]["span"] = span

@@ -121,6 +121,10 @@ def test_a_sender_s_no_is_a_no_and_an_error_is_told(house: House, collector: Col
     told = spans[REQUEST].attributes
     assert told["http.response.status_code"] == 404 and told["error.type"] == "model_not_found"
     assert collector.of(unwanted) == []
+    lost = "4" * 32
+    httpx.post(f"{house.url}/{'x' * 4000}", headers={"traceparent": f"00-{lost}-{PARENT}-01"})
+    (stranger,) = trace_of(collector, lost, {"POST"}).values()
+    assert len(stranger.attributes["url.path"]) == 256
 
 
 def test_a_message_brings_its_trace_as_a_header(house: House, collector: Collector) -> None:
