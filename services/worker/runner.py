@@ -208,8 +208,9 @@ class EngineRunner:
         """It is not expected here any more."""
         self._react(self.core.on_unexpected(owner))
 
-    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> None:
-        """A session was deleted. Returns once no block of it is here, or on its way to the kvstore.
+    async def forget(self, owner: OwnerKey, keys: list[BlockKey]) -> bool:
+        """A session was deleted. Returns once no block of it is here, or on its way to the kvstore:
+        whether one was, or a turn of it is.
 
         Raises:
             PeerUnavailable: the kvstore has not answered an earlier commit yet.
@@ -217,10 +218,12 @@ class EngineRunner:
         for preparing in self._preparing.values():
             if owner_key(preparing.start.tenant, preparing.start.session_id) == owner:
                 preparing.prompt = replace(preparing.prompt, is_private=True)
-        _, effects = self.core.on_forget(owner, keys)
+        has_turn = any(turn.owner == owner for turn in self.core.turns.values())
+        num_blocks, effects = self.core.on_forget(owner, keys)
         self._react(effects)
         if not await self._commits.wait(COMMITS_PATIENCE_S):
             raise PeerUnavailable("the kvstore has not answered a commit yet")
+        return has_turn or num_blocks > 0
 
     def on_moved(self, moved: Moved) -> None:
         """The mover's report (called in the event loop)."""

@@ -281,8 +281,8 @@ class Worker:
             raise MalformedMessage(f"keys: {error}", "keys") from None
         self._puller.forget(forget.tenant, forget.session_id)
         owner = owner_key(forget.tenant, forget.session_id)
-        await asyncio.gather(*(r.forget(owner, keys) for r in self._runners.values()))
-        return SessionForgotten(worker_id=self._worker_id)
+        known = await asyncio.gather(*(r.forget(owner, keys) for r in self._runners.values()))
+        return SessionForgotten(worker_id=self._worker_id, was_known=any(known))
 
     async def _on_ping(self, _: Empty) -> Empty:
         return Empty()

@@ -159,11 +159,9 @@ def test_a_session_is_forgotten_while_its_turn_runs(house: House, client: OpenAI
     forgotten = [user("Tell me all that the owl saw last night, hour by hour. " * 4)]
     kept = [user("Tell me all that the badger heard, and leave nothing out. " * 4)]
     owl, badger = Stream(client, "owl", forgotten), Stream(client, "badger", kept)
-    num_before = num_on_disk(house)
     owl.start()
     badger.start()
     assert owl.has_begun.wait(30) and badger.has_begun.wait(30)
-    wait_until(lambda: num_on_disk(house) >= num_before + 6, "their prompts are on disk")
     assert not owl.finish
     answer = httpx.delete(f"{house.url}/v1/sessions/owl", timeout=30)
     assert not owl.finish, "it ended too soon to tell anything"

@@ -76,6 +76,7 @@ class FakeHouse:
     is_reporting: bool = True
     is_deaf: bool = False
     is_forgetful: bool = True
+    knows_sessions: bool = False  # that it is told to forget
     has_kvstore: bool = False
     lora: m.LoraCard | None = None
     num_reports_with_kvstore: int = 0
@@ -120,7 +121,7 @@ class FakeHouse:
         self.forgets.append(forget)
         if not self.is_forgetful:
             raise PeerUnavailable("a commit is not answered")
-        return m.SessionForgotten(worker_id=self.worker_id)
+        return m.SessionForgotten(worker_id=self.worker_id, was_known=self.knows_sessions)
 
     async def _report(self) -> None:
         seq = 0

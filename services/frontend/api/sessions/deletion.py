@@ -50,7 +50,7 @@ async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
         await app.hints.ask(ADVISORY_INVALIDATE, key, timeout_s=TRACKER_TIMEOUT_S, grace_s=0.0)
     keys = tombstone.block_keys
     forget = SessionForget(session_id=key.session_id, tenant=key.tenant, keys=keys)
-    await _tell_all(
+    forgotten = await _tell_all(
         app, SESSION_FORGET, forget, lambda reply: reply.worker_id, lambda: app.models.holders()[0]
     )
     delete = KvDelete(session_id=key.session_id, tenant=key.tenant, keys=keys)
@@ -58,7 +58,9 @@ async def delete_everywhere(app: App, key: AdvisoryKey) -> tuple[bool, int]:
         app, SESSION_DELETE, delete, lambda reply: reply.host_id, lambda: app.models.holders()[1]
     )
     await app.sessions.settle(tombstone)
-    return tombstone.found, sum(reply.num_blocks for reply in deleted)
+    # Its first turn may run: then there is no record yet.
+    was_known = tombstone.found or any(reply.was_known for reply in forgotten)
+    return was_known, sum(reply.num_blocks for reply in deleted)
 
 
 async def _tell_all(
