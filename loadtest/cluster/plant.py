@@ -36,7 +36,7 @@ class Plant:
     num_layers: in so many groups, layers move.
     page_bytes: of a block's KV in such a group.
     pool_blocks, arena_blocks: of a GPU, of a host.
-    disk_bytes: of a host.
+    disk_bytes: of a host; `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of its disk.
     link_bytes_per_s: of a host, into each direction.
     """
 
@@ -48,6 +48,8 @@ class Plant:
     pool_blocks: int
     arena_blocks: int
     disk_bytes: int
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
     link_bytes_per_s: float
 
 
@@ -59,12 +61,15 @@ def build_plant(options: ClusterOptions) -> Plant:
     """
     profile = load_profile(options.profile)
     num_layers, grain, block_tokens = profile.num_layers, 1, BLOCK_TOKENS
+    if options.coarse or options.grouped:
+        num_layers = min(num_layers, COARSE_LAYERS)
     if options.coarse:
-        num_layers, grain = min(num_layers, COARSE_LAYERS), COARSE_TOKENS
+        grain = COARSE_TOKENS
         block_tokens = BLOCK_TOKENS // grain * COARSE_BLOCKS
         profile = _coarse(profile, grain)
     page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers
-    arena_bytes = int(options.dram_gb * DRAM_SHARE * GIB)
+    share = options.host_share
+    arena_bytes = int(options.dram_gb * share * DRAM_SHARE * GIB)
     return Plant(
         profile,
         grain,
@@ -73,8 +78,10 @@ def build_plant(options: ClusterOptions) -> Plant:
         page_bytes,
         pool_blocks=profile.num_kv_tokens // block_tokens,
         arena_blocks=arena_bytes // (page_bytes * num_layers),
-        disk_bytes=int(options.disk_gb * 1e9),
-        link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE,
+        disk_bytes=int(options.disk_gb * share * 1e9),
+        disk_read_bytes_per_s=DISK_READ_BYTES_PER_S * share,
+        disk_write_bytes_per_s=DISK_WRITE_BYTES_PER_S * share,
+        link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE * share,
     )
 
 

@@ -36,7 +36,7 @@ class ClusterResult:
     load_max_minus_min: how many turns more the fullest GPU has than the emptiest, in the mean over
         the time (Figure 15).
     recomputed_tokens: of history that had been computed before.
-    prompt_tokens: of all turns, history included.
+    prompt_tokens: of all turns, history included; `history_tokens`: that had been computed before.
     pages_by_tier: that were brought to GPUs, by where they were.
     workflow_s: from the first turn's arrival to the last one's end, of scripts that came to
         their end; `workflows` are all.
@@ -61,4 +61,5 @@ class ClusterResult:
     workflows: int = 0
     spurious: int = 0
     load_max_minus_min: float = 0.0
+    history_tokens: int = 0
     took_s: float = 0.0

@@ -105,6 +105,7 @@ class Stats:
             tokens_per_s=sum(each.num_output for each in in_time) / (duration_ns / SECOND),
             load_max_over_median=_imbalance(self.loads),
             load_max_minus_min=_distance(self.loads),
+            history_tokens=sum(each.num_history for each in done),
             recomputed_tokens=recomputed,
             prompt_tokens=sum(each.num_prompt for each in done),
             prefetch=PrefetchCounts(
