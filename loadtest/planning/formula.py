@@ -16,11 +16,13 @@ from loadtest.planning.targets import Targets
 from shared.errors import InvalidRequest
 from shared.profiles import LatencyProfile
 
+EVEN = 0.75  # of a target, and of a disk, in the mean, where percentiles have to be met
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Attributes:
-    gpus: that would do if all were even; also for history that memory does not hold, which is
+    gpus: that would do if load were a little uneven; also for history that memory does not hold, which is
         read from disks or computed, whichever takes fewer.
     gpus_least: that are needed for the work and the memory of answers alone.
     """
@@ -46,9 +48,10 @@ def estimate(
             "token",
             "tpot_ms",
         )
-    even = passes.gpus(demand, targets, passes.added_ms)
+    goal_ms = max(EVEN * targets.tpot_ms, fastest_ms)
+    even = passes.gpus(demand, goal_ms, passes.added_ms)
     computed_ms = profile.prefill_ms_per_token * demand.context / demand.reply_tokens
-    all_computed = passes.gpus(demand, targets, passes.added_ms + computed_ms)
+    all_computed = passes.gpus(demand, goal_ms, passes.added_ms + computed_ms)
     by_disks = _hosts_by_disks(profile, demand, machines) * machines.gpus
     gpus = max(ceil(max(even, min(all_computed, by_disks))), 1)
     return Estimate(gpus=gpus, gpus_least=min(max(ceil(passes.least(demand, targets)), 1), gpus))
@@ -84,11 +87,12 @@ class _Passes:
             kv_tokens=profile.num_kv_tokens,
         )
 
-    def gpus(self, demand: Demand, targets: Targets, added_ms: float) -> float:
-        """Of which each has as many answers as can be; infinite if it cannot have one."""
+    def gpus(self, demand: Demand, token_ms: float, added_ms: float) -> float:
+        """Of which each has as many answers as can be, at no more than so long a token; infinite if
+        it cannot have one."""
         rows = self.rows_max
         if added_ms > 0:
-            rows = min(rows, (targets.tpot_ms - self.base_ms) / added_ms)
+            rows = min(rows, (token_ms - self.base_ms) / added_ms)
         if rows < 1:
             return inf
         return _answered_at_once(demand, self.base_ms + rows * added_ms) / rows
@@ -122,4 +126,5 @@ def _hosts_by_disks(profile: LatencyProfile, demand: Demand, machines: Machines)
     token_bytes = profile.kv_bytes_per_token
     asked_bytes_per_s = demand.users / demand.think_s * demand.context * token_bytes
     arena_bytes = machines.dram_gb * GIB * DRAM_SHARE
-    return asked_bytes_per_s / (DISK_READ_BYTES_PER_S + arena_bytes / demand.think_s)
+    disk_bytes_per_s = EVEN * DISK_READ_BYTES_PER_S
+    return asked_bytes_per_s / (disk_bytes_per_s + arena_bytes / demand.think_s)

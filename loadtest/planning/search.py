@@ -2,7 +2,7 @@
 
 A run's verdict is noisy near the boundary, so what counts is the largest number that was not
 enough: the answer is the smallest above it that was. From the guess on it goes up until one is
-enough; then the gap is divided evenly until it is narrow.
+enough; then the gap below is divided evenly until it is narrow.
 """
 
 from math import ceil
@@ -44,8 +44,6 @@ class GpuSearch:
         limit = min(self._at_once, self._runs_left)
         if limit <= 0:
             return []
-        if not self._verdicts:
-            return sorted({self._first, max(self._first - 1, self._floor + 1)})[-limit:]
         short, enough = self.short, self.enough
         if enough is None:
             return self._above(short, limit)
@@ -59,7 +57,8 @@ class GpuSearch:
         tried: list[int] = []
         last = max(short, self._first - 1)
         while len(tried) < limit and last < self._most:
-            last = min(max(ceil(last * GROWTH), last + 1), self._most)
+            grown = last + 1 if last < self._first else max(ceil(last * GROWTH), last + 1)
+            last = min(grown, self._most)
             tried.append(last)
         return tried
 

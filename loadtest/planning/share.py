@@ -4,7 +4,7 @@ all.
 
 from dataclasses import dataclass
 
-USERS_MAX = 640  # of a part
+USERS_MAX = 400  # of a part
 GPUS_LEAST = 2  # of one; else nothing would be seen of uneven load
 
 
