@@ -4,14 +4,13 @@ from dataclasses import asdict
 from typing import Any
 
 from loadtest.cluster.plant import DRAM_SHARE, GIB
-from loadtest.cluster.result import Spread
+from loadtest.cluster.result import ClusterResult, Spread
 from loadtest.cluster.worker import PREFILL_TOKENS_MAX, TURNS_RUNNING_MAX
 from loadtest.planning.machines import Machines
 from loadtest.planning.plan import Plan, Question, Tried
-from loadtest.planning.trial import Seen
 
 DAY_S = 86_400
-SOURCES = {"arena": "host_memory", "disk": "disk", "peer": "other_hosts"}  # objects: nobody has any
+PLACES = {"pool": "gpu", "host": "host_memory", "disk": "disk", "peer": "other_hosts"}
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
@@ -54,23 +53,13 @@ def num_hosts(gpus: int, machines: Machines) -> int:
     return -(-gpus // machines.gpus)
 
 
-def history_shares(seen: Seen) -> dict[str, float]:
+def history_shares(result: ClusterResult) -> dict[str, float]:
     """Where turns found the history that they came with; together 1, or nothing if there was none.
-
-    Hints and turns can bring the same page more than once: what was brought beyond all that was
-    used is taken off every source alike.
-    """
-    history = seen.result.history_tokens
-    if not history:
-        return {}
-    recomputed = min(seen.result.recomputed_tokens / history, 1.0)
-    brought = {name: seen.brought_tokens.get(tier, 0) / history for tier, name in SOURCES.items()}
-    left = 1 - recomputed
-    scale = min(left / total, 1.0) if (total := sum(brought.values())) else 0.0
-    brought = {name: share * scale for name, share in brought.items()}
-    on_gpu = max(left - sum(brought.values()), 0.0)
-    shares = {"gpu": on_gpu, **brought, "recomputed": recomputed}
-    return {name: round(share, 4) for name, share in shares.items()}
+    What an advisory brought up is on the GPU."""
+    found = {name: result.cached_tokens.get(place, 0) for place, name in PLACES.items()}
+    found["recomputed"] = result.recomputed_tokens
+    total = sum(found.values())
+    return {name: round(num / total, 4) for name, num in found.items()} if total else {}
 
 
 def _seen(tried: Tried) -> dict[str, Any]:
@@ -80,7 +69,7 @@ def _seen(tried: Tried) -> dict[str, Any]:
         "turns": result.turns,
         "ttft_ms": _spread(result.ttft_ms),
         "tpot_ms": _spread(result.tpot_ms),
-        "history": history_shares(seen),
+        "history": history_shares(result),
         "missed": tried.missed,
         "simulated": {
             "users": seen.part.users,

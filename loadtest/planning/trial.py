@@ -1,6 +1,5 @@
 """One run of the simulated cluster for a number of GPUs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,7 +7,6 @@ from tempfile import TemporaryDirectory
 from pydantic import TypeAdapter
 
 from loadtest.cluster.options import ClusterOptions
-from loadtest.cluster.plant import build_plant
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
 from loadtest.cluster.worker import PREFILL_TOKENS_MAX
@@ -51,15 +49,12 @@ class Seen:
     Attributes:
         part: that was simulated.
         seconds: of virtual time, all of them.
-        brought_tokens: of history, by the tier that they came from; what is missing of
-            `result.history_tokens` was on the GPU, or was computed again.
     """
 
     gpus: int
     part: Part
     seconds: float
     result: ClusterResult
-    brought_tokens: Mapping[str, float]
 
 
 def simulate(trial: Trial) -> Seen:
@@ -91,7 +86,6 @@ def simulate(trial: Trial) -> Seen:
             warm_ns=round(warm_s * SECOND),
             grouped=not trial.has_all_layers,
         )
-        plant = build_plant(options)
         scripts = people(
             replace(demand, users=part.users),
             bring_in_ns=round(bring_in_s * SECOND),
@@ -99,15 +93,11 @@ def simulate(trial: Trial) -> Seen:
             seed=trial.seed,
         )
         result = run_cluster(options, scripts)
-    tokens_a_page = plant.block_tokens * plant.grain / plant.num_layers
     return Seen(
         gpus=trial.gpus,
         part=part,
         seconds=warm_s + trial.seconds,
         result=result,
-        brought_tokens={
-            tier: pages * tokens_a_page for tier, pages in sorted(result.pages_by_tier.items())
-        },
     )
 
 
