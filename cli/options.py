@@ -235,6 +235,4 @@ PlanSeconds = Annotated[
     float,
     typer.Option("--seconds", metavar="N", help="Of virtual time that count, in each run."),
 ]
-PlanSeed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="The same people do the same.")
-]
+PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="The same people do the same.")]

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,20 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from cli.models.catalog import NAMES
 from cli.models.sizes import sizes_of
 from loadtest.planning.gpus import derive_profile
 from loadtest.planning.plan import AT_ONCE, Question, make_plan
 from loadtest.planning.summary import summarize
 from loadtest.planning.trial import simulate
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, SymphonyError
 from shared.profiles import PROFILES, LatencyProfile, load_profile
 
 DEFAULT_GPU = "h100"
+TURNS_FEW = 100  # of which a percentile is of few
 SOURCES = {
-    "gpu": "on the GPU already",
-    "host_memory": "in the host's memory",
-    "disk": "on its disk",
+    "gpu": "on the GPU, all of its layers",
+    "host_memory": "in the host's memory, some layers",
+    "disk": "on the host's disk",
     "other_hosts": "on another host",
     "recomputed": "computed again",
 }
@@ -38,12 +39,15 @@ def profile_of(model: str, gpu: str | None, models: Path) -> LatencyProfile:
         InvalidRequest: `gpu` says something that the profile says already, or is not known.
         ConfigError: there is no such model.
     """
-    is_file = model.endswith(".json") and Path(model).is_file()
-    if model in PROFILES or is_file:
+    if _is_profile(model):
         if gpu is not None:
             raise InvalidRequest(f"--gpu {gpu}: {model} is a profile, which says its GPU", "gpu")
         return load_profile(model)
     return derive_profile(sizes_of(model, models), gpu or DEFAULT_GPU)
+
+
+def _is_profile(model: str) -> bool:
+    return model in PROFILES or model.endswith(".json")
 
 
 def check_question(question: Question) -> None:
@@ -78,17 +82,22 @@ def run_plan(question: Question, say: Callable[[str], None]) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: no number of GPUs that is allowed can be enough.
+        SymphonyError: a simulation was ended from outside.
     """
     processes = min(os.cpu_count() or 1, AT_ONCE)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        return summarize(make_plan(question, lambda trials: list(pool.map(simulate, trials)), say))
+        try:
+            plan = make_plan(question, lambda trials: list(pool.map(simulate, trials)), say)
+        except BrokenProcessPool:
+            why = "a simulation was ended from outside: is there enough memory?"
+            raise SymphonyError(why) from None
+    return summarize(plan)
 
 
 def up_lines(summary: dict[str, Any], model: str) -> list[str]:
     """What to type to have what was simulated."""
     workers = min(summary["gpus"], summary["machines"]["gpus"])
-    is_model = model in NAMES or model not in PROFILES and not model.endswith(".json")
-    what = f"--model {model}" if is_model else f"--emulate {model}"
+    what = f"--emulate {model}" if _is_profile(model) else f"--model {model}"
     settings = [f"export {name}={value}" for name, value in summary["settings"].items()]
     return [*settings, f"./symphony up {what} --workers {workers}"]
 
@@ -113,7 +122,9 @@ def render(summary: dict[str, Any], model: str) -> RenderableType:
 
 def _headline(summary: dict[str, Any]) -> str:
     gpus, hosts = summary["gpus"], summary["hosts"]
-    who = f"{_count(summary['users'], 'person')} with {summary['context_tokens']:,} tokens of history"
+    who = (
+        f"{_count(summary['users'], 'person')} with {summary['context_tokens']:,} tokens of history"
+    )
     where = f"on {_count(hosts, 'host')}"
     if summary["is_enough"]:
         return f"[bold green]{_count(gpus, 'GPU')}[/bold green] {where}, for {who}"
@@ -157,6 +168,10 @@ def _remarks(summary: dict[str, Any]) -> list[str]:
         remarks.append("Fewer were not tried: the formula says that they cannot do the work.")
     if (without := summary["without_hints"]) is not None:
         remarks.append(_hints(summary["gpus"], without))
+    if (turns := summary["seen"]["turns"]) < TURNS_FEW:
+        remarks.append(
+            f"Only {_count(turns, 'turn')} counted: percentiles say little; use a longer --seconds."
+        )
     return remarks
 
 
@@ -171,7 +186,7 @@ def _hints(gpus: int, without: dict[str, Any]) -> str:
 
 def _history(summary: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("a turn's history was")
+    table.add_column("when its turn came, history was")
     columns = [(_count(summary["gpus"], "GPU"), summary["seen"])]
     if (fewer := summary["fewer"]) is not None:
         columns.append((_count(fewer["gpus"], "GPU"), fewer))

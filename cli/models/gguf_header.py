@@ -13,7 +13,19 @@ from shared.errors import ConfigError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _TEXT, _LIST = 8, 9
 TEXT_BYTES_MAX = 1 << 24
 ITEMS_MAX = 1 << 24  # of a list, of tensors, of fields
@@ -66,7 +78,7 @@ def _value(data: BinaryIO, kind: int) -> Any:
 
 def _weights(data: BinaryIO) -> int:
     _text(data)
-    shape = [_number(data, "Q") for _ in range(_number(data, "I"))]
+    shape: list[int] = [_number(data, "Q") for _ in range(_number(data, "I"))]
     data.seek(4 + 8, 1)  # its type, and where it is
     return prod(shape)
 

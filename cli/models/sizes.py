@@ -32,15 +32,14 @@ def sizes_of(source: str, models: Path) -> ModelSizes:
     if folder is None:
         if source == DEMO or source in PACKAGED:
             raise ConfigError(
-                f"--model {source}: not on this machine yet: `symphony up --model {source}` makes it"
+                f"--model {source}: not on this machine yet; `symphony up --model {source}` makes "
+                "it"
             )
         folder = _config_of_hub(source).parent
     return of_config(_read(folder / CONFIG, source), source, weights_bytes_of(folder))
 
 
-def of_config(
-    config: Mapping[str, Any], name: str, weights_bytes: int | None = None
-) -> ModelSizes:
+def of_config(config: Mapping[str, Any], name: str, weights_bytes: int | None = None) -> ModelSizes:
     """By a `config.json` as transformers writes it.
 
     Args:
@@ -64,7 +63,9 @@ def of_config(
     inner = int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     if dtype not in DTYPE_BYTES:
-        raise ConfigError(f"--model {name}: its dtype {dtype!r} is none of {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(
+            f"--model {name}: its dtype {dtype!r} is none of {', '.join(DTYPE_BYTES)}"
+        )
     embedding = _number(config, name, "vocab_size") * hidden
     attention = 2 * hidden * head_size * (num_heads + num_kv_heads)
     computed = num_layers * (attention + 3 * hidden * inner) + embedding

@@ -22,8 +22,8 @@ EVEN = 0.75  # of a target, and of a disk, in the mean, where percentiles have t
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Attributes:
-    gpus: that would do if load were a little uneven; also for history that memory does not hold, which is
-        read from disks or computed, whichever takes fewer.
+    gpus: that would do if load were a little uneven, with history that memory does not hold read
+        from disks or computed, whichever takes fewer.
     gpus_least: that are needed for the work and the memory of answers alone.
     """
 

@@ -5,7 +5,6 @@ A profile that is made so follows the same sums as those in `shared/profiles.py`
 """
 
 from dataclasses import dataclass
-from math import inf
 
 from shared.errors import InvalidRequest
 from shared.profiles import LatencyProfile, kv_bytes
@@ -97,17 +96,3 @@ def derive_profile(sizes: ModelSizes, gpu_name: str) -> LatencyProfile:
         max_model_len=sizes.tokens_max,
         num_kv_tokens=int(left_bytes / token_bytes),
     )
-
-
-def furthest_off(made: LatencyProfile, known: LatencyProfile) -> tuple[str, float]:
-    """In which time or size the two differ most, and by which part of `known`."""
-    names = (
-        "base_ms",
-        "prefill_ms_per_token",
-        "decode_ms_per_turn",
-        "context_ms_per_token",
-        "num_kv_tokens",
-    )
-    parts = {name: getattr(made, name) / (getattr(known, name) or inf) - 1 for name in names}
-    worst = max(parts, key=lambda name: abs(parts[name]))
-    return worst, parts[worst]

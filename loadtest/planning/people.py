@@ -76,4 +76,3 @@ def _one(name: str, demand: Demand, bring_in_ns: int, lasts_ns: int, rng: Random
         wait_ns = person.reading_ns(num_output) + typing_ns
         elapsed_ns += wait_ns
     return Script(name=name, turns=tuple(turns), begins_ns=begins_ns)
-

@@ -7,6 +7,7 @@ from loadtest.planning.demand import Demand
 from loadtest.planning.formula import Estimate, estimate
 from loadtest.planning.machines import Machines
 from loadtest.planning.search import GpuSearch
+from loadtest.planning.share import users_of_part
 from loadtest.planning.targets import Targets, missed
 from loadtest.planning.trial import Seen, Trial
 from shared.errors import InvalidRequest
@@ -85,7 +86,9 @@ def make_plan(question: Question, run: Run, say: Say = lambda _: None) -> Plan:
         )
     say(f"a formula guesses {guess.gpus} GPUs")
     # One below what the formula calls least is tried, to see why it is not enough.
-    search = GpuSearch(guess.gpus, max(guess.gpus_least - 2, 0), question.gpus_max, RUNS_MAX, AT_ONCE)
+    search = GpuSearch(
+        guess.gpus, max(guess.gpus_least - 2, 0), question.gpus_max, RUNS_MAX, AT_ONCE
+    )
     tried = _search(search, question, run, say)
     plan = Plan(
         question=question,
@@ -124,4 +127,5 @@ def _trial(question: Question, gpus: int) -> Trial:
         gpus=gpus,
         seconds=question.seconds,
         seed=question.seed,
+        users_max=users_of_part(question.demand.context),
     )

@@ -8,7 +8,7 @@ enough; then the gap below is divided evenly until it is narrow.
 from math import ceil
 
 GROWTH = 1.25  # of what is tried next while nothing was enough
-NARROW = 24  # a gap of this part of the answer is narrow enough; one, of small answers
+NARROW = 12  # a gap of this part of the answer is narrow enough; one, of small answers
 
 
 class GpuSearch:
@@ -37,7 +37,9 @@ class GpuSearch:
     def enough(self) -> int | None:
         """The smallest number above `short` that was; None: none yet."""
         short = self.short
-        return min((n for n, is_good in self._verdicts.items() if is_good and n > short), default=None)
+        return min(
+            (n for n, is_good in self._verdicts.items() if is_good and n > short), default=None
+        )
 
     def next_round(self) -> list[int]:
         """What to try now, ascending; nothing: it is over."""
@@ -50,7 +52,7 @@ class GpuSearch:
         gap = enough - short
         if gap <= max(enough // NARROW, 1):
             return []
-        inner = {short + ceil(gap * part / (limit + 1)) for part in range(1, limit + 1)}
+        inner = {short + max(gap * part // (limit + 1), 1) for part in range(1, limit + 1)}
         return sorted(n for n in inner if short < n < enough and n not in self._verdicts)
 
     def _above(self, short: int, limit: int) -> list[int]:

@@ -1,10 +1,11 @@
-"""Which part of a house is simulated: a run's time goes by its users, so of many a part stands for
-all.
+"""Which part of a house is simulated: a run's time goes by its users and their history, so of many
+a part stands for all.
 """
 
 from dataclasses import dataclass
 
-USERS_MAX = 400  # of a part
+USERS_MAX, USERS_LEAST = 400, 200  # of a part, if there are as many
+TOKENS_MAX = USERS_MAX * 4000  # of history that they have together, if more than the least
 GPUS_LEAST = 2  # of one; else nothing would be seen of uneven load
 
 
@@ -22,12 +23,21 @@ class Part:
     host_share: float
 
 
-def part_of(users: int, gpus: int, gpus_per_host: int, users_max: int = USERS_MAX) -> Part:
+def users_of_part(context: int) -> int:
+    """How many may be in a part, if each has so many tokens of history.
+
+    >>> users_of_part(1000), users_of_part(5000), users_of_part(32_000)
+    (400, 320, 200)
+    """
+    return max(min(TOKENS_MAX // context, USERS_MAX), USERS_LEAST)
+
+
+def part_of(users: int, gpus: int, gpus_per_host: int, users_max: int) -> Part:
     """A part with as many users a GPU as the whole.
 
-    >>> part_of(users=100, gpus=3, gpus_per_host=4)
+    >>> part_of(users=100, gpus=3, gpus_per_host=4, users_max=400)
     Part(users=100, gpus=3, gpus_per_host=3, host_share=1.0)
-    >>> part_of(users=6400, gpus=16, gpus_per_host=8)
+    >>> part_of(users=6400, gpus=16, gpus_per_host=8, users_max=400)
     Part(users=800, gpus=2, gpus_per_host=2, host_share=0.25)
     """
     num_gpus = min(gpus, max(gpus * users_max // users, GPUS_LEAST))

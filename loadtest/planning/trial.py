@@ -13,7 +13,7 @@ from loadtest.cluster.worker import PREFILL_TOKENS_MAX
 from loadtest.planning.demand import Demand
 from loadtest.planning.machines import Machines
 from loadtest.planning.people import ANSWER_S_A_TOKEN, people
-from loadtest.planning.share import USERS_MAX, Part, part_of
+from loadtest.planning.share import Part, part_of
 from loadtest.world.timeline import SECOND
 from shared.profiles import LatencyProfile
 
@@ -28,8 +28,10 @@ class Trial:
     """What is tried.
 
     Attributes:
-        gpus: of the whole house, of which `users_max` people are simulated, or a little more.
+        gpus: of the whole house, of which `users_max` people are simulated, or more if those of two
+            GPUs are more.
         seconds: that count.
+        has_all_layers: they move one by one, and not in four groups.
     """
 
     profile: LatencyProfile
@@ -38,7 +40,7 @@ class Trial:
     gpus: int
     seconds: float
     seed: int
-    users_max: int = USERS_MAX
+    users_max: int
     has_all_layers: bool = False
 
 
