@@ -53,7 +53,7 @@ class GpuSearch:
         if gap <= max(enough // NARROW, 1):
             return []
         inner = {short + max(gap * part // (limit + 1), 1) for part in range(1, limit + 1)}
-        return sorted(n for n in inner if short < n < enough and n not in self._verdicts)
+        return sorted(n for n in inner if short < n < enough)
 
     def _above(self, short: int, limit: int) -> list[int]:
         tried: list[int] = []

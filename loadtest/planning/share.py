@@ -42,7 +42,7 @@ def part_of(users: int, gpus: int, gpus_per_host: int, users_max: int) -> Part:
     """
     num_gpus = min(gpus, max(gpus * users_max // users, GPUS_LEAST))
     in_house, in_part = min(gpus, gpus_per_host), min(num_gpus, gpus_per_host)
-    if num_gpus > in_part:  # whole hosts
+    if in_part < num_gpus < gpus:  # whole hosts
         num_gpus -= num_gpus % in_part
     return Part(
         users=max(round(users * num_gpus / gpus), 1),

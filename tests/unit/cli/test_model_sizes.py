@@ -98,6 +98,8 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
         whole[:200],
         whole[:16] + struct.pack("<Q", 1 << 40) + whole[24:],
         whole[:24] + struct.pack("<Q", 1 << 60) + whole[32:],
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"x" + struct.pack("<IIQ", 9, 10, 1 << 63),
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"x" + struct.pack("<IIQ", 9, 9, 1),
     ):
         file.write_bytes(data)
         with pytest.raises(ConfigError, match=r"broken\.gguf: not a GGUF file"):

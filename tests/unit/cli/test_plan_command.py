@@ -49,6 +49,7 @@ def shown(summary: dict[str, Any], model: str = "Some/Model") -> str:
         ("--model nowhere.json", "no latency profile 'nowhere.json'"),
         ("--model ./nowhere", "--model ./nowhere: no such folder"),
         ("--model a100-llama3-8b --ttft-ms 0", "--ttft-ms 0: not a number above 0"),
+        ("--model a100-llama3-8b --seconds inf", "--seconds inf: not a number above 0"),
         ("--model a100-llama3-8b --dram-gb nan", "--dram-gb nan: not a number above 0"),
         ("--model a100-llama3-8b --context 131000", "--context 131000: with a message"),
         ("--model a100-llama3-8b --tpot-ms 3", "--tpot-ms 3: an answer alone"),

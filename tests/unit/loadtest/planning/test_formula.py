@@ -1,6 +1,7 @@
 """What arithmetic says: more of anything never needs fewer GPUs, and what cannot be is named."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -60,9 +61,21 @@ def test_history_that_memory_cannot_hold_takes_gpus_for_their_hosts() -> None:
 
 
 def test_history_is_rather_computed_where_that_takes_fewer() -> None:
-    demand, tight = Demand(users=1000, context=2000), Machines(gpus=1, dram_gb=1e-9)
-    by_disks = of(demand, machines=replace(tight, gpus=64)).gpus
-    assert of(demand, machines=tight).gpus < by_disks
+    """Ten hosts could read it, but have 64 GPUs each."""
+    demand, machines = Demand(users=1000, context=30_000), Machines(gpus=64, dram_gb=1e-6)
+    assert of(demand, machines=replace(machines, gpus=1)).gpus < 20
+    assert 20 < of(demand, machines=machines).gpus < 200
+
+
+def test_below_the_least_there_is_not_the_work_of_answers_nor_their_memory() -> None:
+    demand = Demand(users=20_000, context=4000)
+    reply = demand.reply_tokens
+    length = demand.context + reply / 2
+    row_ms = 0.05 + 0.000086 * length + 0.094 * demand.new_tokens / reply
+    work = 20_000 * reply * row_ms / (1e3 * demand.think_s + reply * 50.0)
+    answer_s = reply * 10.5e-3
+    memory = 20_000 * answer_s / (demand.think_s + answer_s) * length / 400_000
+    assert of(demand).gpus_least == ceil(max(work, memory))
 
 
 @pytest.mark.parametrize(

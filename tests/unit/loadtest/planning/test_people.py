@@ -62,6 +62,13 @@ def test_the_same_seed_is_the_same_people() -> None:
     assert people(demand, SECOND, LASTS_NS, 1) != people(demand, SECOND, LASTS_NS, 2)
 
 
+def test_no_answer_is_longer_than_twice_the_median() -> None:
+    scripts = people(Demand(users=300, context=1000, reply=100), SECOND, LASTS_NS, seed=1)
+    answers = [turn.num_output for script in scripts for turn in script.turns[1:]]
+    assert max(answers) == 200
+    assert median(answers) == pytest.approx(100, rel=0.1)
+
+
 def test_people_wait_as_long_as_is_reckoned_with() -> None:
     demand = Demand(users=200, context=4000)
     scripts = people(demand, SECOND, 10 * LASTS_NS, seed=1)
@@ -90,6 +97,8 @@ def test_a_part_has_as_many_users_a_gpu_as_the_whole(
     assert part.gpus >= min(gpus, GPUS_LEAST)
     assert abs(part.users / part.gpus - users / gpus) <= max(0.5 / part.gpus, 1)
     assert 0 < part.host_share <= 1
+    if users <= users_max:
+        assert (part.gpus, part.users, part.host_share) == (gpus, users, 1.0)
     if part.gpus > part.gpus_per_host and part.gpus < gpus:
         assert part.gpus % part.gpus_per_host == 0 and part.host_share == 1.0
 
