@@ -26,7 +26,7 @@ TURNS_FEW = 100  # of which a percentile is of few
 SOURCES = {
     "gpu": "on the GPU, all of its layers",
     "host_memory": "in the host's memory, some layers",
-    "disk": "on the host's disk",
+    "disk": "on the host's disk, some layers",
     "other_hosts": "on another host",
     "recomputed": "computed again",
 }

@@ -71,6 +71,7 @@ def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
     scripts, options = chats(24, num_turns=3), replace(small, policy="random")
     result = run(options, scripts)
     assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
+    assert result.cached_tokens["disk"] > 0, "it is not told where history was"
     assert result.pages_by_tier["disk"] > 0, "the arenas were large enough for all"
     assert result.pages_by_tier["peer"] > 0, "nobody's history was at another host"
     assert result.prompt_tokens == 24 * sum(FIRST + turn * (MORE + ANSWER) for turn in range(3))
