@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--schedulers", type=int, default=1, help="among which turns are divided")
     add("--warm", type=float, default=0.0, help="seconds before that, which do not count")
     add("--coarse", action="store_true", help="for large clusters: 16 tokens are one")
-    add("--grouped", action="store_true", help="layers move in four groups")
+    add("--grouped", action="store_true", help="layers move in eight groups")
     add("--real", action="store_true", help="also real processes, for as long in real time")
     return parser
 

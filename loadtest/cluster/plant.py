@@ -23,6 +23,7 @@ LINK_SHARE = 0.94
 DRAM_SHARE = 0.9  # of a host's memory, for its arena
 GIB = 1 << 30
 COARSE_LAYERS = 4
+GROUPED_LAYERS = 8  # with 4, where disks are busy, twice as much history is computed again
 COARSE_BLOCKS = 8  # blocks that are one
 COARSE_TOKENS = 16  # that are one: a step makes one, and takes so many times as long
 
@@ -61,10 +62,10 @@ def build_plant(options: ClusterOptions) -> Plant:
     """
     profile = load_profile(options.profile)
     num_layers, grain, block_tokens = profile.num_layers, 1, BLOCK_TOKENS
-    if options.coarse or options.grouped:
-        num_layers = min(num_layers, COARSE_LAYERS)
+    if options.grouped:
+        num_layers = min(num_layers, GROUPED_LAYERS)
     if options.coarse:
-        grain = COARSE_TOKENS
+        num_layers, grain = min(num_layers, COARSE_LAYERS), COARSE_TOKENS
         block_tokens = BLOCK_TOKENS // grain * COARSE_BLOCKS
         profile = _coarse(profile, grain)
     page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers

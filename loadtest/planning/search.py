@@ -52,6 +52,8 @@ class GpuSearch:
         gap = enough - short
         if gap <= max(enough // NARROW, 1):
             return []
+        if short not in self._verdicts:  # far below runs take the longest and say the least
+            return [max(min(int(enough / GROWTH), enough - 1), short + 1)]
         inner = {short + max(gap * part // (limit + 1), 1) for part in range(1, limit + 1)}
         return sorted(n for n in inner if short < n < enough)
 

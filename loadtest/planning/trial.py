@@ -31,7 +31,7 @@ class Trial:
         gpus: of the whole house, of which `users_max` people are simulated, or more if those of two
             GPUs are more.
         seconds: that count.
-        has_all_layers: they move one by one, and not in four groups.
+        has_all_layers: they move one by one, and not in eight groups.
     """
 
     profile: LatencyProfile

@@ -79,6 +79,13 @@ def test_the_first_round_has_the_guess_and_what_comes_after_it() -> None:
     assert GpuSearch(3, 6, 100, runs_max=10).next_round() == [7, 9]
 
 
+def test_from_a_guess_that_is_enough_it_goes_down_step_by_step() -> None:
+    search = GpuSearch(10, 0, 100, runs_max=20)
+    assert play(search, lambda gpus: gpus >= 7) == [10, 13, 8, 6, 7]
+    assert (search.short, search.enough) == (6, 7)
+    assert play(GpuSearch(1, 0, 9, runs_max=20), lambda _: True) == [1, 2]
+
+
 def test_at_the_most_that_is_allowed_it_gives_up() -> None:
     search = GpuSearch(3, 0, 6, runs_max=50)
     assert play(search, lambda _: False) == [3, 4, 5, 6]
