@@ -365,6 +365,62 @@ def demo(
             print(json.dumps(result))
 
 
+@app.command()
+def plan(
+    model: options.PlanModel,
+    users: options.PlanUsers,
+    context: options.PlanContext,
+    reply: options.PlanReply = 250,
+    hinted: options.PlanHinted = 1.0,
+    ttft_ms: options.PlanTtft = 1000.0,
+    tpot_ms: options.PlanTpot = 50.0,
+    percentile: options.PlanPercentile = "p95",
+    gpu: options.PlanGpu = None,
+    gpus_per_host: options.GpusPerHost = 4,
+    gpus_max: options.GpusMax = 1024,
+    dram_gb: options.DramGb = 256.0,
+    disk_gb: options.DiskGb = 4000.0,
+    link_gbit: options.LinkGbit = 100.0,
+    seconds: options.PlanSeconds = 60.0,
+    seed: options.PlanSeed = 1,
+    data_dir: options.DataDir = DEFAULT_DATA_DIR,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say how many GPUs, and how much memory, some people take: by simulation."""
+    from cli.plan import check_question, profile_of, render, run_plan
+    from cli.reporting import err
+    from loadtest.planning.demand import Demand
+    from loadtest.planning.machines import Machines
+    from loadtest.planning.plan import Question
+    from loadtest.planning.targets import Targets
+
+    with errors_in_a_line():
+        profile = profile_of(model, gpu, _folder(data_dir) / "models")
+        question = Question(
+            profile=profile,
+            demand=Demand(
+                users=users,
+                context=context,
+                reply=reply,
+                hinted=hinted,
+                tokens_max=profile.max_model_len,
+            ),
+            targets=Targets(ttft_ms=ttft_ms, tpot_ms=tpot_ms, percentile=percentile),
+            machines=Machines(
+                gpus=gpus_per_host, dram_gb=dram_gb, disk_gb=disk_gb, link_gbit=link_gbit
+            ),
+            gpus_max=gpus_max,
+            seconds=seconds,
+            seed=seed,
+        )
+        check_question(question)
+        summary = run_plan(question, lambda text: err.print(f"[dim]symphony: {text}[/dim]"))
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            out.print(render(summary, model))
+
+
 def main() -> None:
     """Run the command line of this process."""
     sys.exit(app(prog_name=NAME))

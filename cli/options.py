@@ -189,3 +189,60 @@ DemoSeed = Annotated[
     int, typer.Option("--seed", metavar="N", help="The same people say the same, in this order.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A few turns, to see that it works.")]
+PlanModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="A latency profile or a file of one, as --emulate of up takes them, or a model, as "
+        "--model takes it.",
+    ),
+]
+PlanUsers = Annotated[
+    int, typer.Option("--users", metavar="N", min=1, max=1_000_000, help="Who chat at once.")
+]
+PlanContext = Annotated[
+    int,
+    typer.Option(
+        "--context", metavar="TOKENS", min=1, help="Of history, that the median turn has."
+    ),
+]
+PlanReply = Annotated[
+    int, typer.Option("--reply", metavar="TOKENS", min=1, help="Of the median answer.")
+]
+PlanHinted = Annotated[
+    float,
+    typer.Option(
+        "--hinted", metavar="SHARE", min=0.0, max=1.0, help="Of turns that are announced."
+    ),
+]
+PlanTtft = Annotated[
+    float, typer.Option("--ttft-ms", metavar="MS", help="Until the first token, at most.")
+]
+PlanTpot = Annotated[
+    float, typer.Option("--tpot-ms", metavar="MS", help="Between tokens, in the mean of a turn.")
+]
+PlanPercentile = Annotated[
+    Literal["p95", "p99"],
+    typer.Option("--percentile", help="Of turns, for which those two have to hold."),
+]
+PlanGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="Of a model's: h100 (the default), h200, b200, a100, a100-40gb, a10, l4, l40s.",
+    ),
+]
+GpusPerHost = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="On each host.")]
+GpusMax = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="To be tried.")]
+DramGb = Annotated[
+    float, typer.Option(metavar="N", help="Memory of a host, of which KV has nine tenths; GiB.")
+]
+DiskGb = Annotated[float, typer.Option(metavar="N", help="Disk of a host for KV.")]
+LinkGbit = Annotated[float, typer.Option(metavar="N", help="Of a host, into each direction.")]
+PlanSeconds = Annotated[
+    float,
+    typer.Option("--seconds", metavar="N", help="Of virtual time that count, in each run."),
+]
+PlanSeed = Annotated[int, typer.Option("--seed", metavar="N", help="The same people do the same.")]

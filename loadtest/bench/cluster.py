@@ -28,8 +28,8 @@ from shared.errors import InvalidRequest, NotFound
 
 SPURIOUS_MAX = 100
 NOT_SEEN = (
-    "load_max_over_median", "load_max_minus_min", "recomputed_tokens", "prefetch", "pages_by_tier",
-    "took_s",
+    "load_max_over_median", "load_max_minus_min", "recomputed_tokens", "cached_tokens", "prefetch",
+    "pages_by_tier", "took_s",
 )  # fmt: skip
 COMPARED = ("ttft_ms", "tpot_ms", "normalized_ms")
 
@@ -112,8 +112,10 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
             if getattr(args, name) != getattr(known, name):
                 flag = name.replace("_", "-")
                 raise InvalidRequest(f"--{flag} is not what the real processes have", name)
-        if args.without or args.coarse:
-            raise InvalidRequest("--without and --coarse are of the simulation only", "real")
+        if args.without or args.coarse or args.grouped:
+            raise InvalidRequest(
+                "--without, --coarse and --grouped are of the simulation only", "real"
+            )
         if args.gpus % min(args.gpus_per_host, args.gpus):
             raise InvalidRequest("--real: every host has as many GPUs", "gpus")
     return ClusterOptions(
@@ -134,6 +136,7 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         duration_ns=round(args.seconds * SECOND),
         warm_ns=round(args.warm * SECOND),
         coarse=args.coarse,
+        grouped=args.grouped,
         schedulers=args.schedulers,
     )
 
@@ -160,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--schedulers", type=int, default=1, help="among which turns are divided")
     add("--warm", type=float, default=0.0, help="seconds before that, which do not count")
     add("--coarse", action="store_true", help="for large clusters: 16 tokens are one")
+    add("--grouped", action="store_true", help="layers move in eight groups")
     add("--real", action="store_true", help="also real processes, for as long in real time")
     return parser
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from loadtest.cluster.links import Link
-from loadtest.cluster.plant import DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S, Plant
+from loadtest.cluster.plant import Plant
 from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.memory import GARBAGE, ArenaMemory
@@ -89,8 +89,8 @@ class ClusterKvstore(Kvstore):
         super().__init__(house, redis, host_id, plant.arena_blocks * plant.num_layers)
         self._plant = plant
         self.stored: dict[BlockKey, Told] = {}
-        self._reader = Link(DISK_READ_BYTES_PER_S)
-        self._writer = Link(DISK_WRITE_BYTES_PER_S)
+        self._reader = Link(plant.disk_read_bytes_per_s)
+        self._writer = Link(plant.disk_write_bytes_per_s)
         self.ingress, self.egress = Link(plant.link_bytes_per_s), Link(plant.link_bytes_per_s)
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ class ClusterOptions:
     """Attributes:
     profile: of model and GPU (`shared.profiles`).
     gpus_per_host, dram_gb, disk_gb, link_gbit: of each host; the paper's testbed (section 4).
+    host_share: of a host's memory, disk and link that is there: a host in part, with as many GPUs.
     users: who ask at the same time; of a trace with arrivals of its own, how much of it is played.
     policy: of placement, by its name (`services.scheduler.core.POLICIES`).
     missed: share of hints that are never sent.
@@ -23,6 +24,7 @@ class ClusterOptions:
     schedulers: among which turns are divided.
     warm_ns: people ask for so long before anything counts, so that memory is as full as it stays.
     coarse: steps that only decode are taken several at once, and layers in groups.
+    grouped: layers are taken in groups alone.
     """
 
     profile: str = "a100-llama3.1-8b"
@@ -31,6 +33,7 @@ class ClusterOptions:
     dram_gb: float = 256.0
     disk_gb: float = 4000.0
     link_gbit: float = 100.0
+    host_share: float = 1.0
     users: int = 1024
     policy: str = "symphony"
     missed: float = 0.0
@@ -42,6 +45,7 @@ class ClusterOptions:
     duration_ns: int = 600 * SECOND
     warm_ns: int = 0
     coarse: bool = False
+    grouped: bool = False
     schedulers: int = 1
 
     @property

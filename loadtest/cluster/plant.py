@@ -23,6 +23,7 @@ LINK_SHARE = 0.94
 DRAM_SHARE = 0.9  # of a host's memory, for its arena
 GIB = 1 << 30
 COARSE_LAYERS = 4
+GROUPED_LAYERS = 8  # with 4, where disks are busy, twice as much history is computed again
 COARSE_BLOCKS = 8  # blocks that are one
 COARSE_TOKENS = 16  # that are one: a step makes one, and takes so many times as long
 
@@ -36,7 +37,7 @@ class Plant:
     num_layers: in so many groups, layers move.
     page_bytes: of a block's KV in such a group.
     pool_blocks, arena_blocks: of a GPU, of a host.
-    disk_bytes: of a host.
+    disk_bytes: of a host; `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of its disk.
     link_bytes_per_s: of a host, into each direction.
     """
 
@@ -48,6 +49,8 @@ class Plant:
     pool_blocks: int
     arena_blocks: int
     disk_bytes: int
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
     link_bytes_per_s: float
 
 
@@ -59,12 +62,15 @@ def build_plant(options: ClusterOptions) -> Plant:
     """
     profile = load_profile(options.profile)
     num_layers, grain, block_tokens = profile.num_layers, 1, BLOCK_TOKENS
+    if options.grouped:
+        num_layers = min(num_layers, GROUPED_LAYERS)
     if options.coarse:
         num_layers, grain = min(num_layers, COARSE_LAYERS), COARSE_TOKENS
         block_tokens = BLOCK_TOKENS // grain * COARSE_BLOCKS
         profile = _coarse(profile, grain)
     page_bytes = profile.kv_bytes_per_token * block_tokens // num_layers
-    arena_bytes = int(options.dram_gb * DRAM_SHARE * GIB)
+    share = options.host_share
+    arena_bytes = int(options.dram_gb * share * DRAM_SHARE * GIB)
     return Plant(
         profile,
         grain,
@@ -73,8 +79,10 @@ def build_plant(options: ClusterOptions) -> Plant:
         page_bytes,
         pool_blocks=profile.num_kv_tokens // block_tokens,
         arena_blocks=arena_bytes // (page_bytes * num_layers),
-        disk_bytes=int(options.disk_gb * 1e9),
-        link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE,
+        disk_bytes=int(options.disk_gb * share * 1e9),
+        disk_read_bytes_per_s=DISK_READ_BYTES_PER_S * share,
+        disk_write_bytes_per_s=DISK_WRITE_BYTES_PER_S * share,
+        link_bytes_per_s=options.link_gbit / 8 * 1e9 * LINK_SHARE * share,
     )
 
 

@@ -37,6 +37,7 @@ class ClusterResult:
         the time (Figure 15).
     recomputed_tokens: of history that had been computed before.
     prompt_tokens: of all turns, history included.
+    cached_tokens: of those, by where their KV was when the turn came.
     pages_by_tier: that were brought to GPUs, by where they were.
     workflow_s: from the first turn's arrival to the last one's end, of scripts that came to
         their end; `workflows` are all.
@@ -61,4 +62,5 @@ class ClusterResult:
     workflows: int = 0
     spurious: int = 0
     load_max_minus_min: float = 0.0
+    cached_tokens: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0

@@ -2,8 +2,9 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
 from loadtest.world.timeline import MS, SECOND
 from services.worker.core.effects import TurnAccount
 from shared.ids import TurnId
+from shared.messages import KvPlace
 from shared.urgency import is_urgent
 
 
@@ -23,6 +25,7 @@ class TurnRecord:
         num_made: tokens that were made, no less than `num_output`; `num_first` of them came
             together at first.
         num_computed: tokens of its prompt that were computed, by all of its attempts.
+        cached_in: tokens of its prompt by where their KV was when it came, at its last attempt.
     """
 
     script: str
@@ -37,6 +40,7 @@ class TurnRecord:
     ended_at_ns: int = 0
     num_computed: int = 0
     is_failed: bool = False
+    cached_in: Mapping[KvPlace, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -62,6 +66,11 @@ class Stats:
     def on_account(self, turn_id: TurnId, account: TurnAccount) -> None:
         """An attempt of a turn is over on a worker."""
         self.turns[turn_id].num_computed += account.num_computed * self.grain
+
+    def on_cached(self, turn_id: TurnId, cached_in: Mapping[KvPlace, int]) -> None:
+        """Where a worker found the KV of a turn that begins there."""
+        told = {place: num_tokens * self.grain for place, num_tokens in cached_in.items()}
+        self.turns[turn_id].cached_in = told
 
     def on_warm(self) -> None:
         """What was until now does not count."""
@@ -105,6 +114,7 @@ class Stats:
             tokens_per_s=sum(each.num_output for each in in_time) / (duration_ns / SECOND),
             load_max_over_median=_imbalance(self.loads),
             load_max_minus_min=_distance(self.loads),
+            cached_tokens=_cached(done),
             recomputed_tokens=recomputed,
             prompt_tokens=sum(each.num_prompt for each in done),
             prefetch=PrefetchCounts(
@@ -157,6 +167,14 @@ def _tpot(turns: Sequence[TurnRecord]) -> Spread:
         for each in turns
         if each.num_made > each.num_first
     )
+
+
+def _cached(turns: Sequence[TurnRecord]) -> dict[str, int]:
+    """Tokens by place, in the order of the places."""
+    found: Counter[str] = Counter()
+    for each in turns:
+        found.update(each.cached_in)
+    return {place: found[place] for place in get_args(KvPlace)}
 
 
 def _imbalance(loads: Sequence[Sequence[int]]) -> float:

@@ -84,6 +84,8 @@ class ClusterWorker(Worker):
         is_due = False
         for deltas in self._deltas.values():
             for delta in deltas:
+                if delta.cached_in:
+                    self._stats.on_cached(delta.turn_id, delta.cached_in)
                 kept = self._kept.get(delta.turn_id)
                 if kept is None or kept[-1].attempt != delta.attempt:
                     self._kept[delta.turn_id] = [delta]

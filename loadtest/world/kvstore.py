@@ -288,6 +288,7 @@ class Kvstore(PeerHost):
             ready_in_ns=pack_ints(staged.ready_in_ns, "q"),
             num_here=staged.num_here,
             source_bytes_per_s=staged.source_bytes_per_s,
+            coming_from=staged.coming_from,
         )
 
     def _commit(self, message: m.KvCommit) -> m.KvCommitted:

@@ -14,6 +14,7 @@ from loadtest.cluster.plant import build_plant
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
 from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
+from shared.blocks import BLOCK_TOKENS
 
 SECOND = 1_000_000_000
 FIRST, MORE, ANSWER = 640, 24, 12
@@ -70,6 +71,7 @@ def test_the_same_seed_is_the_same_run_and_nothing_is_lost_where_memory_is_full(
     scripts, options = chats(24, num_turns=3), replace(small, policy="random")
     result = run(options, scripts)
     assert (result.turns, result.failed, result.unfinished) == (3 * 24, 0, 0)
+    assert result.cached_tokens["disk"] > 0, "it is not told where history was"
     assert result.pages_by_tier["disk"] > 0, "the arenas were large enough for all"
     assert result.pages_by_tier["peer"] > 0, "nobody's history was at another host"
     assert result.prompt_tokens == 24 * sum(FIRST + turn * (MORE + ANSWER) for turn in range(3))
@@ -113,6 +115,35 @@ def test_a_coarse_cluster_decodes_as_fast(small: ClusterOptions) -> None:
     fine, coarse = run(options, scripts), run(replace(options, coarse=True), scripts)
     assert coarse.turns == fine.turns
     assert coarse.tpot_ms.mean == pytest.approx(fine.tpot_ms.mean, rel=0.02)
+
+
+def test_a_cluster_whose_layers_move_in_groups_is_close_to_one_where_each_does(
+    small: ClusterOptions,
+) -> None:
+    options = replace(small, profile="a100-llama3.1-8b", dram_gb=8.0)
+    scripts = chats(12, num_turns=2)
+    fine, grouped = run(options, scripts), run(replace(options, grouped=True), scripts)
+    assert grouped.turns == fine.turns
+    assert grouped.tpot_ms.mean == pytest.approx(fine.tpot_ms.mean, rel=0.02)
+    assert grouped.ttft_ms.mean == pytest.approx(fine.ttft_ms.mean, rel=0.1)
+    assert build_plant(replace(options, grouped=True)).block_tokens == BLOCK_TOKENS
+
+
+def test_a_host_in_part_has_a_part_of_everything(small: ClusterOptions) -> None:
+    whole, half = build_plant(small), build_plant(replace(small, host_share=0.5))
+    for name in ("disk_bytes", "disk_read_bytes_per_s", "disk_write_bytes_per_s"):
+        assert getattr(half, name) == pytest.approx(getattr(whole, name) / 2), name
+    assert half.link_bytes_per_s == pytest.approx(whole.link_bytes_per_s / 2)
+    assert half.arena_blocks == pytest.approx(whole.arena_blocks / 2, abs=1)
+    assert half.pool_blocks == whole.pool_blocks
+
+
+def test_all_of_a_prompt_was_found_or_is_computed(small: ClusterOptions) -> None:
+    result = run(replace(small, dram_gb=2.0), chats(6, num_turns=3))
+    num_found = sum(result.cached_tokens.values())
+    num_new = 6 * (FIRST + 2 * (MORE + 1))  # nobody ran on an answer's last token
+    assert num_found + result.recomputed_tokens == result.prompt_tokens - num_new
+    assert result.cached_tokens["pool"] > 0
 
 
 def test_what_a_script_waits_for_has_ended(small: ClusterOptions) -> None:

@@ -1,0 +1,1 @@
+"""How many GPUs some people need: a formula guesses, the simulated cluster decides."""
