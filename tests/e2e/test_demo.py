@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,10 @@ SIDES = ("without", "with")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Where its house has its folder."""
-    place = tmp_path / "tmp"
-    place.mkdir()
-    return place
+def place() -> Iterator[Path]:
+    """Where its house has its folder: near the root, since a socket's path has a limit."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as place:
+        yield Path(place)
 
 
 def assert_nothing_left(place: Path) -> None:

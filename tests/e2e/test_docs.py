@@ -43,7 +43,7 @@ SHELL_BLOCKS = [
     if not OTHER_MODELS.search(block.text)
 ]
 PYTHON_BLOCKS = [block for page in PYTHON_PAGES for block in blocks(ROOT / page, {"python"})]
-LEFT_OUT = ("up", "down", "doctor", "test", "bench")
+LEFT_OUT = ("up", "down", "doctor", "test", "bench", "demo", "plan", "docs")
 LAUNCHER = f"""#!{sys.executable}
 import os, sys
 words = sys.argv[1:]

@@ -282,6 +282,7 @@ HOUSE = record(
     peer_bytes={"type": "object", "additionalProperties": NUMBER},
     advisories=_ANY_OBJECT,
     batches=array(_ANY_OBJECT),
+    windows=array(_ANY_OBJECT),
     adapters=record(known=COUNT, running=array(STRING), waiting=array(STRING)),
     scaling={"type": "object", "additionalProperties": NUMBER},
 )
