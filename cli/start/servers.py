@@ -1,6 +1,7 @@
 """What the servers of a house are told: their configurations, written before they start."""
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from cli.start.credentials import (
     redis_password_file,
     services_nkey_file,
 )
-from cli.start.options import HouseOptions
+from cli.start.options import SOCKET_PATH_BYTES_MAX, HouseOptions
 from cli.supervisor.children import NATS_MAX_PAYLOAD_BYTES
 from shared.access import read_secret
+from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
 from shared.subjects import INFERENCE_SUBMIT, PUBLIC
@@ -29,7 +31,7 @@ def prepare_servers(
     """Credentials and configurations of those servers that the house starts itself.
 
     Raises:
-        ConfigError: a folder for them is not this user's alone.
+        ConfigError: a folder for them is not this user's alone, or a path is too long.
         OSError: the disk is full.
     """
     credentials = options.credentials_dir
@@ -42,6 +44,11 @@ def prepare_servers(
         write_private(folder / "nats.conf", text)
     if options.redis_url is None:
         folder = _folder(options.data_dir / "redis")
+        if len(os.fsencode(options.redis_socket)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(
+                f"{options.redis_socket}: too long a path for Redis' socket: set TMPDIR, or "
+                "--data-dir, to a shorter one"
+            )
         make_private(options.redis_socket.parent, "Redis' socket")
         password = read_secret(redis_password_file(credentials), "credentials")
         listening = f"unixsocket {_quoted(options.redis_socket)}\nunixsocketperm 700\nport 0\n"

@@ -62,9 +62,14 @@ def at_the_chat(out: Path, place: Path) -> "subprocess.Popen[str]":
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert demo.stdout is not None
-    while "1. A chat" not in (line := demo.stdout.readline()):
-        assert line, "it ended instead"
-    assert processes_of(place)
+    try:
+        while "1. A chat" not in (line := demo.stdout.readline()):
+            assert line, "it ended instead"
+        assert processes_of(place)
+    except BaseException:
+        demo.kill()
+        demo.communicate()
+        raise
     return demo
 
 

@@ -133,6 +133,10 @@ def test_a_long_data_folder_s_socket_is_elsewhere_and_goes_with_the_house(
     far.redis_socket.touch()
     far.remove_socket()
     assert not far.redis_socket.parent.exists()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("z" * 100)))
+    (tmp_path / ("x" * 100)).mkdir()
+    with pytest.raises(ConfigError, match="too long a path for Redis' socket: set TMPDIR"):
+        prepare_servers(far, 1, [DEFAULT_TENANT], 2**30)
 
 
 def test_no_secret_is_in_an_address_or_a_command_line(tmp_path: Path) -> None:
