@@ -91,6 +91,7 @@ def run_demo(demo: Demo, *, is_shown: bool) -> dict[str, Any]:
             try:
                 parts[part] = _play(part, house, model, demo, seen, console)
             except SymphonyError as error:
+                console.print()  # what is shown live has no line end where nobody watches
                 raise SymphonyError(f"the {part} failed: {error.message} (logs: {logs})") from None
     gain = no_gain(parts)
     console.print(f"{gain}\n")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,31 +55,34 @@ def test_both_parts_are_played_on_both_sides_and_told_in_numbers(
     assert_nothing_left(place)
 
 
-def at_the_chat(out: Path, place: Path) -> "subprocess.Popen[str]":
-    """One that has begun to play."""
+@contextmanager
+def at_the_chat(out: Path, place: Path) -> "Iterator[subprocess.Popen[str]]":
+    """One at which somebody was answered already."""
     demo = subprocess.Popen(
         command("demo", "--out", str(out)),
         env=environment({"TMPDIR": str(place)}),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    assert demo.stdout is not None
+
+    def somebody_was() -> bool:
+        assert demo.poll() is None, "it ended instead"
+        logs = place.glob("*/data/logs/frontend.log")
+        return any("/v1/chat/completions" in log.read_text() for log in logs)
+
     try:
-        while "1. A chat" not in (line := demo.stdout.readline()):
-            assert line, "it ended instead"
-        assert processes_of(place)
-    except BaseException:
+        wait_until(somebody_was, "somebody is answered")
+        yield demo
+    finally:
         demo.kill()
         demo.communicate()
-        raise
-    return demo
 
 
 def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place: Path) -> None:
     out = tmp_path / "out"
-    demo = at_the_chat(out, place)
-    supervisor = next(pid for pid, line in processes_of(place).items() if " up --data" in line)
-    os.kill(supervisor, signal.SIGKILL)
-    said, _ = demo.communicate(timeout=60)
+    with at_the_chat(out, place) as demo:
+        supervisor = next(pid for pid, line in processes_of(place).items() if " up --data" in line)
+        os.kill(supervisor, signal.SIGKILL)
+        said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 1 and "Traceback" not in said, said
     last = said.splitlines()[-1]
     assert last.startswith("symphony: the chat failed: ") and f"(logs: {out / 'logs'})" in last
@@ -88,9 +92,9 @@ def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
-    demo = at_the_chat(tmp_path / "out", place)
-    demo.send_signal(number)
-    said, _ = demo.communicate(timeout=60)
+    with at_the_chat(tmp_path / "out", place) as demo:
+        demo.send_signal(number)
+        said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130 and "Traceback" not in said, said
     assert_nothing_left(place)
 
