@@ -24,7 +24,7 @@ def place() -> Iterator[Path]:
 
 
 def assert_nothing_left(place: Path) -> None:
-    wait_until(lambda: not processes_of(place), "its house has ended", 30)
+    wait_until(lambda: not processes_of(place), "its house has ended")
     assert not list(place.iterdir())
 
 
@@ -82,7 +82,7 @@ def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place
     with at_the_chat(out, place) as demo:
         supervisor = next(pid for pid, line in processes_of(place).items() if " up --data" in line)
         os.kill(supervisor, signal.SIGKILL)
-        said, _ = demo.communicate(timeout=60)
+        said, _ = demo.communicate(timeout=300)
     assert demo.returncode == 1 and "Traceback" not in said, said
     last = said.splitlines()[-1]
     assert last.startswith("symphony: the chat failed: ") and f"(logs: {out / 'logs'})" in last
@@ -94,7 +94,7 @@ def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place
 def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
     with at_the_chat(tmp_path / "out", place) as demo:
         demo.send_signal(number)
-        said, _ = demo.communicate(timeout=60)
+        said, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130 and "Traceback" not in said, said
     assert_nothing_left(place)
 
