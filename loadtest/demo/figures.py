@@ -1,5 +1,6 @@
 """What all turns come to, in numbers."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +22,7 @@ def median(values: Sequence[float]) -> float:
     >>> median([4, 1, 3]), median([]), median([1, 3])
     (3, 0.0, 2.0)
     """
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return 0.0
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return statistics.median(values) if values else 0.0
 
 
 def hints_of(before: Counts, after: Counts) -> dict[str, dict[str, int]]:

@@ -9,7 +9,6 @@ from services.frontend.core.traced import TraceSampler
 from shared.clock import Clock
 from shared.tracing import NO_SPAN, NO_TRACER, Span, Tracer, Value, parse_trace
 
-HEADER_CHARS_MAX = 256
 ATTRIBUTES = {
     "method": "http.request.method",
     "path": "url.path",
@@ -62,7 +61,7 @@ class RequestTracer:
     def _begin(self, name: str, sender: str) -> Span:
         if self._tracer is NO_TRACER:
             return NO_SPAN
-        context = parse_trace(sender[:HEADER_CHARS_MAX])
+        context = parse_trace(sender)
         now_ns = self._clock.now_ns()
         if not self._sampler.takes(context, self._random.random(), now_ns):
             return NO_SPAN

@@ -3,16 +3,12 @@
 import json
 import re
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
 
-from services.frontend.app import App
-from services.frontend.auth import Keyring
-from services.frontend.config import FrontendConfig
-from services.frontend.edge import make_api
+from cli.docs.http_page import openapi
 from shared import subjects
 from shared.messages import decode
 from shared.subjects import INFERENCE_SUBMIT, PUBLIC, Subject
@@ -23,11 +19,7 @@ WITH_VALUE = {"-X", "-H", "-d", "-F", "-o"}
 NOT_DESCRIBED = {"/openapi.json"}
 
 
-@cache
-def described() -> dict[str, Any]:
-    """What a frontend says of itself."""
-    app = cast(App, SimpleNamespace(config=FrontendConfig()))
-    return make_api(app, Keyring(None)).openapi()
+described = cache(openapi)
 
 
 def check_curl(command: Command) -> None:

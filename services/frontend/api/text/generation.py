@@ -142,9 +142,10 @@ class Generation:
             self._app.hints.on_turn(owner.tenant)
         telemetry.RUNNING.inc()
         telemetry.PROMPT_TOKENS.inc(sum(len(prompt.tokens) for prompt in self.plan.prompts))
-        self.plan.span.add("prepare", self.plan.span.began_ns, self._app.clock.now_ns())
+        span, now_ns = self.plan.span, self._app.clock.now_ns()
+        span.add("prepare", span.began_ns, now_ns)
         for index in range(len(self.choices)):
-            self._spans.append(self.plan.span.begin("turn", self._app.clock.now_ns()))
+            self._spans.append(span.begin("turn", now_ns))
             new = self._turn(index)
             self._turn_ids.append(new.turn_id)
             self._app.hub.open(new, self.mailbox, index)

@@ -1,6 +1,6 @@
 """The grammar that a reply is held to, from all that a request says of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,8 @@ from services.frontend.core.tools.forcing import calls_grammar
 from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
 from shared.sampling import GRAMMAR_BYTES_MAX
+
+Marked = Callable[[str], str]  # a mark as it stands in a grammar's rule
 
 
 async def held_to(
@@ -90,38 +92,48 @@ async def _calls(
     if len(_json([told, form])) > CHARS_MAX:
         raise InvalidRequest(f"{name}: more than {CHARS_MAX} characters of schemas", name)
 
-    def written(*, has_tokens: bool) -> str:
+    def written(marked: Marked) -> str:
         rules = calls_grammar(
             tools.family,
             tools.rules,
             is_one=tools.calls_max == 1,
             names_outside=tokenizer.names_outside,
-            marked=partial(_marked, tokenizer) if has_tokens else literal,
+            marked=marked,
             or_else="" if wanted is None else embedded(wanted.value, wanted.whitespace),
             is_free=is_free,
         )
         return grammar_of(Structure(name, "lark", rules))
 
-    # Special tokens are the model's own, and nobody else's vocabulary has them.
     how = (tools.family.name, tools.calls_max == 1, tokenizer.names_outside, is_free)
-    plain = await app.grammars.make(
-        _key("calls", [how, told, form], None), lambda: written(has_tokens=False), name
-    )
+    key = _key("calls", [how, told, form], None)
     marks = (tools.family.marker, tools.family.argument_marker, tools.family.end)
-    has_tokens = any(tokenizer.is_special(mark) for mark in marks)
-    return written(has_tokens=True) if has_tokens else plain
+    return await _with_marks(app, tokenizer, key, written, marks, name)
 
 
 async def _tags(app: App, tokenizer: ModelTokenizer, wanted: Structure) -> str:
     """Any text, with parts between marks that are held to schemas."""
     tags: dict[str, list[Tag]] = wanted.value
 
-    def written(marked: Callable[[str], str]) -> str:
+    def written(marked: Marked) -> str:
         return grammar_of(Structure(wanted.name, "lark", tags_grammar(tags, marked)))
 
     told = [[trigger, *map(astuple, its)] for trigger, its in tags.items()]
-    plain = await app.grammars.make(_key("tags", told, None), lambda: written(literal), wanted.name)
     marks = {*tags, *(tag.end for its in tags.values() for tag in its)}
+    return await _with_marks(app, tokenizer, _key("tags", told, None), written, marks, wanted.name)
+
+
+async def _with_marks(
+    app: App,
+    tokenizer: ModelTokenizer,
+    key: bytes,
+    written: Callable[[Marked], str],
+    marks: Iterable[str],
+    name: str,
+) -> str:
+    """A grammar with marks in it, which can be used. Special tokens are the model's own, and nobody
+    else's vocabulary has them: what is compiled beforehand has texts in their place.
+    """
+    plain = await app.grammars.make(key, lambda: written(literal), name)
     has_tokens = any(map(tokenizer.is_special, marks))
     return written(partial(_marked, tokenizer)) if has_tokens else plain
 

@@ -1,6 +1,7 @@
 """What a request wants its reply to look like: the fields of OpenAI, vLLM and SGLang for it."""
 
 from collections.abc import Iterator, Mapping
+from types import UnionType
 from typing import Any
 
 import orjson
@@ -118,6 +119,25 @@ def _made(name: str, kind: Kind, value: Any, whitespace: str | None = None) -> S
 
 def _tagged(name: str, given: Any, param: str) -> Structure:
     """Tags, or a text that is their JSON."""
+    value = _json(name, given, dict, "an object with structures and triggers", param)
+    try:
+        return Structure(name, "tags", parse_tags(value))
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", param) from None
+
+
+def _schema(name: str, given: Any, param: str) -> dict[str, Any] | bool:
+    """A JSON schema, or a text that is one's JSON."""
+    schema: dict[str, Any] | bool = _json(name, given, dict | bool, "a JSON schema", param)
+    return schema
+
+
+def _json(name: str, given: Any, kind: type | UnionType, what: str, param: str) -> Any:
+    """A value of this kind, or a text that is its JSON; neither is too large.
+
+    Args:
+        what: to be given, for who gives something else.
+    """
     value = given
     if isinstance(given, str):
         _check_size(name, len(given), param)
@@ -125,31 +145,13 @@ def _tagged(name: str, given: Any, param: str) -> Structure:
             value = orjson.loads(given)
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"{name}: this is no JSON: {error}", param) from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name}: give an object with structures and triggers", param)
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name}: give {what}", param)
     try:
         _check_size(name, len(orjson.dumps(value)), param)
-        return Structure(name, "tags", parse_tags(value))
-    except (TypeError, ValueError) as error:  # a TypeError is orjson's, of what is nested too deep
-        raise InvalidRequest(f"{name}: {error}", param) from None
-
-
-def _schema(name: str, given: Any, param: str) -> dict[str, Any] | bool:
-    """A JSON schema, or a text that is one's JSON."""
-    schema = given
-    if isinstance(given, str):
-        _check_size(name, len(given), param)
-        try:
-            schema = orjson.loads(given)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"{name}: this is no JSON: {error}", param) from None
-    if not isinstance(schema, dict | bool):
-        raise InvalidRequest(f"{name}: give a JSON schema", param)
-    try:
-        _check_size(name, len(orjson.dumps(schema)), param)
     except TypeError as error:  # what orjson says of what is nested too deep
         raise InvalidRequest(f"{name}: {error}", param) from None
-    return schema
+    return value
 
 
 def _check_size(name: str, num_chars: int, param: str) -> None:

@@ -39,8 +39,7 @@ class Tools:
     def is_held(self) -> bool:
         """Whether calls that nobody forces are held to a grammar: if some tool is strict, and a
         mark tells calls from text."""
-        is_marked = bool(self.family.marker) and not self.family.is_bare
-        return is_marked and any(rule.is_strict for rule in self.rules)
+        return self.family.is_marked and any(rule.is_strict for rule in self.rules)
 
 
 def tools_of(body: ChatBody, tokenizer: ModelTokenizer, parser: str) -> Tools | None:

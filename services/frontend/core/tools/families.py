@@ -30,6 +30,11 @@ class Family:
     id_marker: str = ""
     id_chars: int = 0
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether its mark tells calls from all else that is said."""
+        return bool(self.marker) and not self.is_bare
+
 
 FAMILIES = {
     family.name: family

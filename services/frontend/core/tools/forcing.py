@@ -46,16 +46,10 @@ def calls_grammar(
             mark begins is a call. Arguments are held to what is strict.
     """
     is_outside = names_outside and bool(family.argument_marker)
-    if is_free:
-        lines = _freely(family, is_one=is_one, is_outside=is_outside, marked=marked)
-    else:
-        if is_outside:
-            one = f"{marked(family.marker)} call"
-            start = one if is_one else f"{one} ({one})*"
-        else:
-            start = _around(family, is_one=is_one, marked=marked)
-        lines = [f"start: {start}" + (" | otherwise" if or_else else "")]
-        lines += [f"otherwise: {or_else}"] if or_else else []
+    around = _freely if is_free else _forced
+    start, *lines = around(family, is_one=is_one, is_outside=is_outside, marked=marked)
+    lines.insert(0, f"start: {start}" + (" | otherwise" if or_else else ""))
+    lines += [f"otherwise: {or_else}"] if or_else else []
     lines.append("call: " + " | ".join(f"call_{at}" for at in range(len(rules))))
     key = "parameters" if family.name == "llama3" else "arguments"
     for at, rule in enumerate(rules):
@@ -73,30 +67,34 @@ def calls_grammar(
 def _freely(
     family: Family, *, is_one: bool, is_outside: bool, marked: Callable[[str], str]
 ) -> list[str]:
-    """Rules of any text with marked calls in it."""
-    assert family.marker and not family.is_bare, "nothing tells its calls from text"
-    if is_outside:
-        behind = "call"
-    elif family.name == "hermes":
-        behind = f'"\\n" call "\\n" {marked(family.end)}'
-    else:
-        more = "" if is_one else ' (", " call)*'
-        behind = f'"[" call{more} "]"'
-    is_once = is_one or (family.name == "mistral" and not is_outside)
-    start = f"lead {behind} | TEXT" if is_once else f"(lead {behind})* TEXT"
-    return [f"start: {start}", f"TEXT: {ANY_TEXT}", *lead("lead", marked(family.marker))]
+    """Any text with marked calls in it, and the rules that this needs."""
+    assert family.is_marked, "nothing tells its calls from text"
+    behind, again = _marked_calls(family, is_one=is_one, is_outside=is_outside, marked=marked)
+    start = f"lead {behind} | TEXT" if again is None else f"(lead {behind})* TEXT"
+    return [start, f"TEXT: {ANY_TEXT}", *lead("lead", marked(family.marker))]
 
 
-def _around(family: Family, *, is_one: bool, marked: Callable[[str], str]) -> str:
-    """What stands around calls that are JSON objects."""
+def _forced(
+    family: Family, *, is_one: bool, is_outside: bool, marked: Callable[[str], str]
+) -> list[str]:
+    """Calls, and nothing else."""
     match family.name:
-        case "hermes":
-            one = f'{marked(family.marker)} "\\n" call "\\n" {marked(family.end)}'
-            return one if is_one else f'{one} ("\\n" {one})*'
-        case "mistral":
-            more = "" if is_one else ' (", " call)*'
-            return f'{marked(family.marker)} "[" call{more} "]"'
         case "llama3":  # which calls one tool a reply
-            return "call"
-        case _:
-            return "call" if is_one else 'call | "[" call (", " call)* "]"'
+            return ["call"]
+        case "json":
+            return ["call" if is_one else 'call | "[" call (", " call)* "]"']
+    behind, again = _marked_calls(family, is_one=is_one, is_outside=is_outside, marked=marked)
+    one = f"{marked(family.marker)} {behind}"
+    return [one if again is None else f"{one} ({again}{one})*"]
+
+
+def _marked_calls(
+    family: Family, *, is_one: bool, is_outside: bool, marked: Callable[[str], str]
+) -> tuple[str, str | None]:
+    """What follows a family's mark, and what stands before another mark; None: none comes."""
+    if is_outside:
+        return "call", None if is_one else ""
+    if family.name == "hermes":
+        return f'"\\n" call "\\n" {marked(family.end)}', None if is_one else '"\\n" '
+    more = "" if is_one else ' (", " call)*'
+    return f'"[" call{more} "]"', None
