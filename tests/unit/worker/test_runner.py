@@ -16,8 +16,9 @@ from services.worker.core.step import StepPlan
 from services.worker.device.executor import Finished
 from services.worker.runner import EngineRunner
 from shared.clock import ManualClock
-from shared.ids import FrontendId, ModelId, TurnId
+from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TurnId
 from shared.messages import Prompt, SamplingParams, TurnStart, pack_ints
+from shared.owners import owner_key
 from tests.unit.worker.driver import BLOCK_TOKENS, MS, NUM_LAYERS, new_core
 
 VOCAB = 100
@@ -76,6 +77,19 @@ def test_a_turn_keeps_the_targets_of_its_start(
     make_runner(core).on_prompt(start(slo_tpot_ms=target_ms), prompt())
     turn = core.turns[TurnId("t")]
     assert (turn.slo_ttft_ns, turn.slo_tpot_ns) == (None, target_ns)
+
+
+def test_a_session_is_known_by_a_turn_that_has_no_block_yet() -> None:
+    """It would else be told that there is none, while its first turn runs."""
+    runner = make_runner(new_core())
+    owner = owner_key(DEFAULT_TENANT, SessionId("s"))
+
+    async def scenario() -> list[bool]:
+        before = await runner.forget(owner, [])
+        runner.on_prompt(replace(start(), session_id=SessionId("s")), prompt())
+        return [before, await runner.forget(owner, [])]
+
+    assert asyncio.run(scenario()) == [False, True]
 
 
 @pytest.mark.parametrize(

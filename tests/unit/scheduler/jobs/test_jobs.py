@@ -54,6 +54,14 @@ def test_a_window_is_told_as_long_as_something_waits_in_it() -> None:
     assert window.is_offered and window.opens_in_ms <= 0 < window.closes_in_ms
 
 
+def test_the_most_urgent_window_is_told_first() -> None:
+    driver = ready("deferred")
+    driver.report("w", models=["m", "n"])
+    driver.submit("a", slo_ms=50)
+    driver.submit("b", slo_ms=30, model="n")
+    assert [window.model for window in driver.core.windows(driver.now_ns)] == ["n", "m"]
+
+
 def test_the_way_there_and_back_comes_off_the_target() -> None:
     limits = with_limits(ctrl_ns=2 * MS, data_ns=MS, return_ns=3 * MS)
     driver = ready("deferred", limits=limits)
