@@ -2,9 +2,10 @@
 
 Help is shown from a file as long as nothing is installed: nobody should wait for it.
 
-Runs on a bare Python: standard library only, and nothing of ours is imported. Does nothing but two
-small reads when everything is there. ``SYMPHONY_VENV`` names the environment (default ``.venv``
-beside this checkout), ``SYMPHONY_TORCH_SPEC`` the torch to install, in pip's words.
+Runs on a bare Python: standard library only. Does nothing but two small reads when everything is
+there: nothing of ours is imported before there is something to install. ``SYMPHONY_VENV`` names the
+environment (default ``.venv`` beside this checkout), ``SYMPHONY_TORCH_SPEC`` the torch to install,
+in pip's words.
 """
 
 import fcntl
@@ -22,6 +23,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cli.installing import Installer
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -41,9 +46,6 @@ TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_INDEX = "https://pypi.org/pypi/pip/json"
 DOWNLOAD_TIMEOUT_S = 30
-# A module is compiled when it is first imported, and most never are: half of the time to install.
-COMPILING = () if sys.dont_write_bytecode else ("--no-compile",)
-SHOWN = ("Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ")
 
 
 class BootstrapError(Exception):
@@ -129,7 +131,7 @@ def project_digest() -> str:
 
 
 class Environment:
-    """A virtual environment and its pip."""
+    """A virtual environment and what installs into it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -162,58 +164,43 @@ class Environment:
         what = ", ".join(["control plane", *sorted(extras)])
         say(f"installing: {what} (a minute or two, this once)")
         self.log_path.unlink(missing_ok=True)
+        sys.path.insert(0, str(ROOT))  # we are a script, which Python was told to find nothing for
+        from cli.installing import Installer
+
+        installer = Installer(self.python, self.log_path, ROOT)
         if "worker" in extras and not self._runs("import torch"):
-            self._install_torch()
+            self._install_torch(installer)
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
         if CONSTRAINTS.exists():
-            if self._pip("--constraint", str(CONSTRAINTS), "--editable", target):
+            if installer.install("--constraint", str(CONSTRAINTS), "--editable", target):
                 return
             say("not all of the tested versions can be had: installing what there is")
-        self._pip_or_fail("--editable", target)
+        self._must(installer.install("--editable", target))
 
-    def _install_torch(self) -> None:
+    def _install_torch(self, installer: "Installer") -> None:
         """A build that fits the machine: without a GPU the CPU's, which is a tenth of the size.
 
         Its dependencies come with the project's.
         """
         if spec := os.environ.get("SYMPHONY_TORCH_SPEC"):
-            self._pip_or_fail(*spec.split())
+            self._must(installer.pip(*spec.split()))
             return
+        install = installer.install
         if has_gpu() or sys.platform != "linux":
-            self._pip_or_fail("--no-deps", TORCH)
+            self._must(install("--no-deps", TORCH))
             return
-        local = ("--no-index", "--no-deps", TORCH)  # a wheel that pip was told of (PIP_FIND_LINKS)
-        cpu = (
-            "--no-deps", "--retries", "0", "--timeout", "10",
-            "--index-url", TORCH_CPU_INDEX, f"{TORCH}+cpu",
-        )  # fmt: skip
-        if not (self._pip(*local) or self._pip(*cpu)):
+        # A wheel that this machine has (PIP_FIND_LINKS), or PyTorch's own index.
+        local = ("--no-index", "--no-deps", TORCH)
+        cpu = ("--no-deps", "--index-url", TORCH_CPU_INDEX, f"{TORCH}+cpu")
+        if not (install(*local) or install(*cpu, once=True)):
             say("no CPU build of torch is reachable: installing the default one (several GB)")
-            self._pip_or_fail("--no-deps", TORCH)
+            self._must(install("--no-deps", TORCH))
 
-    def _pip_or_fail(self, *arguments: str) -> None:
-        if not self._pip(*arguments):
+    def _must(self, is_installed: bool) -> None:
+        if not is_installed:
             lines = self.log_path.read_text(errors="replace").splitlines()
             why = next((line for line in reversed(lines) if line.startswith("ERROR")), "pip failed")
             raise BootstrapError(f"{why.removeprefix('ERROR: ')} (log: {self.log_path})")
-
-    def _pip(self, *arguments: str) -> bool:
-        command = [
-            str(self.python), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
-            "--disable-pip-version-check", *COMPILING, *arguments,
-        ]  # fmt: skip
-        with (
-            self.log_path.open("a") as log,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-            ) as pip,
-        ):
-            assert pip.stdout is not None
-            for line in pip.stdout:
-                log.write(line)
-                show_step(line.strip())
-        show_step("")
-        return pip.returncode == 0
 
     def _pip_from_ensurepip(self) -> bool:
         return self._run(str(self.python), "-m", "ensurepip", "--default-pip")
@@ -261,14 +248,6 @@ def has_gpu() -> bool:
 def say(text: str) -> None:
     """One line for the user, away from what the command itself prints."""
     print(f"symphony: {text}", file=sys.stderr, flush=True)
-
-
-def show_step(line: str) -> None:
-    """What pip is doing, on one line that is overwritten; nothing when nobody watches."""
-    if not sys.stderr.isatty() or (line and not line.startswith(SHOWN)):
-        return
-    width = shutil.get_terminal_size().columns - 1
-    print(f"\r\033[K{('  ' + line)[:width] if line else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _last_line(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cli import bootstrap
+from cli import bootstrap, installing
 from cli.bootstrap import (
     ROOT,
     BootstrapError,
@@ -22,6 +22,7 @@ from cli.bootstrap import (
     wanted_help,
 )
 from cli.help import HELP_FILE, render_help
+from cli.installing import Installer
 from cli.main import app
 from tests.e2e.house import environment
 
@@ -115,11 +116,12 @@ def test_torch_without_a_gpu_is_the_small_build(
 ) -> None:
     tried: list[tuple[str, ...]] = []
 
-    def pip(_: Environment, *arguments: str) -> bool:
+    def install(_: Installer, *arguments: str, once: bool = False) -> bool:
+        assert once == ("--index-url" in arguments), "an index that may be out of reach"
         tried.append(arguments)
         return arguments == ("--no-deps", bootstrap.TORCH) or "--editable" in arguments
 
-    monkeypatch.setattr(Environment, "_pip", pip)
+    monkeypatch.setattr(Installer, "install", install)
     monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
     monkeypatch.delenv("SYMPHONY_TORCH_SPEC", raising=False)
     Environment(tmp_path).install({"worker"})
@@ -130,20 +132,46 @@ def test_torch_without_a_gpu_is_the_small_build(
     assert tried[3][-1].endswith("[worker]")
 
 
+def test_torch_in_pip_s_words_is_for_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, ...]] = []
+
+    def pip(_: Installer, *arguments: str, once: bool = False) -> bool:
+        tried.append(arguments)
+        return True
+
+    monkeypatch.setattr(Installer, "pip", pip)
+    monkeypatch.setattr(Installer, "install", lambda *_: True)
+    monkeypatch.setenv("SYMPHONY_TORCH_SPEC", "--pre torch>=2.14")
+    Environment(tmp_path).install({"worker"})
+    assert tried == [("--pre", "torch>=2.14")]
+
+
 def test_what_was_tested_is_installed_or_else_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[tuple[str, ...]] = []
 
-    def pip(_: Environment, *arguments: str) -> bool:
+    def install(_: Installer, *arguments: str) -> bool:
         tried.append(arguments)
         return "--constraint" not in arguments
 
-    monkeypatch.setattr(Environment, "_pip", pip)
+    monkeypatch.setattr(Installer, "install", install)
     Environment(tmp_path).install({"test"})
     (tested, any_version) = tried
     assert tested[:2] == ("--constraint", str(bootstrap.CONSTRAINTS))
     assert tested[2:] == any_version and any_version[0] == "--editable"
+
+
+def test_what_cannot_be_installed_is_said_in_pip_s_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(installer: Installer, *_: str) -> bool:
+        (tmp_path / "install.log").write_text("ERROR: no such package\nERROR: no network\nbye\n")
+        return False
+
+    monkeypatch.setattr(Installer, "install", install)
+    with pytest.raises(BootstrapError, match=r"^no network \(log: .*install.log\)$"):
+        Environment(tmp_path).install({"test"})
 
 
 def test_every_dependency_has_a_tested_version_in_its_range() -> None:
@@ -160,9 +188,10 @@ def test_every_dependency_has_a_tested_version_in_its_range() -> None:
 
 def test_needs_nothing_but_the_standard_library() -> None:
     code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; " + (
-        "import runpy; runpy.run_path(sys.argv[1])"
+        "import runpy; [runpy.run_path(path) for path in sys.argv[1:]]"
     )
-    subprocess.run([sys.executable, "-I", "-S", "-c", code, bootstrap.__file__], check=True)
+    files = [bootstrap.__file__, installing.__file__]
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, *files], check=True)
 
 
 @pytest.mark.parametrize(

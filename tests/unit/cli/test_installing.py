@@ -1,0 +1,116 @@
+"""By uv with pip's settings, or by pip: which, with what, and what happens when uv fails."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.installing import UV, Installer, uv_settings
+
+MIRRORED = """\
+:env:.cert='/etc/ours.pem'
+:env:.default-timeout='180'
+:env:.find-links='/opt/wheels'
+download.no-binary=':all:'
+global.constraint='/etc/caps.txt'
+global.extra-index-url='file:///a/simple\\nfile:///b/simple'
+global.find-links='/opt/old'
+global.index-url='https://packages.example/simple'
+install.no-warn-script-location='true'
+"""
+# A stand-in: says what it was called with, and does as it is told by files beside it.
+PROGRAM = """#!/bin/sh
+here=$(dirname "$0")
+case "$*" in *"config list"*) cat "$here/config"; exit 0;; esac
+echo "$(basename "$0") $* [$UV_HTTP_RETRIES$PIP_RETRIES $SSL_CERT_FILE]" >> "$here/calls"
+echo "ERROR: it is $(basename "$0")"
+[ ! -e "$here/$(basename "$0").fails" ]
+"""
+
+
+@pytest.fixture
+def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of an environment whose Python and uv only say what they were asked."""
+    for name in ("SSL_CERT_FILE", "UV_HTTP_RETRIES", "PIP_RETRIES"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(MIRRORED)
+    for name in ("python", "uv"):
+        (tmp_path / name).write_text(PROGRAM)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def make(binaries: Path) -> Installer:
+    return Installer(binaries / "python", binaries / "install.log", binaries)
+
+
+def calls(binaries: Path) -> list[str]:
+    """What was called with which arguments, but for uv's own coming."""
+    lines = (binaries / "calls").read_text().splitlines()
+    return [line for line in lines if UV not in line]
+
+
+def test_pip_s_settings_are_told_to_uv() -> None:
+    settings = uv_settings(MIRRORED)
+    assert settings is not None
+    assert settings.options == {
+        "--index-url": ["https://packages.example/simple"],
+        "--extra-index-url": ["file:///a/simple", "file:///b/simple"],
+        "--find-links": ["/opt/wheels"],  # the environment prevails over files, as in pip
+        "--constraint": ["/etc/caps.txt"],
+    }
+    assert settings.variables == {"SSL_CERT_FILE": "/etc/ours.pem", "UV_HTTP_TIMEOUT": "180"}
+    line = settings.line(["--index-url", "https://other.example"])
+    assert "--index-url" not in line and line.count("--extra-index-url") == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "install.require-hashes='true'",
+        "global.client-cert='/x'",
+        ":env:.no-index='1'",
+        "global.cert='",
+    ],
+)
+def test_a_setting_that_uv_cannot_be_told_leaves_it_to_pip(binaries: Path, line: str) -> None:
+    assert uv_settings(line) is None
+    (binaries / "config").write_text(line)
+    assert make(binaries).install("--editable", "x")
+    (call,) = calls(binaries)
+    assert call.startswith("python -m pip install")
+
+
+def test_uv_installs_and_is_fetched_once(binaries: Path) -> None:
+    installer = make(binaries)
+    assert installer.install("--no-deps", "torch") and installer.install("--editable", "x")
+    first, second = calls(binaries)
+    assert first.startswith("uv pip install --python ") and "--no-deps torch [" in first
+    assert "--extra-index-url file:///b/simple" in second and "[ /etc/ours.pem]" in second
+    assert (binaries / "calls").read_text().count(UV) == 1
+
+
+def test_what_uv_cannot_do_pip_tries_once_if_once_is_meant(binaries: Path) -> None:
+    (binaries / "uv.fails").touch()
+    assert make(binaries).install("--index-url", "https://far.example", "torch", once=True)
+    by_uv, by_pip = calls(binaries)
+    assert by_uv.startswith("uv ") and by_uv.endswith("[0 /etc/ours.pem]")
+    assert "https://packages.example/simple" not in by_uv
+    assert by_pip.startswith("python -m pip install") and by_pip.endswith("torch [0 ]")
+
+
+def test_both_fail(binaries: Path) -> None:
+    installer = make(binaries)
+    assert installer.install("--editable", "x")  # there is a uv now
+    (binaries / "uv.fails").touch()
+    (binaries / "python.fails").touch()
+    assert not installer.install("--editable", "x")
+    assert (binaries / "install.log").read_text().splitlines()[-2:] == [
+        "ERROR: it is uv", "ERROR: it is python",
+    ]  # fmt: skip
+
+
+def test_without_uv_it_is_pip(binaries: Path) -> None:
+    (binaries / "uv").unlink()  # though pip said that it had installed it
+    assert make(binaries).install("--editable", "x")
+    (call,) = calls(binaries)
+    assert call.startswith("python -m pip install")
