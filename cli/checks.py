@@ -11,9 +11,9 @@ from cli.reporting import out
 from cli.start.plan import ROOT, python_path
 
 # A file's tests share a house, so they stay together. Files start by name: the long ones, of whole
-# houses, come first and the short ones last. Those wait more than they work, so there are two
-# processes more than there are cores; every one may hold a house in memory.
-PROCESSES = min((os.cpu_count() or 1) + 2, 4)
+# houses, come first and the short ones last. Those wait more than they work, so there is a process
+# more than there are cores; every one may hold a house in memory.
+PROCESSES = min((os.cpu_count() or 1) + 1, 4)
 PARALLEL = ("--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 # Threads of several processes that wait for one another by spinning keep one another from working.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

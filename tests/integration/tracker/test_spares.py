@@ -56,7 +56,8 @@ def test_a_spare_takes_over_with_what_agents_did(nats_server: Server, tmp_path: 
             assert "lease leading" not in (tmp_path / "spare.log").read_text()
             leader.send_signal(signal.SIGKILL)
             leader.wait()
-            state = await bus.request(ADVISORY_SUBMIT, ADVISORY)
+            # The other leads once it has seen that nobody does: a while where processes stall.
+            state = await bus.request(ADVISORY_SUBMIT, ADVISORY, timeout_s=30, grace_s=20)
             assert (state.state, state.num_merged) == ("placed", 0), "by one who knows of no other"
             expected.clear()
             await come_and_go(bus, 8, "a", 1)
