@@ -167,7 +167,9 @@ class Environment:
         sys.path.insert(0, str(ROOT))  # we are a script, which Python was told to find nothing for
         from cli.installing import Installer
 
-        installer = Installer(self.python, self.log_path, ROOT)
+        # Where Python is to write no compiled module down, they are there before; tests write them.
+        compiles = sys.dont_write_bytecode and "test" not in extras
+        installer = Installer(self.python, self.log_path, ROOT, compiles=compiles)
         if "worker" in extras and not self._runs("import torch"):
             self._install_torch(installer)
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)

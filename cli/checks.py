@@ -77,4 +77,9 @@ def _line(command: Sequence[str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {**ENVIRONMENT, **os.environ, "PYTHONPATH": python_path(os.environ)}
+    """Tests start hundreds of processes: each would compile all of our modules again where Python
+    is told to write none down.
+    """
+    own = {**os.environ, "PYTHONPATH": python_path(os.environ)}
+    own.pop("PYTHONDONTWRITEBYTECODE", None)
+    return {**ENVIRONMENT, **own}

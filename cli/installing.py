@@ -19,9 +19,6 @@ SHOWN = (
     "Collecting ", "Downloading ", "Installing ", "Building ", "Preparing ",  # pip
     "Resolved ", "Prepared ", "Installed ",  # uv, beside some of the same
 )  # fmt: skip
-# A module is compiled when it is first imported, and most never are: half of the time to install.
-PIP_COMPILES = () if sys.dont_write_bytecode else ("--no-compile",)
-UV_COMPILES = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
 SECTIONS = ("global", "install", ":env:")  # of pip's settings; a later one prevails
 UV_OPTIONS = {
     "index-url": "--index-url",
@@ -98,12 +95,16 @@ class Installer:
 
     Args:
         log_path: everything that they say is appended to it.
+        compiles: whether every module is compiled now. Else each is when it is first imported, and
+            most never are: half of the time to install.
     """
 
-    def __init__(self, python: Path, log_path: Path, cwd: Path) -> None:
+    def __init__(self, python: Path, log_path: Path, cwd: Path, *, compiles: bool) -> None:
         self._python = python
         self._log_path = log_path
         self._cwd = cwd
+        self._pip_compiles = () if compiles else ("--no-compile",)
+        self._uv_compiles = ("--compile-bytecode",) if compiles else ()
         self._uv: UvSettings | None = None
         self._has_looked = False
 
@@ -120,7 +121,7 @@ class Installer:
         """Install by pip, with any of its arguments; whether that succeeded."""
         command = [
             str(self._python), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
-            "--disable-pip-version-check", *PIP_COMPILES, *arguments,
+            "--disable-pip-version-check", *self._pip_compiles, *arguments,
         ]  # fmt: skip
         return self._run(command, PIP_ONCE if once else {})
 
@@ -136,7 +137,7 @@ class Installer:
         command = [
             str(self._python.with_name("uv")), "pip", "install", "--python", str(self._python),
             "--no-progress", "--index-strategy", "unsafe-best-match",  # of all, as pip does
-            *UV_COMPILES, *settings.line(arguments), *arguments,
+            *self._uv_compiles, *settings.line(arguments), *arguments,
         ]  # fmt: skip
         return self._run(command, {**settings.variables, **(UV_ONCE if once else {})})
 

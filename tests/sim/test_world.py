@@ -20,7 +20,7 @@ from shared.eviction import EvictionName
 
 
 @pytest.mark.parametrize(
-    ("first", "num_seeds"), [(0, 400), pytest.param(400, 1600, marks=pytest.mark.slow)]
+    ("first", "num_seeds"), [(0, 250), pytest.param(250, 1750, marks=pytest.mark.slow)]
 )
 def test_every_seed_holds(first: int, num_seeds: int) -> None:
     tally = run_campaign(first, num_seeds)

@@ -40,7 +40,7 @@ def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(binaries: Path) -> Installer:
-    return Installer(binaries / "python", binaries / "install.log", binaries)
+    return Installer(binaries / "python", binaries / "install.log", binaries, compiles=False)
 
 
 def calls(binaries: Path) -> list[str]:
@@ -107,6 +107,15 @@ def test_both_fail(binaries: Path) -> None:
     assert (binaries / "install.log").read_text().splitlines()[-2:] == [
         "ERROR: it is uv", "ERROR: it is python",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_modules_are_compiled_now_or_when_they_are_imported(binaries: Path, compiles: bool) -> None:
+    log = binaries / "install.log"
+    installer = Installer(binaries / "python", log, binaries, compiles=compiles)
+    assert installer.install("x") and installer.pip("y")
+    by_uv, by_pip = calls(binaries)
+    assert ("--compile-bytecode" in by_uv) == compiles == ("--no-compile" not in by_pip)
 
 
 def test_without_uv_it_is_pip(binaries: Path) -> None:
