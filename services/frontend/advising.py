@@ -47,18 +47,21 @@ async def let_in(request: Request, cost: float = 1.0) -> str:
     return place
 
 
-async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
+async def submit(app: App, advisory: Advisory, place: str, trace: str = "") -> AdvisoryState:
     """Hand an advisory that was let in to the tracker.
 
     What its sender may have made up is replaced: its model may be an adapter's name, and then base
     and adapter are told; where the session's KV is; who has let it in, and from where.
+
+    Args:
+        trace: of the request that it came with.
 
     Raises:
         NoCapacity: nobody takes it now, which is not its sender's fault: it costs a quarter.
     """
     app.hints.on_sent(advisory, place)
     try:
-        state = await _hand_over(app, advisory, place)
+        state = await _hand_over(app, advisory, place, trace)
     except NoCapacity:
         app.hints.on_refund(advisory, place)
         raise
@@ -67,7 +70,7 @@ async def submit(app: App, advisory: Advisory, place: str) -> AdvisoryState:
     return state
 
 
-async def _hand_over(app: App, advisory: Advisory, place: str) -> AdvisoryState:
+async def _hand_over(app: App, advisory: Advisory, place: str, trace: str) -> AdvisoryState:
     kv_at = await app.sessions.locate(advisory.tenant, advisory.session_id)
     record = model_id = None
     if advisory.model_id is not None:
@@ -80,6 +83,7 @@ async def _hand_over(app: App, advisory: Advisory, place: str) -> AdvisoryState:
         kv_at=kv_at,
         frontend_id=app.hints.frontend_id,
         place=place,
+        trace=trace,
     )
     return await app.hints.ask(ADVISORY_SUBMIT, own)
 
@@ -92,6 +96,7 @@ async def carry_out(
     place: str,
     model_id: ModelId | None,
     request_id: str,
+    trace: str,
 ) -> None:
     """Do what a request's `kv_hints` ask for. Nothing of it can fail the request.
 
@@ -110,7 +115,7 @@ async def carry_out(
                     tenant=tenant,
                     request_id=request_id,
                 )
-                await submit(app, advisory, place)
+                await submit(app, advisory, place, trace)
             else:
                 key = AdvisoryKey(session_id=SessionId(wish.session_id), tenant=tenant)
                 await app.hints.ask(ADVISORY_INVALIDATE, key)

@@ -142,7 +142,10 @@ class SchedulerService:
         self._events.stop()
 
     async def _expect(self, message: ExpectSession) -> SessionPlacement:
-        return await self._events.ask(self._core.on_expect, message)
+        came_ns = self._clock.now_ns()
+        placement = await self._events.ask(self._core.on_expect, message)
+        self._traces.on_expected(message, placement, came_ns)
+        return placement
 
     async def _drop(self, message: AdvisoryKey) -> Empty:
         if not self._events.put(partial(self._core.on_drop, message)):

@@ -1,10 +1,12 @@
-"""Traces of placements: from a turn's coming until an attempt at it was sent to a worker."""
+"""Traces of placements: from a turn's coming until an attempt at it was sent to a worker, and of
+places that are kept for turns to come.
+"""
 
 from collections import OrderedDict
 
 from shared.clock import Clock
 from shared.ids import TurnId, WorkerId
-from shared.messages import TurnsSubmit, TurnStart
+from shared.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnStart
 from shared.tracing import Tracer, Value
 
 WAITING_MAX = 4096  # turns that came and have no place yet
@@ -38,3 +40,14 @@ class PlacementTraces:
             "symphony.placement": reason,
         }
         self._tracer.begin("place", start.trace, came_ns, attributes).end(now_ns)
+
+    def on_expected(
+        self, message: ExpectSession, placement: SessionPlacement, came_ns: int
+    ) -> None:
+        """A place is kept for an announced turn, or there is none."""
+        if not message.trace:
+            return
+        span = self._tracer.begin("reserve", message.trace, came_ns)
+        if placement.worker_id is not None:
+            span.note({"symphony.worker_id": placement.worker_id})
+        span.end(self._clock.now_ns())

@@ -12,6 +12,7 @@ from services.tracker.core import (
     Count,
     Drop,
     Effect,
+    EndTrace,
     Expect,
     Pass,
     Record,
@@ -24,6 +25,7 @@ from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.front import Front
 from services.tracker.graphs import read_graphs
 from services.tracker.hearing import Hearing
+from services.tracker.traces import AdvisoryTraces
 from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, SymphonyError
@@ -98,6 +100,7 @@ class TrackerService:
         self._events: EventQueue[Effect] = EventQueue(
             config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
         )
+        self._traces = AdvisoryTraces(runtime.tracer, runtime.clock)
         self._answered: dict[AdvisoryKey, asyncio.Event] = {}
         self._num_counted: dict[str, int] = {}
 
@@ -126,10 +129,13 @@ class TrackerService:
         self._events.stop()
 
     async def _submit(self, advisory: Advisory) -> AdvisoryState:
+        advisory = self._traces.on_submit(advisory)
         try:
             record, num_merged = await self._events.ask(self._on_submit, advisory)
-        except HintsThrottled:
-            THROTTLED.inc()
+        except SymphonyError as error:
+            self._traces.on_refused(advisory.trace, error.code)
+            if isinstance(error, HintsThrottled):
+                THROTTLED.inc()
             raise
         log.info(
             "advisory",
@@ -212,6 +218,8 @@ class TrackerService:
                 LEAD.observe(seconds)
             case Tell(frontend_id, told):
                 self._runtime.spawn(self._tell(told, frontend_id), "verdicts")
+            case EndTrace(trace, outcome, worker_id):
+                self._traces.on_end(trace, outcome, worker_id)
             case Pass(shard, message):
                 self._runtime.spawn(self._hand_on(shard, message), "foreseen")
             case WakeAt(at_ns):

@@ -18,6 +18,7 @@ from services.worker.core.effects import (
     Ended,
     LeasePages,
     LoadPages,
+    Prefetched,
     ReleaseTicket,
     ReportSoon,
     ReturnPages,
@@ -85,6 +86,7 @@ class EngineRunner:
         on_stuck: told that a step does not end.
         on_progress: told that the worker should report before its next report is due.
         on_ended: told of every attempt that is over.
+        on_prefetched: told what came of announced turns that are traced.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class EngineRunner:
         on_stuck: Callable[[str], None] = die,
         on_progress: Callable[[], None] = lambda: None,
         on_ended: Callable[[Ended], None] = lambda ended: None,
+        on_prefetched: Callable[[Prefetched], None] = lambda prefetched: None,
     ) -> None:
         self.core = core
         self.executor = executor
@@ -105,6 +108,7 @@ class EngineRunner:
         self._clock = clock
         self._kv = kv
         self._on_ended = on_ended
+        self._on_prefetched = on_prefetched
         self._on_progress = on_progress
         info = executor.info
         self._shape = ModelShape(
@@ -312,6 +316,8 @@ class EngineRunner:
                 case Ended():
                     self._ends.append(effect)
                     self._on_ended(effect)
+                case Prefetched():
+                    self._on_prefetched(effect)
                 case LoadPages():
                     self.executor.mover.submit_loads(effect.loads)
                 case CallBack(pool_pages):

@@ -221,6 +221,7 @@ class Worker:
             self._thread,
             on_progress=self._report_now.set,
             on_ended=self._traces.on_ended,
+            on_prefetched=self._traces.on_prefetched,
         )
         self._runners[info.model_id] = runner
         runtime.stack.callback(executor.close)

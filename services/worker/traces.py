@@ -1,9 +1,11 @@
-"""Traces of attempts: a span each, with what it waited for and what was computed as its parts."""
+"""Traces of attempts: a span each, with what it waited for and what was computed as its parts; and
+of what was brought up for turns to come.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from services.worker.core.effects import Ended, TurnTimes
+from services.worker.core.effects import Ended, Prefetched, TurnTimes
 from shared.clock import Clock
 from shared.ids import TurnId, WorkerId
 from shared.messages import TurnEnd, TurnStart
@@ -62,6 +64,17 @@ class TurnTraces:
         if ended.account is not None:
             opened.span.note({"gen_ai.usage.output_tokens": ended.account.num_generated})
         opened.span.end(now_ns)
+
+    def on_prefetched(self, told: Prefetched) -> None:
+        """Nothing more is brought up for an announced turn."""
+        attributes: dict[str, Value] = {
+            "symphony.worker_id": self._worker_id,
+            "symphony.of": told.of,
+            "symphony.blocks": told.num_staged,
+            "symphony.blocks_here": told.num_here,
+        }
+        span = self._tracer.begin("prefetch", told.trace, told.asked_at_ns, attributes)
+        span.end(self._clock.now_ns())
 
 
 def _tell(span: Span, began_ns: int, times: TurnTimes, now_ns: int) -> None:

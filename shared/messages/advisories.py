@@ -38,7 +38,7 @@ class Advisory:
     The others are a frontend's, and what a sender says of them is not heard: `adapter` is what it
     found under the name that it was sent as the model, `kv_at` how many leading blocks of the
     session are on which hosts, `frontend_id` who wants to be told what became of the advisory, and
-    `place` where it came from.
+    `place` where it came from, and `trace` the request that it came with, see `shared.tracing`.
     """
 
     session_id: SessionId
@@ -55,6 +55,7 @@ class Advisory:
     kv_at: dict[HostId, int] = field(default_factory=dict)
     frontend_id: FrontendId | None = None
     place: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class ExpectSession:
     prefix: AgentPrefix | None = (
         None  # the session is only known to begin so; `session_id` names it
     )
+    trace: str = ""  # of the advisory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

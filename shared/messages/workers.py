@@ -121,6 +121,7 @@ class Prefetch:
     num_tokens: int = 0  # of the prompt of the session's last turn; 0: not known
     kv_at: dict[HostId, int] = field(default_factory=dict)  # leading blocks of it by host
     keys: str = ""  # packed: of these blocks, and the session has no record; empty: it has
+    trace: str = ""  # of the advisory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ if words[0] == "loadtest":
         sys.exit(0)
     open("loaded", "w").close()
     words = [each for each in words if each != "--watch"]
-    words += ["--users", "2", "--duration", "2", "--faster", "20"]
+    words += ["--users", "2", "--duration", "6", "--faster", "40"]
 os.execv(sys.executable, [sys.executable, "-P", "-m", "cli.main", *words])
 """
 SAYS_ERRORS = '#!/bin/sh\nexec {curl} --silent --show-error --fail-with-body "$@"\n'

@@ -90,6 +90,33 @@ def test_every_service_tells_its_part(house: House, collector: Collector) -> Non
     assert cached["gen_ai.usage.cache_read.input_tokens"] >= 64
 
 
+def test_a_hint_is_followed_to_the_pages_that_it_brings_up(
+    house: House, collector: Collector
+) -> None:
+    assert say(house).status_code == 200
+    wait_until(lambda: house.look()["tiers"]["disk"]["blocks"] >= 4, "its history is below")
+    pid = house.kill("worker-0")  # with what was in its pool
+    house.wait_restarted("worker-0", pid)
+    house.wait_healthy()
+    hint, trace_id = "POST /v1/advisories", "5" * 32
+    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01"}
+    body = {"session_id": "s", "model": MODEL, "expected_arrival": 0}
+    assert httpx.post(f"{house.url}/v1/advisories", json=body, headers=headers).status_code == 202
+    trace_of(collector, trace_id, {hint, "reserve", "stage", "prefetch"})
+    assert say(house).status_code == 200
+    spans = trace_of(collector, trace_id, {hint, "advisory", "reserve", "stage", "prefetch"})
+    advisory, prefetch = spans["advisory"], spans["prefetch"]
+    assert advisory.parent == spans[hint].span_id
+    below = {spans[name].parent for name in ("reserve", "stage", "prefetch")}
+    assert below == {advisory.span_id}
+    assert advisory.attributes["symphony.outcome"] == "used"
+    assert prefetch.attributes["symphony.of"] == "history"
+    assert prefetch.attributes["symphony.blocks"] == prefetch.attributes["symphony.blocks_here"] > 0
+    workers = {each.attributes["symphony.worker_id"] for each in (advisory, prefetch)}
+    assert workers == {spans["reserve"].attributes["symphony.worker_id"]}
+    assert advisory.began_ns <= prefetch.began_ns <= prefetch.ended_ns <= advisory.ended_ns
+
+
 def test_a_trace_is_named_by_an_exemplar(house: House, collector: Collector) -> None:
     assert say(house).status_code == 200
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}

@@ -1,7 +1,16 @@
 """Decisions of the tracker: pure, synchronous, told the time."""
 
 from services.tracker.core.agent_turns import AgentTurns
-from services.tracker.core.effects import Count, Drop, Effect, Expect, Pass, SeeLead, Tell
+from services.tracker.core.effects import (
+    Count,
+    Drop,
+    Effect,
+    EndTrace,
+    Expect,
+    Pass,
+    SeeLead,
+    Tell,
+)
 from services.tracker.core.limits import Limits
 from services.tracker.core.records import Record
 from services.tracker.core.shards import Shards, check_foreseen
@@ -12,6 +21,7 @@ __all__ = [
     "Count",
     "Drop",
     "Effect",
+    "EndTrace",
     "Expect",
     "Limits",
     "Pass",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.effects import WakeAt
-from shared.ids import FrontendId
+from shared.ids import FrontendId, WorkerId
 from shared.messages import AdvisoryKey, ExpectSession, HintsEnded, TurnsForeseen
 
 Outcome = Literal[
@@ -59,4 +59,18 @@ class Pass:
     message: TurnsForeseen
 
 
-Effect = Expect | Drop | Count | SeeLead | Tell | Pass | WakeAt
+@dataclass(frozen=True, slots=True)
+class EndTrace:
+    """A traced advisory came to this.
+
+    Attributes:
+        trace: its span.
+        worker_id: where its turn was expected; None: nowhere.
+    """
+
+    trace: str
+    outcome: Outcome
+    worker_id: WorkerId | None
+
+
+Effect = Expect | Drop | Count | SeeLead | Tell | Pass | EndTrace | WakeAt

@@ -31,6 +31,7 @@ class Record:
         prefix: what stands for its session, which nobody knows yet; None: it is known.
         told_*: what the scheduler was told when last asked.
         due_at_ns: when this record is next looked at.
+        trace: the span of its last advisory that is traced; empty: none is.
     """
 
     key: SessionKey
@@ -65,6 +66,7 @@ class Record:
     came_after_all: bool = False
     is_own: bool = False
     prefix: AgentPrefix | None = None
+    trace: str = ""
 
     @property
     def whose(self) -> Whose:
@@ -105,4 +107,5 @@ class Record:
             arrives_in_ns=max(self.arrives_at_ns - now_ns, 0),
             kv_at=self.kv_at,
             prefix=self.prefix,
+            trace=self.trace,
         )

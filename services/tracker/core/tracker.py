@@ -9,7 +9,16 @@ from typing import Literal
 from services.tracker.core.agent_turns import AgentTurns, Followed, Foreseen
 from services.tracker.core.agents import AgentFollower, AgentLimits
 from services.tracker.core.arrivals import Arrivals
-from services.tracker.core.effects import Count, Drop, Effect, Expect, SeeLead, Tell
+from services.tracker.core.effects import (
+    Count,
+    Drop,
+    Effect,
+    EndTrace,
+    Expect,
+    Outcome,
+    SeeLead,
+    Tell,
+)
 from services.tracker.core.learned import Learned
 from services.tracker.core.limits import Limits
 from services.tracker.core.order import Order
@@ -163,6 +172,9 @@ class TrackerCore:
                 self._order.remove(record)
         record.kv_at = worth_keeping(advisory.kv_at) or record.kv_at
         record.prefix = prefix or record.prefix
+        if advisory.trace:
+            self._end_trace(record, "merged")
+            record.trace = advisory.trace
         is_unplaced = record.state == "expected" and now_ns >= record.ask_at_ns
         if record.is_acted_on and not record.is_asking and (is_unplaced or not record.is_told):
             self._ask(record, now_ns)
@@ -367,11 +379,17 @@ class TrackerCore:
             self._over.popitem(last=False)
         self._learned.on_end(record, now_ns)
         self._verdicts.add(record, now_ns)
+        self._end_trace(record, state)
         if record.is_acted_on or state == "invalidated":
             self._out.append(Count(state))
         else:
             self._out.append(Count("tracked_used" if state == "late" else "tracked_expired"))
         self._schedule(record)
+
+    def _end_trace(self, record: Record, outcome: Outcome) -> None:
+        if record.trace:
+            self._out.append(EndTrace(record.trace, outcome, record.worker_id))
+            record.trace = ""
 
     def _schedule(self, record: Record) -> None:
         """Look at the record when something is next due; a look that comes early does no harm."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
@@ -43,6 +43,7 @@ class StageSession:
     Attributes:
         kv_at: as in `StageTurn`.
         keys: of the blocks; empty: those of the session's record.
+        trace: of the advisory.
     """
 
     number: int
@@ -51,6 +52,26 @@ class StageSession:
     priority: int
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     keys: tuple[BlockKey, ...] = ()
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What came of a traced advisory here: nothing more is brought up for it.
+
+    Attributes:
+        trace: of the advisory.
+        asked_at_ns: when the kvstore was asked.
+        num_staged: blocks that it had of the session.
+        num_here: blocks of those in the pool now, whole or in part.
+        of: which it is, the session's history or the adapter of its turn.
+    """
+
+    trace: str
+    asked_at_ns: int
+    num_staged: int
+    num_here: int
+    of: Literal["history", "adapter"] = "history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,5 +294,6 @@ Effect: TypeAlias = (
     | ReturnPages
     | Emit
     | Ended
+    | Prefetched
     | ReportSoon
 )

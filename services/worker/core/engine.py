@@ -31,7 +31,13 @@ from services.worker.core.admission import (
 from services.worker.core.costs import StepCosts
 from services.worker.core.device_time import DeviceTime
 from services.worker.core.effects import Effect, Emit, ReleaseTicket, ReportSoon
-from services.worker.core.expecting import ASK_AHEAD_NS, LEAD_FACTOR, Expected, Expecting
+from services.worker.core.expecting import (
+    ASK_AHEAD_NS,
+    LEAD_FACTOR,
+    Expected,
+    Expecting,
+    prefetched,
+)
 from services.worker.core.forgetting import forget_session
 from services.worker.core.history import History
 from services.worker.core.limits import EngineLimits, Estimates
@@ -269,9 +275,11 @@ class EngineCore:
         expected = self.expecting.answered(number)
         staged = self._heard(staged, now_ns)
         if staged is None:
-            return []
-        if staged.num_blocks == 0 or expected is None:  # deleted since, or not coming
+            return [] if expected is None else prefetched(expected, 0, 0)
+        if expected is None:  # not coming
             return [ReleaseTicket(staged.ticket)]
+        if staged.num_blocks == 0:  # deleted since
+            return [ReleaseTicket(staged.ticket), *prefetched(expected, 0, 0)]
         owner = expected.owner
         effects = self.stager.expect(staged, (owner, ""), owner, expected, now_ns)
         return effects + self.stager.pump(now_ns)
@@ -302,6 +310,7 @@ class EngineCore:
         held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
         if held_until_ns < expected.expires_at_ns:
             expected = replace(expected, expires_at_ns=held_until_ns)
+        expected = replace(expected, asked_at_ns=now_ns)
         return [self.expecting.ask(expected), *self.adapters.expect(expected)]
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
+from typing import Literal
 
-from services.worker.core.effects import StageSession
+from services.worker.core.effects import Effect, Prefetched, StageSession
 from shared.blocks import BlockKey
 from shared.hints import TENANT_SHARE, HintShares
 from shared.ids import HostId, SessionId, TenantId
@@ -34,6 +35,8 @@ class Expected:
         num_image_blocks: of the adapter's image.
         kv_at: how many leading blocks of the session are on which hosts, as far as known.
         keys: of the blocks that it needs; empty: those of the session's record.
+        trace: of its advisory; empty: it is not traced.
+        asked_at_ns: when the kvstore was asked for it.
     """
 
     tenant: TenantId
@@ -46,6 +49,8 @@ class Expected:
     num_image_blocks: int = 0
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     keys: tuple[BlockKey, ...] = ()
+    trace: str = ""
+    asked_at_ns: int = 0
     owner: OwnerKey = field(init=False)  # asked for with every turn that comes
 
     def __post_init__(self) -> None:
@@ -104,6 +109,7 @@ class Expecting:
             expected.priority,
             expected.kv_at,
             expected.keys,
+            expected.trace,
         )
 
     def answered(self, number: int) -> Expected | None:
@@ -121,3 +127,13 @@ class Expecting:
         _, expected = self._waiting.pop(owner)
         self._shares.give(expected.tenant, 1)
         return expected
+
+
+def prefetched(
+    expected: Expected, num_staged: int, num_here: int, adapter_hash: str = ""
+) -> list[Effect]:
+    """Tell the trace of an announced turn what came of it, if it has one: see `Prefetched`."""
+    if not expected.trace:
+        return []
+    of: Literal["history", "adapter"] = "adapter" if adapter_hash else "history"
+    return [Prefetched(expected.trace, expected.asked_at_ns, num_staged, num_here, of)]

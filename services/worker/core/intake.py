@@ -112,6 +112,7 @@ def expected_turn(prefetch: Prefetch, shape: ModelShape, now_ns: int) -> Expecte
         num_image_blocks=num_image_blocks(prefetch.adapter, shape),
         kv_at=worth_keeping(prefetch.kv_at),
         keys=tuple(keys),
+        trace=prefetch.trace,
     )
 
 

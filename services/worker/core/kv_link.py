@@ -163,7 +163,7 @@ class KvLink:
         """Bring an expected session's blocks into the arena."""
         keys = pack_keys(effect.keys)
         stage = self._stage(keys, effect.session_id, effect.tenant, effect.priority)
-        return replace(stage, is_hint=True, kv_at=dict(effect.kv_at))
+        return replace(stage, is_hint=True, kv_at=dict(effect.kv_at), trace=effect.trace)
 
     def on_staged(self, reply: KvStaged, keys: list[BlockKey] | None, epoch: int) -> Staged | None:
         """What a stage of this epoch brought; None if the epoch is over: its ticket went with it.

@@ -16,7 +16,7 @@ from services.worker.core.effects import (
     ReleaseTicket,
     TrimTicket,
 )
-from services.worker.core.expecting import Expected
+from services.worker.core.expecting import Expected, prefetched
 from services.worker.core.flights import Flight, Flights
 from services.worker.core.hints import Hint, HintName, Hints
 from services.worker.core.pages import NO_PAGE, NO_ROW, Block, PagePool, Pages
@@ -49,6 +49,16 @@ class _Prefetch:
     name: HintName = field(compare=False)
     owner: OwnerKey = field(compare=False)
     expires_at_ns: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """Blocks of an expected session that are pinned in the arena until they are here."""
+
+    name: HintName
+    keys: list[BlockKey]
+    expected: Expected
+    num_staged: int
 
 
 class PageGathering:
@@ -114,7 +124,7 @@ class Stager:
     flights: Flights = field(init=False)
     _tickets: dict[int, int] = field(default_factory=dict)  # ticket -> reasons to keep it
     hints: Hints = field(init=False)
-    _expected: dict[int, tuple[HintName, list[BlockKey]]] = field(default_factory=dict)  # by ticket
+    _expected: dict[int, _Coming] = field(default_factory=dict)  # by ticket
     _prefetches: list[_Prefetch] = field(default_factory=list)  # a heap
     _order: "count[int]" = field(default_factory=count)
     _next_expiry_ns: int = 0  # none of the prefetches expires before
@@ -173,8 +183,8 @@ class Stager:
         if self._tickets[ticket]:
             return []
         del self._tickets[ticket]
-        if (expected := self._expected.pop(ticket, None)) is not None:
-            self._spare(*expected)
+        if (coming := self._expected.pop(ticket, None)) is not None:
+            return [ReleaseTicket(ticket), *self._end_expected(coming)]
         return [ReleaseTicket(ticket)]
 
     def load(self, filled: list[tuple[Block, list[int]]], staged: Staged, at: int) -> list[Effect]:
@@ -252,8 +262,8 @@ class Stager:
             if block.loading == 0 and block.refs == 0:
                 idle.setdefault(ticket, []).append(block)
         for ticket, blocks in idle.items():
-            expected = self._expected.get(ticket)
-            self.pool.rest(blocks, self.hints.expires_at_ns(expected[0]) if expected else 0)
+            coming = self._expected.get(ticket)
+            self.pool.rest(blocks, self.hints.expires_at_ns(coming.name) if coming else 0)
         effects: list[Effect] = []
         for ticket, num in landed.items():
             effects += self.let_go(ticket, num)
@@ -296,14 +306,16 @@ class Stager:
         effects = self._drop_prefetches(lambda prefetch: prefetch.name == name)
         room = self.hints.room(name, expected.tenant, now_ns) // self.pool.num_layers
         if not room or (is_indivisible and room < staged.num_blocks):
-            return [*effects, ReleaseTicket(staged.ticket)]
-        if room < staged.num_blocks:
+            told = prefetched(expected, staged.num_blocks, 0, name[1])
+            return [*effects, ReleaseTicket(staged.ticket), *told]
+        num_staged = staged.num_blocks
+        if room < num_staged:
             effects.append(TrimTicket(staged.ticket, room))
         staged = staged.head(room)
         expires_at_ns, priority = expected.expires_at_ns, expected.priority
         num_pages = staged.num_blocks * self.pool.num_layers
         self.hints.add(name, Hint(expected.tenant, staged.keys, num_pages, expires_at_ns))
-        self._expected[staged.ticket] = name, staged.keys
+        self._expected[staged.ticket] = _Coming(name, staged.keys, expected, num_staged)
         self._spare(name, staged.keys)
         if not self._prefetches or expires_at_ns < self._next_expiry_ns:
             self._next_expiry_ns = expires_at_ns
@@ -390,10 +402,16 @@ class Stager:
         heapq.heapreplace(self._prefetches, prefetch)
         return []
 
-    def _spare(self, name: HintName, keys: list[BlockKey]) -> None:
-        """Make one group of what is here of an expected session."""
+    def _spare(self, name: HintName, keys: list[BlockKey]) -> int:
+        """Make one group of what is here of an expected session: how many blocks that is."""
         here = [self.pool.blocks[key] for key in keys if key in self.pool.blocks]
         self.pool.rest(here, self.hints.expires_at_ns(name))
+        return len(here)
+
+    def _end_expected(self, coming: _Coming) -> list[Effect]:
+        """Nothing more of it comes."""
+        num_here = self._spare(coming.name, coming.keys)
+        return prefetched(coming.expected, coming.num_staged, num_here, coming.name[1])
 
     def _expire(self, now_ns: int) -> list[Effect]:
         """Let go of the prefetches for sessions that did not come in time."""

@@ -71,7 +71,17 @@ class Peers:
 
 
 def do(peers: Peers, *wishes: Wish) -> None:
-    asyncio.run(carry_out(peers.app, wishes, tenant=T, place="p", model_id=None, request_id="r"))
+    about: Any = {"tenant": T, "place": "p", "model_id": None, "request_id": "r", "trace": "x"}
+    asyncio.run(carry_out(peers.app, wishes, **about))
+
+
+def test_a_hint_of_a_traced_request_is_traced_with_it() -> None:
+    peers = Peers()
+    do(peers, Wish(action="fetch", session_id="s", is_own=False, is_wanted=True))
+    (advisory,) = peers.heard
+    assert advisory.trace == "x"
+    asyncio.run(submit(peers.app, Advisory(session_id=SessionId("s"), trace="made up"), "nats"))
+    assert peers.heard[-1].trace == ""
 
 
 def test_taking_back_by_a_kv_hint_costs_what_deleting_does() -> None:

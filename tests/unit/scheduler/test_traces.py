@@ -5,8 +5,8 @@ from typing import Any, cast
 from services.scheduler import traces
 from services.scheduler.traces import PlacementTraces
 from shared.clock import ManualClock
-from shared.ids import FrontendId, ModelId, TurnId, WorkerId
-from shared.messages import TurnsSubmit, TurnSubmit, start_of
+from shared.ids import FrontendId, ModelId, SessionId, TurnId, WorkerId
+from shared.messages import ExpectSession, SessionPlacement, TurnsSubmit, TurnSubmit, start_of
 from shared.tracing import TraceContext
 from tests.tracing import Tape
 
@@ -50,3 +50,18 @@ def test_turns_that_never_get_a_place_are_forgotten(monkeypatch: Any) -> None:
     for number in range(100):
         placements.on_submits(TurnsSubmit(turns=[submit(str(number))]))
     assert len(cast(Any, placements)._came_ns) == 8
+
+
+def test_a_place_that_is_kept_is_told_and_that_there_is_none() -> None:
+    tape, clock = Tape(), ManualClock(10)
+    placements = PlacementTraces(tape, clock)
+    expected = ExpectSession(session_id=SessionId("s"), trace=TRACE)
+    clock.advance(5)
+    placements.on_expected(expected, SessionPlacement(worker_id=W1), 10)
+    placements.on_expected(expected, SessionPlacement(), 12)
+    placements.on_expected(ExpectSession(session_id=SessionId("s")), SessionPlacement(), 12)
+    assert [(span.name, span.parent, span.began_ns, span.ended_ns) for span in tape.spans] == [
+        ("reserve", TRACE, 10, 15),
+        ("reserve", TRACE, 12, 15),
+    ]
+    assert [span.notes for span in tape.spans] == [{"symphony.worker_id": "w1"}, {}]

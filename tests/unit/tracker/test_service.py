@@ -11,13 +11,14 @@ from services.tracker.service import TrackerService
 from shared.clock import SystemClock
 from shared.ids import SessionId, TurnId
 from shared.messages import TurnArrived
+from shared.tracing import NO_TRACER
 
 
 @pytest.mark.parametrize("is_leading", [False, True])
 def test_a_spare_does_not_log_each_turn_too(
     caplog: pytest.LogCaptureFixture, is_leading: bool
 ) -> None:
-    runtime: Any = SimpleNamespace(bus=None, clock=SystemClock())
+    runtime: Any = SimpleNamespace(bus=None, clock=SystemClock(), tracer=NO_TRACER)
     service = TrackerService(runtime, TrackerConfig())
     service._is_leading = is_leading
     with caplog.at_level(logging.INFO):

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from services.worker.core import staging
-from services.worker.core.effects import Effect, LoadPages, ReleaseTicket, StageSession, StageTurn
+from services.worker.core.effects import (
+    Effect,
+    LoadPages,
+    Prefetched,
+    ReleaseTicket,
+    StageSession,
+    StageTurn,
+)
 from services.worker.core.expecting import Expected
 from shared.blocks import BlockKey
 from shared.ids import DEFAULT_TENANT, SessionId, TenantId, TurnId
@@ -301,6 +308,34 @@ class TestPrefetch:
         assert not engine.core.pool.blocks
         assert engine.core.pool.num_free == engine.core.pool.num_pages
         assert of_kind(engine.effects, ReleaseTicket) == [ReleaseTicket(1)]
+
+    def test_what_came_of_a_traced_one_is_told_once(self, engine: Engine) -> None:
+        engine.now_ns = 5 * MS
+        expect(engine, 1, KEYS, trace="x")
+        assert not of_kind(engine.effects, Prefetched), "it is on its way"
+        engine.load_all(engine.effects)
+        expect(engine, 2, [], trace="y")
+        (ask,) = announce(engine, SessionId("away"), trace="z")
+        assert isinstance(ask, StageSession) and ask.trace == "z"
+        engine.effects += engine.core.on_session_staged(ask.number, None, engine.now_ns)
+        assert of_kind(engine.effects, Prefetched) == [
+            Prefetched("x", 5 * MS, 3, 3),
+            Prefetched("y", 5 * MS, 0, 0),
+            Prefetched("z", 5 * MS, 0, 0),
+        ]
+
+    def test_a_traced_one_without_room_or_whose_loads_fail_has_nothing_here(
+        self, engine: Engine
+    ) -> None:
+        expect(engine, 1, KEYS, trace="x")
+        engine.load_all(engine.effects, is_good=False)
+        engine.core = new_core(num_blocks=1)  # of which hints may hold a part
+        engine.core.writeback.connect(1)
+        expect(engine, 2, KEYS, trace="y")
+        assert of_kind(engine.effects, Prefetched) == [
+            Prefetched("x", engine.now_ns, 3, 0),
+            Prefetched("y", engine.now_ns, 3, 0),
+        ]
 
     def test_an_advisory_asks_for_the_session(self, engine: Engine) -> None:
         effects = announce(engine, SessionId("s"), priority=2)

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from services.worker import traces
-from services.worker.core.effects import Ended, LayerWait, TurnAccount, TurnTimes
+from services.worker.core.effects import Ended, LayerWait, Prefetched, TurnAccount, TurnTimes
 from services.worker.core.step import Sampled, StepResult
 from services.worker.traces import TurnTraces
 from shared.clock import ManualClock
@@ -144,3 +144,14 @@ def test_a_traced_turn_keeps_what_its_passes_waited_for() -> None:
     assert times.waits == (LayerWait(1, 900_000, 900_000 + 3 * MS),), "what is short is no wait"
     assert times.first_step_at_ns == MS and times.first_token_at_ns == 2 * MS
     assert untraced.waits == []
+
+
+def test_what_was_brought_up_ahead_is_a_part_of_its_advisory() -> None:
+    tape, clock = Tape(), ManualClock(100)
+    TurnTraces(tape, clock, WorkerId("w1")).on_prefetched(Prefetched(TRACE, 40, 7, 5, "adapter"))
+    (span,) = tape.spans
+    assert (span.name, span.parent, span.began_ns, span.ended_ns) == ("prefetch", TRACE, 40, 100)
+    assert span.notes == {
+        "symphony.worker_id": "w1", "symphony.of": "adapter",
+        "symphony.blocks": 7, "symphony.blocks_here": 5,
+    }  # fmt: skip

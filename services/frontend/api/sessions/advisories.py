@@ -59,7 +59,8 @@ async def submit_advisory(request: Request) -> Response:
         ttl_ms=body.ttl_ms,
     )
     note(session_id=body.session_id, model=model_id)
-    return Json(await submit(app, advisory, place), 202)
+    trace = request.scope["state"]["span"].trace
+    return Json(await submit(app, advisory, place, trace), 202)
 
 
 async def serve(app: App) -> None:

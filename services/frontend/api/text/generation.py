@@ -331,6 +331,7 @@ class Generation:
             place=plan.place,
             model_id=plan.asked_model,
             request_id=plan.request_id,
+            trace=plan.span.trace,
         )
         if not self._app.hints.spawn(work):
             telemetry.KV_HINTS.labels("dropped").inc(len(wishes))

@@ -196,6 +196,7 @@ class Reservation:
         looked_at_ns: when it is next seen whether it is.
         kv_at: leading blocks of the session by host.
         prefix: of an agent that is expected in a session that is not known yet.
+        trace: of the advisory.
     """
 
     key: SessionKey
@@ -210,6 +211,7 @@ class Reservation:
     looked_at_ns: int = NEVER_NS
     kv_at: Mapping[HostId, int] = field(default_factory=dict)
     prefix: AgentPrefix | None = None
+    trace: str = ""
 
     @property
     def is_urgent(self) -> bool:

@@ -88,7 +88,7 @@ class Reservations:
             held.worker.num_urgent += held.is_urgent
             held.expires_at_ns = max(held.expires_at_ns, expires_at_ns)
             held.adapter, held.kv_at = adapter, kv_at or held.kv_at
-            held.prefix = message.prefix
+            held.prefix, held.trace = message.prefix, message.trace
             held.worker.arrivals.remove(held.arrives_at_ns)
             held.arrives_at_ns, held.told_at_ns = _arrival(message, now_ns), now_ns
             held.worker.arrivals.add(held.arrives_at_ns)
@@ -121,6 +121,7 @@ class Reservations:
                 now_ns,
                 kv_at=kv_at,
                 prefix=message.prefix,
+                trace=message.trace,
             )
             self._hold(held, now_ns)
         self._prefetch(held, now_ns)
@@ -262,6 +263,7 @@ class Reservations:
             num_tokens=self._placer.num_tokens_of(held.key),
             kv_at=dict(held.kv_at),
             keys=held.prefix.keys if held.prefix is not None else "",
+            trace=held.trace,
         )
         self._out.append(SendPrefetch(held.worker.worker_id, prefetch))
         if held.prefix is not None:  # of a session that no frontend has heard of
