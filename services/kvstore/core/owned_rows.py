@@ -118,6 +118,14 @@ class OwnedRows:
         num = np.bincount(owner[rows], minlength=len(self._names)).astype(np.int32)
         self._num = array("i", num.tobytes())
 
+    def lasts(self) -> npt.NDArray[np.int32]:
+        """For each row, the one that its session made last; nobody's has none beside itself."""
+        owner = np.array(self._owner, np.int32)
+        rows = np.arange(len(owner), dtype=np.int32)
+        is_owned = owner != _NO_OWNER
+        rows[is_owned] = np.array(self._last, np.int32)[owner[is_owned]]
+        return rows
+
     def greatest(self, values: npt.NDArray[np.int32]) -> dict[OwnerKey, int]:
         """Of each session the greatest of its rows' values, all at least 0.
 

@@ -115,6 +115,27 @@ def test_an_expiry_outlives_a_restart(host: Host) -> None:
     assert set(host.core.disk.keys) == {key_of(0, 0)}
 
 
+def test_a_kill_while_an_expiry_is_written_down_leaves_a_session_one(host: Host) -> None:
+    """That which was told last, and is with what was used last; nobody's blocks keep theirs."""
+
+    def stored(sequence: int, used_s: int, expiry_s: int, owner: OwnerKey) -> StoredBlock:
+        return StoredBlock(
+            key_of(sequence, 0), LAYERS, PAGE_BYTES, BLOCK_BYTES, used_s * SECOND, 0, owner,
+            expiry_ns=expiry_s * SECOND,
+        )  # fmt: skip
+
+    found = [
+        stored(0, 3, 9, S), stored(1, 2, 90, S), stored(2, 2, 70, T), stored(3, 1, 60, T),
+        stored(4, 1, 50, NOBODY), stored(5, 2, 40, NOBODY),
+    ]  # fmt: skip
+    host.perform(host.core.on_disk_found(FoundBlocks.of(found), 4 * SECOND))
+    disk = host.core.disk
+    kept = [disk.get(key_of(sequence, 0)) for sequence in range(6)]
+    expected_s = [9, 9, 70, 70, 50, 40]
+    assert [block and block.expiry_ns for block in kept] == [s * SECOND for s in expected_s]
+    assert (disk.expiry_ns_of(S), disk.expiry_ns_of(T)) == (9 * SECOND, 70 * SECOND)
+
+
 @given(st.integers(1, EXPIRY_S_MAX))
 def test_an_expiry_is_rounded_up_by_little(seconds: int) -> None:
     assert seconds <= rounded_expiry_s(seconds) <= seconds * 1.125
