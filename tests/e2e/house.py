@@ -242,6 +242,10 @@ class House:
         """Wait until the frontend would serve a turn."""
         wait_until(self._is_healthy, "the frontend is healthy")
 
+    def wait_all_ready(self) -> None:
+        """Wait until every process is known to be well."""
+        wait_until(lambda: self.look()["state"] == "ready", "everybody is well again")
+
     def logs(self) -> str:
         """Everything that was logged, for a failure's message."""
         paths = [self.data_dir / "up.log", *sorted((self.data_dir / "logs").glob("*.log"))]

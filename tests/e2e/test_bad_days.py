@@ -191,6 +191,15 @@ def test_worker_killed_in_mid_reply_goes_on_elsewhere(
     wait_back()
 
 
+def test_every_worker_killed_in_mid_reply_goes_on_when_one_is_back(
+    house: House, client: OpenAI, undisturbed: list[tuple[int, ...]]
+) -> None:
+    with in_mid_reply(house, client) as reply:
+        wait_back = kill(house, *TWO_WORKERS)
+        assert reply.read_to_end() == undisturbed
+    wait_back()
+
+
 @pytest.mark.parametrize("name", ["scheduler", "tracker", "kvstore", "redis", "nats"])
 def test_service_killed_in_mid_reply(
     house: House, client: OpenAI, undisturbed: list[tuple[int, ...]], name: str

@@ -90,10 +90,10 @@ def test_a_house_that_dies_is_told_with_where_its_logs_are(tmp_path: Path, place
     assert_nothing_left(place)
 
 
-def test_its_house_ends_with_it(tmp_path: Path, place: Path) -> None:
-    """By SIGTERM, which takes the way of Ctrl-C."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_its_house_ends_with_it(number: signal.Signals, tmp_path: Path, place: Path) -> None:
     with at_the_chat(tmp_path / "out", place) as demo:
-        demo.send_signal(signal.SIGTERM)
+        demo.send_signal(number)
         said, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130 and "Traceback" not in said, said
     assert_nothing_left(place)

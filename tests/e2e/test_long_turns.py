@@ -1,5 +1,5 @@
-"""Turns that outlive workers: one after another, all at once, or one that dies at each start; and a
-turn that comes while there is none.
+"""Turns that outlive workers: one of many, or one that dies at each start; and a turn that comes
+while there is none.
 
 Workers are emulated, since they are killed a dozen times: one is back in a second, where one with a
 model takes as long as torch takes to import. What they say is told by its place in the reply.
@@ -99,20 +99,8 @@ def test_a_turn_outlives_more_workers_than_one_without_progress(house: House) ->
         assert reply.tokens[:NUM_COMPARED] == undisturbed
 
 
-def test_every_worker_killed_in_mid_reply_goes_on_when_one_is_back(house: House) -> None:
-    with house.client() as client:
-        undisturbed = Reply(client, model=MODEL).read_to_end()
-        reply = Reply(client, model=MODEL)
-        reply.read(5)
-        assert busy_workers(house)
-        pids = {name: house.kill(name) for name in WORKERS}
-        assert reply.read_to_end() == undisturbed
-    for name, pid in pids.items():
-        house.wait_restarted(name, pid)
-
-
 def test_one_worker_dies_at_each_start(house: House) -> None:
-    wait_all_ready(house)
+    house.wait_all_ready()
     others = {name: pid for name, pid in house.pids().items() if name != "worker-2"}
     killed: set[int] = set()
     look: dict[str, Any] = {}
@@ -137,10 +125,5 @@ def test_one_worker_dies_at_each_start(house: House) -> None:
         assert reply.read_to_end() == undisturbed
         assert Reply(client, model=MODEL).read_to_end() == undisturbed
     assert {name: pid for name, pid in house.pids().items() if name != "worker-2"} == others
-    wait_all_ready(house)  # it is tried again, and lives
+    house.wait_all_ready()  # it is tried again, and lives
     assert len(killed) >= 5 and house.pids()["worker-2"] not in killed
-
-
-def wait_all_ready(house: House) -> None:
-    """Until every process is known to be well."""
-    wait_until(lambda: house.look()["state"] == "ready", "everybody is well again")

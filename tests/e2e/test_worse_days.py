@@ -75,11 +75,6 @@ def standing_still(house: House, name: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def wait_all_ready(house: House) -> None:
-    """Until every process is known to be well."""
-    wait_until(lambda: house.look()["state"] == "ready", "everybody is well again")
-
-
 def test_nats_is_away(
     house: House, nats: Nats, client: OpenAI, undisturbed: list[tuple[int, ...]]
 ) -> None:
@@ -96,7 +91,7 @@ def test_nats_is_away(
             nats.start()
         assert all(reply.read_to_end() == undisturbed for reply in replies)
         assert late.result() == undisturbed
-    wait_all_ready(house)
+    house.wait_all_ready()
     assert house.pids() == before
 
 
@@ -114,7 +109,7 @@ def test_a_worker_that_stands_still_is_not_waited_for(
     (busy,) = busy_workers(house)
     with standing_still(house, busy):
         assert reply.read_to_end() == undisturbed
-    wait_all_ready(house)
+    house.wait_all_ready()
     assert Reply(client).read_to_end() == undisturbed
     assert house.pids() == before  # it went on, and forgot the turn that went elsewhere
     wait_until(lambda: is_idle(house), "nobody computes for nobody")
@@ -217,7 +212,7 @@ def test_the_kvstore_stands_still_while_many_are_expected(house: House, client: 
             heard = list(people.map(go_on, names, [messages for messages, _ in begun]))
             time.sleep(max(still_until - time.monotonic(), 0))
     assert heard == [expected for _, expected in begun]
-    wait_all_ready(house)
+    house.wait_all_ready()
     wait_until(lambda: is_idle(house), "everything is written down")
     wait_until(lambda: nothing_is_held(house), "nothing is held for anybody any more")
     assert house.pids() == before
