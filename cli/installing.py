@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 UV = "uv==0.13.9"
@@ -21,20 +23,20 @@ SHOWN = (
 )  # fmt: skip
 SECTIONS = ("global", "install", ":env:")  # of pip's settings; a later one prevails
 UV_OPTIONS = {
-    "index-url": "--index-url",
-    "extra-index-url": "--extra-index-url",
     "find-links": "--find-links",
     "constraint": "--constraint",
     "trusted-host": "--allow-insecure-host",
 }
-UV_VARIABLES = {
+UV_VARIABLES = {  # indexes, too: they may have a password, and all can read a command line
+    "index-url": "UV_INDEX_URL",
+    "extra-index-url": "UV_EXTRA_INDEX_URL",
     "cert": "SSL_CERT_FILE",
     "proxy": "ALL_PROXY",
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
     "retries": "UV_HTTP_RETRIES",
 }
-PIP_ONCE = {"PIP_RETRIES": "0", "PIP_TIMEOUT": "10"}
+PIP_ONCE = ("--retries", "0", "--timeout", "10")
 UV_ONCE = {"UV_HTTP_RETRIES": "0", "UV_HTTP_TIMEOUT": "10"}
 OF_NO_MATTER = {
     "break-system-packages", "cache-dir", "disable-pip-version-check", "no-color", "no-compile",
@@ -47,26 +49,16 @@ OF_NO_MATTER = {
 class UvSettings:
     """What is told to uv."""
 
-    options: dict[str, list[str]] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
-
-    def line(self, arguments: Sequence[str]) -> list[str]:
-        """Options of a command with these arguments, which prevail."""
-        return [
-            word
-            for option, values in self.options.items()
-            if option != "--index-url" or option not in arguments
-            for value in values
-            for word in (option, value)
-        ]
 
 
 def uv_settings(pip_config: str) -> UvSettings | None:
     """Settings of pip, as ``pip config list`` prints them, in uv's words; None where they have
     something that is not known here.
 
-    >>> uv_settings("global.index-url='https://packages.example/simple'").options
-    {'--index-url': ['https://packages.example/simple']}
+    >>> uv_settings("global.index-url='https://packages.example/simple'").variables
+    {'UV_INDEX_URL': 'https://packages.example/simple'}
     >>> uv_settings("install.require-hashes='true'")
     """
     values: dict[str, str] = {}
@@ -82,9 +74,9 @@ def uv_settings(pip_config: str) -> UvSettings | None:
     settings = UvSettings()
     for key, value in values.items():
         if key in UV_OPTIONS:
-            settings.options[UV_OPTIONS[key]] = value.split()
+            settings.options.extend(chain(*((UV_OPTIONS[key], each) for each in value.split())))
         elif key in UV_VARIABLES:
-            settings.variables[UV_VARIABLES[key]] = value
+            settings.variables[UV_VARIABLES[key]] = value.replace("\n", " ")
         elif key not in OF_NO_MATTER:
             return None
     return settings
@@ -105,15 +97,11 @@ class Installer:
         self._cwd = cwd
         self._pip_compiles = () if compiles else ("--no-compile",)
         self._uv_compiles = ("--compile-bytecode",) if compiles else ()
-        self._uv: UvSettings | None = None
-        self._has_looked = False
 
     def install(self, *arguments: str, once: bool = False) -> bool:
         """Install what these arguments say, which both must know; whether that succeeded. If
         `once`, a server that does not answer is not asked again.
         """
-        if not self._has_looked:
-            self._has_looked, self._uv = True, self._find_uv()
         is_done = self._uv is not None and self._by_uv(self._uv, arguments, once)
         return is_done or self.pip(*arguments, once=once)
 
@@ -121,11 +109,14 @@ class Installer:
         """Install by pip, with any of its arguments; whether that succeeded."""
         command = [
             str(self._python), "-m", "pip", "install", "--no-input", "--progress-bar", "off",
-            "--disable-pip-version-check", *self._pip_compiles, *arguments,
+            "--disable-pip-version-check", *self._pip_compiles, *(PIP_ONCE if once else ()),
+            *arguments,
         ]  # fmt: skip
-        return self._run(command, PIP_ONCE if once else {})
+        return self._run(command, {})
 
-    def _find_uv(self) -> UvSettings | None:
+    @cached_property
+    def _uv(self) -> UvSettings | None:
+        """With what to call uv, which is fetched; None: it cannot be used."""
         command = [str(self._python), "-m", "pip", "config", "list"]
         told = subprocess.run(command, capture_output=True, text=True, check=False)
         settings = uv_settings(told.stdout) if told.returncode == 0 else None
@@ -137,7 +128,7 @@ class Installer:
         command = [
             str(self._python.with_name("uv")), "pip", "install", "--python", str(self._python),
             "--no-progress", "--index-strategy", "unsafe-best-match",  # of all, as pip does
-            *self._uv_compiles, *settings.line(arguments), *arguments,
+            *self._uv_compiles, *settings.options, *arguments,
         ]  # fmt: skip
         return self._run(command, {**settings.variables, **(UV_ONCE if once else {})})
 

@@ -58,6 +58,12 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def span_of(request: Request) -> Span:
+    """That the request is traced by."""
+    span: Span = request.scope["state"]["span"]
+    return span
+
+
 def request_id_of(request: Request) -> str:
     """What the request is called in every log."""
     request_id: str = request.scope["state"]["request_id"]
@@ -85,7 +91,7 @@ def origin_of(request: Request) -> Origin:
         workflow_id=_name_in(request, WORKFLOW_HEADER),
         slo_ttft_ms=slo_ttft_ms(request.headers.get(SLO_TTFT_HEADER)),
         slo_tpot_ms=slo_tpot_ms(request.headers.get(SLO_TPOT_HEADER)),
-        span=request.scope["state"]["span"],
+        span=span_of(request),
     )
 
 

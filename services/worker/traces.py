@@ -69,7 +69,7 @@ class TurnTraces:
         """Nothing more is brought up for an announced turn."""
         attributes: dict[str, Value] = {
             "symphony.worker_id": self._worker_id,
-            "symphony.of": told.of,
+            "symphony.of": "adapter" if told.adapter_hash else "history",
             "symphony.blocks": told.num_staged,
             "symphony.blocks_here": told.num_here,
         }

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -116,12 +117,11 @@ class DiskTier:
         if not len(found):
             return
         found, table = found.by_use(), self._table
-        before = table.fill(found)
         self._owned.fill(found.owners)
         # A kill may have left the expiry that was told last with some of a session's blocks: with
         # those used last, since telling it is a use.
-        expiry_ns = found.expiry_ns[self._owned.lasts()]
-        table.expiry_ns[:] = array("q", expiry_ns.tobytes())
+        found = replace(found, expiry_ns=found.expiry_ns[self._owned.lasts()])
+        before = table.fill(found)
         is_here = before != NO_ROW
         self._awaited.update(table.parents[row] for row in np.flatnonzero(~is_here))
         num_children = np.bincount(before[is_here], minlength=len(found)).astype(np.int32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from services.worker.core.page_table import NO_KEY
 from shared.blocks import BlockKey
@@ -64,14 +64,14 @@ class Prefetched:
         asked_at_ns: when the kvstore was asked.
         num_staged: blocks that it had of the session.
         num_here: blocks of those in the pool now, whole or in part.
-        of: which it is, the session's history or the adapter of its turn.
+        adapter_hash: of which they are; empty: of the session's history.
     """
 
     trace: str
     asked_at_ns: int
     num_staged: int
     num_here: int
-    of: Literal["history", "adapter"] = "history"
+    adapter_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,9 +308,8 @@ class EngineCore:
         if not self.writeback.is_connected:
             return []
         held_until_ns = max(expected.arrives_at_ns, now_ns) + HINT_HOLD_NS
-        if held_until_ns < expected.expires_at_ns:
-            expected = replace(expected, expires_at_ns=held_until_ns)
-        expected = replace(expected, asked_at_ns=now_ns)
+        expires_at_ns = min(expected.expires_at_ns, held_until_ns)
+        expected = replace(expected, expires_at_ns=expires_at_ns, asked_at_ns=now_ns)
         return [self.expecting.ask(expected), *self.adapters.expect(expected)]
 
     def on_loaded(self, good: list[int], bad: list[int], now_ns: int) -> list[Effect]:

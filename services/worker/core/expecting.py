@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Literal
 
 from services.worker.core.effects import Effect, Prefetched, StageSession
 from shared.blocks import BlockKey
@@ -135,5 +134,5 @@ def prefetched(
     """Tell the trace of an announced turn what came of it, if it has one: see `Prefetched`."""
     if not expected.trace:
         return []
-    of: Literal["history", "adapter"] = "adapter" if adapter_hash else "history"
-    return [Prefetched(expected.trace, expected.asked_at_ns, num_staged, num_here, of)]
+    told = expected.trace, expected.asked_at_ns, num_staged, num_here, adapter_hash
+    return [Prefetched(*told)]

@@ -14,14 +14,15 @@ download.no-binary=':all:'
 global.constraint='/etc/caps.txt'
 global.extra-index-url='file:///a/simple\\nfile:///b/simple'
 global.find-links='/opt/old'
-global.index-url='https://packages.example/simple'
+global.index-url='https://me:secret@packages.example/simple'
 install.no-warn-script-location='true'
 """
 # A stand-in: says what it was called with, and does as it is told by files beside it.
 PROGRAM = """#!/bin/sh
 here=$(dirname "$0")
 case "$*" in *"config list"*) cat "$here/config"; exit 0;; esac
-echo "$(basename "$0") $* [$UV_HTTP_RETRIES$PIP_RETRIES $SSL_CERT_FILE]" >> "$here/calls"
+said="$UV_HTTP_RETRIES $SSL_CERT_FILE $UV_INDEX_URL $UV_EXTRA_INDEX_URL"
+echo "$(basename "$0") $* [$said]" >> "$here/calls"
 echo "ERROR: it is $(basename "$0")"
 [ ! -e "$here/$(basename "$0").fails" ]
 """
@@ -30,7 +31,7 @@ echo "ERROR: it is $(basename "$0")"
 @pytest.fixture
 def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of an environment whose Python and uv only say what they were asked."""
-    for name in ("SSL_CERT_FILE", "UV_HTTP_RETRIES", "PIP_RETRIES"):
+    for name in ("SSL_CERT_FILE", "UV_HTTP_RETRIES", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config").write_text(MIRRORED)
     for name in ("python", "uv"):
@@ -52,15 +53,14 @@ def calls(binaries: Path) -> list[str]:
 def test_pip_s_settings_are_told_to_uv() -> None:
     settings = uv_settings(MIRRORED)
     assert settings is not None
-    assert settings.options == {
-        "--index-url": ["https://packages.example/simple"],
-        "--extra-index-url": ["file:///a/simple", "file:///b/simple"],
-        "--find-links": ["/opt/wheels"],  # the environment prevails over files, as in pip
-        "--constraint": ["/etc/caps.txt"],
+    # The environment prevails over files, as in pip.
+    assert settings.options == ["--constraint", "/etc/caps.txt", "--find-links", "/opt/wheels"]
+    assert settings.variables == {
+        "UV_INDEX_URL": "https://me:secret@packages.example/simple",
+        "UV_EXTRA_INDEX_URL": "file:///a/simple file:///b/simple",
+        "SSL_CERT_FILE": "/etc/ours.pem",
+        "UV_HTTP_TIMEOUT": "180",
     }
-    assert settings.variables == {"SSL_CERT_FILE": "/etc/ours.pem", "UV_HTTP_TIMEOUT": "180"}
-    line = settings.line(["--index-url", "https://other.example"])
-    assert "--index-url" not in line and line.count("--extra-index-url") == 2
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,10 @@ def test_uv_installs_and_is_fetched_once(binaries: Path) -> None:
     assert installer.install("--no-deps", "torch") and installer.install("--editable", "x")
     first, second = calls(binaries)
     assert first.startswith("uv pip install --python ") and "--no-deps torch [" in first
-    assert "--extra-index-url file:///b/simple" in second and "[ /etc/ours.pem]" in second
+    line, _, variables = second.partition(" [")
+    assert "secret" not in line, "everybody can read a command line"
+    index = "https://me:secret@packages.example/simple file:///a/simple file:///b/simple"
+    assert variables == f" /etc/ours.pem {index}]"
     assert (binaries / "calls").read_text().count(UV) == 1
 
 
@@ -93,9 +96,10 @@ def test_what_uv_cannot_do_pip_tries_once_if_once_is_meant(binaries: Path) -> No
     (binaries / "uv.fails").touch()
     assert make(binaries).install("--index-url", "https://far.example", "torch", once=True)
     by_uv, by_pip = calls(binaries)
-    assert by_uv.startswith("uv ") and by_uv.endswith("[0 /etc/ours.pem]")
-    assert "https://packages.example/simple" not in by_uv
-    assert by_pip.startswith("python -m pip install") and by_pip.endswith("torch [0 ]")
+    assert by_uv.startswith("uv ") and "[0 /etc/ours.pem " in by_uv
+    assert "--index-url https://far.example torch" in by_uv, "which prevails over the environment"
+    assert by_pip.startswith("python -m pip install")
+    assert "--retries 0 --timeout 10 --index-url https://far.example torch [ " in by_pip
 
 
 def test_both_fail(binaries: Path) -> None:

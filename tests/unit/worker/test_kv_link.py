@@ -3,16 +3,20 @@
 import pytest
 
 from services.worker.core.effects import BlockWrite
+from services.worker.core.expecting import Expecting
+from services.worker.core.intake import ModelShape, expected_turn
 from services.worker.core.kv_link import KvLink
 from shared.blocks import child_key, root_key
 from shared.errors import MalformedMessage, NoCapacity, PeerUnavailable
-from shared.ids import WorkerId
-from shared.messages import KvLeased, KvRenew, KvStaged, pack_ints, unpack_ints
+from shared.ids import ModelId, SessionId, WorkerId
+from shared.messages import KvLeased, KvRenew, KvStaged, Prefetch, pack_ints, unpack_ints
 from shared.owners import NOBODY
 
 ROOT = root_key("f", "t")
 KEY = child_key(ROOT, [1, 2])
 STAGED = KvStaged(ticket=7, num_blocks=1, pages=pack_ints([3]), generations=pack_ints([1]))
+
+SHAPE = ModelShape(fingerprint="f", num_layers=1, block_tokens=2, vocab_size=9, lora=None)
 
 
 def opened() -> KvLink:
@@ -39,6 +43,14 @@ def test_what_was_given_is_named_until_it_is_given_back() -> None:
     release = link.release(ticket=7, pages=[5])
     assert held(link.renew([])) == ([], [], 1)
     assert (commit.seq, release.seq) == (2, 3) and commit.incarnation == "i1"
+
+
+def test_an_announced_turn_s_question_follows_its_advisory() -> None:
+    now_ns = 5
+    prefetch = Prefetch(session_id=SessionId("s"), model_id=ModelId("m"), trace="x")
+    expected = expected_turn(prefetch, SHAPE, now_ns)
+    stage = opened().stage_session(Expecting().ask(expected))
+    assert (stage.session_id, stage.is_hint, stage.trace) == ("s", True, "x")
 
 
 def test_a_lease_counts_as_heard_when_its_answer_is_here() -> None:

@@ -148,7 +148,7 @@ def test_a_traced_turn_keeps_what_its_passes_waited_for() -> None:
 
 def test_what_was_brought_up_ahead_is_a_part_of_its_advisory() -> None:
     tape, clock = Tape(), ManualClock(100)
-    TurnTraces(tape, clock, WorkerId("w1")).on_prefetched(Prefetched(TRACE, 40, 7, 5, "adapter"))
+    TurnTraces(tape, clock, WorkerId("w1")).on_prefetched(Prefetched(TRACE, 40, 7, 5, "hash"))
     (span,) = tape.spans
     assert (span.name, span.parent, span.began_ns, span.ended_ns) == ("prefetch", TRACE, 40, 100)
     assert span.notes == {

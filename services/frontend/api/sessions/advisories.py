@@ -14,7 +14,7 @@ from services.frontend.api.schemas import ADVISORY, answers
 from services.frontend.app import App, app_of
 from services.frontend.core.quotas import priority_within
 from services.frontend.hint_gate import NATS_PLACE
-from services.frontend.request import caller_of, read_body, request_id_of
+from services.frontend.request import caller_of, read_body, request_id_of, span_of
 from shared.advisory_checks import check_advisory
 from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
@@ -59,8 +59,7 @@ async def submit_advisory(request: Request) -> Response:
         ttl_ms=body.ttl_ms,
     )
     note(session_id=body.session_id, model=model_id)
-    trace = request.scope["state"]["span"].trace
-    return Json(await submit(app, advisory, place, trace), 202)
+    return Json(await submit(app, advisory, place, span_of(request).trace), 202)
 
 
 async def serve(app: App) -> None:

@@ -174,6 +174,7 @@ class Driver:
         arrives_s: float = 0,
         kv_at: dict[str, int] | None = None,
         prefix: AgentPrefix | None = None,
+        trace: str = "",
     ) -> tuple[SessionPlacement, list[Effect]]:
         message = ExpectSession(
             session_id=SessionId(session),
@@ -184,6 +185,7 @@ class Driver:
             arrives_in_ns=int(arrives_s * SECOND),
             kv_at={HostId(host): num_blocks for host, num_blocks in (kv_at or {}).items()},
             prefix=prefix,
+            trace=trace,
         )
         placement, effects = self.core.on_expect(message, self.now_ns)
         return placement, self._note(effects)

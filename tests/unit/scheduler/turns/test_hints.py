@@ -53,6 +53,15 @@ def test_a_worker_is_told_when_and_how_much_is_expected() -> None:
     assert told.prefetch.arrives_in_ns == told.prefetch.num_tokens == 0
 
 
+def test_what_a_worker_brings_up_follows_the_latest_advisory() -> None:
+    d = two_workers()
+    traces = []
+    for trace in ("x", "y", ""):
+        (told,) = only(SendPrefetch, d.expect("s", trace=trace)[1])
+        traces.append(told.prefetch.trace)
+    assert traces == ["x", "y", ""]
+
+
 def test_a_turn_that_is_not_coming_is_told_to_its_worker() -> None:
     d = two_workers()
     place = chosen(d, "s")
