@@ -126,4 +126,4 @@ def test_one_worker_dies_at_each_start(house: House) -> None:
         assert Reply(client, model=MODEL).read_to_end() == undisturbed
     assert {name: pid for name, pid in house.pids().items() if name != "worker-2"} == others
     house.wait_all_ready()  # it is tried again, and lives
-    assert len(killed) >= 5 and house.pids()["worker-2"] not in killed
+    assert house.pids()["worker-2"] not in killed
