@@ -40,6 +40,7 @@ CHOICES_MAX = 128
 PROMPTS_MAX = 1024
 MESSAGES_MAX = 8192
 STOPS_MAX = 16
+INCLUDED_MAX = 16
 TOOLS_MAX = 128
 TOOL_NAME_CHARS_MAX = 64
 TOOL_NAME = r"^[a-zA-Z0-9_.-]+$"
@@ -56,6 +57,7 @@ def _whole(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_whole)
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=ID_CHARS_MAX, pattern=NO_CONTROLS)]
 Name = Annotated[str, Field(max_length=ID_CHARS_MAX)]
@@ -247,6 +249,12 @@ class ResponsesBody(Sampled):
     reasoning: Reasoning | None = None
     previous_response_id: Id | None = None
     store: bool | None = None
+    include: Annotated[list[Included], Field(max_length=INCLUDED_MAX, fail_fast=True)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
 
 class CompletionBody(Generate):

@@ -293,7 +293,7 @@ class History:
         given up: it would be of no use without. One that begins with the tail of the turn's history
         takes the place of that."""
         writeback, blocks, first = self.writeback, turn.prefix.blocks, index
-        while first and writeback.can_try_again(blocks[first - 1]):
+        while first and writeback.has_room and writeback.can_try_again(blocks[first - 1]):
             first -= 1
         for number in range(first, index + 1):
             block, before = blocks[number], blocks[number - 1] if number else None

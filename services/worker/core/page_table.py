@@ -26,8 +26,9 @@ class Block:
         key: `NO_KEY` as long as it is of one turn alone; others can find it under a key.
         refs: turns that run on it.
         backed: a copy exists below (or was given up on): pages may be taken when `refs` is 0.
-        times_given_up: how often its copy below was given up, without one since, on the connection
-            to a kvstore that is `given_up_epoch`.
+        times_given_up: how often copying it below failed, on the connection to a kvstore that is
+            `given_up_epoch`; 1 too if it was given up untried, for lack of room; 0: it has a copy,
+            or waits for its first.
         loading: how many pages have bytes on their way from the arena.
         is_late: a pass waited for some of those long enough: nobody waits in a pass for the rest.
         lost: a load failed; the block serves no new turn.

@@ -18,7 +18,7 @@ from shared.blocks import BlockKey
 STOCK_STEPS = 2  # arena room is kept for the blocks of so many of the largest steps lately
 STEP_MEMORY = 0.98  # how much of the largest step is remembered from one to the next
 UNWRITTEN_SHARE_MAX = 0.25  # of the pool; beyond it, the newest blocks stay without a copy below
-TRIES_MAX = 2  # of a block's copy on a connection, before nothing behind it is copied either
+TRIES_MAX = 2  # to copy a block on a connection, before nothing behind it is copied either
 LATE_MAX = 1024  # blocks that were given up and are remembered, to be written when there is room
 LATE_PAUSE_NS = 1_000_000_000  # before they are looked at again; doubled each time while it idles
 LATE_PAUSE_MAX_NS = 64_000_000_000
@@ -107,9 +107,9 @@ class WriteBehind:
         self._is_asking = False
         self._ask_at_ns = 0
         self.give_up_unwritten()
-        self._give_up([each.unwritten for each in self._storing.values() if not each.is_void])
+        self._fail([each.unwritten for each in self._storing.values() if not each.is_void])
         self._storing.clear()
-        self._give_up(list(self._committing.values()))
+        self._fail(list(self._committing.values()))
         self._committing.clear()
 
     def on_leased(self, pages: list[int]) -> None:
@@ -132,8 +132,8 @@ class WriteBehind:
         if now_ns >= self._looked_at_ns + self._late_pause_ns:
             self._looked_at_ns = now_ns
             self._late_pause_ns *= 2
-            if not self._unwritten:
-                self._take_up_late()
+            if not self._unwritten and self._take_up_late():
+                self._late_pause_ns = LATE_PAUSE_NS
         writes: list[BlockWrite] = []
         while self._unwritten and (pages := self._take_pages()) is not None:
             writes.append(self._write(self._unwritten.popleft(), pages))
@@ -203,15 +203,21 @@ class WriteBehind:
         if before is not None and self._tries(before) >= TRIES_MAX:
             self._give_up([unwritten])
             block.times_given_up = TRIES_MAX
-            return
-        num_pages = (len(self._unwritten) + 1) * self.pool.num_layers
-        if self.is_connected and num_pages <= UNWRITTEN_SHARE_MAX * self.pool.num_pages:
+        elif self.has_room:
             self._unwritten.append(unwritten)
         else:
             self._give_up([unwritten])
 
-    def _take_up_late(self) -> None:
-        """Blocks that were given up are written after all, as far as there are pages for them."""
+    @property
+    def has_room(self) -> bool:
+        """Whether one more block may wait."""
+        num_pages = (len(self._unwritten) + 1) * self.pool.num_layers
+        return self.is_connected and num_pages <= UNWRITTEN_SHARE_MAX * self.pool.num_pages
+
+    def _take_up_late(self) -> bool:
+        """Blocks that were given up are written after all, as far as there are pages for them.
+        Answers whether any are.
+        """
         num_blocks = len(self._stock) // self.pool.num_layers
         for number, late in list(self._late.items()):
             if num_blocks == 0:
@@ -228,6 +234,7 @@ class WriteBehind:
                 num_blocks -= 1
             elif before is not None and not self.can_try_again(before):
                 del self._late[number]
+        return bool(self._unwritten)
 
     def can_try_again(self, block: Block) -> bool:
         """Whether a block in use has no copy below, and may get one yet."""
@@ -267,7 +274,7 @@ class WriteBehind:
                 continue
             unused += write.arena_pages
             if not storing.is_void:
-                self._give_up([storing.unwritten])
+                self._fail([storing.unwritten])
         effects: list[Effect] = []
         if good:
             effects.append(CommitBlocks(good, [checksums[write.number] for write in good]))
@@ -297,12 +304,20 @@ class WriteBehind:
 
     def on_refused(self, keys: list[BlockKey]) -> None:
         """The kvstore did not take these blocks: they stay without a copy below."""
-        self._give_up([self._committing.pop(key) for key in keys if key in self._committing])
+        self._fail([self._committing.pop(key) for key in keys if key in self._committing])
 
     def give_up_unwritten(self) -> None:
         """Blocks that wait for arena pages stay without a copy below."""
         self._give_up(list(self._unwritten))
         self._unwritten.clear()
+
+    def _fail(self, tried: list[Unwritten]) -> None:
+        """Copying these came to nothing. That there was no room to wait is no try: else what comes
+        in one burst would be left for good."""
+        for unwritten in tried:
+            unwritten.block.times_given_up = self._tries(unwritten.block) + 1
+            unwritten.block.given_up_epoch = self.epoch
+        self._give_up(tried)
 
     def _give_up(self, given_up: list[Unwritten]) -> None:
         """Blocks stay without a copy below, for now: they are looked at again when there is room,
@@ -310,7 +325,7 @@ class WriteBehind:
         self.num_given_up += len(given_up)
         for unwritten in given_up:
             block = unwritten.block
-            block.times_given_up = self._tries(block) + 1
+            block.times_given_up = max(self._tries(block), 1)
             block.given_up_epoch = self.epoch
             self._late[id(block)] = unwritten
         while len(self._late) > LATE_MAX:

@@ -81,6 +81,49 @@ def test_a_response_is_a_message(nats_server: Server, redis_server: Server, tmp_
     with_house(scenario, Reply("hello"), nats_server, redis_server, tmp_path)
 
 
+def test_log_probabilities_of_what_is_said(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    asked_for: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    said = "Let me see. "
+
+    def text_of(entries: list[Any]) -> str:
+        return "".join(entry.token for entry in entries)
+
+    async def scenario(it: House) -> None:
+        ask = it.openai.responses
+        whole: Any = await ask.create(model=MODEL, input="Hi", tools=[WEATHER], **asked_for)
+        assert whole.top_logprobs == 2
+        entries = whole.output[0].content[0].logprobs
+        assert text_of(entries).startswith(said.strip()) and "<" not in text_of(entries)
+        assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+        stored: Any = await ask.retrieve(whole.id)
+        assert stored.output[0].content[0].logprobs == [], "many times the text: told once"
+
+        alone: Any = await ask.create(model=MODEL, input="Hi", top_logprobs=1)
+        assert len(alone.output[0].content[0].logprobs[0].top_logprobs) == 1
+        without: Any = await ask.create(model=MODEL, input="Hi", top_logprobs=0)
+        assert without.output[0].content[0].logprobs == []
+
+        async with ask.stream(model=MODEL, input="Hi", tools=[WEATHER], **asked_for) as events:
+            seen: list[Any] = [event async for event in events]
+            final: Any = await events.get_final_response()
+        streamed = [
+            entry
+            for event in seen
+            if event.type == "response.output_text.delta"
+            for entry in event.logprobs
+        ]
+        (done,) = [event for event in seen if event.type == "response.output_text.done"]
+        assert text_of(streamed) == text_of(done.logprobs) == text_of(entries)
+        assert text_of(final.output[0].content[0].logprobs) == text_of(entries)
+
+        with pytest.raises(openai.BadRequestError, match="include"):
+            await ask.create(model=MODEL, input="Hi", include=["file_search_call.results"])
+
+    with_house(scenario, Reply(said + CALL), nats_server, redis_server, tmp_path)
+
+
 def test_calls_and_their_answers(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
     async def scenario(it: House) -> None:
         ask = it.openai.responses

@@ -217,6 +217,29 @@ class TestGivenUp:
         assert engine.core.writeback._stock and self.pass_pause(engine) == []
         check_integrity(engine.core)
 
+    def test_what_there_was_no_room_for_is_written_in_its_time(self) -> None:
+        """All of it, however much came at once and however often more came behind it."""
+        engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect(1)
+        prompt = list(range(100, 181))  # 20 blocks; 8 may wait
+        engine.run(new_turn("t", prompt, sampling=SamplingParams(max_tokens=9)))
+        assert engine.core.writeback.num_given_up
+        written: list[bytes] = []
+        writes = engine.write()
+        for _ in range(100):
+            written += [write.key for write in writes]
+            pages = sum(effect.num_pages for effect in of_kind(engine.effects, LeasePages)[-1:])
+            engine.store_all()
+            engine.core.on_committed([write.key for write in writes])
+            engine.core.on_leased(list(range(min(pages, NUM_LAYERS))))
+            if (at_ns := engine.core.next_deadline_ns()) is None:
+                break
+            engine.now_ns = max(at_ns, engine.now_ns)
+            writes = engine.write()
+        assert written[:20] == keys_of(prompt) and len(written) == len(set(written)) == 22
+        assert engine.core.pool.num_unsafe == 0
+        check_integrity(engine.core)
+
     def test_what_was_taken_meanwhile_is_not_written(self, engine: Engine) -> None:
         self.give_up(engine)
         pool = engine.core.pool

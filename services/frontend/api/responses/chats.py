@@ -37,6 +37,8 @@ def chat_of(body: ResponsesBody, items: list[Any], past: Past) -> ChatBody:
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
+        logprobs=body.wants_logprobs,
+        top_logprobs=body.top_logprobs,
         response_format=_response_format(body.text),
         truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
         chat_template_kwargs=body.chat_template_kwargs,

@@ -1,6 +1,7 @@
 """A response as OpenAI writes it: items, whole or as events."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,9 +10,11 @@ from services.frontend import telemetry
 from services.frontend.api.bodies import ResponsesBody
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.items import ItemsWriter, TextKind, named_event
+from services.frontend.api.text.logprobs import chat_entry, name_of
 from services.frontend.api.text.reading import Reading
 from services.frontend.api.text.tools import Call
 from services.frontend.app import App
+from services.frontend.core.choice import Piece
 from services.frontend.core.stored_responses import Past, StoredResponse, new_response_id
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
@@ -27,7 +30,7 @@ class _Words:
     Attributes:
         prefix: of their ids.
         part: the text in them.
-        more, more_of_part, more_of_event: members that they have beside.
+        more, more_of_part: members that they have beside.
     """
 
     item: str
@@ -35,17 +38,12 @@ class _Words:
     part: str
     more: dict[str, Any]
     more_of_part: dict[str, Any]
-    more_of_event: dict[str, Any]
 
 
-_LOGPROBS: dict[str, Any] = {"logprobs": []}
 WORDS: dict[TextKind, _Words] = {
-    Said: _Words(
-        "message", "msg", "output_text", {"role": "assistant"},
-        {"annotations": [], **_LOGPROBS}, _LOGPROBS,
-    ),
-    Thought: _Words("reasoning", "rs", "reasoning_text", {"summary": []}, {}, {}),
-}  # fmt: skip
+    Said: _Words("message", "msg", "output_text", {"role": "assistant"}, {"annotations": []}),
+    Thought: _Words("reasoning", "rs", "reasoning_text", {"summary": []}, {}),
+}
 
 
 class ResponseWriter(ItemsWriter):
@@ -75,6 +73,23 @@ class ResponseWriter(ItemsWriter):
         self._is_stored = body.store is not False  # until it is known
         self._id = new_response_id(past.session_id)
         self._num_events = 0
+        self._wants_logprobs = body.wants_logprobs
+        tokenizer = generation.plan.model.tokenizer
+        self._entry = partial(
+            chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=body.top_logprobs or 0
+        )
+        self._logprobs: list[dict[str, Any]] = []  # of the last item, if it is what is said
+        self._logprobs_due: list[dict[str, Any]] = []  # of tokens whose text has still to come
+
+    def num_entries(self, piece: Piece | None) -> int:
+        if piece is None:  # those of the reply are written as they come
+            return 0
+        return len(piece.logprobs) + (0 if piece.finish is None else len(self._logprobs))
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        if self._wants_logprobs:
+            self._logprobs_due += [self._entry(entry) for entry, _ in piece.logprobs]
+        return super().chunks(piece)
 
     async def settle(self) -> None:
         plan, claim = self.generation.plan, self.generation.prompt_of(0).claim
@@ -84,7 +99,7 @@ class ResponseWriter(ItemsWriter):
         assert session_id is not None and claim is not None
         response = self._response(self._status())
         output = response.pop("output")
-        stored = StoredResponse(response, self._given, output)
+        stored = StoredResponse(response, self._given, list(map(_to_keep, output)))
         self._is_stored = not claim.is_forgotten and await self._app.responses.put(
             tenant, session_id, claim.generation, stored, self._app.quotas.of(tenant)
         )
@@ -114,24 +129,31 @@ class ResponseWriter(ItemsWriter):
         item = {"type": words.item, "id": new_id(words.prefix), **words.more}
         self.items.append({**item, "status": "in_progress", "content": []})
         added = self._item_event("added")
-        self.items[-1]["content"] = [{"type": words.part, "text": "", **words.more_of_part}]
+        self._logprobs = []
+        part = {"type": words.part, "text": "", **words.more_of_part, **_logprobs(kind, [])}
+        self.items[-1]["content"] = [part]
         return [added, self._part_event("added")]
 
     def begin_call(self, call: Call) -> list[bytes]:
+        self._logprobs_due = []  # they are of what is no text
         item = {"type": "function_call", "id": new_id("fc"), "call_id": call.call_id}
         self.items.append({**item, "name": call.name, "arguments": "", "status": "in_progress"})
         return [self._item_event("added")]
 
     def add_text(self, kind: TextKind, text: str) -> bytes:
-        return self._text_event(kind, "delta", delta=text)
+        entries, self._logprobs_due = self._logprobs_due, []
+        if kind is Said:
+            self._logprobs += entries
+        return self._text_event(kind, "delta", delta=text, **_logprobs(kind, entries))
 
     def add_arguments(self, text: str) -> bytes:
         kind = "response.function_call_arguments.delta"
         return self._event(kind, **self._place(), delta=text)
 
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
-        self.items[-1]["content"][0]["text"] = text
-        done = [self._text_event(kind, "done", text=text), self._part_event("done")]
+        told = _logprobs(kind, self._logprobs)
+        self.items[-1]["content"][0] |= {"text": text, **told}
+        done = [self._text_event(kind, "done", text=text, **told), self._part_event("done")]
         return [*done, self._end_item(is_cut=is_cut)]
 
     def end_call(self, arguments: str, *, is_cut: bool) -> list[bytes]:
@@ -160,10 +182,9 @@ class ResponseWriter(ItemsWriter):
         kind = f"response.content_part.{what}"
         return self._event(kind, **self._place(), content_index=0, part=part)
 
-    def _text_event(self, kind: TextKind, what: str, **told: str) -> bytes:
-        words, place = WORDS[kind], self._place()
-        name = f"response.{words.part}.{what}"
-        return self._event(name, **place, content_index=0, **told, **words.more_of_event)
+    def _text_event(self, kind: TextKind, what: str, **told: Any) -> bytes:
+        name = f"response.{WORDS[kind].part}.{what}"
+        return self._event(name, **self._place(), content_index=0, **told)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -197,6 +218,7 @@ class ResponseWriter(ItemsWriter):
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": tools,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": body.truncation or "disabled",
             "usage": self._usage() if is_over else None,
@@ -212,3 +234,15 @@ class ResponseWriter(ItemsWriter):
             "output_tokens_details": thoughts,
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _logprobs(kind: TextKind, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The member that tells them: of what is said alone."""
+    return {"logprobs": entries} if kind is Said else {}
+
+
+def _to_keep(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as it is stored: without log-probabilities, which are many times its text."""
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
