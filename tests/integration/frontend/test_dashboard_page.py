@@ -9,6 +9,17 @@ from tests.integration.frontend.browser import ARGS, AXE, CHROMIUM, needs_chromi
 from tests.integration.frontend.house import MODEL, House, house
 from tests.integration.frontend.test_dashboard import staff
 
+# A name beside the longest that is told of anything, at a width where three lists are in a row.
+NAME_BESIDE = """() => {
+  const [name, told] = [document.createElement("dt"), document.createElement("dd")];
+  name.textContent = "encoder";
+  told.textContent = "8 jobs wait, open in 242.4 ms, at the latest in 253.1 ms";
+  document.querySelector("#windows").replaceChildren(name, told);
+  const lines = document.createRange();
+  lines.selectNodeContents(name);
+  return lines.getClientRects().length;
+}"""
+
 
 @needs_chromium
 def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path: Path) -> None:
@@ -29,6 +40,8 @@ def test_a_browser_shows_it(nats_server: Server, redis_server: Server, tmp_path:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 3}
         await it.http.post("/v1/completions", json=body)
         await expect(page.locator("#figures")).to_contain_text("ms")
+        await page.set_viewport_size({"width": 1200, "height": 900})
+        assert await page.evaluate(NAME_BESIDE) == 1, "lines of a name"
         if AXE.is_file():
             await page.evaluate(AXE.read_text())
             found = await page.evaluate("axe.run()")
