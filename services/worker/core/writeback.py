@@ -329,5 +329,5 @@ class WriteBehind:
             block.given_up_epoch = self.epoch
             self._late[id(block)] = unwritten
         while len(self._late) > LATE_MAX:
-            del self._late[next(iter(self._late))]
+            self._late.popitem()  # the latest: without those before them they would be of no use
         self.pool.set_backed([unwritten.block for unwritten in given_up])

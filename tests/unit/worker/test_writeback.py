@@ -1,5 +1,6 @@
 import pytest
 
+from services.worker.core import writeback
 from services.worker.core.effects import (
     BlockWrite,
     CommitBlocks,
@@ -217,28 +218,42 @@ class TestGivenUp:
         assert engine.core.writeback._stock and self.pass_pause(engine) == []
         check_integrity(engine.core)
 
+    def write_in_time(self, engine: Engine) -> list[bytes]:
+        """Keys of all that is written by and by, where there is room for one block at a time."""
+        written: list[bytes] = []
+        writes = engine.write()
+        for _ in range(100):
+            written += [write.key for write in writes]
+            engine.store_all()
+            engine.core.on_committed([write.key for write in writes])
+            engine.core.on_leased(list(range(NUM_LAYERS)))
+            if (at_ns := engine.core.next_deadline_ns()) is None:
+                return written
+            engine.now_ns = max(at_ns, engine.now_ns)
+            writes = engine.write()
+        raise AssertionError("it looks for ever")
+
     def test_what_there_was_no_room_for_is_written_in_its_time(self) -> None:
         """All of it, however much came at once and however often more came behind it."""
         engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
         engine.core.writeback.connect(1)
         prompt = list(range(100, 181))  # 20 blocks; 8 may wait
         engine.run(new_turn("t", prompt, sampling=SamplingParams(max_tokens=9)))
-        assert engine.core.writeback.num_given_up
-        written: list[bytes] = []
-        writes = engine.write()
-        for _ in range(100):
-            written += [write.key for write in writes]
-            pages = sum(effect.num_pages for effect in of_kind(engine.effects, LeasePages)[-1:])
-            engine.store_all()
-            engine.core.on_committed([write.key for write in writes])
-            engine.core.on_leased(list(range(min(pages, NUM_LAYERS))))
-            if (at_ns := engine.core.next_deadline_ns()) is None:
-                break
-            engine.now_ns = max(at_ns, engine.now_ns)
-            writes = engine.write()
+        written = self.write_in_time(engine)
         assert written[:20] == keys_of(prompt) and len(written) == len(set(written)) == 22
         assert engine.core.pool.num_unsafe == 0
         check_integrity(engine.core)
+
+    def test_the_first_of_it_are_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(writeback, "LATE_MAX", 4)
+        engine = Engine(new_core(num_blocks=32, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect(1)
+        prompt = list(range(100, 181))
+        engine.run(new_turn("t", prompt, sampling=ONCE))
+        assert self.write_in_time(engine) == keys_of(prompt)[:12]
+        engine.run(new_turn("u", [*prompt, 1, 2, 3, 4], sampling=ONCE))
+        again = self.write_in_time(engine)
+        assert again == keys_of([*prompt, 1, 2, 3, 4])[12:], "and the rest when something follows"
 
     def test_what_was_taken_meanwhile_is_not_written(self, engine: Engine) -> None:
         self.give_up(engine)
