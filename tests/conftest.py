@@ -1,6 +1,7 @@
 """Servers for tests: real NATS and Redis, fresh, on free ports."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ from cli.supervisor.children import free_port, start_nats, start_redis, stop_chi
 # A machine that stalls is no fault of a test: how long drawing takes is not held against it.
 settings.register_profile("symphony", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("symphony")
+
+# What gets a Ctrl-C here is to heed it, also where a script runs the tests in its background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all is collected: modules and tests are no garbage, and hundreds of thousands
 

@@ -167,9 +167,8 @@ _USAGE = record(
 )
 _FINISH: Schema = {"enum": list(get_args(PublicFinish))}
 _TOKEN_LOGPROB = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
-_CHAT_LOGPROBS = record(
-    content=array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
-)
+_TOKENS_LOGPROBS = array(record(**_TOKEN_LOGPROB, top_logprobs=array(record(**_TOKEN_LOGPROB))))
+_CHAT_LOGPROBS = record(content=_TOKENS_LOGPROBS)
 _TEXT_LOGPROBS = record(
     text_offset=array(COUNT),
     token_logprobs=array(nullable(NUMBER)),
@@ -217,7 +216,7 @@ _OUTPUT = any_of(
                 type=constant("output_text"),
                 text=STRING,
                 annotations=array(STRING),
-                logprobs=array(STRING),
+                logprobs=_TOKENS_LOGPROBS,
             )
         ),
     ),
@@ -256,6 +255,7 @@ RESPONSE = record(
     text=_ANY_OBJECT,
     tool_choice=any_of(STRING, _ANY_OBJECT),
     tools=array(_ANY_OBJECT),
+    top_logprobs=COUNT,
     top_p=NUMBER,
     truncation=STRING,
     usage=record(

@@ -168,7 +168,9 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     for fields in (plain, more):
         await ask("POST", "/v1/chat/completions", body=hi | fields)
     responses = "/v1/responses"
-    for fields in (plain, {"stream": True}, {"max_output_tokens": 2, "metadata": {"a": "b"}}):
+    likely = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    last = {"max_output_tokens": 2, "metadata": {"a": "b"}}
+    for fields in (plain, likely, {"stream": True}, last):
         answer = await ask("POST", responses, body={"model": MODEL, "input": "hi"} | fields)
     previous = {"previous_response_id": answer.json()["id"]}
     answer = await ask("POST", responses, body={"model": MODEL, "input": "hi"} | previous)
