@@ -107,9 +107,10 @@ class WriteBehind:
         self._is_asking = False
         self._ask_at_ns = 0
         self.give_up_unwritten()
-        self._fail([each.unwritten for each in self._storing.values() if not each.is_void])
+        storing = [each.unwritten for each in self._storing.values() if not each.is_void]
+        self._give_up(storing, num_tries=1)
         self._storing.clear()
-        self._fail(list(self._committing.values()))
+        self._give_up(list(self._committing.values()), num_tries=1)
         self._committing.clear()
 
     def on_leased(self, pages: list[int]) -> None:
@@ -201,8 +202,7 @@ class WriteBehind:
         self._num_computed += 1
         unwritten = Unwritten(block, before, parent, tokens, replaces, is_partial)
         if before is not None and self._tries(before) >= TRIES_MAX:
-            self._give_up([unwritten])
-            block.times_given_up = TRIES_MAX
+            self._give_up([unwritten], num_tries=TRIES_MAX)
         elif self.has_room:
             self._unwritten.append(unwritten)
         else:
@@ -274,7 +274,7 @@ class WriteBehind:
                 continue
             unused += write.arena_pages
             if not storing.is_void:
-                self._fail([storing.unwritten])
+                self._give_up([storing.unwritten], num_tries=1)
         effects: list[Effect] = []
         if good:
             effects.append(CommitBlocks(good, [checksums[write.number] for write in good]))
@@ -304,28 +304,23 @@ class WriteBehind:
 
     def on_refused(self, keys: list[BlockKey]) -> None:
         """The kvstore did not take these blocks: they stay without a copy below."""
-        self._fail([self._committing.pop(key) for key in keys if key in self._committing])
+        refused = [self._committing.pop(key) for key in keys if key in self._committing]
+        self._give_up(refused, num_tries=1)
 
     def give_up_unwritten(self) -> None:
         """Blocks that wait for arena pages stay without a copy below."""
         self._give_up(list(self._unwritten))
         self._unwritten.clear()
 
-    def _fail(self, tried: list[Unwritten]) -> None:
-        """Copying these came to nothing. That there was no room to wait is no try: else what comes
-        in one burst would be left for good."""
-        for unwritten in tried:
-            unwritten.block.times_given_up = self._tries(unwritten.block) + 1
-            unwritten.block.given_up_epoch = self.epoch
-        self._give_up(tried)
-
-    def _give_up(self, given_up: list[Unwritten]) -> None:
+    def _give_up(self, given_up: list[Unwritten], num_tries: int = 0) -> None:
         """Blocks stay without a copy below, for now: they are looked at again when there is room,
-        if they are here by then."""
+        if they are here by then. That there was no room to wait is no try: else what comes in one
+        burst would be left for good.
+        """
         self.num_given_up += len(given_up)
         for unwritten in given_up:
             block = unwritten.block
-            block.times_given_up = max(self._tries(block), 1)
+            block.times_given_up = max(self._tries(block) + num_tries, 1)
             block.given_up_epoch = self.epoch
             self._late[id(block)] = unwritten
         while len(self._late) > LATE_MAX:

@@ -152,6 +152,7 @@ class TestWriting:
             engine.store_all(is_good=False)
         keys = keys_of(turn.tokens)
         assert [tried.count(key) for key in keys[:3]] == [TRIES_MAX, TRIES_MAX, 1]
+        assert keys[3:] and not {*tried} & {*keys[3:]}, "it would be of no use"
         engine.core.writeback.connect(2)
         lease(engine, 32)
         engine.submit(new_turn("u", [*turn.tokens, 1, 2, 3], sampling=ONCE))
@@ -243,6 +244,20 @@ class TestGivenUp:
         assert written[:20] == keys_of(prompt) and len(written) == len(set(written)) == 22
         assert engine.core.pool.num_unsafe == 0
         check_integrity(engine.core)
+
+    def test_to_wait_in_vain_again_and_again_is_no_try(self) -> None:
+        """There is room for one more whenever one more follows."""
+        engine = Engine(new_core(num_blocks=64, stage_timeout_max_ns=0, stage_timeout_min_ns=0))
+        engine.core.writeback.connect(1)
+        turn = new_turn("t", list(range(1, 130)), sampling=SamplingParams(max_tokens=30))
+        engine.submit(turn)  # of 32 blocks; 16 may wait
+        while engine.core.turns:
+            engine.step()
+            engine.core.on_leased(list(range(NUM_LAYERS)))
+            commits = of_kind(engine.store_all(), CommitBlocks)
+            engine.core.on_committed([write.key for each in commits for write in each.writes])
+        self.write_in_time(engine)
+        assert engine.core.pool.num_unsafe == 0
 
     def test_the_first_of_it_are_remembered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writeback, "LATE_MAX", 4)

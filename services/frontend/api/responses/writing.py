@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -78,13 +79,15 @@ class ResponseWriter(ItemsWriter):
         self._entry = partial(
             chat_entry, tokenizer, name_of(tokenizer, as_ids=False), num_top=body.top_logprobs or 0
         )
-        self._logprobs: list[dict[str, Any]] = []  # of the last item, if it is what is said
         self._logprobs_due: list[dict[str, Any]] = []  # of tokens whose text has still to come
 
     def num_entries(self, piece: Piece | None) -> int:
         if piece is None:  # those of the reply are written as they come
             return 0
-        return len(piece.logprobs) + (0 if piece.finish is None else len(self._logprobs))
+        if piece.finish is None:
+            return len(piece.logprobs)
+        parts = chain(*(item.get("content", ()) for item in self.items))  # which are told as wholes
+        return len(piece.logprobs) + sum(len(part.get("logprobs", ())) for part in parts)
 
     def chunks(self, piece: Piece) -> list[bytes]:
         if self._wants_logprobs:
@@ -129,7 +132,6 @@ class ResponseWriter(ItemsWriter):
         item = {"type": words.item, "id": new_id(words.prefix), **words.more}
         self.items.append({**item, "status": "in_progress", "content": []})
         added = self._item_event("added")
-        self._logprobs = []
         part = {"type": words.part, "text": "", **words.more_of_part, **_logprobs(kind, [])}
         self.items[-1]["content"] = [part]
         return [added, self._part_event("added")]
@@ -143,7 +145,7 @@ class ResponseWriter(ItemsWriter):
     def add_text(self, kind: TextKind, text: str) -> bytes:
         entries, self._logprobs_due = self._logprobs_due, []
         if kind is Said:
-            self._logprobs += entries
+            self._part["logprobs"] += entries
         return self._text_event(kind, "delta", delta=text, **_logprobs(kind, entries))
 
     def add_arguments(self, text: str) -> bytes:
@@ -151,8 +153,9 @@ class ResponseWriter(ItemsWriter):
         return self._event(kind, **self._place(), delta=text)
 
     def end_text(self, kind: TextKind, text: str, *, is_cut: bool) -> list[bytes]:
-        told = _logprobs(kind, self._logprobs)
-        self.items[-1]["content"][0] |= {"text": text, **told}
+        part = self._part
+        part["text"] = text
+        told = _logprobs(kind, part.get("logprobs", []))
         done = [self._text_event(kind, "done", text=text, **told), self._part_event("done")]
         return [*done, self._end_item(is_cut=is_cut)]
 
@@ -170,6 +173,12 @@ class ResponseWriter(ItemsWriter):
     def _status(self) -> str:
         return "incomplete" if self.generation.choices[0].finish == "length" else "completed"
 
+    @property
+    def _part(self) -> dict[str, Any]:
+        """Of the last item, which is a text."""
+        part: dict[str, Any] = self.items[-1]["content"][0]
+        return part
+
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
@@ -178,9 +187,8 @@ class ResponseWriter(ItemsWriter):
         return self._event(f"response.output_item.{what}", output_index=at, item=item)
 
     def _part_event(self, what: str) -> bytes:
-        part = self.items[-1]["content"][0]
         kind = f"response.content_part.{what}"
-        return self._event(kind, **self._place(), content_index=0, part=part)
+        return self._event(kind, **self._place(), content_index=0, part=self._part)
 
     def _text_event(self, kind: TextKind, what: str, **told: Any) -> bytes:
         name = f"response.{WORDS[kind].part}.{what}"
