@@ -21,12 +21,13 @@ PR_SET_PDEATHSIG = 1
 NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port that is free now."""
+def free_port(address: str = "127.0.0.1", *, but: int | None = None) -> int:
+    """A TCP port that is free now, and is not the one that somebody is yet to listen on."""
     with socket.socket() as sock:
         sock.bind((address, 0))
         port: int = sock.getsockname()[1]
-        return port
+        # The other is asked for while this one is held, or it could be the same again.
+        return port if port != but else free_port(address, but=but)
 
 
 def start_child(

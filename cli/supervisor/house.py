@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 
@@ -121,7 +122,7 @@ def run_house(
 def _checked_plan(options: HouseOptions) -> tuple[HousePlan, LauncherConfig]:
     check_addresses(options)
     check_size(options)
-    plan = plan_house(options, free_port(), os.environ)
+    plan = plan_house(options, free_port(but=options.port), os.environ)
     config = check_settings(plan)
     tls_files = frontend_config(plan).tls_files
     plan = replace(
@@ -464,5 +465,5 @@ def _answers(url: str, cert_file: Path | None) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1.0, context=context) as response:
             return bool(response.status == 200)
-    except (URLError, OSError):
+    except (URLError, OSError, HTTPException):  # whoever listens there may not speak HTTP
         return False

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,11 +60,17 @@ def make_house(
     start_asker: Callable[[], "subprocess.Popen[bytes]"] | None = None,
     stuck_after_s: float = 1.0,
     num_hosts: int = 1,
+    port: int = 8000,
+    ready_timeout_s: float = 30.0,
 ) -> tuple[House, Notes]:
     notes = Notes()
     logs = LogKeeper(tmp_path, log_bytes_max, notes.event)
     options = HouseOptions(
-        data_dir=tmp_path, num_hosts=num_hosts, restart=restart, ready_timeout_s=30
+        data_dir=tmp_path,
+        num_hosts=num_hosts,
+        port=port,
+        restart=restart,
+        ready_timeout_s=ready_timeout_s,
     )
     plan = HousePlan("", "", [], list(children), start_asker=start_asker)
     config = LauncherConfig(status_interval_s=0.5, stuck_after_s=stuck_after_s)
@@ -90,6 +98,25 @@ def signals() -> Iterator[StopSignals]:
 @pytest.fixture
 def _always_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(House, "_is_ready", lambda _: True)
+
+
+def test_who_listens_in_its_place_and_speaks_no_http_is_not_its_answer(
+    tmp_path: Path, signals: StopSignals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with suppress(OSError):  # closed: the test is over
+                while True:
+                    with server.accept()[0] as client:
+                        client.sendall(b'INFO {"server_id":"other"}\r\n')
+
+        threading.Thread(target=greet, daemon=True).start()
+        port = server.getsockname()[1]
+        house, _ = make_house(tmp_path, signals, port=port, ready_timeout_s=0.2)
+        house.start()
+        with pytest.raises(HouseFailed, match="not ready"):
+            house.wait_ready()
 
 
 def pid_of(tmp_path: Path, name: str) -> int:
