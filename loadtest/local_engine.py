@@ -222,8 +222,10 @@ class LocalEngine:
         if self._deltas:
             encode(StepOutput(deltas=self._deltas))
             self._deltas = []
+        writes = self.core.writeback
         has_room = self.store is not None and self.store.has_room
-        if not self.core.is_busy and not (has_room and self.core.writeback.num_unwritten):
+        is_writing = writes.can_go_on or (has_room and writes.num_unwritten)
+        if not self.core.is_busy and not is_writing:
             self._is_over.set()
 
 

@@ -241,6 +241,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         tile, num_new, context, window, tile_queries, tile_keys, is_windowed
     )  # fmt: skip
     share = _share(end - begin, num_splits, splits_wanted, share_min, share_max)
+    is_alone = end - begin <= share
     if is_split:
         begin += split * share
         end = tl.minimum(begin + share, end)
@@ -283,18 +284,18 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         is_windowed, is_capped, widen,
     )  # fmt: skip
 
-    if is_split:
-        line = (split.to(tl.int64) * num_rows + (row - first)) * num_heads + head
-        tl.store(stats + line, top, mask=is_row)
-        num_lines = num_splits.to(tl.int64) * num_rows * num_heads
-        tl.store(stats + num_lines + line, total, mask=is_row)
-        tl.store(partial + line[:, None] * head_dim + dims[None, :], acc, mask=is_element)
-    else:
+    if not is_split or is_alone:
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(
             out + row[:, None] * out_row_stride + head[:, None] * out_head_stride + dims[None, :],
             acc.to(out.dtype.element_ty), mask=is_element,
         )  # fmt: skip
+    else:
+        line = (split.to(tl.int64) * num_rows + (row - first)) * num_heads + head
+        tl.store(stats + line, top, mask=is_row)
+        num_lines = num_splits.to(tl.int64) * num_rows * num_heads
+        tl.store(stats + num_lines + line, total, mask=is_row)
+        tl.store(partial + line[:, None] * head_dim + dims[None, :], acc, mask=is_element)
 
 
 @triton.jit
@@ -408,6 +409,8 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     num_used = tl.cdiv(
         end - begin, _share(end - begin, num_splits, splits_wanted, share_min, share_max)
     )
+    if num_used == 1:
+        return  # that one has written the result
     splits = tl.arange(0, splits_padded)
     is_used = splits < num_used
     row = (start + at).to(tl.int64)

@@ -1,5 +1,11 @@
-"""What stands between a decoder's products: norm, rotary embedding, gate (numba, CPU).
+"""What stands between a decoder's products: norm, rotary embedding, gate; numba on a CPU, Triton on
+a GPU.
 
 Each is one pass over memory where torch makes four to ten, and reckons in float32 whatever the
 elements are.
 """
+
+from kernels.pointwise.interface import GELU_TANH, SILU
+from kernels.pointwise.select import gate, rms_norm, rotate, supports, warm_up
+
+__all__ = ["GELU_TANH", "SILU", "gate", "rms_norm", "rotate", "supports", "warm_up"]

@@ -13,8 +13,7 @@ from numba import carray, njit, prange
 
 from kernels.bits import LOOSE, narrow, pointer, sigmoid, widen
 from kernels.compile_lock import call_compiled
-
-SILU, GELU_TANH = 0, 1
+from kernels.pointwise.interface import SILU
 
 # Elements from which a second thread pays for being woken.
 SHARED_FROM = 1 << 16
@@ -29,15 +28,7 @@ def supports(tensor: torch.Tensor) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension.
-
-    Args:
-        x: ``[..., D]`` or ``[1, A, B, D]`` with any strides, bf16 or float32.
-        weight: ``[D]``, like `x`, contiguous.
-
-    Returns:
-        like `x`, contiguous.
-    """
+    """See `select.rms_norm`; bf16 or float32."""
     width = x.shape[-1]
     if x.is_contiguous():
         num_outer, num_inner, outer, inner = x.numel() // width, 1, width, 0
@@ -58,15 +49,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -
 def rotate(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary embedding of the first R of D dimensions, by halves: ``x cos + rotate_half(x) sin``.
-
-    Args:
-        query, key: ``[1, H, T, D]`` and ``[1, Hkv, T, D]``, last dimension contiguous.
-        cos, sin: ``[1, T, R]``, contiguous, R even and at most D.
-
-    Returns:
-        like `query` and `key`, of which nothing is changed; heads of a token lie side by side.
-    """
+    """See `select.rotate`."""
     outs = []
     for x in (query, key):
         _, num_heads, num_tokens, width = x.shape
@@ -82,15 +65,7 @@ def rotate(
 
 
 def gate(gate: torch.Tensor, up: torch.Tensor, activation: int) -> torch.Tensor:
-    """``activation(gate) * up``.
-
-    Args:
-        gate, up: ``[..., T, N]``, leading dimensions 1; rows may lie apart.
-        activation: `SILU` or `GELU_TANH`.
-
-    Returns:
-        like `gate`, contiguous.
-    """
+    """See `select.gate`."""
     out = torch.empty(gate.shape, dtype=gate.dtype)
     width = gate.shape[-1]
     num_rows = gate.shape[-2]

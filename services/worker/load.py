@@ -138,7 +138,7 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
     device = _prepare_device(config)
-    model = load_model(source, device, config.dtype, config.cpu_layers, config.kv_stored_dtype)
+    model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
     if device == "cuda":
         return _make_cuda(config, model, model_id, on_moved)

@@ -1,46 +1,73 @@
-"""Norm, rotary embedding and gate against torch, on odd shapes and strides."""
+"""Norm, rotary embedding and gate against torch, on odd shapes and strides: on the CPU, and on a
+GPU or in Triton's interpreter (see `test_paged_attention_triton`).
+"""
+
+import os
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.pointwise import cpu
+from kernels.pointwise import GELU_TANH, SILU
 
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ON_GPU = pytest.param("triton", marks=[pytest.mark.gpu, NEEDS_GPU])
 DTYPES = [torch.float32, torch.bfloat16]
+ROUNDED = 2**-7 if IS_INTERPRETED else 2**-8  # the interpreter cuts off what bf16 has no room for
 # One row, few, and enough for a second thread.
-ROWS = [1, 3, 33, 1300]
+ROWS = [1, 3, 33] if IS_INTERPRETED else [1, 3, 33, 1300]
+
+
+@pytest.fixture(params=["triton"] if IS_INTERPRETED else ["cpu", ON_GPU])
+def kernels(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The kernels of one device; what is made meanwhile is there."""
+    if request.param == "cpu":
+        from kernels.pointwise import cpu
+
+        yield cpu
+        return
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from kernels.pointwise import triton
+
+    torch.set_default_device("cpu" if IS_INTERPRETED else "cuda")
+    yield triton
+    torch.set_default_device(None)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (2 * torch.randn(shape, generator=generator)).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = 2 * torch.randn(shape, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
     """Equal but for one rounding to the kind of `got`."""
-    tolerance = 1e-5 if got.dtype == torch.float32 else 2**-8
+    tolerance = 1e-5 if got.dtype == torch.float32 else ROUNDED
     torch.testing.assert_close(got.float(), want, atol=1e-6, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_rms_norm(rows: int, dtype: torch.dtype, offset: float) -> None:
+def test_rms_norm(kernels: ModuleType, rows: int, dtype: torch.dtype, offset: float) -> None:
     x, weight = numbers(1, rows, 77, dtype=dtype), numbers(77, seed=1, dtype=dtype)
     scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
     want = x.float() * scale * (offset + weight.float())
-    close(cpu.rms_norm(x, weight, 1e-5, offset), want)
+    close(kernels.rms_norm(x, weight, 1e-5, offset), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_rms_norm_of_heads_in_place(rows: int, dtype: torch.dtype) -> None:
+def test_rms_norm_of_heads_in_place(kernels: ModuleType, rows: int, dtype: torch.dtype) -> None:
     """Heads of a merged product: by token or by head first, and as a strided slice."""
     product, weight = numbers(1, rows, 11 * 24, dtype=dtype), numbers(24, seed=1, dtype=dtype)
     heads = product[..., 24 : 6 * 24].view(1, rows, 5, 24)
     for x in (heads, heads.transpose(1, 2), product[..., :24]):
         want = F.rms_norm(x.float(), (24,), weight.float(), 1e-6)
-        got = cpu.rms_norm(x, weight, 1e-6, 0.0)
+        got = kernels.rms_norm(x, weight, 1e-6, 0.0)
         assert got.is_contiguous()
         close(got, want)
 
@@ -48,47 +75,52 @@ def test_rms_norm_of_heads_in_place(rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("rotary", [26, 12])
-def test_rotate(rows: int, dtype: torch.dtype, rotary: int) -> None:
+def test_rotate(kernels: ModuleType, rows: int, dtype: torch.dtype, rotary: int) -> None:
     product = numbers(1, rows, 6 * 26, dtype=dtype)
     before = product.clone()
     query = product[..., : 4 * 26].view(1, rows, 4, 26).transpose(1, 2)
     key = product[..., 4 * 26 :].view(1, rows, 2, 26).transpose(1, 2)
     cos, sin = (numbers(1, rows, rotary, seed=seed, dtype=dtype) for seed in (1, 2))
-    got = cpu.rotate(query, key, cos, sin)
+    got = kernels.rotate(query, key, cos, sin)
     for mine, x in zip(got, (query, key), strict=True):
         turned, rest = x[..., :rotary].float(), x[..., rotary:].float()
         low, high = turned.chunk(2, -1)
         want = turned * cos.float() + torch.cat((-high, low), -1) * sin.float()
         assert mine.shape == x.shape
-        torch.testing.assert_close(mine.float(), torch.cat((want, rest), -1), atol=1e-5, rtol=2**-8)
+        torch.testing.assert_close(
+            mine.float(), torch.cat((want, rest), -1), atol=1e-5, rtol=ROUNDED
+        )
     assert torch.equal(product, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_gate(rows: int, dtype: torch.dtype) -> None:
+def test_gate(kernels: ModuleType, rows: int, dtype: torch.dtype) -> None:
     product = 4 * numbers(1, rows, 2 * 77, dtype=dtype)
     product[0, 0, :2] = torch.tensor([300.0, -300.0])
     gate, up = product.split(77, -1)
-    close(cpu.gate(gate, up, cpu.SILU), F.silu(gate.float()) * up.float())
+    close(kernels.gate(gate, up, SILU), F.silu(gate.float()) * up.float())
     want = F.gelu(gate.float(), approximate="tanh") * up.float()
-    got = cpu.gate(gate, up, cpu.GELU_TANH).float()
-    torch.testing.assert_close(got, want, atol=2e-4, rtol=2**-8)  # torch's 1 + tanh cancels
+    got = kernels.gate(gate, up, GELU_TANH).float()
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=ROUNDED)  # torch's 1 + tanh cancels
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_broken_row_stays_broken_and_alone(dtype: torch.dtype, poison: float) -> None:
+def test_a_broken_row_stays_broken_and_alone(
+    kernels: ModuleType, dtype: torch.dtype, poison: float
+) -> None:
     """What is not finite is found in the logits, so no kernel may hide it or spread it."""
     x = numbers(1, 3, 32, dtype=dtype)
     x[0, 1, 5] = poison
     heads = x.view(1, 3, 2, 16).transpose(1, 2)
     ones = torch.ones((1, 3, 16), dtype=dtype)
     outs = [
-        cpu.rms_norm(x, torch.ones(32, dtype=dtype), 1e-6, 0.0),
-        cpu.gate(x, x, cpu.SILU),
-        cpu.gate(x, x, cpu.GELU_TANH),
-        cpu.rotate(heads, heads, ones, ones)[1].transpose(1, 2).reshape(1, 3, 32),
+        kernels.rms_norm(x, torch.ones(32, dtype=dtype), 1e-6, 0.0),
+        kernels.gate(x, x, SILU),
+        kernels.gate(x, x, GELU_TANH),
+        kernels.rotate(heads, heads, ones, ones)[1].transpose(1, 2).reshape(1, 3, 32),
     ]
     for out in outs:
         assert out[0].isfinite().all(-1).tolist() == [True, False, True]

@@ -32,7 +32,7 @@ def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
         if not name.startswith(("PYTEST_", "TRITON_"))
     }
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    others = "test_page_copy.py", "test_sgmv_triton.py"
+    others = "test_page_copy.py", "test_pointwise.py", "test_sgmv_triton.py"
     files = [str(CASES), *(str(CASES.with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
@@ -170,3 +170,32 @@ def test_kernels_for_adapters_compile_for_hopper(
             assert "mma.sync" in ptx or "wgmma" in ptx, "the matrix units work"
         else:
             assert "tf32" in ptx, "x A keeps its precision there too"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kernels_between_products_compile_for_hopper(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kernels.pointwise import GELU_TANH, SILU
+    from kernels.pointwise import triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    names = ("_norm_kernel", "_rotate_kernel", "_gate_kernel")
+    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(kernels, name, recorder)
+    rows = torch.zeros((1, 3, 4096), dtype=dtype)
+    kernels.rms_norm(rows, rows[0, 0], 1e-5, 0.0)
+    heads = rows.view(1, 3, 32, 128).transpose(1, 2)
+    for rotary in (128, 96):
+        angles = torch.zeros((1, 3, rotary), dtype=dtype)
+        kernels.rotate(heads, heads[:, :8], angles, angles)
+    for activation in (SILU, GELU_TANH):
+        kernels.gate(rows, rows, activation)
+
+    for recorder in recorders.values():
+        assert recorder.launches
+        for launch in recorder.launches:
+            ptx = compile_for_hopper(recorder.kernel, launch).asm["ptx"]
+            assert "ld.global.v4" in ptx, "16 bytes at once"
+            assert not re.findall(r"depot0\[(\d+)\]", ptx), "everything is in registers"

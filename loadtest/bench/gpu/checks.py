@@ -84,7 +84,7 @@ def _check_tokens(device: torch.device) -> int:
 
 
 def _generated(device: torch.device, shape: GpuShape, prompts: list[list[int]]) -> list[list[int]]:
-    model = make_model(device, shape)
+    model = make_model(device, shape, layers="plain")
     model.module.set_attn_implementation("eager")
     said = []
     with torch.inference_mode():

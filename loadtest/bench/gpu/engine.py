@@ -33,8 +33,6 @@ def measure_engine(
 ) -> dict[str, Any]:
     """Decode and prefill beside their bounds, a returning turn, and what write-behind costs."""
     model = make_model(device, shape)
-    weight_bytes = sum(p.numel() * p.element_size() for p in model.module.parameters())
-    weight_bytes -= model.module.get_input_embeddings().weight.nbytes  # one row a token is read
     rows_max = max(shape.batches)
     tokens = rows_max * (shape.context + STEPS + 2 * BLOCK_TOKENS)
     tokens = max(tokens, 2 * shape.prefill, 2 * shape.history)
@@ -43,7 +41,7 @@ def measure_engine(
     executor = make_executor(model, num_pages, rows_max, moves)
     with ThreadPoolExecutor(1) as thread:
         figures = _measure(
-            _Engine(device, shape, executor, moves, thread), weight_bytes, ceilings, folder, rounds
+            _Engine(device, shape, executor, moves, thread), ceilings, folder, rounds
         )
     executor.close()
     return rounded(figures)
@@ -51,7 +49,6 @@ def measure_engine(
 
 def _measure(
     bench: "_Engine",
-    weight_bytes: int,
     ceilings: dict[str, float],
     folder: Path,
     rounds: int,
@@ -61,7 +58,7 @@ def _measure(
     for rows in shape.batches:
         step_s, host_share, idle_share = bench.decode(rows)
         kv_bytes = rows * shape.context * shape.token_bytes
-        bound_s = (weight_bytes + kv_bytes) / ceilings["memory_gb_per_s"] / 1e9
+        bound_s = (shape.weight_bytes + kv_bytes) / ceilings["memory_gb_per_s"] / 1e9
         figures[f"decode_ms_batch_{rows}"] = step_s * 1e3
         figures[f"decode_share_of_memory_batch_{rows}"] = bound_s / step_s
         figures[f"decode_host_share_batch_{rows}"] = host_share

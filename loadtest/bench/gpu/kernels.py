@@ -13,17 +13,22 @@ from services.worker.device.copies import PageCopier
 from shared.arena import Arena
 from shared.blocks import BLOCK_TOKENS
 
-LAYERS = 4  # that calls take turns on, so that no cache holds what the next one reads
+CALLS = 32  # in one launch
+CACHED_BYTES = 1 << 28  # calls take turns on more than any cache holds
 
 
 def make_batch(
-    device: torch.device, shape: GpuShape, lengths: list[int], contexts: list[int]
+    device: torch.device,
+    shape: GpuShape,
+    lengths: list[int],
+    contexts: list[int],
+    num_layers: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
     """Queries, a pool whose pages lie in random order, and the batch of these sequences."""
     blocks = [-(-context // BLOCK_TOKENS) for context in contexts]
-    num_pages = LAYERS * sum(blocks)
-    order = torch.randperm(num_pages, dtype=torch.int32).view(LAYERS, -1)
-    tables = torch.zeros((LAYERS, len(contexts), max(blocks)), dtype=torch.int32)
+    num_pages = num_layers * sum(blocks)
+    order = torch.randperm(num_pages, dtype=torch.int32).view(num_layers, -1)
+    tables = torch.zeros((num_layers, len(contexts), max(blocks)), dtype=torch.int32)
     for seq, count in enumerate(blocks):
         first = sum(blocks[:seq])
         tables[:, seq, :count] = order[:, first : first + count]
@@ -55,7 +60,9 @@ def measure_attention(
     figures: dict[str, Any] = {}
     kv_bytes = shape.token_bytes // shape.num_layers
     for rows in shape.batches:
-        query, pool, batch = make_batch(device, shape, [1] * rows, [shape.context] * rows)
+        num_layers = max(2, -(-CACHED_BYTES // (rows * shape.context * kv_bytes)))
+        contexts = [shape.context] * rows
+        query, pool, batch = make_batch(device, shape, [1] * rows, contexts, num_layers)
         took_s = _attention_s(device, query, pool, batch, scores, rounds)
         rate = rows * shape.context * kv_bytes / took_s / 1e9
         figures[f"decode_us_batch_{rows}"] = took_s * 1e6
@@ -78,10 +85,13 @@ def _attention_s(
     scores: AttentionShape,
     rounds: int,
 ) -> float:
+    num_layers = len(batch.page_tables)
     return per_call_s(
         device,
-        lambda number: paged_attention(query, pool, number % LAYERS, batch, scores),
+        lambda number: paged_attention(query, pool, number % num_layers, batch, scores),
         rounds,
+        CALLS,
+        is_recorded=True,
     )
 
 

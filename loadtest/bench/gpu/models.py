@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from services.worker.device.attention import ATTENTION
 from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.gpu_executor import GpuExecutor
+from services.worker.device.layers import Mode, speed_up
 from services.worker.device.model import LoadedModel, prepare_model
 from services.worker.device.mover import Moved
 from services.worker.device.piecewise_copier import PiecewiseCopier
@@ -51,6 +52,12 @@ class GpuShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all linear layers, which a step reads whole; of the embedding it reads some rows."""
+        elements = self.matmul_flops // 2 + self.hidden * self.vocab
+        return elements * self.dtype.itemsize
+
+    @property
     def matmul_flops(self) -> int:
         """Of one token through all linear layers but the head."""
         attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
@@ -74,8 +81,12 @@ def bench_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_model(device: torch.device, shape: GpuShape, attention: str = ATTENTION) -> LoadedModel:
-    """Random weights from a seed, made where they are used."""
+def make_model(device: torch.device, shape: GpuShape, *, layers: Mode = "fast") -> LoadedModel:
+    """Random weights from a seed, made where they are used.
+
+    Raises:
+        AssertionError: with fast layers it says something else.
+    """
     config = LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -89,9 +100,14 @@ def make_model(device: torch.device, shape: GpuShape, attention: str = ATTENTION
     torch.manual_seed(SEED)
     with device:
         module = AutoModelForCausalLM.from_config(
-            config, dtype=shape.dtype, attn_implementation=attention
+            config, dtype=shape.dtype, attn_implementation=ATTENTION
         )
     model = prepare_model(module, shape.name)
+    if layers == "fast":
+        made = speed_up(module)
+        assert made is not None, "fast layers do not compute the same"
+        parts = made.merged, made.norms, made.mlps, made.rotaries
+        assert device.type != "cuda" or all(parts), f"not all layers are fast: {made}"
     model.fingerprint = f"bench {shape.name}"
     return model
 

@@ -17,10 +17,20 @@ def median_s(device: torch.device, work: Callable[[], object], rounds: int) -> f
 
 
 def per_call_s(
-    device: torch.device, work: Callable[[int], object], rounds: int, calls: int = 20
+    device: torch.device,
+    work: Callable[[int], object],
+    rounds: int,
+    calls: int = 20,
+    *,
+    is_recorded: bool = False,
 ) -> float:
     """Of one of many calls that are launched one after the other; each is told its number, so that
-    it may take other inputs than the last one, which the caches hold."""
+    it may take other inputs than the last one, which the caches hold.
+
+    Args:
+        is_recorded: launch them all by one call, where the device can: calls that are shorter than
+            the host takes to launch them.
+    """
     for number in range(WARM_UPS):
         work(number)
 
@@ -28,7 +38,17 @@ def per_call_s(
         for number in range(calls):
             work(number)
 
-    return statistics.median(_once_s(device, many) for _ in range(rounds)) / calls
+    launch = _recorded(many) if is_recorded and device.type == "cuda" else many
+    launch()
+    return statistics.median(_once_s(device, launch) for _ in range(rounds)) / calls
+
+
+def _recorded(work: Callable[[], object]) -> Callable[[], object]:
+    rest(torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def rest(device: torch.device) -> None:

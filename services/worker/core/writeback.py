@@ -86,6 +86,12 @@ class WriteBehind:
         return len(self._unwritten) + len(self._storing) + len(self._committing)
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether blocks are being written, or could be with the pages that are at hand."""
+        is_under_way = bool(self._storing or self._committing)
+        return is_under_way or bool(self._unwritten and len(self._stock) >= self.pool.num_layers)
+
+    @property
     def next_ask_at_ns(self) -> int | None:
         """When to ask again for pages that blocks wait for, or for those that were given up."""
         if self._unwritten and not self._is_asking:

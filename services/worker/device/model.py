@@ -142,8 +142,8 @@ def load_model(
 
     Args:
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
-        layers: ``fast`` replaces on a CPU what can be computed faster; ``plain`` leaves every layer
-            as transformers makes it.
+        layers: ``fast`` replaces what can be computed faster; ``plain`` leaves every layer as
+            transformers makes it.
         stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
 
     Raises:
@@ -162,7 +162,7 @@ def load_model(
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
     loaded = prepare_model(module, source, _generation_config(source))
-    if device == "cpu" and layers == "fast":
+    if layers == "fast":
         if (made := speed_up(module)) is None:
             log.warning("fast layers disagree with plain ones: none used", extra={"model": source})
             del module, loaded  # before it is loaded again

@@ -1,5 +1,6 @@
 """What children are started with."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,6 @@ class Sockets:
 
 def test_a_free_port_is_not_the_one_that_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     sockets = Sockets(4001, 4001, 4003)
-    monkeypatch.setattr(children.socket, "socket", sockets)
+    monkeypatch.setattr(socket, "socket", sockets)
     assert children.free_port(but=4001) == 4003
     assert sockets.num_open == 0

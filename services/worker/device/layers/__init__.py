@@ -1,4 +1,4 @@
-"""Layers of a transformers decoder, replaced on a CPU by ones that compute the same faster.
+"""Layers of a transformers decoder, replaced by ones that compute the same faster.
 
 Nothing here knows a model by its name. What looks like an RMS norm, a gated MLP, a rotary embedding
 or siblings that share an input is first tried beside what would take its place; anything that does

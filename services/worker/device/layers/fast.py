@@ -1,31 +1,29 @@
 """Making a loaded model fast: what is replaced, in which order, and how it is checked."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from kernels import pointwise
+from services.worker.device.layers.gated import fast_mlp
 from services.worker.device.layers.memory import free_bytes
-from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling
+from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling, joined
+from services.worker.device.layers.norms import fast_norm
 from services.worker.device.layers.packed import PackedLinear, can_pack, is_plain
+from services.worker.device.layers.rotary import (
+    RotaryProbe,
+    fast_rotary,
+    rotary_users,
+    use_rotary,
+)
 from services.worker.device.step import LayerProbe, running
 
-try:
-    from kernels.pointwise import cpu as pointwise
-    from services.worker.device.layers.gated import fast_mlp
-    from services.worker.device.layers.norms import fast_norm
-    from services.worker.device.layers.rotary import (
-        RotaryProbe,
-        fast_rotary,
-        rotary_users,
-        use_rotary,
-    )
-except ImportError:  # numba is optional: weights are packed all the same
-    pointwise = None  # type: ignore[assignment]
-
 Mode = Literal["fast", "plain"]
+ProductOf = Callable[..., nn.Module]  # of linear layers that share an input
 
 PROBE_TOKENS = 5
 
@@ -43,8 +41,8 @@ class FastLayers:
     """What was replaced in a model.
 
     Attributes:
-        packed, merged: linear layers whose weights were packed, and those of them that share a
-            product with their siblings.
+        packed: linear layers whose weights were packed.
+        merged: those that share a product with their siblings.
         packed_bytes: of all packed weights.
         copied_bytes: of those of them that the model holds in their plain form as well.
     """
@@ -74,7 +72,7 @@ class _Calls:
 
 
 def speed_up(model: Any) -> FastLayers | None:
-    """Replace layers of a decoder on a CPU, in place, and see that it still says the same.
+    """Replace layers of a decoder, in place, and see that it still says the same.
 
     Returns:
         None: it does not, and is to be thrown away.
@@ -94,33 +92,40 @@ def speed_up(model: Any) -> FastLayers | None:
 def make_fast(
     model: Any, pack: bool | None = None, copies_bytes_max: int | None = None
 ) -> FastLayers:
-    """Replace layers of a decoder on a CPU, in place.
+    """Replace layers of a decoder, in place: on a CPU or on one GPU.
 
     Args:
         model: loaded with our attention; its logits change by rounding alone.
-        pack: whether to pack linear layers; None: where it pays.
+        pack: whether to pack linear layers, which is a CPU's; None: where it pays.
         copies_bytes_max: limit for packed copies of weights that are needed in their plain form
             too, such as those of an embedding; None: a share of free memory.
     """
     dtypes = {parameter.dtype for parameter in model.parameters()}
+    devices = {parameter.device for parameter in model.parameters()}
     made = FastLayers()
-    if len(dtypes) != 1 or any(each.device.type != "cpu" for each in model.parameters()):
+    if len(dtypes) != 1 or len(devices) != 1:
         return made
+    dtype, device = dtypes.pop(), devices.pop()
     calls = _watch(model)
-    if pointwise is not None and pointwise.supports(next(model.parameters())):
-        pointwise.warm_up(next(model.parameters()).dtype)
+    first = next(model.parameters())
+    if pointwise.supports(first):
+        pointwise.warm_up(first)
         _replace_rotaries(model, made)
         _replace_norms_and_mlps(model, made)
-    if pack if pack is not None else can_pack(dtypes.pop()):
+    if device.type == "cuda":
+        _merge_siblings(model, calls, joined, made)
+    elif pack if pack is not None else can_pack(dtype):
         limit = int(COPIES_SHARE * free_bytes()) if copies_bytes_max is None else copies_bytes_max
+        _merge_siblings(model, calls, PackedLinear, made)
         _pack(model, calls, limit, made)
     return made
 
 
 def probe(model: Any) -> torch.Tensor:
     """Logits of a few tokens, without attention: each token sees only its own query."""
-    positions = torch.arange(PROBE_TOKENS)[None]
-    tokens = positions % model.get_input_embeddings().weight.shape[0]
+    embedding = model.get_input_embeddings().weight
+    positions = torch.arange(PROBE_TOKENS, device=embedding.device)[None]
+    tokens = positions % embedding.shape[0]
     with torch.inference_mode(), running(LayerProbe()):
         logits: torch.Tensor = model(tokens, position_ids=positions, use_cache=False).logits
     return logits
@@ -173,32 +178,53 @@ def _replace_norms_and_mlps(model: nn.Module, made: FastLayers) -> None:
                 setattr(parent, name, done[child])
 
 
+def _merge_siblings(
+    model: nn.Module, calls: _Calls, product_of: ProductOf, made: FastLayers
+) -> None:
+    uses = _uses(model)
+    for parent in _parents(model):
+        linears = _linears(parent, uses, calls)
+        for names in SIBLINGS:
+            parts = [linears[name] for name in names if name in linears]
+            if len(parts) < len(names) or not _share_input(parts, calls):
+                continue
+            if all(uses[id(part.weight)] == 1 for part in parts):
+                _merge(parent, names, product_of(*parts), parts, made)
+                for part in parts:
+                    del calls.inputs[part]
+
+
 def _pack(model: nn.Module, calls: _Calls, copies_bytes_max: int, made: FastLayers) -> None:
     uses = _uses(model)
-    for parent in list(model.modules()):
-        linears = {
-            name: child
-            for name, child in parent.named_children()
-            if isinstance(child, nn.Linear) and is_plain(child)
-            if uses[id(child)] == 1 and child in calls.inputs
-        }
-        for names in SIBLINGS:
-            if all(name in linears for name in names):
-                parts = [linears[name] for name in names]
-                if _share_input(parts, calls) and all(uses[id(part.weight)] == 1 for part in parts):
-                    _merge(parent, names, parts, made)
-                    for name in names:
-                        del linears[name]
-        for name, linear in linears.items():
+    for parent in _parents(model):
+        for name, linear in _linears(parent, uses, calls).items():
             size = linear.weight.numel() * linear.weight.element_size()
             is_copy = uses[id(linear.weight)] > 1
             if is_copy and made.copied_bytes + size > copies_bytes_max:
                 continue
             packed = PackedLinear(linear)
             setattr(parent, name, packed)
+            del calls.inputs[linear]
             made.packed += 1
             made.packed_bytes += packed.packed_bytes
             made.copied_bytes += size if is_copy else 0
+
+
+def _parents(model: nn.Module) -> list[nn.Module]:
+    """Modules that have others. What holds weights is in nobody's hands, so that it goes as soon as
+    something else stands in its place: all at once, there may be no room for both.
+    """
+    return [module for module in model.modules() if next(module.children(), None) is not None]
+
+
+def _linears(parent: nn.Module, uses: Counter[int], calls: _Calls) -> dict[str, nn.Linear]:
+    """Plain ones that stand nowhere else and are called, by name."""
+    return {
+        name: child
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear) and is_plain(child)
+        if uses[id(child)] == 1 and child in calls.inputs
+    }
 
 
 def _uses(model: nn.Module) -> Counter[int]:
@@ -218,12 +244,16 @@ def _share_input(parts: list[nn.Linear], calls: _Calls) -> bool:
 
 
 def _merge(
-    parent: nn.Module, names: tuple[str, ...], parts: list[nn.Linear], made: FastLayers
+    parent: nn.Module,
+    names: tuple[str, ...],
+    product: nn.Module,
+    parts: list[nn.Linear],
+    made: FastLayers,
 ) -> None:
-    product = PackedLinear(*parts)
     merged = Merged(product, [part.out_features for part in parts])
     for index, (name, part) in enumerate(zip(names, parts, strict=True)):
         setattr(parent, name, Sibling(merged, index, name, part))
-    made.packed += len(parts)
     made.merged += len(parts)
-    made.packed_bytes += product.packed_bytes
+    if isinstance(product, PackedLinear):
+        made.packed += len(parts)
+        made.packed_bytes += product.packed_bytes

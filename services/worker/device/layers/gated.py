@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from kernels.pointwise import cpu as kernels
+from kernels import pointwise as kernels
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 ACTIVATIONS = (kernels.SILU, kernels.GELU_TANH)
@@ -46,9 +46,10 @@ def fast_mlp(mlp: nn.Module) -> GatedMlp | None:
         return None
     if any(next(child.parameters(), None) is not None for child in children.values()):
         return None
-    trial = _with_small_layers(mlp)
+    device = next(mlp.parameters()).device
+    trial = _with_small_layers(mlp, device)
     generator = torch.Generator().manual_seed(0)
-    x = 3 * torch.randn((1, 5, _TRIAL_IN), generator=generator)
+    x = 3 * torch.randn((1, 5, _TRIAL_IN), generator=generator).to(device)
     try:
         wanted = trial(x.clone())
     except Exception:  # a stranger's module: whatever it raises, it is not what was looked for
@@ -63,7 +64,7 @@ def fast_mlp(mlp: nn.Module) -> GatedMlp | None:
     return GatedMlp(mlp, fits[0]) if len(fits) == 1 else None
 
 
-def _with_small_layers(mlp: nn.Module) -> nn.Module:
+def _with_small_layers(mlp: nn.Module, device: torch.device) -> nn.Module:
     """A copy in all but its linear layers, which are small and in float32."""
     trial = copy.copy(mlp)
     trial._modules = dict(mlp._modules)
@@ -71,7 +72,7 @@ def _with_small_layers(mlp: nn.Module) -> nn.Module:
     for name in PARTS:
         shape = (_TRIAL_IN, _TRIAL_BETWEEN) if name != PARTS[2] else (_TRIAL_BETWEEN, _TRIAL_IN)
         layer = nn.Linear(*shape, bias=False)
-        weight = torch.randn(layer.weight.shape, generator=generator)
+        weight = torch.randn(layer.weight.shape, generator=generator).to(device)
         layer.weight = nn.Parameter(weight, requires_grad=False)
         trial._modules[name] = layer
     return trial

@@ -1,5 +1,7 @@
 """Sibling linear layers as one product: q, k and v, or gate and up."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -10,6 +12,29 @@ SIBLINGS = (
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
 )
+
+
+def joined(*parts: nn.Linear) -> nn.Linear:
+    """One linear layer, of the parts' outputs side by side."""
+    first = parts[0]
+    num_out = sum(part.out_features for part in parts)
+    has_bias = any(part.bias is not None for part in parts)
+    layer = nn.Linear(first.in_features, num_out, bias=has_bias, device="meta")
+    weight = torch.cat([part.weight.detach() for part in parts])
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.register_parameter("bias", joined_bias(parts))
+    return layer
+
+
+def joined_bias(parts: Sequence[nn.Linear]) -> nn.Parameter | None:
+    """The parts' biases side by side, zeros for those that have none; None: none has."""
+    if all(part.bias is None for part in parts):
+        return None
+    biases = [
+        part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+        for part in parts
+    ]
+    return nn.Parameter(torch.cat(biases), requires_grad=False)
 
 
 class Merged:

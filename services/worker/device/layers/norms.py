@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from kernels.pointwise import cpu as kernels
+from kernels import pointwise as kernels
 
 # What transformers multiplies with: the weight (Llama), or one more than the weight (Gemma).
 OFFSETS = (0.0, 1.0)
@@ -13,7 +13,7 @@ AGREES = 1e-5
 
 
 class FastRmsNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * (offset + weight)``; see `kernels.pointwise.cpu.rms_norm`."""
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)``; see `kernels.pointwise.rms_norm`."""
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
         super().__init__()
@@ -39,9 +39,10 @@ def fast_norm(norm: nn.Module) -> FastRmsNorm | None:
         return None
     trial = copy.deepcopy(norm).float()
     generator = torch.Generator().manual_seed(0)
-    trial.weight = nn.Parameter(torch.randn(weight.shape, generator=generator), requires_grad=False)
+    drawn = torch.randn(weight.shape, generator=generator).to(weight.device)
+    trial.weight = nn.Parameter(drawn, requires_grad=False)
     for scale in (1.0, 1e-3):  # so small that eps shows, too
-        x = torch.randn((1, 3, *weight.shape), generator=generator) * scale
+        x = scale * torch.randn((1, 3, *weight.shape), generator=generator).to(weight.device)
         try:
             wanted = trial(x.clone())
         except Exception:  # a stranger's module: whatever it raises, it is not what was looked for

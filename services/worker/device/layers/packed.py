@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.worker.device.layers.merged import joined_bias
+
 # oneDNN chooses the layout for this many rows. From 16 on it is always the same one, which was the
 # best for every number of rows from 1 to 512.
 LAYOUT_ROWS = 64
@@ -61,7 +63,7 @@ class PackedLinear(nn.Module):
         # Not a parameter: its memory is oneDNN's, and most of what torch does with tensors fails.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAYOUT_ROWS)
         self._multiply: Any = torch.ops.mkldnn._linear_pointwise.default
-        self.bias = _joined_bias(parts)
+        self.bias = joined_bias(parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         num_rows = x.numel() // self.in_features
@@ -79,13 +81,3 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
-
-
-def _joined_bias(parts: tuple[nn.Linear, ...]) -> nn.Parameter | None:
-    if all(part.bias is None for part in parts):
-        return None
-    biases = [
-        torch.zeros(part.out_features, dtype=part.weight.dtype) if part.bias is None else part.bias
-        for part in parts
-    ]
-    return nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)

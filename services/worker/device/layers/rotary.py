@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils.deprecation import deprecate_kwarg
 
-from kernels.pointwise import cpu as kernels
+from kernels import pointwise as kernels
 
 NAME = "apply_rotary_pos_emb"
 AGREES = 1e-5
@@ -32,11 +32,13 @@ class RotaryProbe:
     Attributes:
         original: that function.
         shapes: of query, key and cosines in every call.
+        device: where those were.
         is_known: whether all calls were of the form that ours takes.
     """
 
     original: Rotate
     shapes: set[tuple[torch.Size, torch.Size, torch.Size]] = field(default_factory=set)
+    device: torch.device | None = None
     is_known: bool = True
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -44,6 +46,7 @@ class RotaryProbe:
             self.is_known = False
         else:
             self.shapes.add((args[0].shape, args[1].shape, args[2].shape))
+            self.device = args[0].device
         return self.original(*args, **named)
 
     def agrees(self) -> bool:
@@ -55,7 +58,8 @@ class RotaryProbe:
 
     def _agrees(self, shapes: tuple[torch.Size, ...], generator: torch.Generator) -> bool:
         query, key, cos, sin = (
-            torch.randn(shape, generator=generator) for shape in (*shapes, shapes[-1])
+            torch.randn(shape, generator=generator).to(self.device)
+            for shape in (*shapes, shapes[-1])
         )
         try:
             wanted = self.original(query.clone(), key.clone(), cos, sin)

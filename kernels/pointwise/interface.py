@@ -1,0 +1,3 @@
+"""What the kernels of all devices are told."""
+
+SILU, GELU_TANH = 0, 1
