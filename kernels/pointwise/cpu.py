@@ -13,7 +13,7 @@ from numba import carray, njit, prange
 
 from kernels.bits import LOOSE, narrow, pointer, sigmoid, widen
 from kernels.compile_lock import call_compiled
-from kernels.pointwise.interface import SILU
+from kernels.pointwise.interface import SILU, rows_of
 
 # Elements from which a second thread pays for being woken.
 SHARED_FROM = 1 << 16
@@ -30,13 +30,9 @@ def supports(tensor: torch.Tensor) -> bool:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
     """See `select.rms_norm`; bf16 or float32."""
     width = x.shape[-1]
-    if x.is_contiguous():
-        num_outer, num_inner, outer, inner = x.numel() // width, 1, width, 0
-    elif x.dim() == 4 and x.shape[0] == 1 and x.stride(3) == 1:
-        _, num_outer, num_inner, _ = x.shape
-        _, outer, inner, _ = x.stride()
-    else:
+    if (rows := rows_of(x)) is None:
         return rms_norm(x.contiguous(), weight, eps, offset)
+    num_outer, num_inner, outer, inner = rows
     out = torch.empty(x.shape, dtype=x.dtype)
     _call(
         _rms_norm if num_outer * num_inner * width < SHARED_FROM else _rms_norm_shared,

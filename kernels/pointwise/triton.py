@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.paged_attention.tiles import power_of_two
-from kernels.pointwise.interface import SILU
+from kernels.pointwise.interface import SILU, rows_of
 
 WIDTH_MAX = 1 << 15  # of a row that one program keeps
 HEADS_TILE = 8
@@ -27,13 +27,9 @@ def supports(tensor: torch.Tensor) -> bool:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
     """See `select.rms_norm`."""
     width = x.shape[-1]
-    if x.is_contiguous():
-        num_outer, num_inner, outer, inner = x.numel() // width, 1, width, 0
-    elif x.dim() == 4 and x.shape[0] == 1 and x.stride(3) == 1:
-        _, num_outer, num_inner, _ = x.shape
-        _, outer, inner, _ = x.stride()
-    else:
+    if (rows := rows_of(x)) is None:
         return rms_norm(x.contiguous(), weight, eps, offset)
+    num_outer, num_inner, outer, inner = rows
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows := num_outer * num_inner:
         padded = power_of_two(width)

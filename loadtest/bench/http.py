@@ -50,7 +50,8 @@ def run(argv: list[str]) -> dict[str, Any]:
 def _measure_both(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
         directory = Path(name)
-        bare_port, house_port = free_port(), free_port()
+        bare_port = free_port()
+        house_port = free_port(but=bare_port)
         command = [sys.executable, "-m", "loadtest.bench.bare_app", str(bare_port)]
         bare = start_child(command, log_path=directory / "bare.log")
         _cli("up", "--emulate", "zero", "--port", str(house_port), "--data-dir", name, "--detach")

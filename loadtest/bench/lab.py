@@ -391,7 +391,8 @@ class Servers(NamedTuple):
 
 def start_servers(stack: ExitStack, directory: Path) -> Servers:
     """Start them on free ports, until `stack` closes."""
-    nats_port, redis_port = free_port(), free_port()
+    nats_port = free_port()
+    redis_port = free_port(but=nats_port)
     nats = start_nats(nats_port, directory / "nats")
     stack.callback(stop_child, nats)
     redis = start_redis(redis_port, directory / "redis")

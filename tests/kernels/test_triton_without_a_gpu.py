@@ -5,8 +5,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -59,6 +60,17 @@ class Recorder:
         return note
 
 
+def record_launches(
+    kernels: ModuleType, names: Sequence[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, Recorder]:
+    """Have a module's kernels of these names noted instead of launched, and compiled anew."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(kernels, name, recorder)
+    return recorders
+
+
 def compile_for_hopper(kernel: Any, launch: dict[str, Any]) -> Any:
     """What Triton's compiler makes of a launch, for compute capability 9.0; needs no device."""
     import triton
@@ -108,11 +120,8 @@ def test_kernels_compile_for_hopper(
 ) -> None:
     from kernels.paged_attention import triton as kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ("_attend_kernel", "_combine_kernel", "_store_kernel")
-    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
-    for name, recorder in recorders.items():
-        monkeypatch.setattr(kernels, name, recorder)
+    recorders = record_launches(kernels, names, monkeypatch, tmp_path)
     monkeypatch.setattr(kernels, "_is_interpreted", lambda: False)
     numbers = torch.zeros(4, dtype=torch.int32)
     batch = DeviceBatch(numbers, numbers[:3], numbers[:3], 2, 40, 8000)
@@ -142,11 +151,8 @@ def test_kernels_for_adapters_compile_for_hopper(
 ) -> None:
     from kernels.sgmv import triton as kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ("_shrink_kernel", "_expand_kernel")
-    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
-    for name, recorder in recorders.items():
-        monkeypatch.setattr(kernels, name, recorder)
+    recorders = record_launches(kernels, names, monkeypatch, tmp_path)
     monkeypatch.setattr(kernels, "_is_interpreted", lambda: False)
     tables = make_device_tables(
         2, 7, lines_max=32, blocks_max=4, tiles_max=8, rank_max=64, device="cpu"
@@ -179,11 +185,8 @@ def test_kernels_between_products_compile_for_hopper(
     from kernels.pointwise import GELU_TANH, SILU
     from kernels.pointwise import triton as kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = ("_norm_kernel", "_rotate_kernel", "_gate_kernel")
-    recorders = {name: Recorder(getattr(kernels, name)) for name in names}
-    for name, recorder in recorders.items():
-        monkeypatch.setattr(kernels, name, recorder)
+    recorders = record_launches(kernels, names, monkeypatch, tmp_path)
     rows = torch.zeros((1, 3, 4096), dtype=dtype)
     kernels.rms_norm(rows, rows[0, 0], 1e-5, 0.0)
     heads = rows.view(1, 3, 32, 128).transpose(1, 2)

@@ -12,7 +12,7 @@ from torch import nn
 from services.worker.device.layers import fast
 from services.worker.device.layers.gated import GatedMlp, fast_mlp
 from services.worker.device.layers.memory import free_bytes
-from services.worker.device.layers.merged import Merged, Sibling
+from services.worker.device.layers.merged import Merged, Sibling, joined
 from services.worker.device.layers.norms import FastRmsNorm, fast_norm
 from services.worker.device.layers.packed import ROWS_MAX, PackedLinear, can_pack
 from services.worker.device.model import load_model
@@ -35,6 +35,17 @@ def test_packed_linears(rows: int, out: int, bias: bool) -> None:
     want = torch.cat([part(x) for part in parts], -1)
     torch.testing.assert_close(PackedLinear(*parts)(x), want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(PackedLinear(*parts)(x[0]), want[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("biases", [(False, False), (True, False), (True, True)])
+def test_joined_linears(biases: tuple[bool, bool]) -> None:
+    """What siblings are on a GPU."""
+    parts = [linear(48, out, bias=bias) for out, bias in zip((24, 8), biases, strict=True)]
+    x = torch.randn(1, 5, 48)
+    want = torch.cat([part(x) for part in parts], -1)
+    product = joined(*parts)
+    assert (product.bias is None) is not any(biases)
+    torch.testing.assert_close(product(x), want, atol=1e-5, rtol=1e-5)
 
 
 def test_packing_pays_for_bf16_with_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
