@@ -106,9 +106,11 @@ def test_it_goes_on_through_refusals_and_ends(monkeypatch: pytest.MonkeyPatch) -
         ]
     )
     asked: list[str] = []
+    seen = asyncio.Semaphore(1)  # of what is shown: the next answer would take its place
 
     async def handle(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
+        await seen.acquire()
         try:
             return next(answers)
         except StopIteration:
@@ -118,10 +120,9 @@ def test_it_goes_on_through_refusals_and_ends(monkeypatch: pytest.MonkeyPatch) -
         transport = httpx.MockTransport(handle)
         app = TopApp(httpx.AsyncClient(transport=transport, base_url="http://house"))
         async with app.run_test() as pilot:
-            await until(app, "no scope 'metrics'")
-            await until(app, "ended it")
-            await until(app, "HTTP 502")
-            await until(app, "ConnectError")
+            for text in ("no scope 'metrics'", "ended it", "HTTP 502", "ended it", "ConnectError"):
+                await until(app, text)
+                seen.release()
             await pilot.press("q")
         assert asked[0] == "/v1/house/events" and len(asked) >= 5
 
