@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from services.frontend.adapters import AdapterDirectory
+from services.frontend.background import BackgroundRuns
 from services.frontend.config import FrontendConfig
 from services.frontend.core.claims import Claims
 from services.frontend.core.pace import Pace
@@ -46,6 +47,7 @@ class App:
     hints: HintGate
     grammars: GrammarMaker
     responses: ResponseStore
+    background: BackgroundRuns
     house: HouseMetrics
     watch: HouseWatch
     tracer: RequestTracer

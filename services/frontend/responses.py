@@ -1,8 +1,9 @@
 """Stored responses in Redis, with the sessions that they are of: they are forgotten together."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
+from services.frontend.core.background import told
 from services.frontend.core.quotas import TenantLimits
 from services.frontend.core.response_items import ITEMS_MAX
 from services.frontend.core.stored_responses import (
@@ -16,8 +17,8 @@ from services.frontend.core.stored_responses import (
     encode_stored,
     mark_in,
 )
-from services.frontend.response_scripts import CHAIN, DROP, STORE
-from services.frontend.sessions import SessionStore, StoreAway
+from services.frontend.response_scripts import CHAIN, DROP, READ, SAY, STORE
+from services.frontend.sessions import SessionStore
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import SessionId, TenantId
 from shared.sessions import (
@@ -27,6 +28,7 @@ from shared.sessions import (
 )
 
 FIELD = "previous_response_id"
+Which = Literal["all", "begin", "rest"]  # of one made in the background the latter two
 
 
 class ResponseStore:
@@ -42,21 +44,34 @@ class ResponseStore:
         generation: str,
         stored: StoredResponse,
         limits: TenantLimits,
+        which: Which = "all",
     ) -> bool:
         """Store a response of a turn that began when the session's generation was this. Answers
-        whether it is: not if it is too large, the session was deleted, or Redis is away.
+        whether it is: not if it is too large, the session was deleted, or what was begun was ended.
+
+        Raises:
+            StoreAway: it cannot be told.
         """
         data, items = encode_stored(stored)
         if len(data) + len(items) > RESPONSE_BYTES_MAX:
             return False
         ids = stored.response["id"], stored.response[FIELD] or ""
-        more = (*ids, items, len(stored.items))
-        try:
-            return await self._sessions.keep(
-                STORE, tenant, session_id, generation, data, limits, *more, is_needed=False
-            )
-        except StoreAway:
+        more = (*ids, items, len(stored.items), which)
+        return await self._sessions.keep(
+            STORE, tenant, session_id, generation, data, limits, *more, is_needed=False
+        )
+
+    async def say(self, tenant: TenantId, response_id: str, word: bytes = b"") -> bool:
+        """How a response that is made in the background ended; without a word, that it is made
+        still. Answers whether it was until now: nobody has ended or deleted it.
+
+        Raises:
+            StoreAway: it cannot be told.
+        """
+        if (mark := mark_in(response_id)) is None:
             return False
+        command = ("eval", SAY, 1, responses_redis_key(tenant, mark), response_id, word)
+        return bool(await self._sessions.do(*command, is_needed=False))
 
     async def past(
         self, tenant: TenantId, response_id: str, take_room: Callable[[int], None]
@@ -83,6 +98,8 @@ class ResponseStore:
                 f"{CHAIN_BYTES_MAX} bytes: begin anew",
                 FIELD,
             )
+        if end == b"unfinished":
+            raise _refused(response_id, detail.decode(), "is not there, or was not made to its end")
         if end == b"missing":
             raise _unknown(response_id, detail.decode())
         take_room(sum(map(len, chain)))
@@ -94,20 +111,21 @@ class ResponseStore:
         return Past(SessionId(detail.decode()), response_id, items)
 
     async def read(self, tenant: TenantId, response_id: str) -> StoredResponse:
-        """A response.
+        """A response; of one that is made in the background, how that stands.
 
         Raises:
             NotFound: there is none.
             StoreAway: it cannot be told.
         """
-        found: list[Any] = [None]
+        stored = None
         if (mark := mark_in(response_id)) is not None:
-            command = ("hmget", responses_redis_key(tenant, mark), response_id)
-            found = await self._sessions.do(*command, f"{response_id}:items", is_needed=False)
-        stored = None if None in found else decode_stored(*found)
+            command = ("eval", READ, 1, responses_redis_key(tenant, mark), response_id)
+            data, items, word, now_s = await self._sessions.do(*command, is_needed=False)
+            if data is not None and items is not None:
+                stored = decode_stored(data, items)
         if stored is None:
             raise NotFound(f"Response with id {response_id!r} not found.", "response_id")
-        return stored
+        return told(stored, word, float(now_s))
 
     async def drop(self, tenant: TenantId, response_id: str) -> SessionId | None:
         """Delete a response. Answers its session, if that has no other.
@@ -132,9 +150,11 @@ class ResponseStore:
 
 
 def _unknown(asked: str, missing: str) -> InvalidRequest:
-    which = f"{missing!r}" if missing == asked else f"{missing!r}, before {asked!r},"
+    return _refused(asked, missing, "not found: not stored, deleted or expired")
+
+
+def _refused(asked: str, which: str, why: str) -> InvalidRequest:
+    named = f"{which!r}" if which == asked else f"{which!r}, before {asked!r},"
     return InvalidRequest(
-        f"Previous response with id {which} not found: not stored, deleted or expired",
-        FIELD,
-        code="previous_response_not_found",
+        f"Previous response with id {named} {why}", FIELD, code="previous_response_not_found"
     )

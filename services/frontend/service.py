@@ -17,6 +17,7 @@ from services.frontend.api import adapters_nats, nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.auth import Keyring, load_keyring
+from services.frontend.background import BackgroundRuns
 from services.frontend.config import FrontendConfig
 from services.frontend.connections import Connections
 from services.frontend.core.capacity import Capacity
@@ -111,6 +112,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
     )
     house = HouseMetrics(runtime.bus, runtime.process)
+    responses = ResponseStore(sessions)
     grammars = GrammarMaker()
     runtime.stack.callback(grammars.close)
     app = App(
@@ -130,7 +132,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Pace(config.tenant_adapter_changes_per_minute, "changes of adapters", runtime.clock.now_ns),
         hints,
         grammars,
-        ResponseStore(sessions),
+        responses,
+        BackgroundRuns(responses),
         house,
         HouseWatch(runtime.bus, runtime.clock, house),
         RequestTracer(
@@ -155,9 +158,11 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     await runtime.stopping.wait()
     server.should_exit = True  # no new requests; open ones may finish
     app.watch.stop()
-    await asyncio.wait({serving}, timeout=config.drain_s)
+    idle = asyncio.create_task(app.background.idle(config.drain_s))
+    await asyncio.wait({serving, idle}, timeout=config.drain_s)
     await hub.stop()
     await jobs.stop()
+    await app.background.stop()
     await asyncio.wait({serving})
 
 
@@ -174,6 +179,7 @@ async def _subscribe(runtime: Runtime, app: App, keyring: Keyring) -> None:
     await runtime.bus.subscribe(ADAPTER_CHANGED, app.adapters.on_changed)
     await app.uploads.serve()
     runtime.spawn(app.sessions.run(), "session store")
+    runtime.spawn(app.background.run(), "background")
     await nats.serve(app, keyring)
     await advisories.serve(app)
     await adapters_nats.serve(app, keyring)

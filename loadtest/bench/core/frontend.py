@@ -238,6 +238,7 @@ class _House:
             hints=unused,
             grammars=unused,
             responses=unused,
+            background=unused,
             house=unused,
             watch=unused,
             tracer=RequestTracer(NO_TRACER, clock, TraceSampler(0.0, 0.0)),

@@ -249,6 +249,7 @@ class ResponsesBody(Sampled):
     reasoning: Reasoning | None = None
     previous_response_id: Id | None = None
     store: bool | None = None
+    background: bool | None = None
     include: Annotated[list[Included], Field(max_length=INCLUDED_MAX, fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX), WHOLE] | None = None
 

@@ -99,6 +99,7 @@ _TEXT_WORKS = (
     *_works("reasoning", RESPONSES, hint="its effort, as far as the model's template reads it"),
     *_works("include_reasoning separate_reasoning", CHAT),
     *_works("input instructions max_output_tokens metadata store", RESPONSES),
+    *_works("background", RESPONSES, hint="stored, and not in a stream"),
     *_works("previous_response_id", RESPONSES, hint="of a response that was stored"),
     *_works("text", RESPONSES, hint="its format: text, json_object or json_schema"),
     *_works("truncation", RESPONSES, "disabled", "auto"),
@@ -210,7 +211,6 @@ _CHAT_REFUSED = (
 )
 _RESPONSES_REFUSED = (
     *_refused("conversation", RESPONSES, hint="use previous_response_id"),
-    *_refused("background", RESPONSES, False),
     *_refused("prompt", RESPONSES),
     *_refused("max_tool_calls", RESPONSES),
     *_refused("n", RESPONSES, 1),

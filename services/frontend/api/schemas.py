@@ -239,8 +239,9 @@ _OUTPUT = any_of(
 _ANY_OBJECT: Schema = {"type": "object"}
 RESPONSE = record(
     id=STRING, object=constant("response"), created_at=INTEGER, model=STRING,
-    status={"enum": ["completed", "incomplete"]},
-    error={"type": "null"},
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=TRUE_OR_FALSE,
+    error=nullable(record(code=STRING, message=STRING)),
     incomplete_details=nullable(record(reason=STRING)),
     instructions=nullable(STRING),
     max_output_tokens=nullable(COUNT),
@@ -258,11 +259,11 @@ RESPONSE = record(
     top_logprobs=COUNT,
     top_p=NUMBER,
     truncation=STRING,
-    usage=record(
+    usage=nullable(record(
         input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT,
         input_tokens_details=record(cached_tokens=COUNT),
         output_tokens_details=record(reasoning_tokens=COUNT),
-    ),
+    )),
 )  # fmt: skip
 HOUSE = record(
     at=NUMBER,

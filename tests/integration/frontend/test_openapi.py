@@ -178,6 +178,10 @@ async def check_generation(it: House, redis_url: str) -> set[tuple[str, str]]:
     await ask("GET", stored, f"{responses}/{response_id}")
     await ask("GET", f"{stored}/input_items", f"{responses}/{response_id}/input_items")
     await ask("DELETE", stored, f"{responses}/{response_id}")
+    beside = {"model": MODEL, "input": "hi", "background": True}
+    response_id = (await ask("POST", responses, body=beside)).json()["id"]
+    await ask("POST", f"{stored}/cancel", f"{responses}/{response_id}/cancel")
+    await ask("GET", stored, f"{responses}/{response_id}")
     message = {name: hi[name] for name in ("model", "messages")}
     for fields in (plain, {"stream": True}, {"max_tokens": 2, "system": "x"}):
         await ask("POST", "/v1/messages", body={"max_tokens": 9} | message | fields)

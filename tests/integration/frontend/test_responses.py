@@ -198,7 +198,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": 7}, "previous_response_id"),
     ({"store": "yes"}, "store"),
     ({"conversation": "conv-1"}, "conversation"),
-    ({"background": True}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ({"text": {"format": 7}}, "text.format"),

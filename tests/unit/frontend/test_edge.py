@@ -44,6 +44,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         nothing,
         nothing,
         nothing,
+        nothing,
         RequestTracer(NO_TRACER, ManualClock(), TraceSampler(1.0, 1.0)),
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)

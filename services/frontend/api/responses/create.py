@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.frontend.api.bodies import ResponsesBody, session_of
 from services.frontend.api.documents import TURN_HEADERS, streams, takes
+from services.frontend.api.responses.background import begin
 from services.frontend.api.responses.chats import OWN_WORDS, chat_of
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.schemas import RESPONSE
@@ -30,7 +31,11 @@ router = APIRouter(tags=["text"])
 )
 async def responses(request: Request) -> Response:
     """What follows a list of items."""
-    return await respond(request, ResponsesBody, prepare_response)
+    return await respond(request, ResponsesBody, prepare_response, _begin)
+
+
+async def _begin(app: App, body: ResponsesBody, writer: ResponseWriter) -> bytes | None:
+    return await begin(app, writer) if body.background else None
 
 
 async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> ResponseWriter:
@@ -39,6 +44,10 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
     Raises:
         SymphonyError: it cannot be served as it is.
     """
+    if body.background and body.store is False:
+        raise InvalidRequest("background: only of a response that is stored", "background")
+    if body.background and body.stream:
+        raise InvalidRequest("background: not in a stream: ask for it by its id", "background")
     items = items_of(body.input)
     _check_written(body)
     with HeldCapacity(app.capacity_of(origin.tenant), FREE_BODY_BYTES) as held:

@@ -1,4 +1,4 @@
-"""``GET`` and ``DELETE /v1/responses/{id}``, and what a response was asked with."""
+"""``GET``, ``DELETE`` and end a response by its id; what it was asked with."""
 
 from typing import Annotated, Literal
 
@@ -9,10 +9,11 @@ from services.frontend.api.bodies import ID_CHARS_MAX
 from services.frontend.api.schemas import INPUT_ITEMS, RESPONSE, RESPONSE_DELETED, answers
 from services.frontend.api.sessions.deletion import delete_everywhere
 from services.frontend.app import app_of
+from services.frontend.core.background import CANCELLED
 from services.frontend.core.response_items import page_of, shown
 from services.frontend.core.stored_responses import is_own_session
 from services.frontend.request import caller_of
-from shared.errors import NoCapacity
+from shared.errors import InvalidRequest, NoCapacity
 from shared.messages import AdvisoryKey
 
 router = APIRouter(tags=["text"])
@@ -45,12 +46,26 @@ async def get_input_items(
     return Json(page_of(items, limit, after))
 
 
+@router.post("/v1/responses/{response_id}/cancel", responses=answers(RESPONSE))
+async def cancel_response(request: Request, response_id: ResponsePath) -> Response:
+    """End a response that is made in the background. One that is over stays as it is."""
+    app, tenant = app_of(request), caller_of(request).tenant
+    stored = await app.responses.read(tenant, response_id)
+    if not stored.response.get("background"):
+        raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
+    if await app.responses.say(tenant, response_id, CANCELLED):
+        app.background.abandon(tenant, response_id)
+        stored = await app.responses.read(tenant, response_id)
+    return Json(stored.whole())
+
+
 @router.delete("/v1/responses/{response_id}", responses=answers(RESPONSE_DELETED))
 async def delete_response(request: Request, response_id: ResponsePath) -> Response:
     """Forget a response. With the last one of a conversation that has no other name, all of that
     goes, its KV too."""
     app, tenant = app_of(request), caller_of(request).tenant
     left = await app.responses.drop(tenant, response_id)
+    app.background.abandon(tenant, response_id)
     if left is not None and is_own_session(left):
         try:
             await delete_everywhere(app, AdvisoryKey(session_id=left, tenant=tenant))

@@ -20,6 +20,8 @@ from services.frontend.core.stored_responses import Past, StoredResponse, new_re
 from services.frontend.core.thoughts import Thought
 from services.frontend.core.tools import Said
 from services.frontend.errors import error_fields
+from services.frontend.responses import Which
+from services.frontend.sessions import StoreAway
 from shared.errors import SymphonyError
 from shared.ids import new_id
 
@@ -72,7 +74,7 @@ class ResponseWriter(ItemsWriter):
         self._given = given
         self._past = past
         self._is_stored = body.store is not False  # until it is known
-        self._id = new_response_id(past.session_id)
+        self.id = new_response_id(past.session_id)
         self._num_events = 0
         self._wants_logprobs = body.wants_logprobs
         tokenizer = generation.plan.model.tokenizer
@@ -95,19 +97,34 @@ class ResponseWriter(ItemsWriter):
         return super().chunks(piece)
 
     async def settle(self) -> None:
-        plan, claim = self.generation.plan, self.generation.prompt_of(0).claim
-        session_id, tenant = plan.owner.session_id, plan.owner.tenant
         if not self._is_stored:
             return
-        assert session_id is not None and claim is not None
-        response = self._response(self._status())
-        output = response.pop("output")
-        stored = StoredResponse(response, self._given, list(map(_to_keep, output)))
-        self._is_stored = not claim.is_forgotten and await self._app.responses.put(
-            tenant, session_id, claim.generation, stored, self._app.quotas.of(tenant)
-        )
+        try:
+            self._is_stored = await self.store()
+        except StoreAway:
+            self._is_stored = False
         if not self._is_stored:
             telemetry.RESPONSES_NOT_STORED.inc()
+
+    async def store(self, which: Which = "all") -> bool:
+        """Store it, or that it is begun; whether it is.
+
+        Raises:
+            StoreAway: it cannot be told.
+        """
+        owner, claim = self.generation.plan.owner, self.generation.prompt_of(0).claim
+        assert owner.session_id is not None and claim is not None
+        response = self._response("in_progress" if which == "begin" else self._status())
+        output = response.pop("output")
+        stored = StoredResponse(response, self._given, list(map(_to_keep, output)))
+        limits = self._app.quotas.of(owner.tenant)
+        return not claim.is_forgotten and await self._app.responses.put(
+            owner.tenant, owner.session_id, claim.generation, stored, limits, which
+        )
+
+    def begun(self) -> bytes:
+        """What is answered of one that is made in the background."""
+        return orjson.dumps(self._response("queued"))
 
     def last_chunks(self) -> list[bytes]:
         status = self._status()
@@ -201,11 +218,12 @@ class ResponseWriter(ItemsWriter):
     def _response(self, status: str) -> dict[str, Any]:
         body, plan = self._body, self.generation.plan
         sampling = plan.samplings[0]
-        is_over = status != "in_progress"
+        is_over = status not in {"queued", "in_progress"}
         tools = [{"type": "function", **t.model_dump(exclude={"type"})} for t in body.tools or []]
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
+            "background": bool(body.background),
             "created_at": self.generation.created_s,
             "status": status,
             "error": None,

@@ -21,6 +21,7 @@ from shared.errors import SymphonyError
 
 Body = TypeVar("Body", bound=Streamable)
 Made = TypeVar("Made")
+Its = TypeVar("Its", bound=Writer)
 
 ENTRIES_AT_ONCE = 64  # with 20 log-probabilities each they take about a millisecond
 
@@ -34,13 +35,18 @@ async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]
     return await asyncio.to_thread(make)
 
 
+async def add_all(writer: Writer) -> None:
+    """Generate everything. In the context of its generation."""
+    async with aclosing(writer.generation.pieces()) as batches:
+        async for pieces in batches:
+            for piece in pieces:
+                writer.add(piece)
+
+
 async def answer_whole(writer: Writer) -> bytes:
     """Generate everything, then answer."""
-    with writer.generation as generation:
-        async with aclosing(generation.pieces()) as batches:
-            async for pieces in batches:
-                for piece in pieces:
-                    writer.add(piece)
+    with writer.generation:
+        await add_all(writer)
         await writer.settle()
     return await _written(writer, None, writer.whole)
 
@@ -73,17 +79,25 @@ async def stream_chunks(writer: Writer) -> AsyncGenerator[list[bytes], None]:
 
 
 async def respond(
-    request: Request, kind: type[Body], prepare: Callable[[App, Body, Origin], Awaitable[Writer]]
+    request: Request,
+    kind: type[Body],
+    prepare: Callable[[App, Body, Origin], Awaitable[Its]],
+    begin: Callable[[App, Body, Its], Awaitable[bytes | None]] | None = None,
 ) -> Response:
     """Answer over HTTP; the client's hanging up ends the generation.
 
     A stream's first chunks are awaited here: until then an error is a status.
+
+    Args:
+        begin: goes on without the client, and tells what it is answered; None: it waits.
     """
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
         body = parse(kind, await read_body(request, held.grow_to))
         writer = await prepare(app, body, origin_of(request))
         writer.generation.keep(held)
+        if begin is not None and (told := await begin(app, body, writer)) is not None:
+            return Json(told)
         mailbox = writer.generation.mailbox
         mailbox.reader = request.scope["state"].get("connection") if body.stream else None
         abandon = mailbox.abandon
