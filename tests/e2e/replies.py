@@ -1,7 +1,10 @@
 """Replies that depend on each of their tokens: greedy, with a penalty on what was said before. One
-that was disturbed must be, token for token, the one that was not.
+that was disturbed must be, token for token, the one that was not. An emulated model says the same
+whatever it is asked; what it read is told by its log-probabilities.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
@@ -12,15 +15,28 @@ from tests.e2e.house import House
 
 PROMPT = "Tell me how the sea came to be salt, and leave out nothing that the miller said. " * 2
 REPLY_TOKENS = 300
+STEADY = "steady"  # an emulated model
 GREEDY: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.5}
 WHOLE_LENGTH = {"ignore_eos": True}
+
+
+def steady(folder: Path, step_ms: float = 5.0) -> str:
+    """The profile of a model that takes so long for each step, whatever is in it."""
+    profile = {
+        "name": STEADY, "base_ms": step_ms, "prefill_ms_per_token": 0.0, "decode_ms_per_turn": 0.0,
+        "num_layers": 2, "max_model_len": 8192, "num_kv_tokens": 2_000_000,
+    }  # fmt: skip
+    path = folder / "profile.json"
+    path.write_text(json.dumps(profile))
+    return str(path)
 
 
 class Reply:
     """A streamed reply, read piece by piece.
 
     Attributes:
-        tokens: bytes of each token; the demo model has a token for every byte.
+        tokens: bytes of each token, of which the demo model has one for every byte; from an
+            emulated model with its log-probability, in thousandths, which tells what it read.
         text: what they say.
         finish: the finish reason, once it came.
         cached_tokens: of the prompt, once the end came.
@@ -45,6 +61,7 @@ class Reply:
             extra_body={**WHOLE_LENGTH, "session_id": session_id, "cache_salt": cache_salt or None},
             **GREEDY,
         )
+        self._is_emulated = model == STEADY
         self.tokens: list[tuple[int, ...]] = []
         self.text = ""
         self.finish: str | None = None
@@ -61,7 +78,9 @@ class Reply:
                 self.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens or 0
             for choice in chunk.choices:
                 said = choice.logprobs.content if choice.logprobs else None
-                self.tokens += [tuple(token.bytes or ()) for token in said or ()]
+                for token in said or ():
+                    read = (round(1000 * token.logprob),) if self._is_emulated else ()
+                    self.tokens.append((*(token.bytes or ()), *read))
                 self.text += choice.delta.content or ""
                 self.finish = choice.finish_reason or self.finish
 

@@ -16,9 +16,9 @@ from loadtest.chaos.sse import Stream, stream_chat
 from services.worker.demo_adapters import KNOWN, make_demo_adapter
 from services.worker.demo_model import DEMO_MODEL_ID
 from tests.e2e.house import House, symphony
-from tests.e2e.replies import Reply
+from tests.e2e.replies import STEADY, Reply, steady
 
-BASE = "steady"  # the emulated model
+BASE = STEADY
 STEP_MS = 25.0
 WIDTH = 4  # of its only target
 NUM_LAYERS = 2
@@ -46,17 +46,10 @@ def said(house: House, model: str) -> str:
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A house whose model says which adapter it runs on, a token a step."""
     folder = tmp_path_factory.mktemp("adapters")
-    profile = {
-        "name": BASE, "base_ms": STEP_MS, "prefill_ms_per_token": 0.0,
-        "decode_ms_per_turn": 0.0, "num_layers": NUM_LAYERS, "max_model_len": 8192,
-        "num_kv_tokens": 2_000_000,
-    }  # fmt: skip
-    (folder / "profile.json").write_text(json.dumps(profile))
     env = {"SYMPHONY_TURNS_RUNNING_MAX": str(NUM_STREAMS + LATER)}
     adapters = {"fox": made(folder / "fox", 1)}
-    with House(
-        folder / "data", emulate=str(folder / "profile.json"), adapters=adapters, env=env
-    ) as house:
+    profile = steady(folder, STEP_MS)
+    with House(folder / "data", emulate=profile, adapters=adapters, env=env) as house:
         yield house
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 import httpx
 import openai
@@ -17,16 +17,17 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from loadtest.chaos.away import Nats
-from services.worker.demo_model import DEMO_MODEL_ID
 from shared.blocks import BLOCK_TOKENS
 from tests.e2e.house import House, wait_until
-from tests.e2e.replies import REPLY_TOKENS, Reply, busy_workers, is_idle, say
+from tests.e2e.replies import REPLY_TOKENS, STEADY, Reply, busy_workers, is_idle, steady
+from tests.e2e.replies import say as say_to
 
 AWAY_S = 4.0
 STILL_S = 7.0
 NUM_STREAMS = 16
 NUM_EXPECTED = 20
 SECOND_TOKENS = 20
+say = partial(say_to, model=STEADY)
 
 Messages = list[ChatCompletionMessageParam]
 
@@ -41,8 +42,9 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory, nats: Nats) -> Iterator[House]:
     """On a NATS that its supervisor does not start again."""
-    place: Path = tmp_path_factory.mktemp("worse-days") / "data"
-    with House(place, num_workers=2, env={"SYMPHONY_NATS_URL": nats.url}) as running:
+    folder = tmp_path_factory.mktemp("worse-days")
+    env = {"SYMPHONY_NATS_URL": nats.url}
+    with House(folder / "data", emulate=steady(folder), num_workers=2, env=env) as running:
         yield running
 
 
@@ -55,7 +57,7 @@ def client(house: House) -> Iterator[OpenAI]:
 @pytest.fixture(scope="module")
 def undisturbed(client: OpenAI) -> list[tuple[int, ...]]:
     """The reply on a good day."""
-    return Reply(client).read_to_end()
+    return Reply(client, model=STEADY).read_to_end()
 
 
 @contextmanager
@@ -79,13 +81,15 @@ def test_nats_is_away(
     house: House, nats: Nats, client: OpenAI, undisturbed: list[tuple[int, ...]]
 ) -> None:
     before = house.pids()
-    replies = [Reply(client) for _ in range(2)]
+    replies = [Reply(client, model=STEADY) for _ in range(2)]
     for reply in replies:
         reply.read(5)
     with everybody(1) as other:
         nats.kill()
         try:
-            late = other.submit(lambda: Reply(client).read_to_end())  # somebody who asks meanwhile
+            late = other.submit(
+                lambda: Reply(client, model=STEADY).read_to_end()
+            )  # somebody who asks meanwhile
             time.sleep(AWAY_S)
         finally:
             nats.start()
@@ -104,13 +108,13 @@ def test_a_worker_that_stands_still_is_not_waited_for(
     """
     wait_until(lambda: is_idle(house), "earlier turns are over")
     before = house.pids()
-    reply = Reply(client)
+    reply = Reply(client, model=STEADY)
     reply.read(5)
     (busy,) = busy_workers(house)
     with standing_still(house, busy):
         assert reply.read_to_end() == undisturbed
     house.wait_all_ready()
-    assert Reply(client).read_to_end() == undisturbed
+    assert Reply(client, model=STEADY).read_to_end() == undisturbed
     assert house.pids() == before  # it went on, and forgot the turn that went elsewhere
     wait_until(lambda: is_idle(house), "nobody computes for nobody")
 
@@ -142,7 +146,7 @@ def test_the_frontend_dies_and_its_clients_come_back_to_their_kv(
     def begin(number: int) -> tuple[ChatCompletion, Reply]:
         session_id, text = conversation(number)
         first = say(client, text, session_id)
-        reply = Reply(client, REPLY_TOKENS, second_turn(text, first), session_id)
+        reply = Reply(client, REPLY_TOKENS, second_turn(text, first), session_id, STEADY)
         reply.read(3)
         return first, reply
 
@@ -155,7 +159,7 @@ def test_the_frontend_dies_and_its_clients_come_back_to_their_kv(
 
     def come_back(number: int, first: ChatCompletion) -> Reply:
         session_id, text = conversation(number)
-        reply = Reply(patient, REPLY_TOKENS, second_turn(text, first), session_id)
+        reply = Reply(patient, REPLY_TOKENS, second_turn(text, first), session_id, STEADY)
         reply.read_to_end()
         return reply
 
@@ -166,7 +170,7 @@ def test_the_frontend_dies_and_its_clients_come_back_to_their_kv(
         pid = house.kill("frontend")
         assert all(people.map(break_off, [reply for _, reply in begun]))
         house.wait_restarted("frontend", pid)
-        wait_until(lambda: DEMO_MODEL_ID in models(house), "it knows the model")
+        wait_until(lambda: STEADY in models(house), "it knows the model")
         firsts = [first for first, _ in begun]
         again = list(people.map(come_back, range(NUM_STREAMS), firsts))
     for (first, broken), whole in zip(begun, again, strict=True):
@@ -192,10 +196,10 @@ def test_the_kvstore_stands_still_while_many_are_expected(house: House, client: 
         """The first turn, and what the second must be, as somebody else hears it."""
         session_id, text = name
         messages = second_turn(text, say(client, text, session_id))
-        return messages, Reply(client, SECOND_TOKENS, messages).read_to_end()
+        return messages, Reply(client, SECOND_TOKENS, messages, model=STEADY).read_to_end()
 
     def go_on(name: tuple[str, str], messages: Messages) -> list[tuple[int, ...]]:
-        return Reply(client, SECOND_TOKENS, messages, name[0]).read_to_end()
+        return Reply(client, SECOND_TOKENS, messages, name[0], STEADY).read_to_end()
 
     with everybody(NUM_EXPECTED) as people:
         begun = list(people.map(begin, names))
@@ -205,7 +209,7 @@ def test_the_kvstore_stands_still_while_many_are_expected(house: House, client: 
             house.wait_restarted(name, pid)
         before = house.pids()
         for session_id, _ in names:
-            advisory = {"session_id": session_id, "model_id": DEMO_MODEL_ID, "expected_arrival": 1}
+            advisory = {"session_id": session_id, "model_id": STEADY, "expected_arrival": 1}
             answer = httpx.post(f"{house.url}/v1/advisories", json=advisory)
             assert answer.status_code == 202
         with standing_still(house, "kvstore"):  # while it brings them up

@@ -1,20 +1,25 @@
 """An executor without a model: its forward pass takes as long as a latency profile says.
 
-Everything around it is real: the same core, pages, mover, arena and messages. A page holds the
-tokens of its block, each as often as fills what its KV would take: once in a small page, all over a
-page of true size, which so costs what a model's does wherever it goes.
+Everything around it is real: the same core, pages, mover, arena and messages. A page holds a word
+for each token of its block, which depends on all tokens before (see `chain`), as often as fills
+what its KV would take: once in a small page, all over a page of true size, which so costs what a
+model's does wherever it goes. History is looked at before it is gone on from: a page that is
+not the turn's own ends the worker.
 """
 
 import time
 from collections.abc import Callable
 from hashlib import shake_128
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 from services.worker.core.adapters.image import NO_LINE
-from services.worker.core.step import ImageEntry, RowSampling, Sampled, StepPlan, StepResult
+from services.worker.core.step import ImageEntry, Ints, RowSampling, Sampled, StepPlan, StepResult
 from services.worker.demo_model import VOCAB
+from services.worker.device.chain import Words as ChainWords
+from services.worker.device.chain import are_words, next_words, words_of
 from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.executor import Finished, ModelInfo
 from services.worker.device.failures import Failures
@@ -27,6 +32,7 @@ from services.worker.device.tables import BlockTables
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
 from shared.blocks import BLOCK_TOKENS
+from shared.ids import TurnId
 from shared.messages import AdapterRef, LoraCard, LoraTarget, TokenLogprobs
 from shared.profiles import ELEMENT_BYTES, LatencyProfile
 
@@ -59,7 +65,7 @@ class EmulatedExecutor:
         self._profile = profile
         self.prefill_tokens_max = 2048
         num_pages = profile.num_kv_tokens // BLOCK_TOKENS * profile.num_layers
-        page_bytes, fingerprint = PAGE_BYTES, f"emulated-{profile.name}-1"
+        page_bytes, fingerprint = PAGE_BYTES, f"emulated-{profile.name}-2"
         if pool_bytes is not None:
             page_bytes = profile.page_bytes(BLOCK_TOKENS)
             num_pages = min(num_pages, pool_bytes // page_bytes)
@@ -80,9 +86,10 @@ class EmulatedExecutor:
             lora=_lora_card(profile, page_bytes),
         )
         shape = (num_pages, BLOCK_TOKENS, page_bytes // PAGE_BYTES)
-        self._pool = np.full(shape, 0, np.int32)  # there now, not when a pass first writes a page
+        self._pool = np.full(shape, 0, np.uint32)  # there now, not when a pass first writes a page
         self._tables = BlockTables(profile.num_layers)
         self._failures = Failures()
+        self._computed: dict[int, tuple[TurnId, int]] = {}  # by line: up to which position
         self._adapters: dict[int, ImageEntry] = {}  # by line
         self._bytes = self._pool.reshape(num_pages, -1).view(np.uint8)
         copier: PageCopier = HostCopier(self._bytes)
@@ -96,6 +103,9 @@ class EmulatedExecutor:
     def launch(self, plan: StepPlan) -> Finished:
         started_ns = time.monotonic_ns()
         self._tables.enter(plan.entries)
+        entered: list[int] = plan.entries.slots[plan.entries.blocks == 0].tolist()
+        for slot in entered:  # somebody begins there, maybe again
+            self._computed.pop(slot, None)
         result = StepResult([None] * plan.num_rows, stall_ns=[0] * self.info.num_layers)
         result.failed = self._failures.void(plan)
         for index, awaited in plan.awaited.items():
@@ -105,9 +115,9 @@ class EmulatedExecutor:
             left_ns = started_ns + plan.due_in_ns(index, 1, 1) - time.monotonic_ns()
             if not self._has(awaited, left_ns, result):
                 result.failed.add(index)
-        self._compute(plan)
         self._adapters.update({image.line: image for image in plan.images})
         lines: list[int] = plan.adapters.tolist()
+        lasts = self._compute(plan, result.failed)
         for line in {*lines} - {NO_LINE}:
             if self._has(plan.streams.get(line, []), ADAPTER_STALL_NS, result):
                 self._check_image(self._adapters[line])
@@ -120,7 +130,9 @@ class EmulatedExecutor:
         for index, (sampling, line) in enumerate(zip(plan.sampling, lines, strict=True)):
             if sampling is not None and index not in void:
                 adapter = "" if line == NO_LINE else self._adapters[line].adapter_hash
-                result.sampled[index] = _say(sampling, adapter, masks.ready.get(index))
+                result.sampled[index] = _say(
+                    sampling, adapter, masks.ready.get(index), int(lasts[index])
+                )
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, result.failed)
         self._take_time(plan, started_ns)
@@ -178,11 +190,55 @@ class EmulatedExecutor:
                 return False
         return True
 
-    def _compute(self, plan: StepPlan) -> None:
+    def _compute(self, plan: StepPlan, failed: set[int]) -> ChainWords:
+        """Write the words of the new tokens. Answers the last one of each row: uint32 [R]."""
+        tokens, starts = self._tables.tokens(plan), plan.context_lens - plan.lengths
+        first_words = self._first_words(plan)
+        before = self._words(plan.slots, starts - 1)  # of a row without history: anything
+        is_new = starts == 0
+        are_alike: list[bool] = (is_new | (before == before[0]).all(0)).tolist()
+        lasts = np.where(is_new, first_words, before[0])
+        words = next_words(np.repeat(lasts, plan.lengths), tokens)
+        slots, ends = plan.slots.tolist(), plan.context_lens.tolist()
+        rows = zip(plan.turn_ids, slots, starts.tolist(), ends, strict=True)
+        for row, (turn_id, slot, first, last) in enumerate(rows):
+            if row in failed:
+                continue
+            assert are_alike[row], "a page is not its turn's: layers do not agree"
+            if first and self._computed.get(slot) != (turn_id, first):
+                self._check_history(slot, first, int(first_words[row]))
+            self._computed[slot] = (turn_id, last)
+            if last - first > 1:
+                part = slice(*plan.query_starts[row : row + 2].tolist())
+                words[part] = words_of(int(lasts[row]), tokens[part])
         positions = plan.positions()
-        slots = np.repeat(plan.slots, plan.lengths)
+        pages = self._tables.pages[
+            :, np.repeat(plan.slots, plan.lengths), positions // BLOCK_TOKENS
+        ]
+        self._pool[pages, positions % BLOCK_TOKENS] = words[:, None]
+        return words[plan.query_starts[1:] - 1]
+
+    def _first_words(self, plan: StepPlan) -> ChainWords:
+        """uint32 [R]: what stands before the first token of each row: KV of one adapter is none of
+        another.
+        """
+        lines: list[int] = plan.adapters.tolist()
+        names = (b"" if n == NO_LINE else self._adapters[n].adapter_hash.encode() for n in lines)
+        return np.array(list(map(crc32, names)), np.uint32)
+
+    def _words(self, slots: Ints, positions: Ints) -> ChainWords:
+        """uint32 [layers, n]: at these positions of these lines, where each token's part begins."""
         pages = self._tables.pages[:, slots, positions // BLOCK_TOKENS]
-        self._pool[pages, positions % BLOCK_TOKENS] = self._tables.tokens(plan)[:, None]
+        words: ChainWords = self._pool[pages, positions % BLOCK_TOKENS, 0]
+        return words
+
+    def _check_history(self, slot: int, num_tokens: int, first_word: int) -> None:
+        """Look at both ends of what each token has: more would take longer than the pass is to."""
+        blocks = -(-num_tokens // BLOCK_TOKENS)
+        pages = self._tables.pages[:, slot, :blocks]
+        for end in {0, self._pool.shape[2] - 1}:
+            words = self._pool[pages, :, end].reshape(len(pages), -1)[:, :num_tokens]
+            assert are_words(words, first_word, VOCAB), "a page is not its turn's"
 
     def _take_time(self, plan: StepPlan, started_ns: int) -> None:
         profile = self._profile
@@ -219,7 +275,10 @@ def _sentence(adapter_hash: str) -> bytes:
     return f"I am {adapter_hash[:8]}. ".encode() if adapter_hash else PANGRAM
 
 
-def _say(row: RowSampling, adapter_hash: str, mask: Words | None) -> Sampled:
+def _say(row: RowSampling, adapter_hash: str, mask: Words | None, word: int) -> Sampled:
+    """The next letter. Its log-probability depends on all that was read: so does all that a model
+    says.
+    """
     said, sentence = row.num_generated, _sentence(adapter_hash)
     is_over = said >= REPLY_TOKENS and not row.params.ignore_eos
     token = END_OF_TURN if is_over else sentence[said % len(sentence)]
@@ -227,7 +286,8 @@ def _say(row: RowSampling, adapter_hash: str, mask: Words | None) -> Sampled:
         token = _shortest(mask)
     if row.params.logprobs is None:
         return Sampled(token)
-    return Sampled(token, TokenLogprobs(token=token, logprob=0.0, top=[(token, 0.0)]))
+    logprob = -(word % 1000) / 1000
+    return Sampled(token, TokenLogprobs(token=token, logprob=logprob, top=[(token, logprob)]))
 
 
 def _shortest(mask: Words) -> int:

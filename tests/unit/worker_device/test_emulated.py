@@ -1,20 +1,23 @@
 """An executor without a model: how large its pages are, and what is in them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import numpy as np
 import pytest
 
 from services.worker.config import WorkerConfig
 from services.worker.device import emulated
+from services.worker.device.chain import words_of
 from services.worker.device.copies import HostCopier
 from services.worker.device.emulated import EmulatedExecutor
 from services.worker.device.mover import Moved
 from services.worker.load import make_emulated
+from shared import messages as m
 from shared.blocks import BLOCK_TOKENS
 from shared.errors import ConfigError
 from shared.messages import AdapterRef
@@ -42,7 +45,7 @@ def test_pages_are_small_unless_true_ones_are_asked_for() -> None:
     with made(LLAMA) as (executor, _):
         info = executor.info
         assert (info.page_bytes, info.num_pages) == (4 * BLOCK_TOKENS, 200_000)
-        assert info.fingerprint == "emulated-a100-llama3-8b-1"
+        assert info.fingerprint == "emulated-a100-llama3-8b-2"
 
 
 def test_true_pages_are_the_profile_s_and_as_many_as_fit() -> None:
@@ -78,7 +81,7 @@ def test_true_pages_are_no_more_than_the_profile_s_device_holds() -> None:
 
 
 @pytest.mark.parametrize("pool_bytes", [None, MIB])
-def test_pages_of_a_block_hold_its_tokens_all_over(pool_bytes: int | None) -> None:
+def test_pages_of_a_block_hold_its_tokens_words_all_over(pool_bytes: int | None) -> None:
     """Each token's part is as many bytes as its KV takes in a layer, full of it to the last."""
     with made(ZERO, pool_bytes) as (executor, driver):
         tokens = list(range(1, 2 * BLOCK_TOKENS + 1))
@@ -88,9 +91,45 @@ def test_pages_of_a_block_hold_its_tokens_all_over(pool_bytes: int | None) -> No
         found = executor._pool[pages]  # [layers, blocks, tokens, elements]
         token_bytes = 4 if pool_bytes is None else ZERO.kv_bytes_per_token // ZERO.num_layers
         assert found.shape == (ZERO.num_layers, 2, BLOCK_TOKENS, token_bytes // 4)
-        wanted = np.array(tokens, np.int32).reshape(2, BLOCK_TOKENS, 1)
+        wanted = words_of(0, np.array(tokens, np.int32)).reshape(2, BLOCK_TOKENS, 1)
         assert (found == wanted).all()
         assert found.nbytes == ZERO.num_layers * 2 * executor.info.page_bytes
+
+
+# What may happen to pages [layers, blocks] of a pool.
+HARM: dict[str, Callable[[Any, Any], None]] = {
+    "damaged": lambda pool, pages: pool.__setitem__((pages[1, 1], 5), 7),
+    "swapped": lambda pool, pages: pool.__setitem__(pages, pool[pages[:, ::-1]]),
+    "of one layer": lambda pool, pages: pool.__setitem__(pages[0, 0], 0),
+    "another's": lambda pool, pages: pool.__setitem__(
+        pages, words_of(9, np.arange(2 * BLOCK_TOKENS, dtype=np.int32)).reshape(2, BLOCK_TOKENS, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", [None, *HARM])
+def test_a_turn_goes_on_from_its_own_history_or_not_at_all(harm: str | None) -> None:
+    told = list(range(1, 2 * BLOCK_TOKENS + 1))
+
+    def run(name: str, tokens: list[int]) -> m.TurnDelta:
+        driver.submit(name, tokens, max_tokens=1, ignore_eos=True, logprobs=1)
+        driver.run()
+        return driver.deltas[name][0]
+
+    def logprob(delta: m.TurnDelta) -> float | None:
+        return delta.logprobs[0].logprob if delta.logprobs else None
+
+    with made(ZERO) as (executor, driver):
+        run("first", told)
+        whole = run("second", [*told, 9])
+        assert whole.cached_tokens == len(told)
+        if harm is not None:
+            HARM[harm](executor._pool, executor._tables.pages[:, -1, :2])  # of the only turn
+            with pytest.raises(AssertionError, match="not its turn's"):
+                run("again", [*told, 9])
+        else:
+            assert logprob(run("again", [*told, 9])) == logprob(whole)
+            assert logprob(run("another", [*told, 8])) != logprob(whole)
 
 
 def test_an_adapter_s_pages_are_full_of_it_and_looked_at() -> None:
