@@ -45,7 +45,10 @@ async def prepare_response(app: App, body: ResponsesBody, origin: Origin) -> Res
         SymphonyError: it cannot be served as it is.
     """
     if body.background and body.store is False:
-        raise InvalidRequest("background: only of a response that is stored", "background")
+        raise InvalidRequest(
+            "background can only be used when `store` is true: it is asked for by its id",
+            "background",
+        )
     if body.background and body.stream:
         raise InvalidRequest("background: not in a stream: ask for it by its id", "background")
     items = items_of(body.input)
