@@ -93,6 +93,7 @@ class FakeHouse:
         self._spawn(self._report())
 
     async def stop(self) -> None:
+        self.is_deaf = True  # a frontend may submit again what is open when it stops
         for task in self._tasks:
             task.cancel()
         done = await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -36,5 +36,5 @@ def test_they_are_the_same_however_they_are_computed(
 )
 def test_one_that_is_another_is_found(tokens: list[int], layer: int, at: int, more: int) -> None:
     words = np.stack([words_of(7, np.array(tokens, np.int32))] * 3)
-    words[layer, at % len(tokens)] += np.uint32(more)
+    words[layer : layer + 1, at % len(tokens)] += np.uint32(more)  # a scalar would warn of overflow
     assert not are_words(words, 7, VOCAB)
