@@ -157,9 +157,8 @@ def test_every_kind_of_scores(shape: AttentionShape, multiprocessors: int) -> No
         (8, 2, FP32),
         (8, 1, FP32),
         (16, 2, BF16),
+        (20, 1, FP32),
         (40, 1, BF16),
-        # Slow in the interpreter, where 40 heads tell as much.
-        *([] if IS_INTERPRETED else [(20, 1, FP32)]),
     ],
 )
 def test_every_grouping_of_heads(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
