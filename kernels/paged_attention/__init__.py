@@ -9,12 +9,19 @@ tables and lengths are there).
 """
 
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
-from kernels.paged_attention.select import is_fused, paged_attention, store_kv, warm_up
+from kernels.paged_attention.select import (
+    can_be_invariant,
+    is_fused,
+    paged_attention,
+    store_kv,
+    warm_up,
+)
 
 __all__ = [
     "AttentionShape",
     "DeviceBatch",
     "RaggedBatch",
+    "can_be_invariant",
     "is_fused",
     "paged_attention",
     "store_kv",

@@ -79,6 +79,8 @@ class RaggedBatch:
         slots: each sequence's line in the tables, ``[num_seqs]``.
         page_tables: int32 ``[num_layers, num_slots, max_blocks]``: pool page of each block.
         on_device: the same for kernels that read it on the device; those need no lists.
+        is_invariant: a row's result must not depend on how many others are computed with it, nor on
+            how many new tokens its sequence has.
     """
 
     query_starts: list[int]
@@ -86,6 +88,7 @@ class RaggedBatch:
     slots: list[int]
     page_tables: torch.Tensor
     on_device: DeviceBatch | None = None
+    is_invariant: bool = False
     _arrays: list[HostArrays] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

@@ -60,6 +60,8 @@ def paged_attention(
     implementations = cpu.paged_attention_cpu, chunk.paged_attention_chunk, paged_attention_gather
     chunk_from = CHUNK_FROM_QUERIES_WITH_AMX if chunk.uses_amx(pool) else CHUNK_FROM_QUERIES
     limits, runs = (chunk_from, GATHER_FROM_QUERIES), batch.arrays.runs
+    if batch.is_invariant:
+        limits = 0, 1 << 62  # `chunk` alone: it sums a row page by page, whatever is beside it
     if limits not in runs:
         runs[limits] = _runs(batch.query_starts, limits)
     for seqs, kind in runs[limits]:
@@ -113,6 +115,11 @@ def store_kv(
 def is_fused(device: torch.device) -> bool:
     """Whether batches that are on this device are attended there, without a look from the host."""
     return triton_kernels(PACKAGE, device) is not None
+
+
+def can_be_invariant(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether batches of tensors like these may be `is_invariant`."""
+    return cpu is not None and cpu.supports(torch.empty(0, dtype=dtype, device=device))
 
 
 def _on_host(batch: DeviceBatch, page_tables: torch.Tensor) -> RaggedBatch:

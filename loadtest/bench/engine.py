@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -29,6 +29,7 @@ from loadtest.models import add_model_options, model_source, shape_of
 from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.step import StepPlan
 from services.worker.device.executor import Executor, Finished
+from services.worker.device.layers import Mode
 from services.worker.device.model import LoadedModel, load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--layers", choices=("fast", "plain"), default="fast", help="on a CPU")
+    parser.add_argument("--layers", choices=get_args(Mode), default="fast", help="on a CPU")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     add_model_options(parser)

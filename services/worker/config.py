@@ -29,7 +29,8 @@ class WorkerConfig(ServiceConfig):
     cooperative: what no turn runs on stays in the pool until its pages are needed, and announced
         turns are brought there; else only as far as the arena.
     num_threads: cores to compute on; 0: all.
-    layers: `fast` ones in place of transformers' own where they compute the same, or `plain`.
+    layers: `fast` ones in place of transformers' own where they compute the same, or `plain`; or
+        `invariant`, whose answers do not depend on what else is computed with them.
     oneshot_variants: input lengths, tokens, that text models are batched at; longer ones than a
         model can take are left out, and its own limit is added.
     oneshot_batch_max: largest batch of a one-shot model; 0: 16 on a CPU, 64 on a GPU, and as many
@@ -64,7 +65,7 @@ class WorkerConfig(ServiceConfig):
     eviction: EvictionName = "layer"
     cooperative: bool = True
     num_threads: int = Field(0, ge=0)
-    layers: Literal["fast", "plain"] = "fast"
+    layers: Literal["fast", "plain", "invariant"] = "fast"
     prefill_tokens_max: int = Field(0, ge=0)
     turns_running_max: int = Field(64, ge=1)
     prefill_admission: AdmissionName = "eager"

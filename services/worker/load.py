@@ -137,6 +137,12 @@ def make_real(config: WorkerConfig, model_id: str, source: str, on_moved: OnMove
 
     if model_id == DEMO_MODEL_ID and not config.models:
         make_demo_model(Path(source))
+    if config.layers == "invariant" and config.kv_stored_dtype != "model":
+        raise ConfigError(
+            "SYMPHONY_LAYERS='invariant' with "
+            f"SYMPHONY_KV_STORED_DTYPE={config.kv_stored_dtype!r}: "
+            "what was stored would be rounded, and what was computed again would not"
+        )
     device = _prepare_device(config)
     model = load_model(source, device, config.dtype, config.layers, config.kv_stored_dtype)
     model.max_model_len = model_len(config, model.max_model_len, model_id)
@@ -153,8 +159,8 @@ def _make_crew(config: WorkerConfig, model: "LoadedModel") -> "HostCrew | None":
     """Helpers, where they can be of use: an arena as near as the pool is waited for. They read
     adapters there, which it has only where pages are stored as they are."""
     is_wanted = config.lora_start == "assist" or (config.lora_start == "auto" and config.link_mb_s)
-    if not is_wanted or model.lora is None or model.stored_form is not None:
-        return None
+    if not is_wanted or model.lora is None or model.stored_form is not None or model.is_invariant:
+        return None  # helpers sum up otherwise than the device does
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.orders import Spec
 

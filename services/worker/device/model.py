@@ -10,13 +10,14 @@ import torch
 import xxhash
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from kernels.paged_attention import can_be_invariant
 from kernels.sgmv import Site
 from services.worker.core.limits import StoredDtype
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
 from services.worker.device.executor import ModelInfo
 from services.worker.device.int8_pages import VERSION as INT8_VERSION
 from services.worker.device.int8_pages import Int8Pages
-from services.worker.device.layers import Mode, speed_up
+from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.step import LayerProbe, running
@@ -30,6 +31,7 @@ from shared.messages import AdapterRef, LoraCard, SamplingDefaults
 log = logging.getLogger(__name__)
 
 KV_LAYOUT_VERSION = 1
+INVARIANT_VERSION = 1  # of how sums are made, see `layers.invariant`
 READ_BYTES = 16 * 1024 * 1024
 ADVISABLE = {
     "temperature": (0.01, 2.0),
@@ -51,6 +53,7 @@ class LoadedModel:
         fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
             all its block keys.
         stored_dtype: of its KV outside of the pool.
+        is_invariant: a token's numbers do not depend on what else a step computes.
         lora: what adapters it takes; None: none.
         lora_sites: places in its layers where they add, by the numbers that helpers call them by.
     """
@@ -69,6 +72,7 @@ class LoadedModel:
     sampling: SamplingDefaults
     fingerprint: str
     stored_dtype: StoredDtype = "model"
+    is_invariant: bool = False
     lora: LoraCard | None = None
     lora_sites: list[Site] = field(default_factory=list)
 
@@ -143,7 +147,8 @@ def load_model(
     Args:
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
         layers: ``fast`` replaces what can be computed faster; ``plain`` leaves every layer as
-            transformers makes it.
+            transformers makes it; ``invariant`` computes each token alike whatever else is in its
+            step.
         stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
 
     Raises:
@@ -162,7 +167,9 @@ def load_model(
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
     loaded = prepare_model(module, source, _generation_config(source))
-    if layers == "fast":
+    if layers == "invariant":
+        _make_invariant(loaded)
+    elif layers == "fast":
         if (made := speed_up(module)) is None:
             log.warning("fast layers disagree with plain ones: none used", extra={"model": source})
             del module, loaded  # before it is loaded again
@@ -172,6 +179,27 @@ def load_model(
     loaded.fingerprint = _fingerprint(loaded)
     loaded.let_adapters()
     return loaded
+
+
+def _make_invariant(model: LoadedModel) -> None:
+    """Compute each token alike, whatever else is in its step.
+
+    Raises:
+        UnsupportedModelError: the model, the machine or the dtype cannot.
+    """
+    what = f"SYMPHONY_LAYERS=invariant: {model.source!r}"
+    if not can_be_invariant(model.device, model.dtype):
+        raise UnsupportedModelError(
+            f"{what} would compute in {model.dtype} on {model.device.type}; "
+            "only bfloat16 and float32 on a CPU, with numba, can"
+        )
+    if speed_up(model.module, fixed_rows=True) is None:
+        raise UnsupportedModelError(f"{what}: its layers cannot be replaced")
+    if products := variant_products(model.module):
+        raise UnsupportedModelError(
+            f"{what} multiplies matrices outside of linear layers ({', '.join(sorted(products))})"
+        )
+    model.is_invariant = True
 
 
 def prepare_model(
@@ -291,6 +319,8 @@ def _fingerprint(model: LoadedModel) -> str:
     digest = weights_digest(model.source)
     layout = (model.dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_TOKENS)
     digest.update(f"{layout}:{KV_LAYOUT_VERSION}".encode())
+    if model.is_invariant:
+        digest.update(f":invariant:{INVARIANT_VERSION}".encode())
     if model.stored_form is not None:
         digest.update(f":{model.stored_dtype}:{INT8_VERSION}".encode())
     return digest.hexdigest()

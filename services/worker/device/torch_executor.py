@@ -20,6 +20,7 @@ from services.worker.device.gate import PageGate
 from services.worker.device.grammar import Grammars, Vocabulary, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.int8_pages import Int8HostCopier
+from services.worker.device.layers.invariant import ROWS
 from services.worker.device.lora.assistance import assist
 from services.worker.device.lora.tables import LoraLines
 from services.worker.device.model import LoadedModel
@@ -60,7 +61,9 @@ class TorchExecutor:
         self._pool = model.make_pool(num_pages)
         self._tables = BlockTables(model.num_layers)
         self._failures = Failures()
-        self._lora = None if model.lora is None else LoraLines(model.lora)
+        self._lora = None
+        if model.lora is not None:
+            self._lora = LoraLines(model.lora, rows_max=ROWS if model.is_invariant else 0)
         copier: PageCopier = _host_copier(model, self._pool)
         if link_bytes_per_s:
             copier = SlowLink(copier, link_bytes_per_s)
@@ -131,6 +134,7 @@ class TorchExecutor:
                 plan.context_lens.tolist(),
                 plan.slots.tolist(),
                 torch.from_numpy(pages),
+                is_invariant=self._model.is_invariant,
             ),
             slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),

@@ -5,6 +5,6 @@ or siblings that share an input is first tried beside what would take its place;
 not agree, or is not recognized, stays as transformers made it.
 """
 
-from services.worker.device.layers.fast import FastLayers, Mode, speed_up
+from services.worker.device.layers.fast import FastLayers, Mode, speed_up, variant_products
 
-__all__ = ["FastLayers", "Mode", "speed_up"]
+__all__ = ["FastLayers", "Mode", "speed_up", "variant_products"]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from kernels import pointwise
 from services.worker.device.layers.gated import fast_mlp
+from services.worker.device.layers.invariant import fix_rows, products_seen
 from services.worker.device.layers.memory import free_bytes
 from services.worker.device.layers.merged import SIBLINGS, Merged, Sibling, joined
 from services.worker.device.layers.norms import fast_norm
@@ -22,7 +24,7 @@ from services.worker.device.layers.rotary import (
 )
 from services.worker.device.step import LayerProbe, running
 
-Mode = Literal["fast", "plain"]
+Mode = Literal["fast", "plain", "invariant"]
 ProductOf = Callable[..., nn.Module]  # of linear layers that share an input
 
 PROBE_TOKENS = 5
@@ -71,14 +73,17 @@ class _Calls:
         self.inputs.setdefault(module, []).append(args[0] if is_known else None)
 
 
-def speed_up(model: Any) -> FastLayers | None:
+def speed_up(model: Any, fixed_rows: bool = False) -> FastLayers | None:
     """Replace layers of a decoder, in place, and see that it still says the same.
+
+    Args:
+        fixed_rows: see `invariant`.
 
     Returns:
         None: it does not, and is to be thrown away.
     """
     before = probe(model)
-    made = make_fast(model)
+    made = make_fast(model, fixed_rows=fixed_rows)
     try:
         after = probe(model)
     except Exception:  # a stranger's model, of which something is gone that it needs
@@ -89,8 +94,18 @@ def speed_up(model: Any) -> FastLayers | None:
     return made if away <= AGREES.get(before.dtype, AGREES_ROUNDED) else None
 
 
+def variant_products(model: Any) -> set[str]:
+    """Names of the products of a model whose sums depend on the number of rows, see `invariant`."""
+    with products_seen() as seen:
+        probe(model)
+    return seen
+
+
 def make_fast(
-    model: Any, pack: bool | None = None, copies_bytes_max: int | None = None
+    model: Any,
+    pack: bool | None = None,
+    copies_bytes_max: int | None = None,
+    fixed_rows: bool = False,
 ) -> FastLayers:
     """Replace layers of a decoder, in place: on a CPU or on one GPU.
 
@@ -99,6 +114,7 @@ def make_fast(
         pack: whether to pack linear layers, which is a CPU's; None: where it pays.
         copies_bytes_max: limit for packed copies of weights that are needed in their plain form
             too, such as those of an embedding; None: a share of free memory.
+        fixed_rows: products are computed in fixed rows, see `invariant`.
     """
     dtypes = {parameter.dtype for parameter in model.parameters()}
     devices = {parameter.device for parameter in model.parameters()}
@@ -116,8 +132,11 @@ def make_fast(
         _merge_siblings(model, calls, joined, made)
     elif pack if pack is not None else can_pack(dtype):
         limit = int(COPIES_SHARE * free_bytes()) if copies_bytes_max is None else copies_bytes_max
-        _merge_siblings(model, calls, PackedLinear, made)
-        _pack(model, calls, limit, made)
+        packed = partial(PackedLinear, fixed_rows=fixed_rows)
+        _merge_siblings(model, calls, packed, made)
+        _pack(model, calls, packed, limit, made)
+    if fixed_rows:
+        fix_rows(model)
     return made
 
 
@@ -194,7 +213,13 @@ def _merge_siblings(
                     del calls.inputs[part]
 
 
-def _pack(model: nn.Module, calls: _Calls, copies_bytes_max: int, made: FastLayers) -> None:
+def _pack(
+    model: nn.Module,
+    calls: _Calls,
+    pack: Callable[[nn.Linear], PackedLinear],
+    copies_bytes_max: int,
+    made: FastLayers,
+) -> None:
     uses = _uses(model)
     for parent in _parents(model):
         for name, linear in _linears(parent, uses, calls).items():
@@ -202,7 +227,7 @@ def _pack(model: nn.Module, calls: _Calls, copies_bytes_max: int, made: FastLaye
             is_copy = uses[id(linear.weight)] > 1
             if is_copy and made.copied_bytes + size > copies_bytes_max:
                 continue
-            packed = PackedLinear(linear)
+            packed = pack(linear)
             setattr(parent, name, packed)
             del calls.inputs[linear]
             made.packed += 1

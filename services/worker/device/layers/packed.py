@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.worker.device.layers.invariant import in_fixed_rows
 from services.worker.device.layers.merged import joined_bias
 
 # oneDNN chooses the layout for this many rows. From 16 on it is always the same one, which was the
@@ -48,17 +49,21 @@ class PackedLinear(nn.Module):
     """``x W^T + b`` like the linear layers that it is made of, side by side. It keeps no plain copy
     of their weights.
 
+    Args:
+        fixed_rows: see `invariant`.
+
     Attributes:
         packed_bytes: of its weights.
     """
 
-    def __init__(self, *parts: nn.Linear) -> None:
+    def __init__(self, *parts: nn.Linear, fixed_rows: bool = False) -> None:
         super().__init__()
         first = parts[0]
         self.in_features = first.in_features
         self.out_features = sum(part.out_features for part in parts)
         weight = first.weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
         self.packed_bytes = weight.numel() * weight.element_size()
+        self._fixed_rows = fixed_rows
         self._cuts = self.out_features < 2 * self.in_features
         # Not a parameter: its memory is oneDNN's, and most of what torch does with tensors fails.
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAYOUT_ROWS)
@@ -66,6 +71,8 @@ class PackedLinear(nn.Module):
         self.bias = joined_bias(parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._fixed_rows:
+            return in_fixed_rows(self._product, self.out_features, x)
         num_rows = x.numel() // self.in_features
         if num_rows <= ROWS_MAX or not self._cuts:
             return self._product(x)

@@ -38,12 +38,16 @@ class LoraStep:
 class LoraLines:
     """The adapter tables of an executor on a CPU, kept between steps.
 
+    Args:
+        rows_max: of a segment; 0: any number.
+
     Attributes:
         images: by line, what was entered last.
     """
 
-    def __init__(self, card: LoraCard) -> None:
+    def __init__(self, card: LoraCard, rows_max: int = 0) -> None:
         self._card = card
+        self._rows_max = rows_max
         self.images: dict[int, ImageEntry] = {}
         self.tables = make_tables(card.num_layers, len(card.targets) + len(card.outer))
 
@@ -71,7 +75,7 @@ class LoraLines:
         if not len(lines):
             return None
         return LoraStep(
-            *segments_in(plan, wanted),
+            *segments_in(plan, wanted, self._rows_max),
             self.tables,
             targets_of(self.tables.ranks[lines]),
         )
@@ -95,19 +99,25 @@ def targets_of(ranks: Ints) -> int:
     return bits_of(np.flatnonzero(ranks.any(0)).tolist())
 
 
-def segments_in(plan: StepPlan, wanted: list[int]) -> tuple[Segments, Segments]:
+def segments_in(plan: StepPlan, wanted: list[int], rows_max: int = 0) -> tuple[Segments, Segments]:
     """The segments of a plan's new tokens, and of those of them whose logits are wanted."""
     of_token = np.repeat(plan.adapters, plan.lengths)
-    return segments_of(of_token), segments_of(of_token[wanted])
+    return segments_of(of_token, rows_max), segments_of(of_token[wanted], rows_max)
 
 
-def segments_of(lines: Ints) -> Segments:
+def segments_of(lines: Ints, rows_max: int = 0) -> Segments:
     """Runs of equal lines.
+
+    Args:
+        rows_max: a run is cut at each multiple of it; 0: nowhere.
 
     >>> segments_of(np.array([2, 2, -1, 0], np.int32)).starts.tolist()
     [0, 2, 3, 4]
     """
-    cuts = np.flatnonzero(lines[1:] != lines[:-1]) + 1
+    is_cut = lines[1:] != lines[:-1]
+    if rows_max:
+        is_cut[rows_max - 1 :: rows_max] = True
+    cuts = np.flatnonzero(is_cut) + 1
     starts = np.concatenate([[0], cuts, [len(lines)]]).astype(np.int32)
     return Segments(starts, lines[starts[:-1]])
 
