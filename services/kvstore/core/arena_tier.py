@@ -21,6 +21,7 @@ class ArenaTier:
         idle: blocks whose pages may go.
         num_pinned: blocks that tickets hold.
         hinted: of those, what announced turns may have.
+        on_gone: called with the key of each block that is not found here any more.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ArenaTier:
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
         self.num_pinned = 0
+        self.on_gone: Callable[[BlockKey], object] = lambda key: None
         self._free = list(range(num_pages - 1, -1, -1))
         # Lists: at a block's pages or a commit's, numpy's calls cost more than they save.
         self._generations = [0] * num_pages
@@ -123,7 +125,7 @@ class ArenaTier:
             self.give(pages, effects)
 
     def begin_writing(self, block: ArenaBlock) -> None:
-        """The writer reads its pages, which are the only copy here."""
+        """The writer reads its pages."""
         block.is_writing = True
         self.idle.discard(block)
 
@@ -213,6 +215,7 @@ class ArenaTier:
         del self.blocks[block.key]
         self._owned.remove(block.owner, block.key)
         block.is_alive = False
+        self.on_gone(block.key)
 
     def _publish(self, pages: list[int], state: PageState, effects: list[Effect]) -> None:
         if pages:

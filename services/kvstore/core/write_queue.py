@@ -53,6 +53,10 @@ class WriteQueue:
         """These came from where they still are."""
         self._copies.add(writes, now_ns)
 
+    def has_room_for_copies(self, num_bytes: int, arena_bytes: int) -> bool:
+        """Whether so much more may wait that has been written before."""
+        return self._copies.num_bytes + num_bytes <= int(COPY_SHARE_MAX * arena_bytes)
+
     def on_written(self, block_id: int) -> None:
         """The writer is done with a block."""
         self._num_bytes_sent -= self._sent.pop(block_id, 0)

@@ -66,7 +66,7 @@ class KvMachine(RuleBasedStateMachine):
     def lease(self, worker: WorkerId, num_pages: int) -> None:
         arena, num_before = self.host.arena, len(self.host.effects)
         idle = [block for block in arena.holding.values() if block.is_idle]
-        is_stored = self.host.core.disk.__contains__
+        is_stored = self.host.core._tiers.has_copy
         expected = pages_that_go(
             idle, num_pages - arena.num_free, is_stored, self.host.eviction, self.host.now_ns
         )
