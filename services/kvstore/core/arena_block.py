@@ -46,6 +46,7 @@ class ArenaBlock:
         kind: of the most urgent who wait for those (`shared.urgency`).
         in_flight: layers that the loader is filling.
         num_pins: tickets that hold it.
+        goes_whole: while it is idle: all its pages go at once.
         is_saved: it came from the object store.
         is_writing: the writer still reads its pages.
         is_alive: False once forgotten; its pages stay until nobody reads or fills them.
@@ -68,6 +69,7 @@ class ArenaBlock:
     in_flight: set[int] = field(default_factory=set)
     kind: int = 0
     num_pins: int = 0
+    goes_whole: bool = False
     is_saved: bool = False
     is_writing: bool = False
     is_alive: bool = True

@@ -15,6 +15,9 @@ from shared.owners import OwnedKeys, OwnerKey
 class ArenaTier:
     """Who has which page. When one is needed, idle blocks give (see `IdleBlocks`).
 
+    Args:
+        has_copy: whether a block is below, too, and for longer than here.
+
     Attributes:
         blocks: what can be found by key.
         holding: every block that has pages, forgotten ones included, by id.
@@ -29,13 +32,14 @@ class ArenaTier:
         num_pages: int,
         page_bytes: int,
         eviction: EvictionName = "layer",
+        has_copy: Callable[[BlockKey], bool] = lambda key: True,
     ) -> None:
         assert num_pages > 0 and page_bytes > 0
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
-        self.idle = IdleBlocks(eviction)
+        self.idle = IdleBlocks(eviction, has_copy)
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
@@ -123,6 +127,12 @@ class ArenaTier:
                 self._settle(block, pages)
         if pages:
             self.give(pages, effects)
+
+    def on_copy_gone(self, block: ArenaBlock) -> None:
+        """There is none below any more."""
+        if block in self.idle:
+            self.idle.discard(block)
+            self.idle.add(block)
 
     def begin_writing(self, block: ArenaBlock) -> None:
         """The writer reads its pages."""

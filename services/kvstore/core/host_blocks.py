@@ -11,7 +11,7 @@ from services.kvstore.core.effects import DiskWrite
 from services.kvstore.core.memory_tier import MemoryTier
 from services.kvstore.core.stored_block import StoredBlock
 from shared.blocks import BlockKey
-from shared.owners import OwnerKey
+from shared.owners import NOBODY, OwnerKey
 
 
 class HostBlocks:
@@ -25,7 +25,7 @@ class HostBlocks:
         self.memory = memory
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
         self._is_moving = False
-        disk.on_change = self._on_disk_change
+        disk.on_change = self._report
         memory.on_change = self._report
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -44,10 +44,15 @@ class HostBlocks:
 
     def to_disk(self, block: StoredBlock) -> None:
         """The disk has it now; it was used later than every block there."""
-        self._is_moving = block.key in self.memory
-        self.memory.remove(block.key)
+        self._is_moving = True
+        was_here = self.memory.remove(block.key) is not None
+        # The disk would count from where its own part of the sequence begins.
+        is_counted = bool(len(self.memory))
+        self._is_moving = was_here or is_counted
         self.disk.add(block)
         self._is_moving = False
+        if is_counted and not was_here and block.owner != NOBODY:
+            self.on_change(block.owner, 0)
 
     def to_memory(self, key: BlockKey, write: DiskWrite | None) -> None:
         """The disk evicted it, and the arena has it whole.
@@ -118,10 +123,6 @@ class HostBlocks:
             depth += 1
             depths[each] = depth
         return depths[key]
-
-    def _on_disk_change(self, owner: OwnerKey, least: int) -> None:
-        # The disk counts from where its own part of a sequence begins.
-        self._report(owner, 0 if least > 1 and self.memory.num_owned(owner) else least)
 
     def _report(self, owner: OwnerKey, least: int) -> None:
         if not self._is_moving:

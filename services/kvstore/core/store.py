@@ -109,7 +109,9 @@ class KvCore:
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
-        arena = self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._limits.eviction)
+        arena = self.arenas[page_bytes] = ArenaTier(
+            num_pages, page_bytes, self._limits.eviction, self._tiers.is_kept_below
+        )
         arena.on_gone = self.memory.remove
 
     def on_arena_grown(self, page_bytes: int, num_pages: int) -> None:
@@ -233,16 +235,19 @@ class KvCore:
         for new in event.blocks:
             worker.end_leases(event.page_bytes, new.pages)
             here = arena.blocks.get(new.key)
-            is_stored = new.key in self.disk
-            if here is not None and (here.is_whole or (is_stored and not here.is_idle)):
+            stored = self.disk.get(new.key)
+            is_kept = here is not None and (here.is_whole or bool(stored and not here.is_idle))
+            if here is not None and is_kept:
                 spare += new.pages
                 known.append(here)
                 continue
             if here is not None:
                 arena.forget(here, effects)  # what was computed is surer than what may come
             block = new_block(arena, next(self._block_ids), new, event, self._loads.disk, now_ns)
-            if not is_stored:
+            if stored is None:
                 writes.append(self._writes.begin(block, new.expiry_s))
+            else:
+                block.owner = stored.owner
             arena.insert(block)
             blocks.append(block)
         arena.give(spare, effects)
@@ -361,6 +366,8 @@ class KvCore:
         for reads, _ in results:
             arena = self.arenas[reads.page_bytes]
             blocks = [b for at in reads.block_ids if (b := arena.holding.get(at)) is not None]
+            for owner in {block.owner for block in blocks}:  # not known when they were staged
+                self.objects.on_used(owner, now_ns)
             self._arrivals.keep(arena, blocks, now_ns)
         if is_current and LoadOutcome.FAILED in outcomes:
             self.peers.on_failed(host_id, now_ns)

@@ -44,6 +44,10 @@ class Tiers:
         """
         return self._disk.is_here if self.is_disk_larger else _has_none
 
+    def is_kept_below(self, key: BlockKey) -> bool:
+        """As `has_copy`, of one block."""
+        return key in self._disk and self.is_disk_larger
+
     def unpin(self, ticket: Ticket, now_ns: int, effects: list[Effect]) -> None:
         """A ticket ended: its blocks were used until now."""
         arena = self.arenas[ticket.page_bytes]
@@ -114,9 +118,9 @@ class Tiers:
             self.evict(key, now_ns, effects)
 
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
-        """Blocks that this session made; one in both tiers comes twice."""
+        """Blocks that this session made; some come twice."""
         in_arenas = [key for arena in self.arenas.values() for key in arena.owned(owner)]
-        return self._disk.owned(owner) + in_arenas
+        return self._disk.owned(owner) + self.blocks.memory.owned(owner) + in_arenas
 
     def forget(self, key: BlockKey, effects: list[Effect]) -> bool:
         """Nobody finds this block any more; whether anybody could."""
@@ -159,6 +163,7 @@ class Tiers:
         is_known = stored is not None and block.announced is not None
         expiry_s = stored.expiry_ns // NS_PER_S if stored is not None else 0
         self.blocks.to_memory(block.key, write_of(block, expiry_s) if is_known else None)
+        self.arenas[block.page_bytes].on_copy_gone(block)
 
     def _find(self, key: BlockKey) -> ArenaBlock | None:
         found = (arena.blocks.get(key) for arena in self.arenas.values())
