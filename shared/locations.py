@@ -1,9 +1,10 @@
 """Where sessions' KV is, as Redis knows it: small, by session, and only a hint.
 
 A session has a hash (`location_redis_key`): by host, how many of its leading blocks that host has
-on disk, under a *life*. One hash for all hosts (`KV_HOSTS_KEY`) says which life of a host is valid:
-everything under another is void, so that a host takes back all that it ever said by one write. Who
-a session is stands in its key as a hash (`shared.owners`), so that none of its names is there.
+on disk or in memory, under a *life*. One hash for all hosts (`KV_HOSTS_KEY`) says which life of a
+host is valid: everything under another is void, so that a host takes back all that it ever said by
+one write. Who a session is stands in its key as a hash (`shared.owners`), so that none of its names
+is there.
 """
 
 import re

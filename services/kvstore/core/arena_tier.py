@@ -15,12 +15,16 @@ from shared.owners import OwnedKeys, OwnerKey
 class ArenaTier:
     """Who has which page. When one is needed, idle blocks give (see `IdleBlocks`).
 
+    Args:
+        has_copy: whether a block is below, too, and for longer than here.
+
     Attributes:
         blocks: what can be found by key.
         holding: every block that has pages, forgotten ones included, by id.
         idle: blocks whose pages may go.
         num_pinned: blocks that tickets hold.
         hinted: of those, what announced turns may have.
+        on_gone: called with the key of each block that is not found here any more.
     """
 
     def __init__(
@@ -28,17 +32,19 @@ class ArenaTier:
         num_pages: int,
         page_bytes: int,
         eviction: EvictionName = "layer",
+        has_copy: Callable[[BlockKey], bool] = lambda key: True,
     ) -> None:
         assert num_pages > 0 and page_bytes > 0
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self.blocks: dict[BlockKey, ArenaBlock] = {}
         self.holding: dict[int, ArenaBlock] = {}
-        self.idle = IdleBlocks(eviction)
+        self.idle = IdleBlocks(eviction, has_copy)
         self._owned = OwnedKeys()
         self.hinted = HintShares.of_pages(num_pages)
         self.num_evicted = 0
         self.num_pinned = 0
+        self.on_gone: Callable[[BlockKey], object] = lambda key: None
         self._free = list(range(num_pages - 1, -1, -1))
         # Lists: at a block's pages or a commit's, numpy's calls cost more than they save.
         self._generations = [0] * num_pages
@@ -122,8 +128,14 @@ class ArenaTier:
         if pages:
             self.give(pages, effects)
 
+    def on_copy_gone(self, block: ArenaBlock) -> None:
+        """There is none below any more."""
+        if block in self.idle:
+            self.idle.discard(block)
+            self.idle.add(block)
+
     def begin_writing(self, block: ArenaBlock) -> None:
-        """The writer reads its pages, which are the only copy here."""
+        """The writer reads its pages."""
         block.is_writing = True
         self.idle.discard(block)
 
@@ -213,6 +225,7 @@ class ArenaTier:
         del self.blocks[block.key]
         self._owned.remove(block.owner, block.key)
         block.is_alive = False
+        self.on_gone(block.key)
 
     def _publish(self, pages: list[int], state: PageState, effects: list[Effect]) -> None:
         if pages:

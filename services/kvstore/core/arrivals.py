@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.arrived import Told
-from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import (
     DiskWrite,
     Effect,
@@ -13,6 +12,7 @@ from services.kvstore.core.effects import (
     PageReads,
     SetWords,
 )
+from services.kvstore.core.host_blocks import HostBlocks
 from services.kvstore.core.peers import Deleted
 from services.kvstore.core.source import Source
 from services.kvstore.core.write_queue import WriteQueue
@@ -36,13 +36,13 @@ class Arrivals:
 
     def __init__(
         self,
-        disk: DiskTier,
+        here: HostBlocks,
         of_disk: Source,
         writes: Writes,
         queue: WriteQueue,
         deleted: Deleted,
     ) -> None:
-        self._disk = disk
+        self._here = here
         self._of_disk = of_disk
         self._writes = writes
         self._queue = queue
@@ -107,6 +107,6 @@ class Arrivals:
     def _continues(self, block: ArenaBlock) -> bool:
         return (
             block.depth == 0
-            or block.parent in self._disk
+            or block.parent in self._here
             or self._writes.get(block.parent) is not None
         )

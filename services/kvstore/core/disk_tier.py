@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -18,6 +19,8 @@ from shared.owners import NOBODY, OwnerKey
 
 NEVER_NS = -(1 << 62)  # before everything that was ever used
 EVER_NS = 1 << 62  # longer than anything lasts
+EVER_BYTES = 1 << 62  # more than anything holds
+FREE_SHARE = 16  # one part of so many is left free by what is written again
 NOTED_SHARE = 4  # of an expiry of its own: so old may be what is written down of its last use
 
 
@@ -45,10 +48,25 @@ class DiskTier:
         self._table = BlockTable()
         self._order = UseOrder(self._table)
         self._owned = OwnedRows()
+        self._full_bytes = EVER_BYTES  # that were here when no more found room
         self._awaited: Counter[BlockKey] = Counter()  # blocks here, by parents that are not
         self._uncounted: set[OwnerKey] = set()  # depths of their blocks may be wrong
         self.num_bytes = 0
         self.on_change: Callable[[OwnerKey, int], None] = lambda owner, least: None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it holds at most: its limit, or less where the file system had no room for that."""
+        return min(self._bytes_max, self._full_bytes)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so much more can be written, with something left for new blocks."""
+        capacity_bytes = self.capacity_bytes
+        return self.num_bytes + num_bytes <= capacity_bytes - capacity_bytes // FREE_SHARE
+
+    def on_full(self) -> None:
+        """A block found no room."""
+        self._full_bytes = self.num_bytes
 
     def __len__(self) -> int:
         return len(self._table.rows)
@@ -140,6 +158,8 @@ class DiskTier:
         table.depth[row] = UNKNOWN
         table.num_children[row] = self._awaited.pop(block.key, 0)
         self.num_bytes += block.num_bytes
+        if self.num_bytes > self._full_bytes:  # there is more room than there was
+            self._full_bytes = EVER_BYTES
         if (before := table.parent_row(row)) == NO_ROW:
             self._awaited[block.parent] += 1
         else:
@@ -173,6 +193,7 @@ class DiskTier:
         self._awaited.clear()
         self._uncounted.clear()
         self.num_bytes = 0
+        self._full_bytes = EVER_BYTES
 
     def use(self, keys: Iterable[BlockKey], now_ns: int, stale_ns: int) -> list[BlockKey]:
         """Mark blocks as used, the one to give up first first.
@@ -187,8 +208,7 @@ class DiskTier:
             self._order.unlink(row)
             self._order.link(row)
             table.used_at_ns[row] = now_ns
-            own_ns = (table.expiry_ns[row] or EVER_NS) // NOTED_SHARE
-            if now_ns - table.noted_at_ns[row] > min(stale_ns, own_ns):
+            if is_noted_late(table.noted_at_ns[row], table.expiry_ns[row], now_ns, stale_ns):
                 table.noted_at_ns[row] = now_ns
                 stale.append(key)
                 self._tell(row, self._owned.owner_of(row), 1)
@@ -239,9 +259,7 @@ class DiskTier:
         out: dict[int, None] = {}
         num_gone: Counter[int] = Counter()  # children that go, by their parent
         kept: dict[int, None] = {}  # for their children's sake
-
-        def is_expired(row: int) -> bool:
-            return table.used_at_ns[row] < now_ns - (table.expiry_ns[row] or self._expiry_ns)
+        is_expired = partial(self._is_expired, now_ns)
 
         for oldest in chain(order.expired(is_expired), order.by_use()):
             if len(out) >= num_max or (num_bytes <= 0 and not is_expired(oldest)):
@@ -262,6 +280,18 @@ class DiskTier:
             if table.num_children[row] > num_gone[row] and is_expired(row):
                 order.set_aside(row)
         return [table.keys[row] for row in out]
+
+    def is_expired(self, key: BlockKey, now_ns: int) -> bool:
+        """Whether a block that is here has outlived its last use for as long as it may."""
+        return self._is_expired(now_ns, self._table.rows[key])
+
+    def is_continued(self, key: BlockKey) -> bool:
+        """Whether a block here continues this one, which is not here."""
+        return key in self._awaited
+
+    def _is_expired(self, now_ns: int, row: int) -> bool:
+        table = self._table
+        return table.used_at_ns[row] < now_ns - (table.expiry_ns[row] or self._expiry_ns)
 
     def _block(self, row: int) -> StoredBlock:
         table = self._table
@@ -308,3 +338,13 @@ class DiskTier:
         elif not least and self._table.num_children[row]:
             self._uncounted.add(owner)
         self.on_change(owner, least)
+
+
+def is_noted_late(noted_at_ns: int, expiry_ns: int, now_ns: int, stale_ns: int) -> bool:
+    """Whether a block's last use is to be written down or reported again.
+
+    Args:
+        expiry_ns: how long it outlives that; 0: as the tier has it.
+        stale_ns: how far behind it may be at most.
+    """
+    return now_ns - noted_at_ns > min(stale_ns, (expiry_ns or EVER_NS) // NOTED_SHARE)

@@ -1,5 +1,6 @@
 """What the kvstore's core asks its shell to do, to be performed in the order given."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -86,11 +87,11 @@ class DiskWrite:
     block_id: int
     key: BlockKey
     parent: BlockKey
-    tokens: list[int]
+    tokens: Sequence[int]
     fingerprint: str
     page_bytes: int
     pages: list[int]
-    checksums: list[int]
+    checksums: Sequence[int]
     owner: OwnerKey = NOBODY
     expiry_s: int | None = 0
 

@@ -8,7 +8,7 @@ from shared.blocks import BlockKey
 from shared.eviction import EvictionName, EvictionOrder
 
 GONE = object()
-ALL_LAYERS = 0  # under which all blocks stand if they go with all their pages
+ALL_LAYERS = 0  # under which blocks stand that go with all their pages
 
 
 class IdleBlocks:
@@ -16,14 +16,23 @@ class IdleBlocks:
     `EvictionOrder`. Within it they go in this order: of the highest layer, then of the deepest in
     its sequence, then of the one that is older here; so that what remains of a session is what its
     next pass needs first. Under the policy `lru` blocks go as wholes, the deepest first. A block of
-    which there is no copy on disk always does: without one layer the others are of no use.
+    which there is no copy below always does: without one layer the others are of no use. It stands
+    at layer 0: to lose it costs computing it, to lose a layer of others costs a read.
 
     In a group blocks stand by the highest layer that they have: one that leaves is taken out of a
     dict, and only the blocks of the layer whose turn it is are ever sorted.
+
+    Args:
+        has_copy: whether a block is below, too, asked when it is added.
     """
 
-    def __init__(self, policy: EvictionName = "layer") -> None:
+    def __init__(
+        self,
+        policy: EvictionName = "layer",
+        has_copy: Callable[[BlockKey], bool] = lambda key: True,
+    ) -> None:
         self._is_whole = policy == "lru"
+        self._has_copy = has_copy
         self._order = EvictionOrder(policy)
         self._groups: dict[int, _Group] = {}  # by when their blocks were last used
         self._group_of: dict[ArenaBlock, _Group] = {}
@@ -43,8 +52,9 @@ class IdleBlocks:
                 return
             self.discard(block)
         if (group := self._groups.get(used_at_ns)) is None:
-            group = self._groups[used_at_ns] = _Group(used_at_ns, self._is_whole)
+            group = self._groups[used_at_ns] = _Group(used_at_ns)
         self._group_of[block] = group
+        block.goes_whole = self._is_whole or not self._has_copy(block.key)
         layer = group.add(block)
         if group.layer == NO_LAYER:
             self._order.add(used_at_ns, used_at_ns, layer)
@@ -93,14 +103,12 @@ class _Group:
     """Idle blocks last used at the same instant.
 
     Attributes:
-        is_whole: blocks go with all their pages.
         layer: where it stands in the order: at least the highest of which a block here has a page.
-        by_layer: blocks by the highest layer of which they have a page, or all under `ALL_LAYERS`;
-            no layer without blocks.
+        by_layer: blocks by the highest layer of which they have a page, or under `ALL_LAYERS` if
+            they go with all their pages; no layer without blocks.
     """
 
     used_at_ns: int
-    is_whole: bool
     layer: int = NO_LAYER
     by_layer: dict[int, dict[ArenaBlock, None]] = field(default_factory=dict)
     _order: list[ArenaBlock] = field(default_factory=list)  # the next is last; some have left
@@ -113,14 +121,14 @@ class _Group:
 
     def add(self, block: ArenaBlock) -> int:
         """Returns the layer under which it stands."""
-        layer = ALL_LAYERS if self.is_whole else block.highest_layer(below=block.num_layers)
+        layer = _standing(block)
         self.by_layer.setdefault(layer, {})[block] = None
         if layer == self._order_layer:
             self._order_layer = NO_LAYER
         return layer
 
     def remove(self, block: ArenaBlock) -> None:
-        layer = ALL_LAYERS if self.is_whole else block.highest_layer(below=block.num_layers)
+        layer = _standing(block)
         del self.by_layer[layer][block]
         self._close_if_empty(layer)
 
@@ -133,14 +141,14 @@ class _Group:
     ) -> None:
         """Add to `pages` until there are so many, or nothing is left here of `layer`, which is the
         highest, and to `emptied`."""
-        layer, is_whole = self.layer, self.is_whole
+        layer = self.layer
         blocks, order = self.by_layer[layer], self._sorted(layer)
         lower: dict[int, list[ArenaBlock]] = {}
         while order and len(pages) < num_pages:
             block = order.pop()
             if blocks.pop(block, GONE) is GONE:  # it has left since they were sorted
                 continue
-            if is_whole or not is_stored(block.key):
+            if block.goes_whole or not is_stored(block.key):
                 pages += block.strip_all()
                 emptied.append(block)
                 continue
@@ -178,6 +186,10 @@ class _Group:
             del self.by_layer[layer]
             if layer == self._order_layer:
                 self._order, self._order_layer = [], NO_LAYER
+
+
+def _standing(block: ArenaBlock) -> int:
+    return ALL_LAYERS if block.goes_whole else block.highest_layer(below=block.num_layers)
 
 
 def _rank(block: ArenaBlock) -> tuple[int, int]:

@@ -34,9 +34,19 @@ def check_integrity(core: KvCore) -> None:
             num_writing += block.is_writing
             num_bytes_waiting += (len(block.queued) + len(block.in_flight)) * block.page_bytes
         _check_counts(arena)
+    _check_memory(core)
     assert not pins, "a ticket is for a block that is gone"
     assert num_bytes_waiting == core.num_bytes_waiting, "what is to be read is miscounted"
     assert num_writing == core.num_writing, "a block is written that is not here"
+
+
+def _check_memory(core: KvCore) -> None:
+    for key in core.memory.keys:
+        assert key not in core.disk, "a block is listed as in memory alone and on disk"
+        found = [arena.blocks[key] for arena in core.arenas.values() if key in arena.blocks]
+        assert len(found) == 1 and found[0].is_whole, "a block is listed that is not in memory"
+        write = core.memory.write_of(key)
+        assert write is None or write.pages == found[0].pages, "others would read other pages"
 
 
 def _check_places(core: KvCore, arena: ArenaTier) -> None:

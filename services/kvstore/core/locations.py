@@ -4,8 +4,8 @@ said is still there.
 Only sessions that changed are told. Redis keeps a digest of all that this host has said, and takes
 no more where that is another one (it was wiped, or came back with an old snapshot): then everything
 said before is made void by a new *life* and said again, a part at a time, without anything being
-read. The digest can be computed from the disk alone, so a kvstore that restarts goes on where its
-last life ended.
+read. The digest can be computed from the disk, so a kvstore that restarts goes on where its last
+life ended, unless some blocks were in memory alone: then all is said again.
 """
 
 from collections import Counter

@@ -38,7 +38,7 @@ class ObjectTier:
     def __init__(self, bytes_max: int, expiry_ns: int = EVER_NS) -> None:
         self._bytes_max = bytes_max
         self._expiry_ns = expiry_ns
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines[OwnerKey]()
         self._after: dict[OwnerKey, Counter[OwnerKey]] = {}  # who has runs that continue whose
         self._saved: OrderedDict[OwnerKey, _Saved] = OrderedDict()  # least recently used first
         self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""What leaves the disk for age or room: some at a time, so that nobody waits for long."""
+"""What leaves for age or room: some at a time, so that no caller waits for long."""
 
 from services.kvstore.core.effects import DropMore, Effect
 from services.kvstore.core.limits import Counts, Limits
@@ -7,8 +7,8 @@ from shared.blocks import BlockKey
 
 
 class Shrinking:
-    """A step lets go of `Limits.drops_max` blocks at most; what is left after it is for the next
-    one, which the shell is asked for, or which a tick brings.
+    """A step drops `Limits.drops_max` blocks of a tier at most; what is left after it is for the
+    next one, which the shell is asked for, or which a tick brings.
     """
 
     def __init__(self, limits: Limits, tiers: Tiers, counts: Counts) -> None:
@@ -19,9 +19,13 @@ class Shrinking:
 
     def step(self, now_ns: int, effects: list[Effect]) -> None:
         """Some of what is expired or too much."""
-        keys = self._tiers.surplus(now_ns, self._num_max)
-        self._drop(keys, effects)
-        if len(keys) >= self._num_max and not self._is_asked_for:
+        evicted = self._tiers.surplus(now_ns, self._num_max)
+        self._evict(evicted, now_ns, effects)
+        expired = self._tiers.take_expired(now_ns, self._num_max)
+        for key in expired:
+            self._tiers.forget(key, effects)
+        num_most = max(len(evicted), len(expired))
+        if num_most >= self._num_max and not self._is_asked_for:
             self._is_asked_for = True
             effects.append(DropMore())
 
@@ -30,11 +34,11 @@ class Shrinking:
         self._is_asked_for = False
         self.step(now_ns, effects)
 
-    def make_room(self, num_bytes: int, effects: list[Effect]) -> None:
+    def make_room(self, num_bytes: int, now_ns: int, effects: list[Effect]) -> None:
         """For so much at once: it finds no room."""
-        self._drop(self._tiers.oldest(num_bytes), effects)
+        self._evict(self._tiers.oldest(num_bytes), now_ns, effects)
 
-    def _drop(self, keys: list[BlockKey], effects: list[Effect]) -> None:
+    def _evict(self, keys: list[BlockKey], now_ns: int, effects: list[Effect]) -> None:
         for key in keys:
-            self._tiers.forget(key, effects)
+            self._tiers.evict(key, now_ns, effects)
         self._counts.num_blocks_dropped += len(keys)

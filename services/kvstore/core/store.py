@@ -1,9 +1,9 @@
 """The kvstore's decisions: leases, commits, stages, evictions, in every tier of one host.
 
 A block is stored once per host. Its life: leased pages that a worker fills, then a commit (the
-arena holds the only copy, which cannot be evicted until written), then on disk too, where it
-outlives the arena's copy, until it is deleted, expires, or makes room. Pages come up again by
-stages, which pin.
+arena holds the only copy, which cannot be evicted until it is written or refused), then on disk,
+too. Arena and disk evict each for itself, so it may outlive its copy in the other; it is deleted
+and expires in both. Pages come up again by stages, which pin.
 """
 
 from collections import defaultdict
@@ -26,31 +26,32 @@ from services.kvstore.core.effects import (
     PageReads,
     SaveOutcome,
     TouchBlocks,
-    WriteBlocks,
     WriteOutcome,
 )
 from services.kvstore.core.events import Commit, Offer, Open, Pinned, Release, Renew, Stage
 from services.kvstore.core.finding import Finding
 from services.kvstore.core.found_blocks import FoundBlocks
+from services.kvstore.core.host_blocks import HostBlocks
 from services.kvstore.core.limits import Counts, Limits
 from services.kvstore.core.loads import Loads
 from services.kvstore.core.locations import Locations
+from services.kvstore.core.memory_tier import MemoryTier
 from services.kvstore.core.objects import Objects
 from services.kvstore.core.peers import Deleted, Peers
 from services.kvstore.core.runs import Place, Run
 from services.kvstore.core.shrinking import Shrinking
 from services.kvstore.core.staging import blocks_below, fill_prefix, pin_prefix
-from services.kvstore.core.stored_block import StoredBlock
+from services.kvstore.core.storing import Storing
 from services.kvstore.core.tiers import Tiers
 from services.kvstore.core.workers import Ticket, Workers
 from services.kvstore.core.write_queue import WriteQueue
-from services.kvstore.core.writes import Writes
+from services.kvstore.core.writes import new_block
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NotFound
-from shared.expiry import NS_PER_S, expiry_ns
+from shared.expiry import NS_PER_S
 from shared.ids import HostId, WorkerId
 from shared.locations import OBJECTS, worth_keeping
-from shared.owners import NOBODY, OwnerKey
+from shared.owners import OwnerKey
 
 OWN_HOST = HostId("")  # of a core that has no peers
 USED_MAX = 256  # sequences that one renewal may name
@@ -66,6 +67,7 @@ class KvCore:
 
     Attributes:
         arenas: by page size in bytes.
+        disk, memory: blocks on disk, and those that only an arena has: no block is in both.
         locations: what Redis is told of sessions.
         objects: the object store.
         peers: what is known of other hosts.
@@ -75,8 +77,10 @@ class KvCore:
         self._limits = limits
         self.arenas: dict[int, ArenaTier] = {}
         self.disk = DiskTier(limits.disk_bytes_max, limits.expiry_ns)
-        self.locations = Locations(self.disk)
-        self._tiers = Tiers(self.arenas, self.disk)
+        self.memory = MemoryTier(limits.expiry_ns)
+        self._here = HostBlocks(self.disk, self.memory)
+        self.locations = Locations(self._here)
+        self._tiers = Tiers(self.arenas, self._here)
         self.workers = Workers(first_ticket)
         self.counts = Counts()
         self.objects = Objects(limits, self.disk, host_id, self.counts)
@@ -86,12 +90,13 @@ class KvCore:
         self.finding = Finding(host_id)
         self._deleted = Deleted()
         self._block_ids = count(1)
-        self._writes = Writes()
-        self._write_queue = WriteQueue(
-            limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns
+        write_queue = WriteQueue(limits.disk_bytes_per_s, limits.write_wait_ns, limits.copy_rest_ns)
+        self._storing = Storing(
+            self._tiers, self._loads, self.objects, self._shrinking, write_queue, self.counts
         )
+        self._writes = self._storing.writes
         self._arrivals = Arrivals(
-            self.disk, self._loads.disk, self._writes, self._write_queue, self._deleted
+            self._here, self._loads.disk, self._writes, write_queue, self._deleted
         )
         self._disk_life = 1
 
@@ -104,7 +109,10 @@ class KvCore:
     def on_arena(self, page_bytes: int, num_pages: int) -> None:
         """An arena was made; every word in it says FREE."""
         assert page_bytes not in self.arenas, "one arena a page size"
-        self.arenas[page_bytes] = ArenaTier(num_pages, page_bytes, self._limits.eviction)
+        arena = self.arenas[page_bytes] = ArenaTier(
+            num_pages, page_bytes, self._limits.eviction, self._tiers.is_kept_below
+        )
+        arena.on_gone = self.memory.remove
 
     def on_arena_grown(self, page_bytes: int, num_pages: int) -> None:
         """So many pages of an arena can be used now."""
@@ -156,7 +164,9 @@ class KvCore:
         """
         worker = self.workers.get(worker_id, incarnation)
         effects: list[Effect] = []
-        pages = self._arena(page_bytes).take(max(num_pages, 0), self.disk.is_here, now_ns, effects)
+        pages = self._arena(page_bytes).take(
+            max(num_pages, 0), self._tiers.has_copy, now_ns, effects
+        )
         worker.lease(page_bytes, pages, number, now_ns)
         return pages, effects
 
@@ -174,10 +184,11 @@ class KvCore:
             self.arenas[event.page_bytes].give(pages, effects)
         if event.used and event.page_bytes in self.arenas:
             used = event.used[:USED_MAX]
-            stored = self._tiers.use(used, event.page_bytes, now_ns, effects)
-            effects += self._use(stored, now_ns)
-            if stored and (last := self.disk.get(stored[0])) is not None:
+            found = self._tiers.use(used, event.page_bytes, now_ns, effects)
+            effects += self._use(found, now_ns)
+            if found and (last := self._here.get(found[0])) is not None:
                 self.objects.on_used(last.owner, now_ns)
+            self._write_again(event.page_bytes, reversed(found), now_ns)
         return effects
 
     def on_release(self, event: Release, now_ns: int) -> list[Effect]:
@@ -199,7 +210,7 @@ class KvCore:
         if pages := worker.meant(event.page_bytes, dict.fromkeys(event.pages), event.heard):
             worker.end_leases(event.page_bytes, pages)
             self.arenas[event.page_bytes].give(pages, effects)
-        self._send_writes(now_ns, effects)
+        self._storing.send(now_ns, effects)
         return effects
 
     def on_commit(self, event: Commit, now_ns: int) -> tuple[int, list[Effect]]:
@@ -224,30 +235,32 @@ class KvCore:
         for new in event.blocks:
             worker.end_leases(event.page_bytes, new.pages)
             here = arena.blocks.get(new.key)
-            if new.key in self.disk:
-                spare += new.pages
-            elif here is not None and here.is_whole:
+            stored = self.disk.get(new.key)
+            is_kept = here is not None and (here.is_whole or bool(stored and not here.is_idle))
+            if here is not None and is_kept:
                 spare += new.pages
                 known.append(here)
+                continue
+            if here is not None:
+                arena.forget(here, effects)  # what was computed is surer than what may come
+            block = new_block(arena, next(self._block_ids), new, event, self._loads.disk, now_ns)
+            if stored is None:
+                writes.append(self._writes.begin(block, new.expiry_s))
             else:
-                if here is not None:
-                    arena.forget(here, effects)  # what was computed is surer than what may come
-                block, write = self._writes.begin(
-                    arena, next(self._block_ids), new, event.fingerprint, self._loads.disk, now_ns
-                )
-                arena.insert(block)
-                blocks.append(block)
-                writes.append(write)
+                block.owner = stored.owner
+            arena.insert(block)
+            blocks.append(block)
         arena.give(spare, effects)
         arena.publish_ready(blocks, effects)
-        self._write_queue.add(writes, now_ns)
+        arena.settle(blocks, effects)
+        self._storing.queue.add(writes, now_ns)
         self._arrivals.keep(arena, known, now_ns)  # what they continue may have come only now
         for new in event.blocks:
             self._tiers.replace(new, effects)
         for owner, expiry_s in {new.owner: new.expiry_s for new in event.blocks}.items():
             self._writes.set_expiry(owner, expiry_s)
-            self._set_expiry(owner, expiry_s, now_ns, effects)
-        self._send_writes(now_ns, effects)
+            self._storing.set_expiry(owner, expiry_s, now_ns, effects)
+        self._storing.send(now_ns, effects)
         self.counts.num_blocks_committed += len(event.blocks)
         return len(event.blocks), effects
 
@@ -268,7 +281,7 @@ class KvCore:
         of_peer = None if event.offer is None else self._loads.peer(event.offer.host_id)
         find = blocks_below(self.disk, self._loads.disk, of_peer, event)
         blocks = pin_prefix(arena, event, find, self._block_ids)
-        filled = fill_prefix(arena, self.disk.is_here, blocks, now_ns, effects)
+        filled = fill_prefix(arena, self._tiers.has_copy, blocks, now_ns, effects)
         if not blocks:
             return Pinned(), effects
         held = Ticket(event.page_bytes, blocks, now_ns, event.hinted_by)
@@ -279,9 +292,10 @@ class KvCore:
         self._arrivals.keep(arena, blocks, now_ns)
         # The first block last: a prefix is worth more than what follows it.
         effects += self._use([block.key for block in reversed(blocks)], now_ns)
+        self._storing.write_again(arena, blocks, now_ns)
         self.objects.on_used(blocks[-1].owner, now_ns)
         self._loads.send(effects)
-        self._send_writes(now_ns, effects)
+        self._storing.send(now_ns, effects)
         num_here = next((at for at, b in enumerate(blocks) if not b.is_whole), len(blocks))
         num_asked = sum(block.num_layers for block in blocks)
         self.counts.num_pages_resident += num_asked - coming.num_pages
@@ -299,20 +313,17 @@ class KvCore:
         return staged, effects
 
     def _use(self, keys: list[BlockKey], now_ns: int) -> list[Effect]:
-        """Blocks on disk were used; the one to give up first first."""
+        """Blocks were used; the one to evict first first."""
         stale: dict[int, list[BlockKey]] = defaultdict(list)  # by their expiry, seconds
-        for key in self.disk.use(keys, now_ns, self._limits.noted_ns):
+        for key in self._here.use(keys, now_ns, self._limits.noted_ns):
             if (block := self.disk.get(key)) is not None:
                 stale[block.expiry_ns // NS_PER_S].append(key)
         return [TouchBlocks(keys, expiry_s) for expiry_s, keys in stale.items()]
 
-    def _set_expiry(
-        self, owner: OwnerKey, expiry_s: int, now_ns: int, effects: list[Effect]
-    ) -> None:
-        """A session's blocks have the expiry that was told last, in every tier."""
-        if keys := self.disk.set_expiry(owner, expiry_ns(expiry_s), now_ns):
-            effects.append(TouchBlocks(keys, expiry_s))
-        self.objects.set_expiry(owner, expiry_ns(expiry_s), now_ns)
+    def _write_again(self, page_bytes: int, keys: Iterable[BlockKey], now_ns: int) -> None:
+        arena = self.arenas[page_bytes]
+        blocks = [arena.blocks[key] for key in keys if key in self.memory and key in arena.blocks]
+        self._storing.write_again(arena, blocks, now_ns)
 
     def on_loaded(
         self, results: list[tuple[PageReads, list[LoadOutcome]]], duration_ns: int, now_ns: int
@@ -324,7 +335,7 @@ class KvCore:
         effects: list[Effect] = []
         self._loads.end_batch(self._loads.disk, results, duration_ns, effects)
         self._loads.send(effects)
-        self._send_writes(now_ns, effects)
+        self._storing.send(now_ns, effects)
         return effects
 
     def on_fetched(
@@ -355,6 +366,8 @@ class KvCore:
         for reads, _ in results:
             arena = self.arenas[reads.page_bytes]
             blocks = [b for at in reads.block_ids if (b := arena.holding.get(at)) is not None]
+            for owner in {block.owner for block in blocks}:  # not known when they were staged
+                self.objects.on_used(owner, now_ns)
             self._arrivals.keep(arena, blocks, now_ns)
         if is_current and LoadOutcome.FAILED in outcomes:
             self.peers.on_failed(host_id, now_ns)
@@ -365,7 +378,7 @@ class KvCore:
         elif is_current and LoadOutcome.CORRUPT not in outcomes:
             self.peers.on_good(host_id)
         self._loads.send(effects)
-        self._send_writes(now_ns, effects)
+        self._storing.send(now_ns, effects)
         return effects
 
     def what_objects_may_give(
@@ -425,73 +438,18 @@ class KvCore:
         return self.peers.worth_asking(worth_keeping(kv_at), num_before + num_here, now_ns)
 
     def find_written(self, key: BlockKey) -> DiskWrite | None:
-        """The block of this key that is on its way to the disk; whichever thread asks."""
-        return self._writes.get(key)
+        """What the disk would be given of a block that it does not have, or not yet; in any
+        thread.
+        """
+        return self._writes.get(key) or self.memory.write_of(key)
 
     def on_written(self, results: list[tuple[int, WriteOutcome, int]], now_ns: int) -> list[Effect]:
         """The writer finished blocks: (block id, outcome, bytes on disk). What was not taken is
-        tried once more, on a full disk after making room; then the block stays in the arena only.
+        tried once more, on a full disk after making room; then the block stays in memory alone.
         """
         effects: list[Effect] = []
-        retries: list[DiskWrite] = []
-        settled: dict[int, list[ArenaBlock]] = defaultdict(list)  # by page size
-        num_bytes_wanted = 0
-        for block_id, outcome, num_bytes in results:
-            is_untaken = outcome in {WriteOutcome.FULL, WriteOutcome.FAILED}
-            if is_untaken and (write := self._writes.retry(block_id)):
-                retries.append(write)
-                if outcome is WriteOutcome.FULL:
-                    num_bytes_wanted += len(write.pages) * write.page_bytes
-                continue
-            self._write_queue.on_written(block_id)
-            expiry_s = self._writes.expiry_s_of(block_id)
-            block, write = self._writes.end(block_id)
-            if outcome is WriteOutcome.STORED and block.is_alive:
-                self._on_stored(block, write, expiry_s, num_bytes, now_ns, effects)
-            elif is_untaken:
-                self.counts.num_blocks_unwritten += 1
-            elif outcome is WriteOutcome.CORRUPT:
-                self.counts.num_pages_corrupt += 1
-                self.arenas[block.page_bytes].publish_bad(block, effects)
-                self._tiers.forget(block.key, effects)
-            settled[block.page_bytes].append(block)
-        for page_bytes, blocks in settled.items():
-            self.arenas[page_bytes].settle(blocks, effects)
-        if retries:
-            self._shrinking.make_room(2 * num_bytes_wanted, effects)
-            effects.append(WriteBlocks(retries))
-        self._shrinking.step(now_ns, effects)
-        self._send_writes(now_ns, effects)
+        self._storing.on_written(results, now_ns, effects)
         return effects
-
-    def _on_stored(
-        self,
-        block: ArenaBlock,
-        write: DiskWrite,
-        expiry_s: int | None,
-        num_bytes: int,
-        now_ns: int,
-        effects: list[Effect],
-    ) -> None:
-        """A block is on disk now. What a turn left tells how long its session is kept; what came
-        from elsewhere is kept as that.
-        """
-        its_own_ns = self.disk.expiry_ns_of(block.owner)
-        stored = StoredBlock(
-            block.key, block.num_layers, block.page_bytes, num_bytes, now_ns, now_ns, block.owner,
-            parent=write.parent, is_saved=block.is_saved, expiry_ns=its_own_ns,
-        )  # fmt: skip
-        if expiry_s is None:
-            if its_own_ns:
-                effects.append(TouchBlocks([block.key], its_own_ns // NS_PER_S))
-        else:
-            if block.owner != NOBODY:
-                self._set_expiry(block.owner, expiry_s, now_ns, effects)
-            if expiry_s != write.expiry_s:  # as it was written, before another turn said so
-                effects.append(TouchBlocks([block.key], expiry_s))
-            stored.expiry_ns = expiry_ns(expiry_s)
-        self.disk.add(stored)
-        self.objects.on_stored(stored, now_ns)
 
     def on_saved(
         self,
@@ -509,7 +467,7 @@ class KvCore:
         """
         effects: list[Effect] = []
         if missing is not None:
-            self._tiers.forget(missing, effects)
+            self._tiers.lose_copy(missing, now_ns, effects)
         return effects + self.objects.on_saved(run, outcome, now_ns, stored_bytes)
 
     def on_disk_damaged(self, life: int, now_ns: int) -> list[Effect]:
@@ -547,7 +505,7 @@ class KvCore:
             self.counts.num_tickets_expired += 1
         self._deleted.expire(now_ns)
         self._shrinking.step(now_ns, effects)
-        self._send_writes(now_ns, effects)
+        self._storing.send(now_ns, effects)
         return effects + self.objects.on_tick(now_ns)
 
     def on_drop_more(self, now_ns: int) -> list[Effect]:
@@ -559,7 +517,7 @@ class KvCore:
     def on_stop(self) -> list[Effect]:
         """What waits to be written is written now, or never."""
         effects: list[Effect] = []
-        self._write_queue.flush(self._writes.is_wanted, effects)
+        self._storing.queue.flush(self._writes.is_wanted, effects)
         return effects
 
     @property
@@ -595,7 +553,7 @@ class KvCore:
     def _serves(self, shape: tuple[int, int], key: BlockKey) -> bool:
         if (stored := self.disk.shape_of(key)) is not None:
             return (stored.num_layers, stored.page_bytes) == shape
-        write = self._writes.get(key)
+        write = self.find_written(key)
         return write is not None and (len(write.pages), write.page_bytes) == shape
 
     def _num_here(self, arena: ArenaTier, keys: list[BlockKey]) -> int:
@@ -605,16 +563,6 @@ class KvCore:
         """Whether nobody else has to be asked for the block."""
         block = arena.blocks.get(key)
         return (block is not None and not block.num_missing) or key in self.disk
-
-    def _send_writes(self, now_ns: int, effects: list[Effect]) -> None:
-        """Have written what may be; what was forgotten meanwhile gives its pages back."""
-        arena_bytes = sum(arena.num_pages * arena.page_bytes for arena in self.arenas.values())
-        unwanted = self._write_queue.send(
-            now_ns, self._loads.is_reading, arena_bytes, self._writes.is_wanted, effects
-        )
-        for write in unwanted:
-            block, _ = self._writes.end(write.block_id)
-            self.arenas[block.page_bytes].settle([block], effects)
 
 
 def num_leading(keys: Iterable[BlockKey], is_had: Callable[[BlockKey], bool]) -> int:

@@ -1,28 +1,56 @@
-"""Arena and disk together: what is in use, and how a block leaves both."""
+"""Arena and disk together: what is in use, and how a block leaves either or both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from services.kvstore.core.arena_block import ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
-from services.kvstore.core.disk_tier import DiskTier
 from services.kvstore.core.effects import DeleteBlocks, Effect
 from services.kvstore.core.events import NewBlock
+from services.kvstore.core.host_blocks import HostBlocks
 from services.kvstore.core.workers import Ticket
+from services.kvstore.core.writes import write_of
 from shared.blocks import BlockKey
+from shared.expiry import NS_PER_S
 from shared.owners import OwnerKey
 
 
 class Tiers:
-    """Args:
-    arenas: by page size; may grow.
+    """Each holds what it has room for, whatever the other does.
+
+    Attributes:
+        arenas: by page size; may grow.
+        blocks: that are on disk, and that are in an arena alone.
     """
 
-    def __init__(self, arenas: Mapping[int, ArenaTier], disk: DiskTier) -> None:
-        self._arenas = arenas
-        self._disk = disk
+    def __init__(self, arenas: Mapping[int, ArenaTier], blocks: HostBlocks) -> None:
+        self.arenas = arenas
+        self.blocks = blocks
+        self._disk = blocks.disk
+
+    @property
+    def arena_bytes(self) -> int:
+        """That all arenas together have room for."""
+        return sum(arena.num_pages * arena.page_bytes for arena in self.arenas.values())
+
+    @property
+    def is_disk_larger(self) -> bool:
+        """Whether the disk keeps blocks for longer than the arenas do."""
+        return self._disk.capacity_bytes >= self.arena_bytes
+
+    @property
+    def has_copy(self) -> Callable[[BlockKey], bool]:
+        """Whether an arena may give up parts of a block. Where the disk keeps blocks for less long
+        than the arenas, it may not: the rest would be of no use once the disk has evicted its copy.
+        """
+        return self._disk.is_here if self.is_disk_larger else _has_none
+
+    def is_kept_below(self, key: BlockKey) -> bool:
+        """As `has_copy`, of one block."""
+        return key in self._disk and self.is_disk_larger
 
     def unpin(self, ticket: Ticket, now_ns: int, effects: list[Effect]) -> None:
         """A ticket ended: its blocks were used until now."""
-        arena = self._arenas[ticket.page_bytes]
+        arena = self.arenas[ticket.page_bytes]
         for block in ticket.blocks:
             block.used_at_ns = now_ns
         if ticket.hinted_by is not None:
@@ -36,24 +64,25 @@ class Tiers:
         one, others go before it.
 
         Returns:
-            Those that are on disk, the one to give up first first.
+            Those that are on disk or in memory alone, the one to evict first first.
         """
-        arena = self._arenas[page_bytes]
-        stored: list[BlockKey] = []
+        arena = self.arenas[page_bytes]
+        found: list[BlockKey] = []
         seen: set[BlockKey] = set()
         for last in keys:
             key = last
             while key not in seen:
                 seen.add(key)
-                if (before := self._disk.parent_of(key)) is not None:
-                    stored.append(key)
-                    key = before
-                elif (block := arena.blocks.get(key)) is not None:
+                if (before := self.blocks.parent_of(key)) is not None:
+                    found.append(key)
+                block = None if key in self._disk else arena.blocks.get(key)
+                if block is not None:
                     arena.use(block, now_ns, effects)
-                    key = block.parent
-                else:
+                    before = block.parent
+                if before is None:
                     break
-        return stored
+                key = before
+        return found
 
     def surplus(self, now_ns: int, num_max: int) -> list[BlockKey]:
         """Blocks on disk to give up for age or size, at most so many now."""
@@ -63,21 +92,46 @@ class Tiers:
         """Blocks to give up for this much room on disk."""
         return self._disk.oldest(num_bytes, self._is_busy)
 
+    def take_expired(self, now_ns: int, num_max: int) -> list[BlockKey]:
+        """Blocks that are in memory alone, to be forgotten for their age, at most so many now."""
+
+        def is_kept(key: BlockKey) -> bool:
+            return self._disk.is_continued(key) or self._is_busy(key)
+
+        return self.blocks.memory.take_expired(now_ns, is_kept, num_max)
+
+    def evict(self, key: BlockKey, now_ns: int, effects: list[Effect]) -> None:
+        """A block leaves the disk. It stays in memory if an arena has it whole, unless it is
+        expired and nothing there continues it.
+        """
+        block = self._find(key)
+        is_over = self._disk.is_expired(key, now_ns) and not self.blocks.memory.is_continued(key)
+        if block is None or not block.is_whole or is_over:
+            self.forget(key, effects)
+            return
+        effects.append(DeleteBlocks([(key, block.num_layers)]))
+        self._to_memory(block)
+
+    def lose_copy(self, key: BlockKey, now_ns: int, effects: list[Effect]) -> None:
+        """What the disk has of a block is of no use, if it has any."""
+        if key in self._disk:
+            self.evict(key, now_ns, effects)
+
     def owned(self, owner: OwnerKey) -> list[BlockKey]:
-        """Blocks that this session made; one in both tiers comes twice."""
-        in_arenas = [key for arena in self._arenas.values() for key in arena.owned(owner)]
-        return self._disk.owned(owner) + in_arenas
+        """Blocks that this session made; some come twice."""
+        in_arenas = [key for arena in self.arenas.values() for key in arena.owned(owner)]
+        return self._disk.owned(owner) + self.blocks.memory.owned(owner) + in_arenas
 
     def forget(self, key: BlockKey, effects: list[Effect]) -> bool:
         """Nobody finds this block any more; whether anybody could."""
         stored = self._disk.remove(key)
-        blocks = [arena.blocks[key] for arena in self._arenas.values() if key in arena.blocks]
+        blocks = [arena.blocks[key] for arena in self.arenas.values() if key in arena.blocks]
         if stored is not None:
             effects.append(DeleteBlocks([(key, stored.num_layers)]))
         for block in blocks:
             if block.is_writing:  # undone by the writer right after it is done
                 effects.append(DeleteBlocks([(key, block.num_layers)]))
-            self._arenas[block.page_bytes].forget(block, effects)
+            self.arenas[block.page_bytes].forget(block, effects)
         return stored is not None or bool(blocks)
 
     def replace(self, new: NewBlock, effects: list[Effect]) -> None:
@@ -86,7 +140,7 @@ class Tiers:
         old = new.replaces
         if old is None or old == new.key:
             return
-        found = [arena.blocks[old] for arena in self._arenas.values() if old in arena.blocks]
+        found = [arena.blocks[old] for arena in self.arenas.values() if old in arena.blocks]
         stored = self._disk.get(old)
         places = [(block.parent, block.owner) for block in found]
         places += [(stored.parent, stored.owner)] if stored is not None else []
@@ -96,14 +150,29 @@ class Tiers:
 
     def lose_disk(self, effects: list[Effect]) -> None:
         """Nothing is on disk any more: blocks that the arena has whole stay there."""
-        self._disk.clear()
-        for arena in self._arenas.values():
+        for arena in self.arenas.values():
             for block in list(arena.blocks.values()):
                 if not block.is_whole:
                     arena.forget(block, effects)
+                elif block.key in self._disk:
+                    self._to_memory(block)
+        self._disk.clear()
+
+    def _to_memory(self, block: ArenaBlock) -> None:
+        stored = self._disk.get(block.key)
+        is_known = stored is not None and block.announced is not None
+        expiry_s = stored.expiry_ns // NS_PER_S if stored is not None else 0
+        self.blocks.to_memory(block.key, write_of(block, expiry_s) if is_known else None)
+        self.arenas[block.page_bytes].on_copy_gone(block)
+
+    def _find(self, key: BlockKey) -> ArenaBlock | None:
+        found = (arena.blocks.get(key) for arena in self.arenas.values())
+        return next((block for block in found if block is not None), None)
 
     def _is_busy(self, key: BlockKey) -> bool:
-        return any(
-            (block := arena.blocks.get(key)) is not None and not block.is_idle
-            for arena in self._arenas.values()
-        )
+        block = self._find(key)
+        return block is not None and not block.is_idle
+
+
+def _has_none(_: BlockKey) -> bool:
+    return False

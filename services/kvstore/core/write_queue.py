@@ -18,6 +18,7 @@ COPY_REST_NS = 1_000_000_000  # the turn that it came for needs the machine now
 COPY_WAITS = 5  # times as long as what is new, while something is read
 COPY_WAITING_BYTES = 256 * 1024 * 1024  # above which they go at once
 COPY_SHARE_MAX = 0.125  # of the arena, that may wait at all; at least that
+AGAIN_SHARE_MAX = 0.25  # of the arena, with what is written again
 SENT_BYTES = 64 * 1024 * 1024  # with the writer: what is deleted or read waits behind little
 
 
@@ -52,6 +53,10 @@ class WriteQueue:
     def add_copies(self, writes: list[DiskWrite], now_ns: int) -> None:
         """These came from where they still are."""
         self._copies.add(writes, now_ns)
+
+    def has_room_for_copies(self, num_bytes: int, arena_bytes: int) -> bool:
+        """Whether so much more may wait that has been written before."""
+        return self._copies.num_bytes + num_bytes <= int(AGAIN_SHARE_MAX * arena_bytes)
 
     def on_written(self, block_id: int) -> None:
         """The writer is done with a block."""

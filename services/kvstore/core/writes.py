@@ -1,13 +1,14 @@
-"""Blocks of which the arena holds the only copy, until the writer has stored or given them up."""
+"""Blocks that the writer is to store, until it has stored or refused them."""
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 
-from services.kvstore.core.arena_block import ArenaBlock
+from services.kvstore.core.arena_block import Announced, ArenaBlock
 from services.kvstore.core.arena_tier import ArenaTier
 from services.kvstore.core.arrived import Arrived
 from services.kvstore.core.effects import DiskWrite
-from services.kvstore.core.events import NewBlock
+from services.kvstore.core.events import Commit, NewBlock
 from services.kvstore.core.source import Source
 from shared.blocks import BlockKey
 from shared.locations import OBJECTS
@@ -33,45 +34,10 @@ class Writes:
     def __len__(self) -> int:
         return len(self._writing)
 
-    def begin(
-        self,
-        arena: ArenaTier,
-        block_id: int,
-        new: NewBlock,
-        fingerprint: str,
-        disk: Source,
-        now_ns: int,
-    ) -> tuple[ArenaBlock, DiskWrite]:
-        """A committed block as the arena's own, and what the writer is to store."""
-        parent = arena.blocks.get(new.parent)
-        block = ArenaBlock(
-            block_id=block_id,
-            key=new.key,
-            page_bytes=arena.page_bytes,
-            pages=list(new.pages),
-            generations=arena.generations(new.pages),
-            num_present=len(new.pages),
-            depth=parent.depth + 1 if parent is not None else 0,
-            used_at_ns=now_ns,
-            source=disk,
-            owner=new.owner,
-            parent=new.parent,
-            is_writing=True,
-        )
-        write = DiskWrite(
-            block_id=block_id,
-            key=new.key,
-            parent=new.parent,
-            tokens=new.tokens,
-            fingerprint=fingerprint,
-            page_bytes=arena.page_bytes,
-            pages=list(new.pages),
-            checksums=new.checksums,
-            owner=new.owner,
-            expiry_s=new.expiry_s,
-        )
-        self._add(block, write)
-        return block, write
+    def begin(self, block: ArenaBlock, expiry_s: int) -> DiskWrite:
+        """A committed block is to be stored: what the writer is given."""
+        block.is_writing = True
+        return self._add(block, write_of(block, expiry_s))
 
     def begin_arrived(self, block: ArenaBlock, arrived: Arrived, disk: Source) -> DiskWrite:
         """A block that came from a peer is whole: what the writer is to store, so that the next
@@ -79,19 +45,16 @@ class Writes:
         """
         block.is_saved = block.source.host_id == OBJECTS
         block.source, block.arrived = disk, None
-        write = DiskWrite(
-            block_id=block.block_id,
-            key=block.key,
-            parent=block.parent,
-            tokens=arrived.tokens,
-            fingerprint=arrived.fingerprint,
-            page_bytes=block.page_bytes,
-            pages=list(block.pages),
-            checksums=[arrived.checksums[layer] for layer in range(block.num_layers)],
-            owner=block.owner,
-            expiry_s=None,
+        checksums = (arrived.checksums[layer] for layer in range(block.num_layers))
+        block.announced = Announced(
+            arrived.fingerprint, array("i", arrived.tokens), array("Q", checksums)
         )
+        return self._add(block, write_of(block, None))
+
+    def begin_again(self, block: ArenaBlock, write: DiskWrite) -> DiskWrite:
+        """A block that the disk refused or evicted is to be stored, if it finds room now."""
         self._add(block, write)
+        self._writing[block.block_id].is_retry = True
         return write
 
     def get(self, key: BlockKey) -> DiskWrite | None:
@@ -115,9 +78,10 @@ class Writes:
             return write.expiry_s
         return self._expiry_s.get(write.owner, write.expiry_s)
 
-    def _add(self, block: ArenaBlock, write: DiskWrite) -> None:
+    def _add(self, block: ArenaBlock, write: DiskWrite) -> DiskWrite:
         self._writing[block.block_id] = self._by_key[block.key] = _Writing(block, write)
         self._num_of[write.owner] += 1
+        return write
 
     def retry(self, block_id: int) -> DiskWrite | None:
         """The same write once more; None if it was tried again already, or nobody wants it."""
@@ -139,3 +103,34 @@ class Writes:
             del self._num_of[owner]
             self._expiry_s.pop(owner, None)
         return writing.block, writing.write
+
+
+def write_of(block: ArenaBlock, expiry_s: int | None) -> DiskWrite:
+    """What the writer is given of a block that was announced, and is whole."""
+    announced = block.announced
+    assert announced is not None, "nobody knows its tokens"
+    return DiskWrite(
+        block.block_id, block.key, block.parent, announced.tokens, announced.fingerprint,
+        block.page_bytes, list(block.pages), announced.checksums, block.owner, expiry_s,
+    )  # fmt: skip
+
+
+def new_block(
+    arena: ArenaTier, block_id: int, new: NewBlock, event: Commit, disk: Source, now_ns: int
+) -> ArenaBlock:
+    """A committed block as the arena's own."""
+    parent = arena.blocks.get(new.parent)
+    return ArenaBlock(
+        block_id=block_id,
+        key=new.key,
+        page_bytes=arena.page_bytes,
+        pages=list(new.pages),
+        generations=arena.generations(new.pages),
+        num_present=len(new.pages),
+        depth=parent.depth + 1 if parent is not None else 0,
+        used_at_ns=now_ns,
+        source=disk,
+        owner=new.owner,
+        parent=new.parent,
+        announced=Announced(event.fingerprint, array("i", new.tokens), array("Q", new.checksums)),
+    )

@@ -47,22 +47,55 @@ def greet(
         raise WireError("it does not know the secret")
 
 
-def welcome(stream: Stream, secret: bytes, host_id: str, until_s: float) -> str:
-    """The server's; the id of the host that has connected.
+class Welcome:
+    """The server's, without I/O: receive `num_wanted` bytes, pass them to `receive` and send what
+    that returns, until `client_id` is known.
 
-    Raises:
-        WireError: it is none of the house.
-        Broken: it says nothing.
+    Args:
+        host_id: of this host.
+
+    Attributes:
+        is_greeted: the client's hello was received.
+        client_id: of the host that has connected, once it has proven to know the secret.
     """
-    _shake_hands(stream, until_s)
-    client = unpack_hello(receive_exactly(stream, HELLO_BYTES, until_s))
-    server = Hello(host_id, new_nonce())
-    send_all(stream, [pack_hello(server)], until_s)
-    proof = receive_exactly(stream, PROOF_BYTES, until_s)
-    if not is_proven(proof, secret, Side.CLIENT, client, server):
-        raise WireError("it does not know the secret")
-    send_all(stream, [prove(secret, Side.SERVER, client, server)], until_s)
-    return client.host_id
+
+    def __init__(self, secret: bytes, host_id: str) -> None:
+        self._secret = secret
+        self._host_id = host_id
+        self._data = b""
+        self._hellos: tuple[Hello, Hello] | None = None  # the client's and our own
+        self.client_id: str | None = None
+
+    @property
+    def is_greeted(self) -> bool:
+        return self._hellos is not None
+
+    @property
+    def num_wanted(self) -> int:
+        """Bytes that may come now; 0: it is over."""
+        if self.client_id is not None:
+            return 0
+        return (PROOF_BYTES if self.is_greeted else HELLO_BYTES) - len(self._data)
+
+    def receive(self, data: bytes) -> bytes:
+        """At most `num_wanted` bytes came; what is to be sent, perhaps nothing yet.
+
+        Raises:
+            WireError: it is no host of this deployment.
+        """
+        assert len(data) <= self.num_wanted, "more than was wanted"
+        self._data += data
+        if self.num_wanted:
+            return b""
+        whole, self._data = self._data, b""
+        if self._hellos is None:
+            client, server = self._hellos = unpack_hello(whole), Hello(self._host_id, new_nonce())
+            return pack_hello(server)
+        client, server = self._hellos
+        if not is_proven(whole, self._secret, Side.CLIENT, client, server):
+            raise WireError("it does not know the secret")
+        self.client_id = client.host_id
+        return prove(self._secret, Side.SERVER, client, server)
 
 
 def _shake_hands(

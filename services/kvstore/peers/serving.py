@@ -34,6 +34,7 @@ class ServerCounts:
     """What a server has done, over all connections.
 
     Attributes:
+        num_accepted: connections, whoever made them.
         num_refused: connections of others than kvstores of this house, or that broke the rules.
         num_turned_away: for which there was no room.
         num_cut_off: that took nothing any more.
@@ -41,6 +42,7 @@ class ServerCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.num_accepted = 0
         self.num_refused = 0
         self.num_turned_away = 0
         self.num_cut_off = 0

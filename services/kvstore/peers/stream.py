@@ -134,7 +134,7 @@ class PlainStream:
         _shut(self._socket)
 
     def drop(self) -> None:
-        _drop(self._socket)
+        drop_unsent(self._socket)
 
     def close(self) -> None:
         self._socket.close()
@@ -218,34 +218,40 @@ class TlsStream:
         _shut(self._socket)
 
     def drop(self) -> None:
-        _drop(self._socket)
+        drop_unsent(self._socket)
 
     def close(self) -> None:
         self._socket.close()
 
 
+def as_stream(sock: socket.socket, tick_s: float) -> Stream:
+    """A stream on a connected socket, which belongs to it then.
+
+    Raises:
+        OSError: the other side has gone.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        return TlsStream(sock, tick_s)
+    return PlainStream(sock, tick_s)
+
+
 def open_stream(
     sock: socket.socket, tls: ssl.SSLContext | None, tick_s: float, server_name: str | None = None
 ) -> Stream:
-    """A stream on a connected socket, which belongs to it then. Waits for nothing: whoever may have
-    to `abort` it has it before hands are shaken.
+    """The client's stream on a connected socket, which belongs to it then. Waits for nothing: what
+    may have to `abort` it has it before hands are shaken.
 
     Args:
-        server_name: of the other side, if that is the server.
+        server_name: of the other side, for TLS.
 
     Raises:
         Broken: the other side has gone, or has no name that could be one.
     """
     try:
         if tls is None:
-            return PlainStream(sock, tick_s)
-        wrapped = tls.wrap_socket(
-            sock,
-            server_side=server_name is None,
-            server_hostname=server_name,
-            do_handshake_on_connect=False,
-        )
-        return TlsStream(wrapped, tick_s)
+            return as_stream(sock, tick_s)
+        wrapped = tls.wrap_socket(sock, server_hostname=server_name, do_handshake_on_connect=False)
+        return as_stream(wrapped, tick_s)
     except (OSError, ValueError) as error:
         sock.close()
         raise Broken(str(error)) from None
@@ -317,7 +323,8 @@ def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1e3))
 
 
-def _drop(sock: socket.socket) -> None:
+def drop_unsent(sock: socket.socket) -> None:
+    """Have `close` throw away what was sent and not taken, and forget the connection at once."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
 

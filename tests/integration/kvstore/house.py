@@ -24,6 +24,7 @@ from shared.arena import Arena, Bytes, PageState, checksum
 from shared.blocks import BLOCK_TOKENS, BlockKey, chain_keys, pack_keys, root_key
 from shared.bus import Bus
 from shared.ids import HostId, ModelId, SessionId, TenantId, WorkerId, new_id
+from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
 from shared.messages.codec import pack_ints, unpack_ints
 from shared.owners import NOBODY, OwnerKey, owner_key
 from shared.sessions import SessionRecord, TextMark, encode_record, session_redis_key
@@ -146,6 +147,17 @@ async def redis_at(place: Place) -> AsyncIterator[Any]:
         yield redis
     finally:
         await redis.aclose()
+
+
+def locates(redis: Any, num_blocks: int, seed: int = 0) -> Callable[[], Awaitable[bool]]:
+    """Whether Redis says that the host has so many blocks of the session."""
+
+    async def is_so() -> bool:
+        lives = decode_lives(await redis.hgetall(KV_HOSTS_KEY))
+        fields = await redis.hgetall(location_redis_key(owner_of(seed)))
+        return decode_locations(fields, lives) == ({"h1": num_blocks} if num_blocks else {})
+
+    return is_so
 
 
 async def save_session(redis: Any, session_id: SessionId, keys: Sequence[BlockKey]) -> None:

@@ -12,8 +12,11 @@ import pytest
 from services.kvstore import service
 from services.kvstore.disk import slabs, stored_bytes
 from services.kvstore.disk.slab import slot_bytes
+from shared import messages as m
+from shared import subjects
 from shared.blocks import BlockKey
 from shared.clock import SystemClock
+from shared.messages.codec import pack_ints
 from tests.conftest import Server
 from tests.integration.harness import connected
 from tests.integration.kvstore.house import (
@@ -22,7 +25,9 @@ from tests.integration.kvstore.house import (
     FakeWorker,
     Place,
     kvstore,
+    locates,
     owner_of,
+    redis_at,
     sequence,
     until,
 )
@@ -73,6 +78,17 @@ async def left(worker: FakeWorker, keys: list[BlockKey]) -> None:
     await until(are_gone)
 
 
+async def empty_memory(worker: FakeWorker) -> None:
+    """Everything that may leaves the arena."""
+    stats = await worker.stats()
+    pages = await worker.lease(stats.arena_pages)
+    message = m.KvRelease(
+        worker_id=worker.worker_id, incarnation=worker.incarnation, page_bytes=PAGE_BYTES,
+        pages=pack_ints(pages),
+    )  # fmt: skip
+    await worker.bus.publish(subjects.KV_RELEASE, message, worker.host_id)
+
+
 def test_what_is_expired_leaves_first_and_then_what_was_used_least_lately(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +111,9 @@ def test_what_is_expired_leaves_first_and_then_what_was_used_least_lately(
             assert [await worker.locate(each) for each in keys] == [2, 0, 2, 2, 2]
             await worker.assert_holds(staged, keys[3])
             keys.append(await leave(worker, 5))
+            await stored(worker, 4)
+            assert [await worker.locate(each) for each in keys] == [2, 0, 2, 2, 2, 2]
+            await empty_memory(worker)
             await left(worker, keys[0])
             assert [await worker.locate(each) for each in keys] == [0, 0, 2, 2, 2, 2]
             await worker.assert_holds(await worker.stage(keys[2]), keys[2])
@@ -102,7 +121,7 @@ def test_what_is_expired_leaves_first_and_then_what_was_used_least_lately(
     asyncio.run(scenario())
 
 
-def test_while_nothing_can_leave_a_full_disk_new_kv_stays_in_the_arena_and_all_are_served(
+def test_while_nothing_can_leave_a_full_disk_new_kv_stays_in_memory_where_others_find_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system has room for two sessions, and workers hold both."""
@@ -118,20 +137,22 @@ def test_while_nothing_can_leave_a_full_disk_new_kv_stays_in_the_arena_and_all_a
     monkeypatch.setattr(slabs, "GROWTH_BYTES_MAX", growth_bytes)
 
     async def scenario() -> None:
-        async with worker_at(place) as worker:
+        async with redis_at(place) as redis, worker_at(place) as worker:
             keys = [await leave(worker, seed) for seed in (0, 1)]
             await stored(worker, 2)
             is_full[0] = True
             assert [(await worker.stage(each)).num_blocks for each in keys] == [2, 2]
             keys.append(await leave(worker, 2))
 
-            async def is_given_up() -> bool:
-                return await worker.locate(keys[2]) == 0
-
-            assert await worker.locate(keys[0]) == NUM_BLOCKS
-            await until(is_given_up)
+            await until(locates(redis, NUM_BLOCKS, seed=2))
+            assert [await worker.locate(each) for each in keys] == [NUM_BLOCKS] * 3
             assert (await worker.stats()).disk_blocks == 2 * NUM_BLOCKS
             for each in keys:
                 await worker.assert_holds(await worker.stage(each), each)
+        is_full[0] = False
+        async with redis_at(place) as redis, worker_at(place) as worker:
+            await until(locates(redis, 0, seed=2))
+            await until(locates(redis, NUM_BLOCKS, seed=0))
+            assert [await worker.locate(each) for each in keys] == [NUM_BLOCKS, NUM_BLOCKS, 0]
 
     asyncio.run(scenario())

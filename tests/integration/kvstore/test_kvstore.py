@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from shared.arena import Arena, Bytes, PageState
 from shared.blocks import BlockKey, pack_keys
 from shared.errors import ConfigError, InvalidRequest, NotFound
 from shared.ids import HostId, SessionId, WorkerId
-from shared.locations import KV_HOSTS_KEY, decode_lives, decode_locations, location_redis_key
+from shared.locations import KV_HOSTS_KEY, location_redis_key
 from tests.conftest import Server
 from tests.integration.harness import connected, eventually
 from tests.integration.kvstore.house import (
@@ -33,6 +33,7 @@ from tests.integration.kvstore.house import (
     flip_byte,
     kvstore,
     kvstore_process,
+    locates,
     owner_of,
     redis_at,
     save_session,
@@ -54,17 +55,6 @@ async def worker_at(place: Place, worker_id: str = "w1") -> AsyncIterator[FakeWo
             yield worker
         finally:
             worker.close()
-
-
-def locates(redis: Any, num_blocks: int, seed: int = 0) -> Callable[[], Awaitable[bool]]:
-    """Whether Redis says that the host has so many blocks of the session."""
-
-    async def is_so() -> bool:
-        lives = decode_lives(await redis.hgetall(KV_HOSTS_KEY))
-        fields = await redis.hgetall(location_redis_key(owner_of(seed)))
-        return decode_locations(fields, lives) == ({"h1": num_blocks} if num_blocks else {})
-
-    return is_so
 
 
 async def num_written(redis: Any) -> int:

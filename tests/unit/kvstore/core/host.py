@@ -36,6 +36,7 @@ from shared.arena import PageState
 from shared.blocks import BlockKey, child_key, root_key
 from shared.eviction import RECENT_NS, EvictionName
 from shared.ids import HostId, TenantId, WorkerId
+from shared.locations import OBJECTS
 from shared.owners import NOBODY, OwnerKey
 
 LAYERS = 2
@@ -81,6 +82,8 @@ def pages_that_go(
         used_at_ns, deepest = block.used_at_ns, (-block.depth, block.block_id)
         if policy == "lru":
             return used_at_ns, *deepest, layer
+        if block.goes_whole:
+            layer = 0
         if policy == "session" or used_at_ns + RECENT_NS <= now_ns:
             return 0, used_at_ns, -layer, *deepest
         return 1, -layer, used_at_ns, *deepest
@@ -96,7 +99,7 @@ def pages_that_go(
         if len(gone) >= num_pages:
             break
         if page not in gone:
-            alone = policy != "lru" and is_stored(block.key)
+            alone = not block.goes_whole and is_stored(block.key)
             gone |= dict.fromkeys([page] if alone else [p for p in block.pages if p != NO_PAGE])
     return list(gone)
 
@@ -119,10 +122,12 @@ class Host:
         disk_bytes_max: int = 10**9,
         eviction: EvictionName = "layer",
         write_wait_ns: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         self.eviction = eviction
         self.core = KvCore(
-            Limits(
+            limits
+            or Limits(
                 disk_bytes_max=disk_bytes_max,
                 expiry_ns=1000,
                 noted_ns=100,
@@ -140,7 +145,9 @@ class Host:
         self.words = [(0, PageState.FREE)] * num_pages
         self.effects: list[Effect] = []
         self.loads: deque[list[PageReads]] = deque()
-        self.fetches: dict[HostId, deque[list[PageReads]]] = {peer: deque() for peer in PEERS}
+        self.fetches: dict[HostId, deque[list[PageReads]]] = {
+            place: deque() for place in [*PEERS, OBJECTS]
+        }
         self.writes: deque[DiskWrite] = deque()
         self.failed: set[tuple[int, int]] = set()
         self.incarnations: defaultdict[WorkerId, str] = defaultdict(str)

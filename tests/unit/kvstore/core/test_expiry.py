@@ -250,7 +250,7 @@ def test_two_sessions_that_begin_each_other_go_all_the_same() -> None:
 
 
 def test_deadlines_take_no_more_room_than_there_are_sessions() -> None:
-    deadlines = Deadlines()
+    deadlines = Deadlines[OwnerKey]()
     for at_ns in range(10 * STALE_MAX, 0, -1):
         deadlines.put(S, at_ns)
     assert len(deadlines._heap) <= STALE_MAX + 2

@@ -101,7 +101,7 @@ def test_what_came_whole_is_written_as_it_was_and_can_be_read_again(host: Host) 
     staged = host.stage(0, 2, offer=FROM_PEER)
     host.finish_fetches(OWNER)
     writes = list(host.writes)
-    assert [(write.key, write.parent, write.tokens) for write in writes] == [
+    assert [(write.key, write.parent, list(write.tokens)) for write in writes] == [
         (key_of(0, 0), key_of(0, -1), [0]),
         (key_of(0, 1), key_of(0, 0), [0]),
     ]

@@ -38,14 +38,17 @@ class KvMachine(RuleBasedStateMachine):
     """Two workers, three sequences of up to four blocks, twelve pages for twenty-four."""
 
     @initialize(
-        eviction=st.sampled_from(get_args(EvictionName)), num_pages=st.integers(9, NUM_PAGES)
+        eviction=st.sampled_from(get_args(EvictionName)),
+        num_pages=st.integers(9, NUM_PAGES),
+        disk_bytes_max=st.sampled_from([0, 450, 1500]),
     )
-    def start(self, eviction: EvictionName, num_pages: int) -> None:
-        self.host = Host(disk_bytes_max=1500, eviction=eviction, num_pages=num_pages)
+    def start(self, eviction: EvictionName, num_pages: int, disk_bytes_max: int) -> None:
+        self.host = Host(disk_bytes_max=disk_bytes_max, eviction=eviction, num_pages=num_pages)
         self.leased: dict[WorkerId, list[int]] = {}
         self.held: dict[WorkerId, list[Pinned]] = {}
         self.renewed_at_ns: dict[int, int] = {}  # by ticket
         self.deleted: set[OwnerKey] = set()
+        self.reported: dict[OwnerKey, int] = {}
         for worker in WORKERS:
             self._open(worker)
 
@@ -66,7 +69,7 @@ class KvMachine(RuleBasedStateMachine):
     def lease(self, worker: WorkerId, num_pages: int) -> None:
         arena, num_before = self.host.arena, len(self.host.effects)
         idle = [block for block in arena.holding.values() if block.is_idle]
-        is_stored = self.host.core.disk.__contains__
+        is_stored = self.host.core._tiers.has_copy
         expected = pages_that_go(
             idle, num_pages - arena.num_free, is_stored, self.host.eviction, self.host.now_ns
         )
@@ -190,8 +193,18 @@ class KvMachine(RuleBasedStateMachine):
         self.host.delete([], owner)
         self.deleted.add(owner)
         assert not [b for b in self.host.arena.blocks.values() if b.owner == owner]
-        assert not self.host.core.disk.owned(owner)
+        assert not self.host.core.disk.owned(owner) and not self.host.core.memory.owned(owner)
         assert self.host.delete([], owner) == 0
+
+    @rule()
+    def report(self) -> None:
+        """Sessions are reported that have blocks on disk or in memory."""
+        core, host = self.host.core, self.host
+        if core.locations.is_in_doubt:
+            core.locations.on_checked(None, f"life {core.counts.num_disks_anew}")
+            self.reported = {}
+        self.reported |= host.tell()
+        assert {owner for owner, num in self.reported.items() if num} == {*core._here.owners}
 
     @rule(lives_ago=st.integers(0, 1))
     def damage_disk(self, lives_ago: int) -> None:

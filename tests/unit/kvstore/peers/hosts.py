@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from services.kvstore.core import DiskWrite, LoadOutcome, PageReads
 from services.kvstore.disk import Disk
 from services.kvstore.peers.client import PeerClient
 from services.kvstore.peers.fetches import PeerRead
-from services.kvstore.peers.handshake import greet, welcome
+from services.kvstore.peers.handshake import Welcome, greet
 from services.kvstore.peers.server import PeerServer
 from services.kvstore.peers.sources import DiskSource, PageSource
 from services.kvstore.peers.stream import PlainStream
@@ -249,8 +249,9 @@ def liar(lie: Callable[[socket.socket, int], None]) -> Listener:
 
     def serve(sock: socket.socket, number: int) -> None:
         sock.settimeout(LONG_S)
-        stream = PlainStream(sock, LONG_S)
-        welcome(stream, SECRET, "liar", time.monotonic() + LONG_S)
+        welcome = Welcome(SECRET, "liar")
+        while welcome.num_wanted:
+            sock.sendall(welcome.receive(take(sock, welcome.num_wanted)))
         lie(sock, number)
 
     return Listener(serve)
@@ -287,10 +288,35 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 @contextmanager
-def greeted(server: PeerServer, receive_bytes: int = 1 << 16) -> Iterator[socket.socket]:
-    """A connection of somebody who knows the secret and then does as the test does."""
+def greeted(
+    server: PeerServer, receive_bytes: int = 1 << 16, host_id: str = "test"
+) -> Iterator[socket.socket]:
+    """A connection of a host that knows the secret and then does as the test does."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.connect(server.address)
-        greet(PlainStream(sock, LONG_S), SECRET, "test", None, time.monotonic() + LONG_S)
+        greet(PlainStream(sock, LONG_S), SECRET, host_id, None, time.monotonic() + LONG_S)
         yield sock
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < until_s, "the awaited never came"
+        time.sleep(0.001)
+
+
+@contextmanager
+def strangers(
+    server: PeerServer, num: int, say: Callable[[socket.socket], None], address: str
+) -> Iterator[None]:
+    """So many connect, say something, and wait; the server has seen all of them."""
+    num_before = server.counts.num_accepted
+    with ExitStack() as stack:
+        for _ in range(num):
+            sock = socket.create_connection(server.address, LONG_S, (address, 0))
+            stack.enter_context(sock)
+            with suppress(OSError):  # turned away before it said all
+                say(sock)
+        until(lambda: server.counts.num_accepted >= num_before + num)
+        yield

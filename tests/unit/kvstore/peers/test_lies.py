@@ -310,7 +310,7 @@ def test_who_says_nothing_holds_few_connections_and_not_for_long(tmp_path: Path)
 def test_there_are_only_so_many_connections(tmp_path: Path) -> None:
     sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
     with serving(sender.disk, connections_max=1) as server, greeted(server) as only:
-        with socket.create_connection(server.address) as second:
+        with greeted(server, host_id="another") as second:
             assert is_closed(second)
         only.sendall(pack_request(ASKS))
         assert take(only, 1)

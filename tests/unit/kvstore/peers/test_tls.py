@@ -23,6 +23,7 @@ from tests.unit.kvstore.peers.hosts import (
     fetching,
     proxy,
     serving,
+    strangers,
 )
 
 PAGE_BYTES = 70_000
@@ -60,6 +61,22 @@ def test_pages_come_over_tls_and_after_a_cut(
         layer, number = divmod(page, 8)
         assert np.array_equal(receiver.arena.pages[page], sender.pages[number, layer])
     assert SECRET not in b"".join(said) and b"receiver" not in b"".join(said)
+    sender.disk.close()
+
+
+def test_strangers_to_tls_hold_up_no_host(
+    tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server_tls, client_tls = contexts
+    sender = Sender(tmp_path / "kv", blocks=1, layers=1, page_bytes=PAGE_BYTES)
+    receiver = Receiver(tmp_path / "arena", 1, PAGE_BYTES)
+    with (
+        serving(sender.disk, tls=server_tls, unproven_max=4) as server,
+        strangers(server, 20, lambda sock: sock.sendall(b"\x16\x03\x01"), "127.0.0.2"),
+        fetching(server.address, receiver, tls=client_tls) as client,
+    ):
+        client.submit([receiver.reads(0, [1], 0)], 0, LONG_S)
+        assert receiver.outcomes() == [[READY]]
     sender.disk.close()
 
 
