@@ -18,6 +18,7 @@ from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment, peering
 from cli.start.options import HouseOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
+from cli.supervisor.server_data import ServerData, nats_data, redis_data
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 
@@ -36,6 +37,7 @@ class ChildPlan:
         listens: port of loopback or socket that it listens on once it is up, if others wait for
             that.
         service: whose settings it reads, and in which environment; of servers none.
+        data: what a server keeps on disk.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ChildPlan:
     listens: int | Path | None = None
     service: str = ""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    data: ServerData | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         def nats() -> "Popen[bytes]":
             return start_nats_by(data_dir / "nats" / "nats.conf", log_path=logs / "nats.log")
 
-        servers.append(ChildPlan("nats", 5, log, nats, nats_port))
+        data = nats_data(data_dir / "nats")
+        servers.append(ChildPlan("nats", 5, log, nats, nats_port, data=data))
     if redis_url is None:
         redis_url = f"unix://{quote(str(options.redis_socket))}?db=0"
         access["SYMPHONY_REDIS_PASSWORD_FILE"] = str(redis_password_file(options.credentials_dir))
@@ -146,7 +150,8 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         def redis() -> "Popen[bytes]":
             return start_redis_by(data_dir / "redis" / "redis.conf", log_path=logs / "redis.log")
 
-        servers.append(ChildPlan("redis", 5, log, redis, options.redis_socket))
+        data = redis_data(data_dir / "redis")
+        servers.append(ChildPlan("redis", 5, log, redis, options.redis_socket, data=data))
     common = {
         **environment,
         **access,

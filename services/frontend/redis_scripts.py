@@ -75,7 +75,7 @@ local function num_bytes_of_key(key)
 end
 
 local function num_bytes_of_responses(keys)
-  return tonumber(call('HGET', keys.responses, '') or 0)
+  return tonumber(call('HGET', keys.responses, '') or 0) or 0
 end
 
 -- What a session takes. `record` and `responses`: as if it had a record, responses, of so many
@@ -91,7 +91,7 @@ local function num_bytes_of(session, keys, record, responses)
 end
 
 local function num_bytes_of_tenant(tenant)
-  return tonumber(call('HGET', key_of('session_sizes', tenant), '') or 0)
+  return tonumber(call('HGET', key_of('session_sizes', tenant), '') or 0) or 0
 end
 
 local function total_bytes()
@@ -136,6 +136,7 @@ local function account(tenant, session, keys, expires_at_s, location)
   if call('EXISTS', sessions, notes) == 0 then call('DEL', sizes) end
   local stood = call('HGET', sizes, session) or '0 '
   local before, location_before = string.match(stood, '^(%d+) ?(.*)$')
+  before, location_before = tonumber(before) or 0, location_before or ''
   local num = num_bytes_of(session, keys)
   local is_note = num > 0 and call('EXISTS', keys.record, keys.responses, keys.tombstone) == 0
   local score = call('ZSCORE', sessions, session) or call('ZSCORE', notes, session)
@@ -148,7 +149,7 @@ local function account(tenant, session, keys, expires_at_s, location)
     call('ZREM', sessions, session)
     call('HDEL', sizes, session)
   end
-  call('HINCRBY', sizes, '', num - before)
+  call('HSET', sizes, '', num_bytes_of_tenant(tenant) + num - before)
   account_tenant(tenant)
 end
 
