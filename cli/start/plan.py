@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -83,7 +84,7 @@ def check_data_dir(data_dir: Path) -> None:
     """Make the folder unless it is there, and see that there is room in it.
 
     Raises:
-        ConfigError: it cannot be made or written to, or the disk is full.
+        ConfigError: it cannot be made or written to, anybody may write to it, or the disk is full.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,8 +92,14 @@ def check_data_dir(data_dir: Path) -> None:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
         free_bytes = shutil.disk_usage(data_dir).free
+        mode = data_dir.stat().st_mode
     except OSError as error:
         raise ConfigError(f"--data-dir {data_dir}: {error.strerror}") from None
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"--data-dir {data_dir}: anybody may write to it (mode {stat.S_IMODE(mode):04o}), and "
+            f"lead elsewhere what is written there: chmod o-w {data_dir}, or use another"
+        )
     if free_bytes < FREE_BYTES_MIN:
         raise ConfigError(
             f"--data-dir {data_dir}: the disk is full ({free_bytes // 1024**2} MiB free, "

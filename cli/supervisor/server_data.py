@@ -153,8 +153,8 @@ class DataRescue:
             return None
         if self._data.fix(path):
             return (
-                f"{self._name}: its data was damaged, and is kept up to the damage, of "
-                f"{self._data.lost}; all of it is kept as {aside}"
+                f"{self._name}: its data was damaged: what was written after the damage of "
+                f"{self._data.lost} is lost; the damaged data is kept as {aside}"
             )
         _remove(path)
         aside.rename(path)
