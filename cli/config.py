@@ -11,7 +11,8 @@ class LauncherConfig(ServiceConfig):
     status_interval_s: how often every process of the house is asked how it is.
     stuck_after_s: a process that has not answered for so long is killed and started again; 0: none
         ever is.
-    redis_bytes_max: memory of our own Redis; beyond it the sessions unused for longest go.
+    redis_bytes_max: memory of our own Redis; at three quarters of it the oldest sessions of the
+        tenant with most go.
     """
 
     log_bytes_max: int = Field(default=64 * 1024**2, ge=0)

@@ -100,6 +100,7 @@ class PipeReporter:
 
     def event(self, text: str) -> None:
         complain(text)
+        self._send({"event": text})
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._file_number is not None:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError, NotFound
+from shared.private import make_new
 
 LOCK_PATIENCE_S = 1.0
 DEFAULT_DATA_DIR = Path("~/.symphony")
@@ -70,8 +71,8 @@ def write_run_state(data_dir: Path, state: RunState) -> None:
     """
     path = data_dir / "run.json"
     temporary = path.with_suffix(".json.new")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(_ADAPTER.dump_json(state, indent=2) + b"\n")
+    with open(make_new(temporary), "wb") as file:
+        file.write(_ADAPTER.dump_json(state, indent=2) + b"\n")
     temporary.rename(path)
 
 
@@ -103,7 +104,7 @@ def running_house(data_dir: Path) -> RunState:
 def is_locked(data_dir: Path) -> bool:
     """Whether a supervisor lives on `data_dir`."""
     try:
-        file_number = os.open(data_dir / "run.lock", os.O_RDONLY | os.O_CLOEXEC)
+        file_number = os.open(data_dir / "run.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -131,7 +132,8 @@ def take_lock(data_dir: Path) -> int:
     Raises:
         ConfigError: another house runs on it.
     """
-    file_number = os.open(data_dir / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file_number = os.open(data_dir / "run.lock", flags, 0o600)
     deadline = time.monotonic() + LOCK_PATIENCE_S  # a look by `status` holds it for an instant
     while True:
         try:

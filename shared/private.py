@@ -1,12 +1,17 @@
 """Folders in places where anybody can make some."""
 
 import os
+import re
+import secrets
 import shutil
 import stat
+from glob import escape
 from pathlib import Path
 
 from shared.errors import ConfigError
 
+WORD_BYTES = 8
+_WORD = secrets.token_hex(WORD_BYTES)
 PRIVATE_UMASK = 0o077  # of all our processes: files hold users' words, or lead to them
 
 
@@ -35,6 +40,24 @@ def check_private(folder: Path, name: str) -> None:
     else:
         return
     raise ConfigError(f"{name}={str(folder)!r}: {why}; remove it or use another")
+
+
+def unheld(folder: Path) -> Path:
+    """A folder's path in a place where anybody can make some: this one, or where another user has
+    taken that name, one that nobody could have guessed before this process began.
+    """
+    try:
+        is_held = folder.lstat().st_uid != os.geteuid()
+    except OSError:
+        return folder
+    return folder.with_name(f"{folder.name}-{_WORD}") if is_held else folder
+
+
+def remove_unheld(folder: Path) -> None:
+    """Remove a folder of ours by this name, and those that took its place (`unheld`)."""
+    for each in folder.parent.glob(f"{escape(folder.name)}*"):
+        if re.fullmatch(rf"(-[0-9a-f]{{{2 * WORD_BYTES}}})?", each.name[len(folder.name) :]):
+            remove_private(each)
 
 
 def make_private(folder: Path, name: str) -> None:

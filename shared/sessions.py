@@ -89,13 +89,20 @@ def tombstone_redis_key(tenant: TenantId, session_id: SessionId) -> str:
     return f"symphony:tombstone:{len(tenant)}:{tenant}:{session_id}"
 
 
+def deletions_redis_key(tenant: TenantId) -> str:
+    """Counters of deletions of sessions that no generation tells of, four bytes each; without a
+    tenant those of all tenants that have none of their own.
+    """
+    return f"symphony:deletions:{len(tenant)}:{tenant}"
+
+
 def session_index_redis_key(tenant: TenantId) -> str:
-    """Sorted set of the tenant's sessions, by when their records expire."""
+    """Sorted set of the tenant's sessions, by when they expire."""
     return f"symphony:sessions:{len(tenant)}:{tenant}"
 
 
 def session_sizes_redis_key(tenant: TenantId) -> str:
-    """Hash of the sizes of the tenant's records, bytes; their sum is under the empty name."""
+    """Hash of what the tenant's sessions take in Redis, bytes; the sum is under the empty name."""
     return f"symphony:session_sizes:{len(tenant)}:{tenant}"
 
 

@@ -1,32 +1,49 @@
 """The secrets of a house: made once, kept in files that only its owner can read."""
 
 import os
+import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nkeys
 
 from shared.access import read_secret, read_seed
+from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import make_private
 
 PASSWORD_BYTES = 32
 SEED_BYTES = 32
+_PASSWORD = re.compile(r"[^\s\"'\\\x00-\x20\x7f-\U0010ffff]+")  # as it stands in redis.conf
 
 
 def make_credentials(folder: Path, tenants: Iterable[TenantId]) -> None:
     """Make what is not there yet: for the services and for each of the tenants.
 
     Raises:
-        ConfigError: the folder is not this user's alone, or a file in it cannot be read.
+        ConfigError: the folder is not this user's alone, or a file in it is damaged.
         OSError: the disk is full.
     """
     make_private(folder, "credentials")
-    for path in (redis_password_file(folder), peers_secret_file(folder)):
-        keep_secret(path, secrets.token_urlsafe(PASSWORD_BYTES))
-    for path in (services_nkey_file(folder), *(nkey_file(folder, tenant) for tenant in tenants)):
-        keep_secret(path, _new_seed())
+    with _saying_how_to_go_on():
+        for path in (redis_password_file(folder), peers_secret_file(folder)):
+            if not _PASSWORD.fullmatch(keep_secret(path, secrets.token_urlsafe(PASSWORD_BYTES))):
+                raise ConfigError(f"credentials={str(path)!r}: holds no password of one word")
+        seeds = services_nkey_file(folder), *(nkey_file(folder, tenant) for tenant in tenants)
+        for path in seeds:
+            keep_secret(path, _new_seed())
+            read_seed(path, "credentials")
+
+
+@contextmanager
+def _saying_how_to_go_on() -> Iterator[None]:
+    """A secret that is damaged is not replaced by itself: clients may have a copy."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; remove it, and the next start makes one") from None
 
 
 def redis_password_file(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from services.kvstore.config import KvstoreConfig
 from shared.config import load_config
 from shared.errors import ConfigError
 from shared.ids import HostId
-from shared.private import remove_private
+from shared.private import remove_unheld, unheld
 from shared.settings import read_variables
 from shared.urls import split_address
 
@@ -42,7 +42,7 @@ class Host:
     @property
     def arena_dir(self) -> Path:
         """Its shared memory."""
-        return SHARED_MEMORY / f"symphony-{self.host_id}"
+        return unheld(SHARED_MEMORY / f"symphony-{self.host_id}")
 
     def name_of(self, service: str, instance: int | None = None) -> str:
         """Name of one of its processes.
@@ -156,6 +156,7 @@ def remove_arenas(first: str) -> None:
         first: id of its first host.
     """
     own = re.compile(rf"symphony-{re.escape(first)}(-\d{{1,2}})?")
-    for folder in SHARED_MEMORY.glob(f"symphony-{escape(first)}*"):
+    folders = list(SHARED_MEMORY.glob(f"symphony-{escape(first)}*"))
+    for folder in [SHARED_MEMORY / f"symphony-{first}", *folders]:
         if own.fullmatch(folder.name):
-            remove_private(folder)
+            remove_unheld(folder)

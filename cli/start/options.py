@@ -10,7 +10,7 @@ from cli.adapters.offered import Offer
 from cli.start.hosts import Host, make_hosts
 from shared.config import default_host_id
 from shared.ids import HostId
-from shared.private import remove_private
+from shared.private import remove_unheld, unheld
 
 SOCKET_PATH_BYTES_MAX = 107  # what the kernel takes
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -101,9 +101,9 @@ class HouseOptions:
             return path
         place = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         digest = hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
-        return Path(place) / f"symphony-{os.geteuid()}-{digest}" / "redis.sock"
+        return unheld(Path(place) / f"symphony-{os.geteuid()}-{digest}") / "redis.sock"
 
     def remove_socket(self) -> None:
         """Take the folder of `redis_socket` away if it is not in the data folder."""
         if not self.redis_socket.is_relative_to(self.data_dir):
-            remove_private(self.redis_socket.parent)
+            remove_unheld(self.redis_socket.parent)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment, peering
 from cli.start.options import HouseOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
+from cli.supervisor.server_data import ServerData, nats_data, redis_data
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
 
@@ -36,6 +38,7 @@ class ChildPlan:
         listens: port of loopback or socket that it listens on once it is up, if others wait for
             that.
         service: whose settings it reads, and in which environment; of servers none.
+        data: what a server keeps on disk.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ChildPlan:
     listens: int | Path | None = None
     service: str = ""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    data: ServerData | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def check_data_dir(data_dir: Path) -> None:
     """Make the folder unless it is there, and see that there is room in it.
 
     Raises:
-        ConfigError: it cannot be made or written to, or the disk is full.
+        ConfigError: it cannot be made or written to, anybody may write to it, or the disk is full.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,8 +92,14 @@ def check_data_dir(data_dir: Path) -> None:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
         free_bytes = shutil.disk_usage(data_dir).free
+        mode = data_dir.stat().st_mode
     except OSError as error:
         raise ConfigError(f"--data-dir {data_dir}: {error.strerror}") from None
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"--data-dir {data_dir}: anybody may write to it (mode {stat.S_IMODE(mode):04o}), and "
+            f"lead elsewhere what is written there: chmod o-w {data_dir}, or use another"
+        )
     if free_bytes < FREE_BYTES_MIN:
         raise ConfigError(
             f"--data-dir {data_dir}: the disk is full ({free_bytes // 1024**2} MiB free, "
@@ -137,7 +147,8 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         def nats() -> "Popen[bytes]":
             return start_nats_by(data_dir / "nats" / "nats.conf", log_path=logs / "nats.log")
 
-        servers.append(ChildPlan("nats", 5, log, nats, nats_port))
+        data = nats_data(data_dir / "nats")
+        servers.append(ChildPlan("nats", 5, log, nats, nats_port, data=data))
     if redis_url is None:
         redis_url = f"unix://{quote(str(options.redis_socket))}?db=0"
         access["SYMPHONY_REDIS_PASSWORD_FILE"] = str(redis_password_file(options.credentials_dir))
@@ -146,7 +157,8 @@ def plan_house(options: HouseOptions, nats_port: int, environment: Mapping[str, 
         def redis() -> "Popen[bytes]":
             return start_redis_by(data_dir / "redis" / "redis.conf", log_path=logs / "redis.log")
 
-        servers.append(ChildPlan("redis", 5, log, redis, options.redis_socket))
+        data = redis_data(data_dir / "redis")
+        servers.append(ChildPlan("redis", 5, log, redis, options.redis_socket, data=data))
     common = {
         **environment,
         **access,

@@ -119,8 +119,9 @@ def redis_config(folder: Path, password: str, bytes_max: int) -> str:
 
     Args:
         folder: for its data.
-        bytes_max: what it may hold. Beyond that it forgets what has an end anyway, the longest
-            unused first: session records, and where sessions' KV is.
+        bytes_max: what it may hold. Beyond that it refuses what takes more, and forgets nothing:
+            those who write see to it before that what is of the tenant with most makes room
+            (`services.frontend.redis_scripts`).
     """
     return (
         f"dir {_quoted(folder)}\n"
@@ -129,10 +130,7 @@ def redis_config(folder: Path, password: str, bytes_max: int) -> str:
         'save ""\n'
         f"requirepass {password}\n"
         f"maxmemory {bytes_max}\n"
-        "maxmemory-policy volatile-lru\n"
-        # It looks at so many keys for the oldest: what was just written, as that a session was
-        # deleted, is not to go before what is old.
-        "maxmemory-samples 10\n"
+        "maxmemory-policy noeviction\n"
     )
 
 

@@ -123,6 +123,8 @@ def _hear(report: dict[str, Any], terminal: Reporter) -> bool:
     match report:
         case {"progress": text}:
             terminal.progress(text)
+        case {"event": text}:
+            terminal.event(text)
         case {"failed": message}:
             raise SymphonyError(message)
         case {"ready": url, "reasons": reasons}:

@@ -51,6 +51,7 @@ from cli.supervisor.children import free_port, is_listening
 from cli.supervisor.condition import assess
 from cli.supervisor.liveness import Liveness, Round
 from cli.supervisor.rotation import LogKeeper, kept
+from cli.supervisor.server_data import DataRescue
 from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.access import trusting_only
@@ -172,6 +173,11 @@ class House:
         self._reporter = reporter
         self._supervision = Supervision(restart=options.restart, essential=ESSENTIAL)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._rescues = {
+            child.name: DataRescue(child.name, child.data, child.log_path)
+            for child in plan.servers
+            if child.data is not None
+        }
         self._state = "starting"
         self._logs = logs
         self._liveness = Liveness(
@@ -213,6 +219,9 @@ class House:
                 )
             self._watch_once(READY_POLL_S)
         self._offer_adapters()
+        for rescue in self._rescues.values():
+            if (notice := rescue.notice()) is not None:
+                self._reporter.event(notice)
         self._supervision.on_ready()
         self._liveness.on_house_ready()
         self._state = "ready"
@@ -275,7 +284,8 @@ class House:
             if (code := child.poll()) is not None:
                 del self._children[name]
                 self._liveness.on_exit(name)
-                self._perform(name, code, self._supervision.on_exit(name, now_ns))
+                if not self._rescue(name, code):
+                    self._perform(name, code, self._supervision.on_exit(name, now_ns))
         for name in self._supervision.due(now_ns):
             self._start_child(name)
             self._write_down()
@@ -285,6 +295,15 @@ class House:
                 for heard in asking.read(now_ns):
                     self._on_round(heard)
             asking.tend(now_ns)
+
+    def _rescue(self, name: str, code: int) -> bool:
+        """Start a server again whose data was damaged; whether it was."""
+        if name not in self._rescues or (done := self._rescues[name].on_exit(code)) is None:
+            return False
+        self._reporter.event(done)
+        self._start_child(name)
+        self._write_down()
+        return True
 
     def _on_round(self, heard: Round) -> None:
         """Kill who is stuck. The kernel does not deliver less to a process that is stopped."""
@@ -331,6 +350,8 @@ class House:
 
     def _start_child(self, name: str) -> None:
         self._signals.check()
+        if name in self._rescues:
+            self._rescues[name].on_started()
         self._children[name] = self._plans[name].start()
         self._supervision.on_started(name, time.monotonic_ns())
         self._liveness.on_started(name, is_server=not self._plans[name].service)

@@ -7,57 +7,57 @@ that is made in the background, until it is there (see `core.background`); under
 session's name; and under the empty name how many bytes they are, but for such words.
 """
 
-from services.frontend.redis_scripts import KEEPING, LEAVE
+from services.frontend.core.background import WORD_BYTES_MAX
+from services.frontend.redis_scripts import ACCOUNTING, FIELD_BYTES, KEEPING
 
-# How many bytes of a response count. `responses` is named before.
-NUM_BYTES = """
-local function num_bytes_of(id)
-  local num_bytes = redis.call('HSTRLEN', responses, id) + #id
-  for _, part in ipairs({':items', ':after'}) do
-    num_bytes = num_bytes + redis.call('HSTRLEN', responses, id .. part)
-  end
-  return num_bytes
+# What a response takes. One that is made in the background has a word beside it, of any length.
+PARTS = rf"""
+local function num_bytes_of_response(data, items, id, before, has_word)
+  local num = data + items + before + 5 * #id + {5 * (FIELD_BYTES + 8)}
+  return has_word and num + {WORD_BYTES_MAX} or num
+end
+local function num_bytes_of_stored(id)
+  local function length(part) return call('HSTRLEN', keys.responses, id .. part) end
+  local has_word = call('HEXISTS', keys.responses, id .. ':run') == 1
+  return num_bytes_of_response(length(''), length(':items'), id, length(':after'), has_word)
 end
 local function remove(id)
-  for _, part in ipairs({'', ':items', ':num', ':after', ':run'}) do
-    redis.call('HDEL', responses, id .. part)
+  local left = call('HINCRBY', keys.responses, '', -num_bytes_of_stored(id))
+  for _, part in ipairs({{'', ':items', ':num', ':after', ':run'}}) do
+    call('HDEL', keys.responses, id .. part)
   end
+  if left <= 0 then call('DEL', keys.responses) end
+  return left <= 0
 end
 """
 
 # More arguments: the response's id; that of the one before it, or nothing; its items, and how many
 # they are; and which this is: all of it, its begin in the background, or what takes that one's
 # place. Answers whether it is stored: not if the session was deleted since, or what it follows, or
-# it does not fit the tenant's limits, or the begun one is not made any more.
-STORE = f"""{KEEPING}{NUM_BYTES}
+# it does not fit the limits, or the begun one is not made any more.
+STORE = rf"""{KEEPING}{PARTS}
 local id, before, items, num_items, which = ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13]
-if before ~= '' and redis.call('HEXISTS', responses, before) == 0 then return 0 end
+if was_deleted() then return 0 end
+if before ~= '' and call('HEXISTS', keys.responses, before) == 0 then return 0 end
 local begun = 0
 if which == 'rest' then
-  if not tonumber(redis.call('HGET', responses, id .. ':run')) then return 0 end
-  begun = num_bytes_of(id)
+  if not tonumber(call('HGET', keys.responses, id .. ':run')) then return 0 end
+  begun = num_bytes_of_stored(id)
 end
-local others = redis.call('STRLEN', record) + num_bytes_of_responses() - begun
-local num_bytes = #data + #items + #id + #before
-local size = others + num_bytes
-if not fits(size) then return 0 end
-if begun > 0 then
-  remove(id)
-  redis.call('HINCRBY', responses, '', -begun)
+local num = num_bytes_of_response(#data, #items, id, #before, which == 'begin')
+if not fits(num_bytes_of(session, keys, nil, num_bytes_of_responses(keys) - begun + num)) then
+  return 0
 end
-redis.call('HSET', responses, id, data, ':session', session)
-redis.call('HSET', responses, id .. ':items', items, id .. ':num', num_items)
-if which == 'begin' then redis.call('HSET', responses, id .. ':run', now[1]) end
-begin()
-if make_room(size) then
-  if before ~= '' then redis.call('HSET', responses, id .. ':after', before) end
-  redis.call('HINCRBY', responses, '', num_bytes)
-  enter(size)
-  return 1
-end
+if begun > 0 then remove(id) end
+call('HSET', keys.responses, id, data, ':session', session, id .. ':items', items,
+  id .. ':num', num_items)
+if before ~= '' then call('HSET', keys.responses, id .. ':after', before) end
+if which == 'begin' then call('HSET', keys.responses, id .. ':run', now[1]) end
+call('HINCRBY', keys.responses, '', num)
+enter()
+if make_room() then return 1 end
 remove(id)
-if num_bytes_of_responses() == 0 then redis.call('DEL', responses) end
-if others > 0 then enter(others) end
+account(tenant, session, keys)
 return 0
 """
 
@@ -100,22 +100,15 @@ redis.call('HSET', KEYS[1], run, word ~= '' and word or redis.call('TIME')[1])
 return 1
 """
 
-# Keys: the tenant's sessions, their sizes, the hash. One argument: the response's id. Answers
-# whether it was there, the session's name, and whether it was the last of it.
-DROP = f"""local index, sizes, responses = KEYS[1], KEYS[2], KEYS[3]{LEAVE}{NUM_BYTES}
-local id = ARGV[1]
-local session = redis.call('HGET', responses, ':session') or ''
-if redis.call('HEXISTS', responses, id) == 0 then return {{0, session, 0}} end
-local num_bytes = num_bytes_of(id)
-remove(id)
-local left = redis.call('HINCRBY', responses, '', -num_bytes)
-if left <= 0 then redis.call('DEL', responses) end
-local size = tonumber(redis.call('HGET', sizes, session) or 0)
-if size > num_bytes then
-  redis.call('HINCRBY', sizes, '', -num_bytes)
-  redis.call('HINCRBY', sizes, session, -num_bytes)
-else
-  leave(session)
-end
-return {{1, session, left <= 0 and 1 or 0}}
+# Arguments: tenant; the mark of the response's session; its id. Answers whether it was there, the
+# session's name, and whether it was the last of it.
+DROP = rf"""{ACCOUNTING}
+local tenant, id = ARGV[1], ARGV[3]
+local keys = {{responses = key_of('responses', tenant, ARGV[2])}}
+local session = call('HGET', keys.responses, ':session') or ''
+if call('HEXISTS', keys.responses, id) == 0 then return {{0, session, 0}} end
+{PARTS}
+local is_last = remove(id)
+account(tenant, session, keys_of(tenant, session))
+return {{1, session, is_last and 1 or 0}}
 """

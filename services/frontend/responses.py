@@ -21,11 +21,7 @@ from services.frontend.response_scripts import CHAIN, DROP, READ, SAY, STORE
 from services.frontend.sessions import SessionStore
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import SessionId, TenantId
-from shared.sessions import (
-    responses_redis_key,
-    session_index_redis_key,
-    session_sizes_redis_key,
-)
+from shared.sessions import responses_redis_key
 
 FIELD = "previous_response_id"
 Which = Literal["all", "begin", "rest"]  # of one made in the background the latter two
@@ -136,12 +132,7 @@ class ResponseStore:
         """
         found, session_id, is_last = 0, b"", 0
         if (mark := mark_in(response_id)) is not None:
-            keys = (
-                session_index_redis_key(tenant),
-                session_sizes_redis_key(tenant),
-                responses_redis_key(tenant, mark),
-            )
-            command = ("eval", DROP, len(keys), *keys, response_id)
+            command = ("eval", DROP, 0, tenant, mark, response_id)
             found, session_id, is_last = await self._sessions.do(*command)
         if not found:
             raise NotFound(f"Response with id {response_id!r} not found.", "response_id")

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from services.frontend import telemetry
 from services.frontend.aof import AofRewriter
 from services.frontend.core.quotas import TenantLimits
-from services.frontend.redis_scripts import FORGET, PUT, SETTLE
+from services.frontend.redis_scripts import DELETION_SLOTS, FORGET, PUT, SETTLE
 from shared.access import RedisAccess
 from shared.clock import Clock
 from shared.errors import MalformedMessage, NoCapacity
@@ -30,14 +30,11 @@ from shared.redis_client import RedisClient
 from shared.sessions import (
     SessionRecord,
     decode_record,
+    deletions_redis_key,
     encode_record,
     generation_redis_key,
-    responses_redis_key,
-    session_index_redis_key,
     session_mark,
     session_redis_key,
-    session_sizes_redis_key,
-    tombstone_redis_key,
 )
 from shared.sparsely import Sparsely
 
@@ -47,9 +44,8 @@ PATIENCE_S = 0.25
 AOF_TIMEOUT_S = 5.0
 LOCATING_MAX = 16  # advisories whose session is looked up at once; of more it is not known
 PAUSE_NS = 1_000_000_000  # after a failure, requests do not wait for Redis for this long
-GENERATION_S = 2 * 3600  # longer than a turn lasts
+COUNTER_BYTES = 4  # of deletions
 LIVES_NS = 2_000_000_000  # how long what hosts claim is taken for true
-TOMBSTONE_S = 24 * 3600  # as long as blocks stay on disk unused
 
 
 class StoreAway(NoCapacity):
@@ -116,14 +112,16 @@ class SessionStore:
 
     async def get(self, tenant: TenantId, session_id: SessionId) -> KnownSession:
         """What is known of the session; if that cannot be had in time, that it may be anywhere."""
-        record_of = ("MGET", *_redis_keys(tenant, session_id)[:2])
+        record_key = session_redis_key(tenant, session_id)
+        record_of = ("MGET", record_key, generation_redis_key(tenant, session_id))
+        commands = record_of, *_deletions(tenant, session_id), *self._where(tenant, session_id)
         try:
-            told, *located = await self._together(record_of, *self._where(tenant, session_id))
+            told, own, shared, *located = await self._together(*commands)
         except StoreAway:
             return KnownSession(kv_at={ANYWHERE: BLOCKS_MAX})
         return KnownSession(
             record=_decode(told[0]),
-            generation=(told[1] or b"").decode(),
+            generation=f"{(told[1] or b'').decode()} {_count(own)} {_count(shared)}",
             kv_at=self._kv_at(located),
         )
 
@@ -176,11 +174,10 @@ class SessionStore:
         Raises:
             StoreAway: it cannot be told.
         """
-        keys = _redis_keys(tenant, session_id)
-        prefixes = session_redis_key(tenant, SessionId("")), responses_redis_key(tenant, "")
+        location = location_redis_key(owner_key(tenant, session_id)).rpartition(":")[2]
         of_tenant = limits.sessions, limits.session_bytes
-        arguments = (generation, data, self.expiry_s, session_id, *prefixes, *of_tenant, *more)
-        command = ("eval", script, len(keys), *keys, *arguments)
+        arguments = (location, generation, self.expiry_s, *of_tenant, data, *more)
+        command = ("eval", script, 0, tenant, session_id, *arguments)
         return bool(await self.do(*command, is_needed=is_needed))
 
     async def forget(self, tenant: TenantId, session_id: SessionId) -> Tombstone:
@@ -191,27 +188,21 @@ class SessionStore:
             StoreAway: it cannot be told.
         """
         generation = new_id("gen")
-        keys = _redis_keys(tenant, session_id)
-        found, block_keys = await self._eval(
-            FORGET, keys, generation, GENERATION_S, TOMBSTONE_S, session_id
-        )
-        self.on_deleted()
+        command = ("eval", FORGET, 0, tenant, session_id, generation)
+        found, block_keys = await self.do(*command)
+        if found:
+            self.on_deleted()
         return Tombstone(tenant, session_id, generation, bool(found), block_keys.decode())
 
     async def settle(self, tombstone: Tombstone) -> None:
         """Nobody has anything of the deleted session any more."""
-        keys = _redis_keys(tombstone.tenant, tombstone.session_id)
-        try:
-            await self._eval(SETTLE, keys, tombstone.generation)
-        except StoreAway:
-            return  # it expires
+        of_session = tombstone.tenant, tombstone.session_id
+        with suppress(StoreAway):  # it expires
+            await self.do("eval", SETTLE, 0, *of_session, tombstone.generation)
 
     def on_deleted(self) -> None:
         """Something was deleted, and is to leave Redis's file too."""
         self._rewriter.ask()
-
-    async def _eval(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
-        return await self.do("eval", script, len(keys), *keys, *arguments)
 
     async def do(self, *command: str | bytes | int, is_needed: bool = True) -> Any:
         """A command's answer.
@@ -240,7 +231,9 @@ class SessionStore:
             self._lives_until_ns = self._clock.now_ns() + LIVES_NS
         return decode_locations(located, self._lives) if isinstance(located, dict) else {}
 
-    async def _together(self, *commands: tuple[str, ...], is_needed: bool = True) -> list[Any]:
+    async def _together(
+        self, *commands: tuple[str | int, ...], is_needed: bool = True
+    ) -> list[Any]:
         """Answers to commands that read, in one round trip. Where one but the first fails, its
         error is in place of its answer.
 
@@ -291,16 +284,18 @@ class SessionStore:
             log.warning("session store away: sessions are unknown", extra={"error": why})
 
 
-def _redis_keys(tenant: TenantId, session_id: SessionId) -> list[str]:
-    """As `redis_scripts` takes them."""
-    return [
-        session_redis_key(tenant, session_id),
-        generation_redis_key(tenant, session_id),
-        tombstone_redis_key(tenant, session_id),
-        session_index_redis_key(tenant),
-        session_sizes_redis_key(tenant),
-        responses_redis_key(tenant, session_mark(session_id)),
-    ]
+def _deletions(tenant: TenantId, session_id: SessionId) -> list[tuple[str | int, ...]]:
+    """Commands whose answers are counters of deletions, see `redis_scripts.ACCOUNTING`: of the
+    tenant, and of those without one of their own.
+    """
+    start = COUNTER_BYTES * (int(session_mark(session_id)[:8], 16) % DELETION_SLOTS)
+    of = (tenant, TenantId(""))
+    end = start + COUNTER_BYTES - 1
+    return [("GETRANGE", deletions_redis_key(each), start, end) for each in of]
+
+
+def _count(answer: Any) -> int:
+    return int.from_bytes(answer) if isinstance(answer, bytes) else 0
 
 
 def _decode(data: bytes | None) -> SessionRecord | None:

@@ -42,6 +42,12 @@ LIFE_BYTES = 6  # eight characters
 # of what is there, whatever ends this before.
 _TELL = """
 local host, before = ARGV[1], ARGV[2]
+local function number_of(name)
+  local info = redis.pcall('INFO', 'memory')
+  return tonumber(type(info) == 'string' and string.match(info, '\\n' .. name .. ':(%d+)') or 0)
+end
+local bytes_max = number_of('maxmemory')
+local is_tight = bytes_max > 0 and number_of('used_memory') > bytes_max * 7 / 8
 local function set(key, field, value)
   local told = redis.pcall('HSET', key, field, value)
   if type(told) == 'table' and told.err then
@@ -54,7 +60,7 @@ if before ~= '' and redis.call('HGET', KEYS[1], host) ~= before then return 0 en
 for i = 2, #KEYS do
   if ARGV[i + 3] == '' then
     redis.pcall('HDEL', KEYS[i], host)
-  else
+  elseif not is_tight or redis.call('EXISTS', KEYS[i]) == 1 then
     set(KEYS[i], host, ARGV[i + 3])
     if redis.call('TTL', KEYS[i]) < tonumber(ARGV[4]) then
       redis.call('EXPIRE', KEYS[i], ARGV[4])

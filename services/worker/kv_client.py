@@ -178,7 +178,9 @@ class KvClient:
         opened = await self._bus.request(KV_OPEN, request, self._host_id, timeout_s=CALL_TIMEOUT_S)
         arena = Arena.attach(Path(opened.arena_path))
         self.close()
-        lock = os.open(opened.lease_path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(
+            opened.lease_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._lease_lock = lock
         await asyncio.to_thread(self._before_use, arena)

@@ -220,7 +220,7 @@ def test_only_who_reads_the_data_folder_gets_to_the_servers(house: House) -> Non
         redis.ping()
     with house.redis() as redis:
         assert redis.ping()
-        assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "volatile-lru"
+        assert redis.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
     secret = house.run.redis_access.options("")["password"]
     for path in house.data_dir.rglob("*"):
         is_ours = path.name != "up.log" and "models" not in path.parts  # anybody's, or a test's

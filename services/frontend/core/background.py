@@ -12,6 +12,7 @@ import orjson
 from services.frontend.core.stored_responses import StoredResponse
 
 BEAT_S = 2.0  # how often who makes one says so
+WORD_BYTES_MAX = 2048
 LEASE_S = 60.0  # after which it is lost: its frontend is gone
 CANCELLED: Final = b"cancelled"
 _FAILED: Final = b"failed "
@@ -19,7 +20,12 @@ _FAILED: Final = b"failed "
 
 def failed(code: str, message: str) -> bytes:
     """The word of one that failed, and why."""
-    return _FAILED + orjson.dumps({"code": code, "message": message})
+    word = _FAILED + orjson.dumps({"code": code, "message": message})
+    if len(word) <= WORD_BYTES_MAX:
+        return word
+    # A character takes at most six bytes in JSON.
+    short = message[: (WORD_BYTES_MAX - len(_FAILED) - len(code) - 32) // 6]
+    return _FAILED + orjson.dumps({"code": code, "message": short})
 
 
 LOST: Final = failed("frontend_lost", "the frontend that made it is gone: ask again")

@@ -6,7 +6,6 @@ sizes to obtain actual execution latency".
 
 import json
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -135,9 +134,10 @@ class ProfileCache:
         path = self._path(key)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
-                json.dump(content, file)
-            os.replace(file.name, path)
+            with tempfile.TemporaryDirectory(dir=self._folder) as beside:
+                new = Path(beside) / path.name
+                new.write_text(json.dumps(content))
+                new.rename(path)
         except OSError as error:
             log.warning("profile not kept", extra={"path": str(path), "error": str(error)})
 

@@ -179,7 +179,14 @@ def test_a_live_session_says_nothing_in_redis(
             assert values and not any(b"crow" in value or b"hello" in value for value in values)
             assert (await delete(it)).status_code == 200
             left = [key async for key in redis.scan_iter()]
-            assert left == [b"symphony:generation:7:default:fox"]
+            assert [key for key in left if b"fox" in key] == [b"symphony:generation:7:default:fox"]
+            assert {key.split(b":")[1] for key in left} == {
+                b"generation", b"notes", b"session_sizes", b"tenants", b"tenants_due"
+            }  # fmt: skip
+            await redis.flushall()
+            for number in range(5):
+                assert (await it.http.delete(f"/v1/sessions/none-{number}")).status_code == 404
+            assert await redis.dbsize() == 2, "deletions of what is not there leave nothing each"
             await redis.aclose()
 
     asyncio.run(scenario())

@@ -12,27 +12,25 @@ from redis.asyncio import Redis
 
 from services.frontend import redis_scripts, response_scripts, responses, sessions
 from services.frontend.core.quotas import TenantLimits
-from services.frontend.core.stored_responses import (
-    StoredResponse,
-    encode_stored,
-    new_response_id,
-)
+from services.frontend.core.stored_responses import StoredResponse, new_response_id
+from services.frontend.redis_scripts import RESERVED_BYTES, TENANT_BYTES
 from services.frontend.responses import ResponseStore
-from services.frontend.sessions import SessionStore
+from services.frontend.sessions import SessionStore, Tombstone
 from shared.clock import SystemClock
 from shared.ids import SessionId, TenantId
 from shared.sessions import (
-    encode_record,
+    generation_redis_key,
     responses_redis_key,
     session_index_redis_key,
     session_mark,
     session_redis_key,
     session_sizes_redis_key,
+    tombstone_redis_key,
 )
 from tests.conftest import Server
 from tests.integration.frontend.test_session_store import record
 
-A, B = TenantId("a"), TenantId("b:a")
+A, B, C = TenantId("a"), TenantId("b:a"), TenantId("\u00e9")
 NAMES = ("fox", "crow", "a:b", "sum", "owl")
 
 
@@ -46,87 +44,86 @@ class Store(SessionStore):
         self._num_turns = count(1000)  # as many digits in each
 
     async def save(
-        self, name: str, limits: TenantLimits, tenant: TenantId = A, num_tokens: int = 0
+        self,
+        name: str,
+        limits: TenantLimits,
+        tenant: TenantId = A,
+        num_tokens: int = 0,
+        word: str = "",
     ) -> int:
-        """Put a record; answers its size."""
+        """Put a record; answers what its session takes, 0: it was not stored."""
         num_turns = next(self._num_turns)
         kept = replace(record(name), tenant=tenant, tokens="t" * num_tokens, num_turns=num_turns)
-        await self.put(kept, "", limits)
-        return len(encode_record(kept))
+        await self.put(kept, word or await self.word(name, tenant), limits)
+        read = await self.read(tenant, SessionId(name))
+        is_stored = read is not None and read.num_turns == num_turns
+        return (await self.kept(tenant))[name] if is_stored else 0
 
-    async def say(self, name: str, limits: TenantLimits, tenant: TenantId, num_chars: int) -> int:
-        """Store a response; answers its size, 0: it was not stored."""
+    async def word(self, name: str, tenant: TenantId = A) -> str:
+        """What a turn that begins now hands to `put`."""
+        return (await self.get(tenant, SessionId(name))).generation
+
+    async def say(
+        self, name: str, limits: TenantLimits, tenant: TenantId, num_chars: int, word: str = ""
+    ) -> int:
+        """Store a response; answers what its session takes, 0: it was not stored."""
         session_id = SessionId(name)
         response_id = new_response_id(session_id)
-        before = next(reversed(await self._said(name, tenant)), None)
+        before = next(reversed(await self.said(name, tenant)), None)
         said: dict[str, Any] = {"id": response_id, "previous_response_id": before}
         stored = StoredResponse(said, [{"text": "t" * num_chars}], [])
-        is_kept = await self.responses.put(tenant, session_id, "", stored, limits)
-        parts = (*encode_stored(stored), response_id, before or "")
-        return sum(map(len, parts)) * is_kept
+        word = word or await self.word(name, tenant)
+        is_kept = await self.responses.put(tenant, session_id, word, stored, limits)
+        return (await self.kept(tenant))[name] if is_kept else 0
 
-    async def _said(self, name: str, tenant: TenantId) -> list[str]:
+    async def said(self, name: str, tenant: TenantId = A) -> list[str]:
         """Ids of the session's responses."""
         fields = await self.redis.hkeys(responses_redis_key(tenant, session_mark(SessionId(name))))
         known = sorted(field.decode() for field in fields)
         return [each for each in known if each.startswith("resp-") and ":" not in each]
 
-    async def unsay(self, name: str, tenant: TenantId) -> int:
-        """Delete one of the session's responses; answers its size, 0: there is none."""
-        key = responses_redis_key(tenant, session_mark(SessionId(name)))
-        if not (ids := await self._said(name, tenant)):
-            return 0
-        ends = ("", ":items", ":after")
-        size = sum([await self.redis.hstrlen(key, f"{ids[0]}{end}") for end in ends])
-        await self.responses.drop(tenant, ids[0])
-        return int(size) + len(ids[0])
+    async def unsay(self, name: str, tenant: TenantId) -> None:
+        """Delete one of the session's responses, if it has any."""
+        for response_id in (await self.said(name, tenant))[:1]:
+            await self.responses.drop(tenant, response_id)
 
     async def kept(self, tenant: TenantId = A) -> dict[str, int]:
-        """Sizes of the tenant's sessions, the next to leave first; Redis counts the same."""
+        """What the tenant's sessions take, the next to leave first. Everything of it in Redis is
+        counted, at what Redis needs for it or more.
+        """
         sizes = await self.redis.hgetall(session_sizes_redis_key(tenant))
-        names = await self.redis.zrange(session_index_redis_key(tenant), 0, -1)
         total = int(sizes.pop(b"", 0))
-        found: dict[str, int] = {}
-        num_records = 0
-        for name in names:
-            session_id = SessionId(name.decode())
-            size = await self.redis.strlen(session_redis_key(tenant, session_id))
-            said: dict[bytes, bytes] = await self.redis.hgetall(
-                responses_redis_key(tenant, session_mark(session_id))
-            )
-            num_bytes = sum(
-                len(value) + (0 if b":" in field else len(field))
-                for field, value in said.items()
-                if field.startswith(b"resp-") and not field.endswith(b":num")
-            )
-            assert num_bytes == int(said.get(b"", 0))
-            found[session_id] = size + num_bytes
-            num_records += bool(size) + bool(said)
-        assert sizes == {name.encode(): b"%d" % size for name, size in found.items()}
-        assert total == sum(found.values()) and all(found.values())
-        patterns = session_redis_key(tenant, ALL), responses_redis_key(tenant, ALL)
-        records = [key for each in patterns async for key in self.redis.scan_iter(each)]
-        assert len(records) == num_records, "every record counts"
-        return found
+        counted = {name.decode(): int(size.split()[0]) for name, size in sizes.items()}
+        of_tenant = f"{len(tenant)}:{tenant}"
+        notes = await self.redis.zrange(f"symphony:notes:{of_tenant}", 0, -1)
+        sessions = await self.redis.zrange(session_index_redis_key(tenant), 0, -1)
+        assert sorted(sizes) == sorted(notes + sessions) and total == sum(counted.values())
+        score = await self.redis.zscore("symphony:tenants", tenant)
+        assert (score or 0) == (total and total + TENANT_BYTES + 5 * len(tenant.encode()))
+        known: set[bytes] = set()
+        for name, size in counted.items():
+            keys = self._keys_of(tenant, name)
+            used = [await self.redis.memory_usage(key, samples=0) or 0 for key in keys]
+            assert 0 < sum(used) <= size <= 4 * sum(used) + 2000
+            known |= set(keys)
+        for kind in ("session", "responses", "generation", "tombstone"):
+            async for key in self.redis.scan_iter(f"symphony:{kind}:{of_tenant}:*"):
+                assert key in known, "it is counted"
+        return {name.decode(): counted[name.decode()] for name in sessions}
+
+    def _keys_of(self, tenant: TenantId, name: str) -> list[bytes]:
+        session_id = SessionId(name)
+        keys = (
+            session_redis_key(tenant, session_id),
+            generation_redis_key(tenant, session_id),
+            tombstone_redis_key(tenant, session_id),
+            responses_redis_key(tenant, session_mark(session_id)),
+        )
+        return [key.encode() for key in keys]
 
     async def close(self) -> None:
         await self.redis.aclose()
         await super().close()
-
-
-ALL: Any = "*"
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes of a session's record and its responses."""
-
-    record: int
-    said: int
-
-    @property
-    def size(self) -> int:
-        return self.record + self.said
 
 
 def run(redis_server: Server, scenario: Any, expiry_s: int = 60) -> None:
@@ -150,7 +147,7 @@ def test_the_least_recently_used_leave_and_nobody_elses(redis_server: Server) ->
         assert list(await store.kept()) == ["fox", "owl"]
         assert await store.read(A, SessionId("crow")) is None
         assert list(await store.kept(B)) == ["old"]
-        await store.forget(A, SessionId("fox"))
+        await store.settle(await store.forget(A, SessionId("fox")))
         assert list(await store.kept()) == ["owl"]
         await store.forget(B, SessionId("owl"))
         assert list(await store.kept()) == ["owl"] and list(await store.kept(B)) == ["old"]
@@ -185,19 +182,21 @@ def test_what_expired_or_was_thrown_away_is_forgotten(redis_server: Server) -> N
         await store.save("new", TenantLimits())
         assert list(await store.kept()) == ["sum", "owl", "new"]
 
-        await store.redis.delete(index)
-        await store.save("new", TenantLimits(session_bytes=2000))
-        assert await store.redis.hlen(sizes) == 2, "sizes of nobody do not count"
+        gone = [session_redis_key(A, SessionId(name)) for name in ("sum", "owl")]
+        await store.redis.delete(index, *gone)
+        await store.save("new", TenantLimits(session_bytes=9000))
+        assert await store.redis.hlen(sizes) == 2, "sizes without names do not count"
+        for name in ("newer", "newest"):
+            await store.save(name, TenantLimits())
         await store.redis.delete(sizes)
-        await store.save("newer", TenantLimits(sessions=2))
-        await store.save("newest", TenantLimits(sessions=2))
-        assert [n.decode() for n in await store.redis.zrange(index, 0, -1)] == ["newer", "newest"]
+        await store.put(replace(record("last"), tenant=A), "", TenantLimits(sessions=2))
+        assert await store.redis.zrange(index, 0, -1) == [b"newest", b"last"]
 
     run(redis_server, scenario)
 
 
 def test_a_step_ends(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = redis_scripts.PUT.replace(f"1, {redis_scripts.LEAVING_MAX} do", "1, 3 do")
+    few = redis_scripts.PUT.replace(f"num_left = {redis_scripts.LEAVING_MAX}\n", "num_left = 3\n")
     assert few != redis_scripts.PUT
     monkeypatch.setattr(sessions, "PUT", few)
 
@@ -214,76 +213,112 @@ def test_a_step_ends(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     run(redis_server, scenario)
 
 
+Step = tuple[str, TenantId, str, int, bool]
+
+
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([A, B]),
+            st.sampled_from(["begin", "save", "save", "say", "say", "unsay", "forget", "settle"]),
+            st.sampled_from([A, B, C]),
             st.sampled_from(NAMES),
-            st.integers(-1, 400),
-            st.sampled_from(["save", "save", "say", "say", "unsay"]),
+            st.integers(0, 4000),
+            st.booleans(),
         ),
-        max_size=25,
+        max_size=30,
     )
 )
-def test_no_limit_is_passed(
-    redis_server: Server, steps: list[tuple[TenantId, str, int, str]]
+def test_tenants_keep_to_their_limits_and_hurt_no_other(
+    redis_server: Server, steps: list[Step]
 ) -> None:
-    limits = {A: TenantLimits(sessions=3, session_bytes=1500), B: TenantLimits(session_bytes=900)}
+    """Any steps of tenants, some of turns that began earlier, on a Redis that all of them fill."""
+    limits = {A: TenantLimits(sessions=3), B: TenantLimits(session_bytes=9000), C: TenantLimits()}
+    total_max = 18_000
 
     async def scenario(store: Store) -> None:
-        model: dict[TenantId, dict[str, Held]] = {A: {}, B: {}}
-
-        def keep(tenant: TenantId, name: str, held: Held) -> bool:
-            """Whether it fits; those of the least recent use make room."""
-            mine, limit = model[tenant], limits[tenant]
-            if held.size > limit.session_bytes:
-                return False
-            while mine and (
-                sum(each.size for each in mine.values()) + held.size > limit.session_bytes
-                or 0 < limit.sessions <= len(mine)
-            ):
-                del mine[next(iter(mine))]
-            mine[name] = held
-            return True
-
-        for tenant, name, num_chars, step in steps:
-            mine, limit = model[tenant], limits[tenant]
-            before = mine.get(name, Held(0, 0))
-            if num_chars < 0:
-                mine.pop(name, None)
-                await store.forget(tenant, SessionId(name))
-                await store.redis.delete(f"symphony:generation:{len(tenant)}:{tenant}:{name}")
-            elif step == "save":
-                mine.pop(name, None)
-                size = await store.save(name, limit, tenant, num_chars)
-                if not keep(tenant, name, Held(size, before.said)) and before.said:
-                    mine[name] = Held(0, before.said)
-            elif step == "say":
-                size = await store.say(name, limit, tenant, num_chars)
-                if size:
-                    mine.pop(name, None)
-                    assert keep(tenant, name, Held(before.record, before.said + size))
-            else:
-                size = await store.unsay(name, tenant)
-                held = Held(before.record, before.said - size)
-                if size and held.size:
-                    mine[name] = held
-                elif size:
-                    del mine[name]
-            for each in (A, B):
-                sizes = {name: held.size for name, held in model[each].items()}
-                assert list((await store.kept(each)).items()) == list(sizes.items())
+        await store.redis.config_set("maxmemory", RESERVED_BYTES + total_max * 4 // 3)
+        worlds = _Words(store)
+        for step in steps:
+            before = {tenant: await _state_of(store, tenant) for tenant in limits}
+            stored = await worlds.do(step, limits[step[1]])
+            after = {tenant: await _state_of(store, tenant) for tenant in limits}
+            assert sum(state.num_bytes for state in after.values()) <= total_max + 2000
+            share = total_max / len(limits)
+            for tenant, limit in limits.items():
+                was, now = before[tenant], after[tenant]
+                assert now.num_bytes <= (limit.session_bytes or total_max) + 2000
+                assert len(now.names) <= (limit.sessions or len(NAMES))
+                staying = [name for name in now.names if name in was.names and name != step[2]]
+                assert staying == [n for n in was.names if n != step[2]][-len(staying) :] or not (
+                    staying
+                ), "the oldest left"
+                if tenant != step[1] and was.num_bytes <= share:
+                    assert now == was, "within its share nothing of it left"
+            mine = before[step[1]].num_bytes + step[3] + 3000
+            if stored is not None and mine <= min(share, limits[step[1]].session_bytes or share):
+                assert stored, "there was room for it"
 
     run(redis_server, scenario)
+
+
+@dataclass(frozen=True)
+class _State:
+    names: tuple[str, ...]
+    num_bytes: int
+
+
+async def _state_of(store: Store, tenant: TenantId) -> _State:
+    names = tuple(await store.kept(tenant))
+    return _State(names, int(await store.redis.zscore("symphony:tenants", tenant) or 0))
+
+
+class _Words:
+    """Turns that begin, end and are deleted; what they are answered is checked.
+
+    A turn that began before its session was deleted never stores anything. One whose tenant has
+    deleted nothing since is never refused for it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._begun: dict[tuple[TenantId, str], tuple[str, bool, bool]] = {}
+        self._deleted: dict[tuple[TenantId, str], Tombstone] = {}
+
+    async def do(self, step: Step, limits: TenantLimits) -> bool | None:
+        """Do it; whether something was stored that nothing but room could keep out."""
+        what, tenant, name, num_chars, is_late = step
+        key, store = (tenant, name), self._store
+        word, was_deleted, is_other = self._begun.get(key, ("", False, False))
+        if not is_late or not word:
+            word, was_deleted, is_other = await store.word(name, tenant), False, False
+        if what == "begin":
+            has_notes = any(of == tenant for of, _ in self._deleted)  # they may leave meanwhile
+            self._begun[key] = word, was_deleted, is_other or has_notes
+        elif what in ("save", "say"):
+            keep = store.save if what == "save" else store.say
+            is_stored = bool(await keep(name, limits, tenant, num_chars, word))
+            assert not (is_stored and was_deleted), "it was deleted since"
+            return None if was_deleted or is_other else is_stored
+        elif what == "unsay":
+            await store.unsay(name, tenant)
+        elif what == "settle" and key in self._deleted:
+            await store.settle(self._deleted[key])
+        elif what == "forget":
+            self._deleted[key] = await store.forget(tenant, SessionId(name))
+            assert await store.read(tenant, SessionId(name)) is None
+            assert not await store.said(name, tenant)
+            for of, (word, deleted, other) in list(self._begun.items()):
+                self._begun[of] = word, deleted or of == key, other or of[0] == tenant
+        return None
 
 
 def test_a_response_too_large_costs_no_other_its_place(redis_server: Server) -> None:
     async def scenario(store: Store) -> None:
         size = await store.save("fox", TenantLimits())
-        limits = TenantLimits(session_bytes=2 * size + 10)
+        limits = TenantLimits(session_bytes=3 * size)
         await store.save("crow", limits)
         assert await store.say("crow", limits, A, 3 * size) == 0
         assert list(await store.kept()) == ["fox", "crow"]
@@ -296,10 +331,10 @@ def test_a_response_too_large_costs_no_other_its_place(redis_server: Server) -> 
 def test_responses_outlast_a_record_that_does_not_fit(redis_server: Server) -> None:
     async def scenario(store: Store) -> None:
         size = await store.say("fox", TenantLimits(), A, 1)
-        assert await store.save("fox", TenantLimits()) > 10
+        assert await store.save("fox", TenantLimits()) > size + 10
         await store.save("fox", TenantLimits(session_bytes=size + 10))
         assert await store.kept() == {"fox": size}
-        await store.save("crow", TenantLimits(session_bytes=size + 10))
+        await store.save("crow", TenantLimits(session_bytes=size + 10), num_tokens=2000)
         assert await store.kept() == {"fox": size}
 
     run(redis_server, scenario)
@@ -308,7 +343,9 @@ def test_responses_outlast_a_record_that_does_not_fit(redis_server: Server) -> N
 def test_nothing_is_left_of_what_finds_no_room(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = response_scripts.STORE.replace(f"1, {redis_scripts.LEAVING_MAX} do", "1, 1 do")
+    few = response_scripts.STORE.replace(
+        f"num_left = {redis_scripts.LEAVING_MAX}\n", "num_left = 1\n"
+    )
     assert few != response_scripts.STORE
     monkeypatch.setattr(responses, "STORE", few)
 

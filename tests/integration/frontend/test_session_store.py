@@ -125,7 +125,7 @@ def test_a_turn_that_began_before_the_deletion_stores_nothing(redis_server: Serv
         await redis.delete(generation_redis_key(DEFAULT_TENANT, fox))  # as after two hours
         await store.put(record("fox"), after, NO_LIMITS)
         assert await store.read(DEFAULT_TENANT, fox) is not None
-        assert (await store.get(DEFAULT_TENANT, fox)).generation == ""
+        assert (await store.get(DEFAULT_TENANT, fox)).generation == " 0 0"
         await redis.set(session_redis_key(DEFAULT_TENANT, fox), b"of another release")
         assert (await store.forget(DEFAULT_TENANT, fox)).found
         assert await store.read(DEFAULT_TENANT, fox) is None

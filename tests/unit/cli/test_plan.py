@@ -88,6 +88,13 @@ def test_a_data_folder_without_room_or_rights_is_refused(
         check_data_dir(tmp_path / "new")
     with pytest.raises(ConfigError, match="/proc/none"):
         check_data_dir(Path("/proc/none"))
+    monkeypatch.undo()
+    for mode in (0o777, 0o1777):
+        (tmp_path / "new").chmod(mode)
+        with pytest.raises(ConfigError, match="anybody may write to it"):
+            check_data_dir(tmp_path / "new")
+    (tmp_path / "new").chmod(0o775)
+    check_data_dir(tmp_path / "new")
 
 
 def test_workers_have_a_port_of_metrics_each(tmp_path: Path) -> None:

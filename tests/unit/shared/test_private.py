@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.private import check_private, make_new, remove_private
+from shared.private import (
+    check_private,
+    make_new,
+    make_private,
+    remove_private,
+    remove_unheld,
+    unheld,
+)
 
 
 @pytest.fixture
@@ -51,6 +58,26 @@ def test_somebody_else_s_is_refused_and_not_removed(folder: Path) -> None:
         check_private(folder, "X")
     remove_private(folder)
     assert folder.exists()
+
+
+def test_a_name_that_another_user_took_is_avoided(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = os.geteuid()
+    assert unheld(folder) == folder, "it is ours"
+    assert unheld(folder.with_name("none")) == folder.with_name("none")
+    link = folder.with_name("link")
+    link.symlink_to("/etc")
+    monkeypatch.setattr("shared.private.os.geteuid", lambda: uid + 1)
+    for held in (folder, link):
+        other = unheld(held)
+        assert other.name.startswith(f"{held.name}-") and len(other.name) > len(held.name) + 16
+        assert other == unheld(held), "the same in all of a process"
+    monkeypatch.setattr("shared.private.os.geteuid", lambda: uid)
+    make_private(other, "X")
+    (link.parent / f"{link.name}-of-another").mkdir()
+    remove_unheld(link)
+    assert {path.name for path in folder.parent.iterdir()} == {"arena", "link-of-another"}
 
 
 def test_a_folder_is_removed_and_what_links_lead_to_stays(folder: Path, tmp_path: Path) -> None:
