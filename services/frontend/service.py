@@ -5,7 +5,7 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
 from services.frontend.core.pace import Pace
-from services.frontend.core.quotas import Quotas
+from services.frontend.core.quotas import Kind, Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.traced import TraceSampler
 from services.frontend.core.turns import TurnLimits, Turns
@@ -102,7 +102,11 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     pool = Pool(runtime.clock, _crew_limits(config))
     runtime.stack.push_async_callback(pool.close)
     texts = Texts(pool)
-    quotas = Quotas(config.tenant_limits, keyring.limits)
+    quotas = Quotas(
+        config.tenant_limits,
+        keyring.limits,
+        _shared(slots, jobs.capacity) if keyring.has_several_tenants else None,
+    )
     adapters = AdapterDirectory(sessions, models, runtime.clock)
     runtime.stack.push_async_callback(adapters.close)
     uploads = Uploads(
@@ -223,6 +227,15 @@ def _limits(config: FrontendConfig) -> TurnLimits:
         give_up_ns=int(config.give_up_s * 1e9),
         turn_ns_max=int(config.turn_s_max * 1e9),
     )
+
+
+def _shared(slots: Slots, capacity: Capacity) -> Mapping[Kind, Callable[[], int]]:
+    """What is free of what several tenants share."""
+    return {
+        "turns": lambda: slots.num_free,
+        "jobs": lambda: capacity.num_free,
+        "job_bytes": lambda: capacity.num_free_bytes,
+    }
 
 
 def _crew_limits(config: FrontendConfig) -> CrewLimits:

@@ -93,7 +93,7 @@ async def respond(
     """
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held.grow_to))
+        body = parse(kind, await read_body(request, held))
         writer = await prepare(app, body, origin_of(request))
         writer.generation.keep(held)
         if begin is not None and (told := await begin(app, body, writer)) is not None:
