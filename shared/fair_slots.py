@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from shared.errors import NoCapacity, TenantQuota
 from shared.ids import TenantId
@@ -104,7 +105,7 @@ class FairGate:
 
     Args:
         what: the work is called in errors, plural.
-        wait_s: how long a piece of work waits for its slot.
+        wait_s: how long a piece of work waits for its slot at most.
     """
 
     def __init__(self, what: str, limits: FairLimits, wait_s: float) -> None:
@@ -115,24 +116,27 @@ class FairGate:
         self._waiters: dict[int, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def slot(self, tenant: TenantId) -> AsyncIterator[None]:
+    async def slot(self, tenant: TenantId, wait_s: float = inf) -> AsyncIterator[None]:
         """Work in this block has a slot.
+
+        Args:
+            wait_s: how long this piece waits for it.
 
         Raises:
             TenantQuota, Overloaded: it gets none.
         """
         ticket = next(self._tickets)
         if not self._slots.ask(tenant, ticket):
-            await self._wait(tenant, ticket)
+            await self._wait(tenant, ticket, min(wait_s, self._wait_s))
         try:
             yield
         finally:
             self._give(tenant)
 
-    async def _wait(self, tenant: TenantId, ticket: int) -> None:
+    async def _wait(self, tenant: TenantId, ticket: int, wait_s: float) -> None:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(asyncio.shield(waiter), self._wait_s)
+            await asyncio.wait_for(asyncio.shield(waiter), wait_s)
         except BaseException as error:
             if waiter.done():  # the slot came in the last moment
                 self._give(tenant)

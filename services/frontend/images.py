@@ -9,7 +9,6 @@ import io
 import math
 import struct
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,8 @@ from shared.errors import InvalidRequest
 from shared.image_size import image_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-# Each thread converts one image at a time and holds at most four of the largest size: as decoded,
-# with its transparency, on white, resized; each at up to 4 bytes a pixel. Most need two.
-NUM_THREADS = 4
-
 # The limit is `ImageProcessor.decode`'s own; Pillow's would only warn.
 Image.MAX_IMAGE_PIXELS = None
-
-THREADS = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,9 @@ class ImageProcessor:
         return (self.height * self.width * 3 + 2) // 3 * 4
 
     def decode(self, data: bytes, pixels_max: int) -> Pixels:
-        """An image file as the model takes it. Blocks for milliseconds: call it in a thread.
+        """An image file as the model takes it. Blocks for milliseconds: call it in a thread. That
+        holds at most four images of the largest size: as decoded, with its transparency, on white,
+        resized; each at up to 4 bytes a pixel. Most need two.
 
         Args:
             pixels_max: more, as the file's header tells them, are not decoded.

@@ -75,19 +75,24 @@ async def add_adapter(
         replace=new.replace,
         request_id=request_id,
     )
-    bus = app.bus
-    try:
-        record = await bus.request(
-            ADAPTER_ADD, add, app.config.host_id, timeout_s=ADD_TIMEOUT_S, grace_s=GRACE_S
-        )
-    except NobodyListens:
-        record = await bus.request(ADAPTER_ADD_ANYWHERE, add, timeout_s=ADD_TIMEOUT_S)
+    async with app.gates.additions.slot(new.tenant):
+        record = await _added(app, add)
     app.adapters.on_changed(
         AdapterChanged(
             name=record.name, tenant=record.tenant, revision=record.revision, record=record
         )
     )
     return info_of(record)
+
+
+async def _added(app: App, add: AdapterAdd) -> AdapterRecord:
+    bus = app.bus
+    try:
+        return await bus.request(
+            ADAPTER_ADD, add, app.config.host_id, timeout_s=ADD_TIMEOUT_S, grace_s=GRACE_S
+        )
+    except NobodyListens:
+        return await bus.request(ADAPTER_ADD_ANYWHERE, add, timeout_s=ADD_TIMEOUT_S)
 
 
 async def remove_adapter(

@@ -1,6 +1,5 @@
 """Sending a generation: whole, as server-sent events, or as messages."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -32,7 +31,7 @@ async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]
     """
     if writer.num_entries(piece) <= ENTRIES_AT_ONCE:
         return make()
-    return await asyncio.to_thread(make)
+    return await writer.generation.gates.answers.run(make)
 
 
 async def add_all(writer: Writer) -> None:
