@@ -102,7 +102,7 @@ class Crew:
         self._children = [_Child() for _ in range(limits.num_children)]
         self._waiting: deque[_Work] = deque()
         self._num_given = 0
-        self._given_at: dict[TenantId, int] = {}  # of tenants whose work waits
+        self._given_at: dict[TenantId, int] = {}  # of tenants that have work here
 
     def on_work(self, work: int, now_ns: int, tenant: TenantId = DEFAULT_TENANT) -> list[Effect]:
         """A tenant wants this done."""
@@ -203,8 +203,9 @@ class Crew:
         firsts: dict[TenantId, _Work] = {}
         for work in self._waiting:
             firsts.setdefault(work.tenant, work)
-        self._given_at = {of: at for of, at in self._given_at.items() if of in firsts}
         busy = Counter(child.work.tenant for child in self._children if child.work is not None)
+        known = self._given_at.items()
+        self._given_at = {of: at for of, at in known if of in firsts or of in busy}
         most = self._limits.children_of_tenant or len(self._children)
         allowed = [work for work in firsts.values() if busy[work.tenant] < most]
         if not allowed:

@@ -90,9 +90,9 @@ def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
     assert crew.on_work(6, 0, A) == [Fail(6, "full")], "half of those that may wait"
     assert crew.on_work(11, 0, B) == [Give(1, 11)]
     assert crew.on_work(12, 0, B) == crew.on_work(21, 0, C) == []
-    assert crew.on_done(0, 1) == [Give(0, 2)], "its turn: B has a child, and C came later"
-    assert crew.on_done(1, 2) == [Give(1, 12)]
-    assert crew.on_done(0, 3) == [Give(0, 21)], "before what A has waiting"
+    assert crew.on_done(0, 1) == [Give(0, 21)], "before what A has waiting"
+    assert crew.on_done(1, 2) == [Give(1, 2)], "B had its turn after A"
+    assert crew.on_done(0, 3) == [Give(0, 12)]
     assert crew.on_done(1, 4) == [Give(1, 3)]
 
 
