@@ -6,6 +6,7 @@ none needs a timer of its own.
 
 import asyncio
 import logging
+import resource
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 LINGER_S = 1.0  # a refusal is there to be read before the connection is reset
+CONNECTIONS_MAX = 16_384
+OTHER_FILES = 256  # of the process
 HELD_BYTES_MAX = 512 * 1024  # of requests that wait for the answer to the one before them
 REST_BYTES_MAX = 32_000_000  # of a body whose request has its answer already
 VERSIONS = ("1.1", "1.0")
@@ -54,7 +57,7 @@ class Connections:
         self.limits = PatienceLimits(
             request_s=config.slow_request_s, reader_s=config.stalled_reader_s
         )
-        self.crowd = Crowd(config.connections_per_address)
+        self.crowd = Crowd(config.connections_per_address, _connections_max(config))
         # Never coarser than the limits.
         self._sweep_s = min(sweep_s, config.slow_request_s / 4, config.stalled_reader_s / 4)
         self._clock = clock
@@ -288,6 +291,13 @@ class Connection(HttpToolsProtocol):
             socket.IPPROTO_TCP, socket.TCP_INFO, NUM_ACKED_AT + 8
         )
         return int(struct.unpack_from("=Q", info, NUM_ACKED_AT)[0])
+
+
+def _connections_max(config: FrontendConfig) -> int:
+    """All together: what is more has no place in memory, or no file of the process's."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = files - OTHER_FILES if files != resource.RLIM_INFINITY else CONNECTIONS_MAX
+    return max(min(max(CONNECTIONS_MAX, 2 * config.requests_max), room), 1)
 
 
 def _body_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
