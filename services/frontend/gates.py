@@ -8,7 +8,8 @@ from typing import TypeVar
 from services.frontend.access import served_tenant
 from shared.fair_slots import FairGate, FairLimits
 
-THREADS = 4  # of each kind
+THREADS = 4  # of a kind
+LARGE_THREADS = 2  # each may take 500 MB for the largest images that are taken by default
 WAITING_MAX = 8192  # for a thread of a kind
 ADDITIONS_MAX = 8  # of adapters under way at once
 ADDITIONS_WAITING_MAX = 64
@@ -23,18 +24,15 @@ class Workers:
     Args:
         what: the work is called in errors, plural.
         is_shared: several tenants use them; then one has half of them at most.
+
+    Attributes:
+        num: that one tenant has at most.
     """
 
-    def __init__(self, what: str, name: str, *, is_shared: bool) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
-        self.num = part_of(THREADS, is_shared=is_shared)
-        limits = FairLimits(
-            num=THREADS,
-            of_tenant=self.num,
-            waiting=8192,
-            waiting_of_tenant=part_of(8192, is_shared=is_shared),
-        )
-        self._gate = FairGate(what, limits, WAIT_S)
+    def __init__(self, what: str, name: str, *, is_shared: bool, threads: int = THREADS) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.num = part_of(threads, is_shared=is_shared)
+        self._gate = _gate(what, threads, WAITING_MAX, is_shared=is_shared)
 
     async def run(self, work: Callable[[], Made], wait_s: float = WAIT_S) -> Made:
         """What `work` makes in a thread. If this is cancelled, it is waited for once it has begun.
@@ -64,7 +62,8 @@ class Gates:
     """What requests of all tenants share, beside the room for what they send.
 
     Attributes:
-        images: decodes and resizes them.
+        images: decodes and resizes them, if they are not large.
+        large_images: the same for those.
         inputs: makes tokens of texts for one-shot models.
         answers: writes long lists of log-probabilities.
         additions: of adapters, which a kvstore copies and checks.
@@ -72,6 +71,9 @@ class Gates:
 
     def __init__(self, *, is_shared: bool) -> None:
         self.images = Workers("images", "image", is_shared=is_shared)
+        self.large_images = Workers(
+            "large images", "large-image", is_shared=is_shared, threads=LARGE_THREADS
+        )
         self.inputs = Workers("long texts", "inputs", is_shared=is_shared)
         self.answers = Workers("long answers", "answer", is_shared=is_shared)
         self.additions = _gate(
@@ -80,7 +82,7 @@ class Gates:
 
     def close(self) -> None:
         """Begin nothing more."""
-        for workers in (self.images, self.inputs, self.answers):
+        for workers in (self.images, self.large_images, self.inputs, self.answers):
             workers.close()
 
 

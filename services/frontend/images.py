@@ -23,6 +23,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 Image.MAX_IMAGE_PIXELS = None
 
 
+class TooManyPixels(InvalidRequest):
+    """An image is larger than is taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pixels:
     """An image, decoded.
@@ -66,17 +70,18 @@ class ImageProcessor:
             pixels_max: more, as the file's header tells them, are not decoded.
 
         Raises:
-            InvalidRequest: no image, a broken one, or one that is too large.
+            TooManyPixels: nothing was decoded yet.
+            InvalidRequest: no image, or a broken one.
         """
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > pixels_max:
-                    raise InvalidRequest(
+                    raise TooManyPixels(
                         f"the image has {width} x {height} pixels; at most {pixels_max} are taken"
                     )
                 if math.prod(self._resized(image.size)) > pixels_max:
-                    raise InvalidRequest(f"the image is too narrow: {width} x {height} pixels")
+                    raise TooManyPixels(f"the image is too narrow: {width} x {height} pixels")
                 ready = self.fit(_rgb(image))
         except (OSError, ValueError, SyntaxError, IndexError, struct.error) as error:
             kinds = ", ".join(FORMATS)

@@ -11,14 +11,14 @@ import pytest
 
 from services.frontend.access import serving
 from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, inputs_of
-from services.frontend.api.oneshot.inputs import Context
+from services.frontend.api.oneshot.inputs import LARGE_PIXELS, Context
 from services.frontend.api.oneshot.requests import run_images, run_texts
 from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.capacity import Capacity
 from services.frontend.errors import JobError
 from services.frontend.gates import THREADS, Gates
 from services.frontend.hub import ClientGone
-from services.frontend.images import ImageProcessor, Pixels
+from services.frontend.images import ImageProcessor, Pixels, TooManyPixels
 from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
 from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
@@ -276,3 +276,32 @@ def test_a_tenant_s_images_and_texts_leave_threads_to_another() -> None:
         await asyncio.gather(*held, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+def test_large_images_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, threads = House(), set[str]()
+    monkeypatch.setattr(house.context.app.config, "image_pixels_max", 10 * LARGE_PIXELS)
+
+    class Large(Slow):
+        def decode(self, data: bytes, pixels_max: int) -> Pixels:
+            if data[0] % 2 and pixels_max <= LARGE_PIXELS:
+                raise TooManyPixels("large")
+            if data[0] % 2:
+                threads.add(threading.current_thread().name)
+            return super().decode(data, pixels_max)
+
+    processor: Any = Large(lambda _: None)
+    with pytest.raises(House.Reached):
+        house.images(processor, 20)
+    assert sorted(processor.ended) == [*range(20)]
+    assert threads and all(name.startswith("large") for name in threads)
+
+
+def test_an_image_that_is_too_large_is_named() -> None:
+    class Huge(Slow):
+        def decode(self, data: bytes, pixels_max: int) -> Pixels:
+            raise TooManyPixels("huge")
+
+    with pytest.raises(InvalidRequest, match="huge") as caught:
+        House().images(cast(Any, Huge(lambda _: None)), 1)
+    assert caught.value.param == "input[0]"

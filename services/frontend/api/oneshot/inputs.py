@@ -15,7 +15,7 @@ from services.frontend.core.job_events import Fail, NewJob
 from services.frontend.errors import JobError
 from services.frontend.gates import Workers
 from services.frontend.hub import ClientGone
-from services.frontend.images import ImageProcessor, data_url_bytes
+from services.frontend.images import ImageProcessor, TooManyPixels, data_url_bytes
 from services.frontend.job_hub import PendingJobs, count
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
@@ -23,6 +23,7 @@ from shared.fair_slots import Overloaded
 from shared.ids import JobId
 from shared.messages import JobDropped, JobInput
 
+LARGE_PIXELS = 4_000_000  # of an image; those with more are decoded two at a time
 ENTRY_BYTES = 256  # of an input, beside its tokens or pixels
 
 Made = TypeVar("Made")
@@ -109,17 +110,21 @@ async def image_jobs(
         ClientGone: the client hung up.
     """
     context, processor = preparation.context, model.processor
-    config = context.app.config
+    config, gates = context.app.config, context.app.gates
     assert isinstance(processor, ImageProcessor)
     context.pending.take(len(urls), len(urls) * (processor.num_bytes + ENTRY_BYTES))
     variant = variant_of(model, 0)
 
-    def decode(at: int) -> NewJob | None:
+    def decode(at: int, pixels_max: int) -> NewJob | None:
         if not preparation.is_wanted():
             return None
         try:
             data = data_url_bytes(urls[at], config.image_bytes_max)
-            pixels = processor.decode(data, config.image_pixels_max)
+            pixels = processor.decode(data, min(pixels_max, config.image_pixels_max))
+        except TooManyPixels as error:
+            if pixels_max < config.image_pixels_max:
+                raise  # in another thread
+            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
         made = JobInput(
@@ -135,9 +140,14 @@ async def image_jobs(
 
     async def decode_some() -> None:
         for at in numbers:
-            made[at] = await preparation.in_thread(context.app.gates.images, partial(decode, at))
+            try:
+                work = partial(decode, at, LARGE_PIXELS)
+                made[at] = await preparation.in_thread(gates.images, work)
+            except TooManyPixels:
+                work = partial(decode, at, config.image_pixels_max)
+                made[at] = await preparation.in_thread(gates.large_images, work)
 
-    num = min(context.app.gates.images.num, len(urls))
+    num = min(gates.images.num, len(urls))
     await _all_or_first_error([decode_some() for _ in range(num)], preparation.left_s())
     jobs = [job for job in made if job is not None]
     if len(jobs) < len(urls):
