@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
-from math import inf
 
 from shared.errors import NoCapacity, TenantQuota
 from shared.ids import TenantId
@@ -105,29 +104,27 @@ class FairGate:
 
     Args:
         what: the work is called in errors, plural.
-        wait_s: how long a piece of work waits for its slot at most.
     """
 
-    def __init__(self, what: str, limits: FairLimits, wait_s: float) -> None:
+    def __init__(self, what: str, limits: FairLimits) -> None:
         self._what = what
         self._slots = FairSlots(what, limits)
-        self._wait_s = wait_s
         self._tickets = count()
         self._waiters: dict[int, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def slot(self, tenant: TenantId, wait_s: float = inf) -> AsyncIterator[None]:
+    async def slot(self, tenant: TenantId, wait_s: float) -> AsyncIterator[None]:
         """Work in this block has a slot.
 
         Args:
-            wait_s: how long this piece waits for it.
+            wait_s: how long it waits for that at most.
 
         Raises:
             TenantQuota, Overloaded: it gets none.
         """
         ticket = next(self._tickets)
         if not self._slots.ask(tenant, ticket):
-            await self._wait(tenant, ticket, min(wait_s, self._wait_s))
+            await self._wait(tenant, ticket, wait_s)
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ LARGE_THREADS = 2  # each may take 500 MB for the largest images that are taken 
 WAITING_MAX = 8192  # for a thread of a kind
 ADDITIONS_MAX = 8  # of adapters under way at once
 ADDITIONS_WAITING_MAX = 64
-WAIT_S = 60.0
+WAIT_S = 60.0  # where no deadline says how long
 
 Made = TypeVar("Made")
 
@@ -89,7 +89,7 @@ class Gates:
 def _gate(what: str, num: int, waiting: int, *, is_shared: bool) -> FairGate:
     part, waiting_part = (part_of(each, is_shared=is_shared) for each in (num, waiting))
     limits = FairLimits(num=num, of_tenant=part, waiting=waiting, waiting_of_tenant=waiting_part)
-    return FairGate(what, limits, WAIT_S)
+    return FairGate(what, limits)
 
 
 def part_of(num: int, *, is_shared: bool) -> int:

@@ -7,6 +7,7 @@ from services.frontend.access import note
 from services.frontend.adapters import lora_card
 from services.frontend.app import App
 from services.frontend.auth import SCOPE_ADMIN, Caller, Forbidden
+from services.frontend.gates import WAIT_S
 from services.frontend.models import ServedModel
 from shared.adapters.record import EVERYBODY
 from shared.adapters.vocabulary import vocabulary_of
@@ -75,7 +76,7 @@ async def add_adapter(
         replace=new.replace,
         request_id=request_id,
     )
-    async with app.gates.additions.slot(new.tenant):
+    async with app.gates.additions.slot(new.tenant, WAIT_S):
         record = await _added(app, add)
     app.adapters.on_changed(
         AdapterChanged(

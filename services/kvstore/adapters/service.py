@@ -97,7 +97,7 @@ class Adapters:
         limits = FairLimits(
             num=COPYING_MAX, of_tenant=1, waiting=WAITING_MAX, waiting_of_tenant=WAITING_MAX // 2
         )
-        self._copying = FairGate("additions of adapters", limits, WAIT_S)
+        self._copying = FairGate("additions of adapters", limits)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -158,7 +158,7 @@ class Adapters:
             folder = await self._in_thread(self._files.new_folder)
             if message.upload is not None:
                 await self._pull(message.upload, sizes, folder)
-            async with self._copying.slot(message.tenant):
+            async with self._copying.slot(message.tenant, WAIT_S):
                 if source is not None:
                     await self._in_thread(_copy, source, sizes, folder)
                 checked, num_image_bytes = await self._in_thread(

@@ -81,11 +81,11 @@ def test_slots_are_used_and_no_limit_is_passed(
 def test_whoever_stops_waiting_takes_no_slot_along() -> None:
     async def scenario() -> None:
         limits = FairLimits(num=1, of_tenant=1, waiting=3, waiting_of_tenant=3)
-        gate, order = FairGate("tests", limits, wait_s=60.0), list[int]()
+        gate, order = FairGate("tests", limits), list[int]()
         go_on = asyncio.Event()
 
         async def work(number: int) -> None:
-            async with gate.slot(A if number < 2 else B):
+            async with gate.slot(A if number < 2 else B, 60.0):
                 order.append(number)
                 await go_on.wait()
 
@@ -96,7 +96,7 @@ def test_whoever_stops_waiting_takes_no_slot_along() -> None:
         tasks[0].add_done_callback(lambda _: tasks[2].cancel())  # which has just got the slot
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order[0] == 0 and 3 in order and 1 not in order
-        async with gate.slot(C):
+        async with gate.slot(C, 0.0):
             pass
 
     asyncio.run(scenario())
@@ -105,12 +105,12 @@ def test_whoever_stops_waiting_takes_no_slot_along() -> None:
 def test_waiting_has_an_end() -> None:
     async def scenario() -> None:
         limits = FairLimits(num=1, of_tenant=1, waiting=3, waiting_of_tenant=3)
-        gate = FairGate("tests", limits, wait_s=0.0)
-        async with gate.slot(A):
+        gate = FairGate("tests", limits)
+        async with gate.slot(A, 0.0):
             with pytest.raises(Overloaded, match="too many tests"):
-                async with gate.slot(B):
+                async with gate.slot(B, 0.0):
                     pass
-        async with gate.slot(B):
+        async with gate.slot(B, 0.0):
             pass
 
     asyncio.run(scenario())
