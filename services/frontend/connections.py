@@ -15,8 +15,9 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from services.frontend import telemetry
@@ -209,6 +210,11 @@ class Connection(HttpToolsProtocol):
         self._framing.on_head(_body_bytes(self.headers))
         self._patience.on_head(self._now_s())
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_without_chunks, app, cycle)
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._patience.on_body(len(body), self._now_s())
@@ -291,6 +297,25 @@ class Connection(HttpToolsProtocol):
             socket.IPPROTO_TCP, socket.TCP_INFO, NUM_ACKED_AT + 8
         )
         return int(struct.unpack_from("=Q", info, NUM_ACKED_AT)[0])
+
+
+async def _without_chunks(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Have HTTP/1.0, which knows no chunks, read an answer without a length until its end."""
+    is_stream = False
+
+    async def send_plain(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            is_stream = b"content-length" not in dict(message["headers"])
+            if is_stream:
+                cycle.chunked_encoding = False
+        elif is_stream:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plain)
 
 
 def _connections_max(config: FrontendConfig) -> int:

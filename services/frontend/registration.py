@@ -64,19 +64,19 @@ async def add_adapter(
             f"lora_name: a model is called {new.name!r}", "lora_name", code="name_taken"
         )
     base = _base(app, new.base)
-    add = AdapterAdd(
-        name=new.name,
-        tenant=new.tenant,
-        model_id=base.card.model_id,
-        card=lora_card(base.card),
-        base_names=[base.card.source, base.card.model_id],
-        vocabulary=await asyncio.to_thread(vocabulary_of, base.card.source),
-        path=new.path,
-        upload=upload,
-        replace=new.replace,
-        request_id=request_id,
-    )
     async with app.gates.additions.slot(new.tenant, WAIT_S):
+        add = AdapterAdd(
+            name=new.name,
+            tenant=new.tenant,
+            model_id=base.card.model_id,
+            card=lora_card(base.card),
+            base_names=[base.card.source, base.card.model_id],
+            vocabulary=await asyncio.to_thread(vocabulary_of, base.card.source),
+            path=new.path,
+            upload=upload,
+            replace=new.replace,
+            request_id=request_id,
+        )
         record = await _added(app, add)
     app.adapters.on_changed(
         AdapterChanged(

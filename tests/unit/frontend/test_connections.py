@@ -64,6 +64,7 @@ class Served:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.reads = True
+        self.streams = False
         all_of_them = Connections(FrontendConfig(), ManualClock())
         config = Config(
             cast(Any, self._app), lifespan="off", log_config=None, ws="none", interface="asgi3",
@@ -84,8 +85,11 @@ class Served:
         self.asked.append((scope["method"], scope["path"], num_bytes))
         await self.go_on.wait()
         body = orjson.dumps([scope["path"], num_bytes, len(scope["headers"])])
-        headers = [(b"content-length", b"%d" % len(body))]
+        headers = [] if self.streams else [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if self.streams:
+            for _ in range(3):
+                await send({"type": "http.response.body", "body": b"part", "more_body": True})
         await send({"type": "http.response.body", "body": body})
 
     async def feed(self, data: bytes, sizes: list[int] | None = None) -> int:
@@ -294,6 +298,20 @@ def test_what_follows_an_answer_is_not_read_for_ever(monkeypatch: pytest.MonkeyP
         assert served.statuses() == [200] and not reasons
         await served.feed(b"x")
         assert reasons == ["body"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_an_older_client_reads_a_stream_to_its_end(method: bytes) -> None:
+    async def scenario() -> None:
+        served = Served()
+        served.streams = True
+        await served.feed(method + b" /a HTTP/1.0\r\n\r\n")
+        head, _, body = served.wire.sent.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head and b"connection: close" in head
+        assert body == (b'partpartpart["/a",0,0]' if method == b"GET" else b"")
+        assert served.wire.is_closed
 
     asyncio.run(scenario())
 
