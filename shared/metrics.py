@@ -1,10 +1,10 @@
-"""Prometheus metrics under one prefix, and the small HTTP server that exposes them in services
-without an HTTP edge.
-"""
+"""Prometheus metrics under one prefix."""
 
 from collections.abc import Sequence
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram
+
+from shared.metrics_server import serve_metrics
 
 PREFIX = "symphony_"
 
@@ -38,4 +38,4 @@ def histogram(
 def expose(port: int, address: str = "127.0.0.1") -> None:
     """Serve ``/metrics`` on `port` from a daemon thread; 0 turns it off."""
     if port:
-        start_http_server(port, addr=address)
+        serve_metrics(port, address)

@@ -1,4 +1,4 @@
-"""One line for each request that is over: who asked what, and what became of it."""
+"""The request at hand: whose it is, and one line about it in the log when it is over."""
 
 import logging
 from collections.abc import Iterator
@@ -6,11 +6,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from shared.ids import DEFAULT_TENANT, TenantId
+
 log = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
 
 _current: ContextVar[Fields | None] = ContextVar("symphony_access", default=None)
+_tenant: ContextVar[TenantId] = ContextVar("symphony_tenant", default=DEFAULT_TENANT)
+
+
+@contextmanager
+def serving(tenant: TenantId) -> Iterator[None]:
+    """What is done in this block, and in tasks that it begins, is done for `tenant`."""
+    token = _tenant.set(tenant)
+    try:
+        yield
+    finally:
+        _tenant.reset(token)
+
+
+def served_tenant() -> TenantId:
+    """For whom the work at hand is done."""
+    return _tenant.get()
 
 
 def note(**fields: Any) -> None:

@@ -11,6 +11,7 @@ from services.frontend.core.claims import Claims
 from services.frontend.core.pace import Pace
 from services.frontend.core.quotas import Quotas, TenantCapacity
 from services.frontend.core.slots import Slots
+from services.frontend.gates import Gates
 from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.house import HouseMetrics
@@ -51,6 +52,7 @@ class App:
     house: HouseMetrics
     watch: HouseWatch
     tracer: RequestTracer
+    gates: Gates
 
     def capacity_of(self, tenant: TenantId) -> TenantCapacity:
         """The room for inputs and large bodies, as a request of the tenant finds it."""

@@ -97,6 +97,11 @@ class Keyring:
         return self._callers is None
 
     @property
+    def has_several_tenants(self) -> bool:
+        """Whether the keys are of several tenants, who share this frontend."""
+        return len({caller.tenant for caller in (self._callers or {}).values()}) > 1
+
+    @property
     def tenants(self) -> frozenset[TenantId]:
         """Of all keys, and the one that everybody is who has none."""
         callers = (self._callers or {}).values()

@@ -23,9 +23,11 @@ TYPES = {
     405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    414: "invalid_request_error",
     415: "invalid_request_error",
     421: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
 }
 ANTHROPIC_PATH = "/v1/messages"  # and below
@@ -75,6 +77,16 @@ class NoHttp(InvalidRequest):
     """The bytes that came are no request."""
 
     code = "invalid_http"
+
+
+class VersionUnknown(InvalidRequest):
+    """Another version of HTTP."""
+
+    code = "invalid_http"
+    http_status = 505
+
+    def __init__(self) -> None:
+        super().__init__("only HTTP/1.1 and HTTP/1.0 are spoken here")
 
 
 class NoJson(InvalidRequest):

@@ -9,7 +9,6 @@ import io
 import math
 import struct
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,12 @@ from shared.errors import InvalidRequest
 from shared.image_size import image_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-# Each thread converts one image at a time and holds at most four of the largest size: as decoded,
-# with its transparency, on white, resized; each at up to 4 bytes a pixel. Most need two.
-NUM_THREADS = 4
-
 # The limit is `ImageProcessor.decode`'s own; Pillow's would only warn.
 Image.MAX_IMAGE_PIXELS = None
 
-THREADS = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="image")
+
+class TooManyPixels(InvalidRequest):
+    """An image is larger than is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +62,26 @@ class ImageProcessor:
         return (self.height * self.width * 3 + 2) // 3 * 4
 
     def decode(self, data: bytes, pixels_max: int) -> Pixels:
-        """An image file as the model takes it. Blocks for milliseconds: call it in a thread.
+        """An image file as the model takes it. Blocks for milliseconds: call it in a thread. That
+        holds at most four images of the largest size: as decoded, with its transparency, on white,
+        resized; each at up to 4 bytes a pixel. Most need two.
 
         Args:
             pixels_max: more, as the file's header tells them, are not decoded.
 
         Raises:
-            InvalidRequest: no image, a broken one, or one that is too large.
+            TooManyPixels: nothing was decoded yet.
+            InvalidRequest: no image, or a broken one.
         """
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > pixels_max:
-                    raise InvalidRequest(
+                    raise TooManyPixels(
                         f"the image has {width} x {height} pixels; at most {pixels_max} are taken"
                     )
                 if math.prod(self._resized(image.size)) > pixels_max:
-                    raise InvalidRequest(f"the image is too narrow: {width} x {height} pixels")
+                    raise TooManyPixels(f"the image is too narrow: {width} x {height} pixels")
                 ready = self.fit(_rgb(image))
         except (OSError, ValueError, SyntaxError, IndexError, struct.error) as error:
             kinds = ", ".join(FORMATS)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.access import Fields, access_line
+from services.frontend.access import Fields, access_line, serving
 from services.frontend.auth import SCOPE_ADAPTERS, SCOPE_INFERENCE, SCOPE_METRICS, Keyring
 from services.frontend.core.door import Door
 from services.frontend.errors import HostRefused, PageRefused, is_anthropic, refusal
@@ -157,7 +157,10 @@ class Authentication:
                 await answer(scope, receive, send)
                 return
             scope["state"]["caller"] = caller
-        await self._app(scope, receive, send)
+            with serving(caller.tenant):
+                await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _scope_of(method: str, path: str) -> str:

@@ -7,6 +7,7 @@ from services.frontend.access import note
 from services.frontend.adapters import lora_card
 from services.frontend.app import App
 from services.frontend.auth import SCOPE_ADMIN, Caller, Forbidden
+from services.frontend.gates import WAIT_S
 from services.frontend.models import ServedModel
 from shared.adapters.record import EVERYBODY
 from shared.adapters.vocabulary import vocabulary_of
@@ -63,31 +64,36 @@ async def add_adapter(
             f"lora_name: a model is called {new.name!r}", "lora_name", code="name_taken"
         )
     base = _base(app, new.base)
-    add = AdapterAdd(
-        name=new.name,
-        tenant=new.tenant,
-        model_id=base.card.model_id,
-        card=lora_card(base.card),
-        base_names=[base.card.source, base.card.model_id],
-        vocabulary=await asyncio.to_thread(vocabulary_of, base.card.source),
-        path=new.path,
-        upload=upload,
-        replace=new.replace,
-        request_id=request_id,
-    )
-    bus = app.bus
-    try:
-        record = await bus.request(
-            ADAPTER_ADD, add, app.config.host_id, timeout_s=ADD_TIMEOUT_S, grace_s=GRACE_S
+    async with app.gates.additions.slot(new.tenant, WAIT_S):
+        add = AdapterAdd(
+            name=new.name,
+            tenant=new.tenant,
+            model_id=base.card.model_id,
+            card=lora_card(base.card),
+            base_names=[base.card.source, base.card.model_id],
+            vocabulary=await asyncio.to_thread(vocabulary_of, base.card.source),
+            path=new.path,
+            upload=upload,
+            replace=new.replace,
+            request_id=request_id,
         )
-    except NobodyListens:
-        record = await bus.request(ADAPTER_ADD_ANYWHERE, add, timeout_s=ADD_TIMEOUT_S)
+        record = await _added(app, add)
     app.adapters.on_changed(
         AdapterChanged(
             name=record.name, tenant=record.tenant, revision=record.revision, record=record
         )
     )
     return info_of(record)
+
+
+async def _added(app: App, add: AdapterAdd) -> AdapterRecord:
+    bus = app.bus
+    try:
+        return await bus.request(
+            ADAPTER_ADD, add, app.config.host_id, timeout_s=ADD_TIMEOUT_S, grace_s=GRACE_S
+        )
+    except NobodyListens:
+        return await bus.request(ADAPTER_ADD_ANYWHERE, add, timeout_s=ADD_TIMEOUT_S)
 
 
 async def remove_adapter(

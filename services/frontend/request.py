@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from services.frontend.app import app_of
 from services.frontend.auth import Caller
+from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.core.crowd import place_name
 from services.frontend.core.door import is_json
 from services.frontend.core.shape import FREE_BYTES, SLICE_BYTES, Shape
@@ -157,21 +158,25 @@ def _positive(value: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-async def read_body(request: Request, on_bytes: Callable[[int], None] | None = None) -> bytes:
+async def read_body(request: Request, held: HeldCapacity | None = None) -> bytes:
     """The whole body.
 
     Args:
-        on_bytes: told how many have come, as often as some come; it may refuse more.
+        held: room for it, which grows as it comes; None: it takes none, and is a small one.
 
     Raises:
         NoJson: it is not said to be JSON. A page elsewhere can post anything else without asking.
         InvalidRequest: it holds too many values.
         PayloadTooLarge: known as soon as its length is declared, or too much has come.
+        NoCapacity, TenantQuota: there is no room for it.
         ClientDisconnect: the client hung up while sending.
     """
     if _has_body(request) and not is_json(request.headers.get("content-type", "")):
         raise NoJson("the body must be JSON and say so: send `Content-Type: application/json`")
-    limit = app_of(request).config.body_bytes_max  # uvicorn throws away what comes after a refusal
+    config = app_of(request).config
+    limit = config.body_bytes_max
+    if held is None:
+        limit = min(limit, FREE_BODY_BYTES)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body is larger than {limit} bytes")
@@ -181,11 +186,11 @@ async def read_body(request: Request, on_bytes: Callable[[int], None] | None = N
         num_bytes += len(part)
         if num_bytes > limit:
             raise PayloadTooLarge(f"the body is larger than {limit} bytes")
-        if on_bytes is not None:
-            on_bytes(num_bytes)
+        if held is not None:
+            held.grow_to(num_bytes)
         parts.append(part)
     body = b"".join(parts)
-    await check_shape(body, app_of(request).config.body_values_max)
+    await check_shape(body, config.body_values_max)
     return body
 
 

@@ -5,7 +5,7 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,11 +26,12 @@ from services.frontend.core.crew import CrewLimits
 from services.frontend.core.job_events import JobLimits
 from services.frontend.core.jobs import Jobs
 from services.frontend.core.pace import Pace
-from services.frontend.core.quotas import Quotas
+from services.frontend.core.quotas import Kind, Quotas
 from services.frontend.core.slots import Slots
 from services.frontend.core.traced import TraceSampler
 from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
+from services.frontend.gates import Gates, part_of
 from services.frontend.grammars import GrammarMaker
 from services.frontend.hint_gate import HintGate
 from services.frontend.house import HouseMetrics
@@ -99,15 +100,23 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Capacity(config.jobs_max, config.job_bytes_max),
     )
     slots, claims = Slots(config.requests_max), Claims()
-    pool = Pool(runtime.clock, _crew_limits(config))
+    is_shared = keyring.has_several_tenants
+    gates = Gates(is_shared=is_shared)
+    runtime.stack.callback(gates.close)
+    pool = Pool(runtime.clock, _crew_limits(config, is_shared=is_shared))
     runtime.stack.push_async_callback(pool.close)
     texts = Texts(pool)
-    quotas = Quotas(config.tenant_limits, keyring.limits)
+    quotas = Quotas(
+        config.tenant_limits,
+        keyring.limits,
+        _shared(slots, jobs.capacity) if is_shared else None,
+    )
     adapters = AdapterDirectory(sessions, models, runtime.clock)
     runtime.stack.push_async_callback(adapters.close)
     uploads = Uploads(
-        runtime.bus, frontend_id, config.data_dir / "uploads", config.adapter_bytes_max
-    )
+        runtime.bus, frontend_id, config.data_dir / "uploads", config.adapter_bytes_max,
+        is_shared=is_shared,
+    )  # fmt: skip
     hints = HintGate(
         runtime.bus, runtime.clock, frontend_id, config.hint_limits, config.tracker_shards
     )
@@ -141,6 +150,7 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
             runtime.clock,
             TraceSampler(config.trace_share, config.traces_per_s),
         ),
+        gates,
     )
     runtime.hints = hints.status
 
@@ -225,9 +235,22 @@ def _limits(config: FrontendConfig) -> TurnLimits:
     )
 
 
-def _crew_limits(config: FrontendConfig) -> CrewLimits:
-    limit_ns = int(config.text_limit_s * 1e9)
-    return CrewLimits(num_children=config.text_processes, work_ns=limit_ns)
+def _shared(slots: Slots, capacity: Capacity) -> Mapping[Kind, Callable[[], int]]:
+    """What is free of what several tenants share."""
+    return {
+        "turns": lambda: slots.num_free,
+        "jobs": lambda: capacity.num_free,
+        "job_bytes": lambda: capacity.num_free_bytes,
+    }
+
+
+def _crew_limits(config: FrontendConfig, *, is_shared: bool) -> CrewLimits:
+    num = config.text_processes
+    return CrewLimits(
+        num_children=num,
+        work_ns=int(config.text_limit_s * 1e9),
+        children_of_tenant=part_of(num, is_shared=True) if is_shared else 0,
+    )
 
 
 def _uvicorn_config(

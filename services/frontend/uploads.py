@@ -13,19 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from services.frontend.core.multipart import Data, Multipart, Part
-from services.frontend.errors import TooManyRequests
+from services.frontend.errors import RequestTooSlow, TooManyRequests
+from services.frontend.gates import part_of
 from shared.adapters.config import AdapterInvalid, AdapterTooLarge
 from shared.adapters.files import NEEDED, TAKEN, check_names
 from shared.adapters.source import PICKLE_FILE
 from shared.adapters.tensors import WEIGHTS_FILE
 from shared.bus import Bus
 from shared.errors import InvalidRequest, NotFound, SymphonyError
-from shared.ids import FrontendId, new_id
+from shared.fair_slots import FairLimits, FairSlots, Overloaded
+from shared.ids import FrontendId, TenantId, new_id
 from shared.messages import AdapterUpload, UploadPart, UploadPull
 from shared.private import make_private
 from shared.subjects import UPLOAD_PULL
 
-UPLOADS_MAX = 4
+UPLOADS_MAX = 8
+UPLOAD_S_MAX = 3600.0  # of one, until its last byte is there
+FORM_BYTES_MAX = 256 * 1024  # of a form, beside its files
 WRITE_BYTES = 1 << 20
 PULL_BYTES_MAX = 1 << 20
 VALUE_BYTES_MAX = 1024
@@ -60,31 +64,40 @@ class Uploads:
     Args:
         folder: where there is room for them; made when it is first needed.
         bytes_max: of the files of one.
+        is_shared: several tenants upload here.
     """
 
-    def __init__(self, bus: Bus, frontend_id: FrontendId, folder: Path, bytes_max: int) -> None:
+    def __init__(
+        self, bus: Bus, frontend_id: FrontendId, folder: Path, bytes_max: int, *, is_shared: bool
+    ) -> None:
         self._bus = bus
         self._frontend_id = frontend_id
         self._folder = folder
         self._bytes_max = bytes_max
         self._open: dict[str, Upload] = {}
+        of_tenant = part_of(UPLOADS_MAX, is_shared=is_shared)
+        self._slots = FairSlots("uploads", FairLimits(num=UPLOADS_MAX, of_tenant=of_tenant))
 
     async def serve(self) -> None:
         """Hand on what was uploaded."""
         await self._bus.serve(UPLOAD_PULL, self._on_pull, self._frontend_id)
 
     @contextmanager
-    def opened(self) -> Iterator[Upload]:
-        """An upload, which is forgotten at the end of the block.
+    def opened(self, tenant: TenantId) -> Iterator[Upload]:
+        """An upload of `tenant`, which is forgotten at the end of the block.
 
         Raises:
+            TenantQuota: the tenant has as many as it may.
             TooManyRequests: there are as many as are taken at once.
         """
-        if len(self._open) >= UPLOADS_MAX:
-            raise TooManyRequests(f"more than {UPLOADS_MAX} uploads at once")
+        try:
+            self._slots.ask(tenant, 0)
+        except Overloaded:
+            raise TooManyRequests(f"more than {UPLOADS_MAX} uploads at once") from None
         upload = Upload(new_id("upload"))
         self._open[upload.upload_id] = upload
         with ExitStack() as stack:
+            stack.callback(self._slots.give, tenant)
             stack.callback(_close_all, upload)
             stack.callback(self._open.pop, upload.upload_id)
             yield upload
@@ -98,24 +111,14 @@ class Uploads:
             InvalidRequest: it is no form, or its files are no adapter's.
             AdapterTooLarge: by the files' bytes.
             DiskFull: there is no room for them.
+            RequestTooSlow: it took too long to come.
         """
         form = Multipart(content_type)
-        room = _Room(self._bytes_max)
-        sink: _Sink | None = None
         try:
-            async for data in body:
-                for event in form.feed(data):
-                    if isinstance(event, Part):
-                        if sink is not None:
-                            await sink.end()
-                        sink = await asyncio.to_thread(self._sink, upload, event)
-                    else:
-                        assert isinstance(event, Data) and sink is not None
-                        room.take(len(event.data))
-                        await sink.put(event.data)
-            form.finish()
-            if sink is not None:
-                await sink.end()
+            async with asyncio.timeout(UPLOAD_S_MAX):
+                await self._take_form(upload, form, body)
+        except TimeoutError:
+            raise RequestTooSlow(f"the upload took longer than {UPLOAD_S_MAX:g} s") from None
         except OSError as error:
             if error.errno in FULL:
                 raise DiskFull("there is no room on the disk for the upload") from None
@@ -124,6 +127,24 @@ class Uploads:
         return AdapterUpload(
             frontend_id=self._frontend_id, upload_id=upload.upload_id, files=dict(upload.sizes)
         )
+
+    async def _take_form(self, upload: Upload, form: Multipart, body: AsyncIterator[bytes]) -> None:
+        whole, files = _Room(self._bytes_max, FORM_BYTES_MAX), _Room(self._bytes_max)
+        sink: _Sink | None = None
+        async for data in body:
+            whole.take(len(data))
+            for event in form.feed(data):
+                if isinstance(event, Part):
+                    if sink is not None:
+                        await sink.end()
+                    sink = await asyncio.to_thread(self._sink, upload, event)
+                else:
+                    assert isinstance(event, Data) and sink is not None
+                    files.take(len(event.data))
+                    await sink.put(event.data)
+        form.finish()
+        if sink is not None:
+            await sink.end()
 
     def _sink(self, upload: Upload, part: Part) -> "_Sink":
         """Where a part's bytes go."""
@@ -215,10 +236,14 @@ class _FileSink(_Sink):
 
 
 class _Room:
-    """Bytes of all parts together: also of those that are not kept."""
+    """Bytes of all parts together: also of those that are not kept.
 
-    def __init__(self, num_bytes: int) -> None:
-        self._max = self._left = num_bytes
+    Args:
+        num_spare: of something else.
+    """
+
+    def __init__(self, num_bytes: int, num_spare: int = 0) -> None:
+        self._max, self._left = num_bytes, num_bytes + num_spare
 
     def take(self, num_bytes: int) -> None:
         self._left -= num_bytes

@@ -113,7 +113,7 @@ async def put_adapter(request: Request, name: Name) -> Response:
     app, caller = app_of(request), caller_of(request)
     check_adapter_name(name)
     count_change(app, caller)  # before its files are taken
-    with app.uploads.opened() as upload:
+    with app.uploads.opened(caller.tenant) as upload:
         content_type = request.headers.get("content-type", "")
         received = await app.uploads.receive(upload, content_type, request.stream())
         fields = upload.fields

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from services.frontend import telemetry
-from services.frontend.access import Fields, access_line, note
+from services.frontend.access import Fields, access_line, note, served_tenant, serving
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate, parse
 from services.frontend.api.oneshot.bodies import ClassifyBody, EmbeddingBody, RerankBody
 from services.frontend.api.oneshot.classify import label
@@ -127,18 +127,20 @@ async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapa
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
         whose = tenant or DEFAULT_TENANT
         note(tenant=whose)
-        answer = await _answer_job(app, payload, fields, asked.request_id, whose)
+        with serving(whose):
+            answer = await _answer_job(app, payload, fields, asked.request_id)
         await _send(app, reply, answer)
         return
     body, writer = await _prepare(app, keyring, asked, fields)
     writer.generation.keep(held)
-    if not body.stream:
-        await _send(app, reply, await answer_whole(writer))
-        return
-    async with aclosing(stream_chunks(writer)) as batches:
-        async for chunks in batches:
-            for chunk in chunks:
-                await _send(app, reply, chunk)
+    with serving(writer.generation.plan.owner.tenant):
+        if not body.stream:
+            await _send(app, reply, await answer_whole(writer))
+            return
+        async with aclosing(stream_chunks(writer)) as batches:
+            async for chunks in batches:
+                for chunk in chunks:
+                    await _send(app, reply, chunk)
 
 
 async def _send(app: App, reply: str, answer: bytes) -> None:
@@ -165,10 +167,8 @@ def _fields(app: App, payload: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _answer_job(
-    app: App, payload: bytes, fields: dict[str, Any], request_id: str, tenant: TenantId
-) -> bytes:
-    capacity = app.capacity_of(tenant)
+async def _answer_job(app: App, payload: bytes, fields: dict[str, Any], request_id: str) -> bytes:
+    capacity = app.capacity_of(served_tenant())
     with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id) as pending:
         context = Context(app, pending)
         if "query" in fields:
@@ -189,9 +189,10 @@ async def _prepare(
         place=NATS_PLACE,
         span=asked.span,
     )
-    if isinstance(body, CompletionBody):
-        return body, await prepare_completion(app, body, origin)
-    return body, await prepare_chat(app, body, origin)
+    with serving(origin.tenant):
+        if isinstance(body, CompletionBody):
+            return body, await prepare_completion(app, body, origin)
+        return body, await prepare_chat(app, body, origin)
 
 
 def _tenant(body: Generate, keyring: Keyring, tenant: TenantId | None) -> TenantId:

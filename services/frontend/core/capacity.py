@@ -22,6 +22,16 @@ class Capacity:
     num: int = 0
     num_bytes: int = 0
 
+    @property
+    def num_free(self) -> int:
+        """Inputs for which there is room."""
+        return self.num_max - self.num
+
+    @property
+    def num_free_bytes(self) -> int:
+        """Bytes for which there is room."""
+        return self.bytes_max - self.num_bytes
+
     def take(self, num: int, num_bytes: int) -> bool:
         """Whether there is room; if so it is taken."""
         if self.num + num > self.num_max or self.num_bytes + num_bytes > self.bytes_max:

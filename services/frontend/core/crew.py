@@ -2,12 +2,14 @@
 
 A child does one piece at a time. Work that a child does not end within the limit is over, and so is
 the child: nothing else stops what it runs. Work whose child died for another reason is given to
-another one once.
+another one once. Tenants whose work waits have their turns one after the other.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Literal
+
+from shared.ids import DEFAULT_TENANT, TenantId
 
 Why = Literal["full", "lost", "too_long"]
 State = Literal["absent", "starting", "idle", "busy", "ending"]
@@ -17,17 +19,25 @@ State = Literal["absent", "starting", "idle", "busy", "ending"]
 class CrewLimits:
     """Attributes:
     num_children: processes at most.
+    children_of_tenant: that work for one tenant at once; 0: all.
     work_ns: how long a child works on one piece of work.
-    waiting_max: pieces of work that wait for a child; more are refused.
+    waiting_max: pieces of work that wait for a child; more are refused. One tenant's are at most
+        half of them if it may not have all children.
     wait_ns: how long one waits, while children start too.
     start_ns: how long a child may take to start, or to load what its work needs.
     """
 
     num_children: int
     work_ns: int
+    children_of_tenant: int = 0
     waiting_max: int = 256
     wait_ns: int = 60_000_000_000
     start_ns: int = 60_000_000_000
+
+    @property
+    def waiting_of_tenant(self) -> int:
+        """Pieces of one tenant's work that wait for a child."""
+        return -(-self.waiting_max // 2) if self.children_of_tenant else self.waiting_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ Effect = Start | Kill | Give | Fail
 @dataclass(slots=True)
 class _Work:
     number: int
+    tenant: TenantId
     until_ns: int
     is_second_try: bool = False
 
@@ -90,12 +101,16 @@ class Crew:
         self._limits = limits
         self._children = [_Child() for _ in range(limits.num_children)]
         self._waiting: deque[_Work] = deque()
+        self._num_given = 0
+        self._given_at: dict[TenantId, int] = {}  # of tenants that have work here
 
-    def on_work(self, work: int, now_ns: int) -> list[Effect]:
-        """Somebody wants this done."""
-        if len(self._waiting) >= self._limits.waiting_max:
+    def on_work(self, work: int, now_ns: int, tenant: TenantId = DEFAULT_TENANT) -> list[Effect]:
+        """A tenant wants this done."""
+        num_own = sum(waiting.tenant == tenant for waiting in self._waiting)
+        limits = self._limits
+        if len(self._waiting) >= limits.waiting_max or num_own >= limits.waiting_of_tenant:
             return [Fail(work, "full")]
-        self._waiting.append(_Work(work, now_ns + self._limits.wait_ns))
+        self._waiting.append(_Work(work, tenant, now_ns + limits.wait_ns))
         return self._serve(now_ns)
 
     def on_abandoned(self, work: int) -> None:
@@ -171,8 +186,8 @@ class Crew:
         """Give waiting work to idle children, and begin as many more as the rest needs."""
         effects: list[Effect] = []
         for number, child in enumerate(self._children):
-            if self._waiting and child.state == "idle":
-                work = self._waiting.popleft()
+            if child.state == "idle" and (work := self._next()) is not None:
+                self._waiting.remove(work)
                 until_ns = now_ns + self._limits.start_ns
                 self._children[number] = _Child("busy", work, until_ns)
                 effects.append(Give(number, work.number))
@@ -182,6 +197,23 @@ class Crew:
                 effects.append(self._start(number, now_ns))
                 num_starting += 1
         return effects
+
+    def _next(self) -> _Work | None:
+        """The first piece of the tenant that has the fewest children, and waits for longest."""
+        firsts: dict[TenantId, _Work] = {}
+        for work in self._waiting:
+            firsts.setdefault(work.tenant, work)
+        busy = Counter(child.work.tenant for child in self._children if child.work is not None)
+        known = self._given_at.items()
+        self._given_at = {of: at for of, at in known if of in firsts or of in busy}
+        most = self._limits.children_of_tenant or len(self._children)
+        allowed = [work for work in firsts.values() if busy[work.tenant] < most]
+        if not allowed:
+            return None
+        work = min(allowed, key=lambda w: (busy[w.tenant], self._given_at.get(w.tenant, 0)))
+        self._num_given += 1
+        self._given_at[work.tenant] = self._num_given
+        return work
 
     def _start(self, child: int, now_ns: int) -> Start:
         self._children[child] = _Child("starting", until_ns=now_ns + self._limits.start_ns)

@@ -1,8 +1,11 @@
-"""How many connections come from one address."""
+"""How many connections come from one address, and from all together."""
 
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 Place = str | int
+
+KEPT_SHARE = 8  # of all connections one in so many is kept for addresses that have few
+FEW = 8
 
 
 class Crowd:
@@ -11,10 +14,15 @@ class Crowd:
     Args:
         per_address_max: from one IPv4 address, or from one IPv6 network of 64 bits, in which one
             machine has all addresses it likes; 0: any number.
+        total_max: from all addresses together. The last ones of them are for addresses that have
+            few.
     """
 
-    def __init__(self, per_address_max: int) -> None:
+    def __init__(self, per_address_max: int, total_max: int) -> None:
         self._max = per_address_max
+        self._total_max = total_max
+        self._many = total_max - total_max // KEPT_SHARE
+        self._total = 0
         self._num: dict[Place, int] = {}
 
     def enter(self, host: str | None) -> bool:
@@ -29,6 +37,9 @@ class Crowd:
         num = self._num.get(place, 0)
         if self._max and num >= self._max:
             return False
+        if self._total >= (self._many if num >= FEW else self._total_max):
+            return False
+        self._total += 1
         self._num[place] = num + 1
         return True
 
@@ -37,6 +48,7 @@ class Crowd:
         if host is None:
             return
         place = place_of(host)
+        self._total -= 1
         num = self._num[place] - 1
         if num:
             self._num[place] = num

@@ -16,8 +16,8 @@ BODY_BYTES_PER_S = 16 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatienceLimits:
     """Attributes:
-    request_s: for a head, from its first byte; for the first byte; for a body, and a second more
-        for every 16 KiB of it that have come, but never as long without a byte.
+    request_s: for a head, from its first byte; for the first byte; for a body, which wins a second
+        for every 16 KiB that come, but is never more than this ahead.
     reader_s: without progress of an answer that waits to be read.
     """
 
@@ -29,11 +29,10 @@ class Patience:
     """What one connection is waited for, and since when. Told things in the order they happen."""
 
     __slots__ = (
-        "_heard_at_s",
+        "_body_until_s",
         "_is_rest",
         "_limits",
         "_num_acked",
-        "_num_body_bytes",
         "_num_open",
         "_phase",
         "_since_s",
@@ -43,16 +42,14 @@ class Patience:
     def __init__(self, limits: PatienceLimits, now_s: float) -> None:
         self._limits = limits
         self._phase: Phase = "head"  # a connection is opened to be used
-        self._since_s = self._heard_at_s = now_s
+        self._since_s = self._body_until_s = now_s
         self._num_open = 0  # requests with a whole head and no whole answer
-        self._num_body_bytes = 0
         self._is_rest = False  # the body is of a request that is answered already
         self._num_acked = 0
         self._unread_since_s: float | None = None
 
     def on_bytes(self, now_s: float) -> None:
         """Something came, of whatever."""
-        self._heard_at_s = now_s
         if self._phase == "between":  # line breaks between requests too: they are no request
             self._phase, self._since_s = "head", now_s
 
@@ -64,11 +61,14 @@ class Patience:
         """A head is complete."""
         self._num_open += 1
         self._phase, self._since_s = "body", now_s
-        self._num_body_bytes, self._is_rest = 0, False
+        self._body_until_s, self._is_rest = now_s + self._limits.request_s, False
 
-    def on_body(self, num_bytes: int) -> None:
-        """A part of a body came."""
-        self._num_body_bytes += num_bytes
+    def on_body(self, num_bytes: int, now_s: float) -> None:
+        """A part of a body came. What came fast earlier buys no slow end: a body that is nearly
+        whole is what costs most to wait for.
+        """
+        won_s = self._body_until_s + num_bytes / BODY_BYTES_PER_S
+        self._body_until_s = min(won_s, now_s + self._limits.request_s)
 
     def on_request_end(self) -> None:
         """The body is complete, or there is none."""
@@ -78,7 +78,8 @@ class Patience:
         """The oldest open request has its whole answer."""
         self._num_open -= 1
         assert self._num_open >= 0, "more answers than requests"
-        self._since_s = self._heard_at_s = now_s  # what came after it was not waited for till now
+        self._since_s = now_s  # what came after it was not waited for till now
+        self._body_until_s = now_s + self._limits.request_s
         self._is_rest = self._phase == "body" and self._num_open == 0
 
     def awaits_too_long(self, now_s: float) -> Reason | None:
@@ -90,12 +91,9 @@ class Patience:
             num_earlier -= 1
         if num_earlier:
             return None  # those are answered first
-        patience_s, waited_s = self._limits.request_s, now_s - self._since_s
-        if self._phase == "head" or self._is_rest:
-            return self._phase if waited_s >= patience_s else None
-        allowed_s = patience_s + self._num_body_bytes / BODY_BYTES_PER_S
-        is_silent = now_s - self._heard_at_s >= patience_s
-        return "body" if is_silent or waited_s >= allowed_s else None
+        if self._phase == "body" and not self._is_rest:
+            return "body" if now_s >= self._body_until_s else None
+        return self._phase if now_s - self._since_s >= self._limits.request_s else None
 
     def on_all_sent(self) -> None:
         """Nothing of ours waits to be sent."""

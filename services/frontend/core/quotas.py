@@ -1,7 +1,7 @@
 """What one tenant may have of this frontend at once, so that it leaves something to the others."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,8 @@ from shared.ids import TenantId
 Kind = Literal["turns", "waiting_tokens", "jobs", "job_bytes"]
 Amounts = Mapping[Kind, int]
 NOTHING: Amounts = {}
+
+SHARE = 4  # a tenant may have so many times what is free
 
 PRIORITIES = (-(2**31), 2**31 - 1)
 WORDS: dict[Kind, str] = {
@@ -24,7 +26,8 @@ WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """Of one tenant; 0: none but the house's own.
+    """Of one tenant; 0: none of its own, but for turns, jobs and their bytes its share of the
+    frontend's, see `Quotas`.
 
     Attributes:
         turns: choices at once.
@@ -55,11 +58,21 @@ class Quotas:
     Args:
         default: limits of tenants that have none of their own.
         own: limits of those that have.
+        free: by kind how much of the frontend's own is free, if several tenants share it. One
+            without a limit then has at most `SHARE` times as much as is left for the others. So
+            one alone may have 4/5 of all, two 4/9 each, and something is always left for one that
+            has nothing yet.
     """
 
-    def __init__(self, default: TenantLimits, own: Mapping[TenantId, TenantLimits]) -> None:
+    def __init__(
+        self,
+        default: TenantLimits,
+        own: Mapping[TenantId, TenantLimits],
+        free: Mapping[Kind, Callable[[], int]] | None = None,
+    ) -> None:
         self._default = default
         self._own = own
+        self._free = free or {}
         self._used: dict[TenantId, dict[Kind, int]] = {}
 
     @property
@@ -98,7 +111,7 @@ class Quotas:
         if kind is None:
             return
         limit, whole = self._limit(tenant, kind), held.get(kind, 0) + amounts[kind]
-        if whole > limit:
+        if limit and whole > limit:
             raise InvalidRequest(
                 f"the request takes {whole} {WORDS[kind]} or more, and this tenant may have "
                 f"{limit} (its limit {kind!r})",
@@ -127,6 +140,9 @@ class Quotas:
     def _passed(self, tenant: TenantId, amounts: Amounts) -> Kind | None:
         for kind, amount in amounts.items():
             limit = self._limit(tenant, kind)
+            if not limit and kind in self._free:
+                free = self._free[kind]()
+                limit = SHARE * free if amount <= free else 0  # else it is full for everybody
             if amount and limit and self.used(tenant, kind) + amount > limit:
                 return kind
         return None
@@ -224,6 +240,5 @@ def priority_within(allowed: tuple[int, int], asked: int | None, default: int) -
 
 
 def _refusal(kind: Kind, limit: int) -> TenantQuota:
-    return TenantQuota(
-        f"this tenant has too many {WORDS[kind]}: it may have {limit} (its limit {kind!r})"
-    )
+    may = f"it may have {limit} (its limit {kind!r})" if limit else "the rest is kept for others"
+    return TenantQuota(f"this tenant has too many {WORDS[kind]}: {may}")

@@ -12,6 +12,11 @@ class Slots:
         self.num_max = num_max
         self.num = 0
 
+    @property
+    def num_free(self) -> int:
+        """Choices for which there is room."""
+        return self.num_max - self.num
+
     def take(self, num: int) -> bool:
         """Whether there is room for so many; if so it is taken."""
         if self.num + num > self.num_max:

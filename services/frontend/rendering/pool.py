@@ -11,22 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import services
+from services.frontend.access import served_tenant
 from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start, Why
 from services.frontend.rendering import frames
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity
+from shared.fair_slots import Overloaded
 from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 _CHILD = "services.frontend.rendering.child"
 _PACKAGES = str(Path(services.__path__[0]).parent)
-
-
-class Overloaded(NoCapacity):
-    """As many long texts wait as may."""
-
-    code = "overloaded"
 
 
 @dataclass(slots=True)
@@ -63,7 +59,7 @@ class Pool:
         self._num_works += 1
         number, answer = self._num_works, asyncio.get_running_loop().create_future()
         self._works[number] = _Work(task, answer)
-        self._perform(self._crew.on_work(number, self._clock.now_ns()))
+        self._perform(self._crew.on_work(number, self._clock.now_ns(), served_tenant()))
         try:
             kind, data = await answer
         finally:

@@ -37,6 +37,7 @@ from shared.adapters.layout import image_bytes, layout_image
 from shared.adapters.record import AdapterExists, check_adapter_name
 from shared.adapters.source import AdapterLimits
 from shared.errors import InvalidRequest, NotFound, PeerUnavailable, SymphonyError
+from shared.fair_slots import FairGate, FairLimits
 from shared.messages import (
     AdapterAdd,
     AdapterChanged,
@@ -54,7 +55,10 @@ P = ParamSpec("P")
 Q = TypeVar("Q")
 T = TypeVar("T")
 
-THREADS = 2
+COPYING_MAX = 2  # copies and checks of adapters at once, of different tenants
+THREADS = COPYING_MAX + 2  # the others are for short work
+WAITING_MAX = 128
+WAIT_S = 240.0  # less than a frontend waits
 PULL_BYTES = 512 * 1024
 PULL_TIMEOUT_S = 10.0
 TICK_S = 30.0
@@ -90,6 +94,10 @@ class Adapters:
         )  # fmt: skip
         self._changing = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, "adapters")
+        limits = FairLimits(
+            num=COPYING_MAX, of_tenant=1, waiting=WAITING_MAX, waiting_of_tenant=WAITING_MAX // 2
+        )
+        self._copying = FairGate("additions of adapters", limits)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -148,12 +156,14 @@ class Adapters:
         try:
             await self._refuse_standing(name, message)
             folder = await self._in_thread(self._files.new_folder)
-            if source is not None:
-                await self._in_thread(_copy, source, sizes, folder)
-            else:
-                assert message.upload is not None
+            if message.upload is not None:
                 await self._pull(message.upload, sizes, folder)
-            checked, num_image_bytes = await self._in_thread(_check, folder, message, self._limits)
+            async with self._copying.slot(message.tenant, WAIT_S):
+                if source is not None:
+                    await self._in_thread(_copy, source, sizes, folder)
+                checked, num_image_bytes = await self._in_thread(
+                    _check, folder, message, self._limits
+                )
             async with self._changing:
                 _, revision = await self._refuse_standing(name, message)
                 own = self._registry.get(name)

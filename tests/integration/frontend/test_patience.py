@@ -160,9 +160,9 @@ def holding(never: asyncio.Event, at: int) -> Callable[[Any], Reply]:
 def test_what_is_no_http_is_an_error_as_any_other(
     nats_server: Server, redis_server: Server, tmp_path: Path
 ) -> None:
-    reply = holding(asyncio.Event(), at=2)
-
     async def scenario() -> None:
+        go_on = asyncio.Event()
+        reply = holding(go_on, at=2)
         async with (
             house(nats_server, redis_server, tmp_path, reply) as it,
             peer(it) as babbling,
@@ -177,8 +177,10 @@ def test_what_is_no_http_is_an_error_as_any_other(
                 begun = await streaming.read()
                 assert begun.startswith(b"HTTP/1.1 200 ")
                 await streaming.send(b"no HTTP at all\r\n\r\n")
-                rest = await streaming.read_all()
-            assert b"HTTP/1.1" not in rest, "an answer in the middle of another"
+                go_on.set()
+                stream, end, rest = (await streaming.read_all()).partition(b"0\r\n\r\n")
+            assert end and b"HTTP/1.1" not in stream, "an answer in the middle of another"
+            assert error_code(rest) == "invalid_http"
             assert await is_served(it)
 
     asyncio.run(scenario())

@@ -1,19 +1,22 @@
 """Work and the processes that do it: everything asked for ends, whatever becomes of them."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start
+from shared.ids import TenantId
 
+A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 LIMITS = CrewLimits(num_children=2, waiting_max=3, wait_ns=100, work_ns=50, start_ns=1000)
 
 
 def ready(crew: Crew, now_ns: int = 0) -> None:
     """Both children idle: one has done a piece of work each."""
     assert crew.on_work(-1, now_ns) == [Start(0)]
-    assert crew.on_work(-2, now_ns) == [Start(1)]
+    assert crew.on_work(-2, now_ns, B) == [Start(1)]
     for child in (0, 1):
         assert crew.on_ready(child, now_ns) == [Give(child, -child - 1)]
     for child in (0, 1):
@@ -79,10 +82,31 @@ def test_a_child_that_cannot_start_fails_those_who_wait_for_it() -> None:
     assert crew.on_ended(0, 1004) == []
 
 
+def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
+    crew = Crew(replace(LIMITS, waiting_max=8, children_of_tenant=1))
+    ready(crew)
+    assert crew.on_work(1, 0, A) == [Give(0, 1)]
+    assert [crew.on_work(work, 0, A) for work in range(2, 6)] == [[]] * 4, "a child is kept free"
+    assert crew.on_work(6, 0, A) == [Fail(6, "full")], "half of those that may wait"
+    assert crew.on_work(11, 0, B) == [Give(1, 11)]
+    assert crew.on_work(12, 0, B) == crew.on_work(21, 0, C) == []
+    assert crew.on_done(0, 1) == [Give(0, 21)], "before what A has waiting"
+    assert crew.on_done(1, 2) == [Give(1, 2)], "B had its turn after A"
+    assert crew.on_done(0, 3) == [Give(0, 12)]
+    assert crew.on_done(1, 4) == [Give(1, 3)]
+
+
+def test_without_others_a_tenant_has_all_children() -> None:
+    crew = Crew(LIMITS)
+    ready(crew)
+    assert crew.on_work(1, 0, A) == [Give(0, 1)] and crew.on_work(2, 0, A) == [Give(1, 2)]
+
+
 @given(st.integers(0, 2**32))
 def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
     rng = random.Random(seed)
-    crew, now_ns, num_works = Crew(LIMITS), 0, 0
+    limits = replace(LIMITS, children_of_tenant=rng.randrange(3))
+    crew, now_ns, num_works = Crew(limits), 0, 0
     processes: dict[int, int | None] = {}  # the work of each that lives
     killed: set[int] = set()
     open_works: set[int] = set()
@@ -117,7 +141,7 @@ def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
         if not is_calm and rng.random() < 0.6:
             num_works += 1
             open_works.add(num_works)
-            perform(crew.on_work(num_works, now_ns))
+            perform(crew.on_work(num_works, now_ns, rng.choice([A, B, C])))
         for child in sorted(processes):
             if child in killed or child not in processes:
                 continue

@@ -10,10 +10,13 @@ import pytest
 from services.frontend.api.text.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.choice import Piece
+from services.frontend.gates import Gates
 
 
 class Generation:
     """One piece, at once."""
+
+    gates = Gates(is_shared=False)
 
     def __enter__(self) -> "Generation":
         return self

@@ -14,6 +14,7 @@ from services.frontend.core.capacity import Capacity
 from services.frontend.core.quotas import Quotas, TenantLimits
 from services.frontend.core.traced import TraceSampler
 from services.frontend.edge import make_api
+from services.frontend.gates import Gates
 from services.frontend.tracing import RequestTracer
 from shared.clock import ManualClock
 from shared.tracing import NO_TRACER
@@ -46,6 +47,7 @@ def ask(method: str, path: str, **options: Any) -> httpx.Response:
         nothing,
         nothing,
         RequestTracer(NO_TRACER, ManualClock(), TraceSampler(1.0, 1.0)),
+        Gates(is_shared=False),
     ]
     app = App(FrontendConfig(), nothing, nothing, cast(Any, parts), *rest)
 

@@ -57,13 +57,23 @@ def test_a_body_that_stops_and_one_that_trickles() -> None:
     for patience in (stops, trickles):
         asked(patience, 0.0, with_body=True)
     stops.on_bytes(1.0)
-    stops.on_body(10_000_000)
+    stops.on_body(10_000_000, 1.0)
     assert stops.awaits_too_long(30.9) is None
     assert stops.awaits_too_long(31.0) == "body"
     trickles.on_bytes(29.0)
-    trickles.on_body(1)
+    trickles.on_body(1, 29.0)
     assert trickles.awaits_too_long(29.9) is None
     assert trickles.awaits_too_long(30.1) == "body"
+
+
+def test_a_fast_start_buys_no_slow_end() -> None:
+    patience = opened()
+    asked(patience, 0.0, with_body=True)
+    patience.on_body(19_000_000, 1.0)
+    for second in range(2, 31):
+        patience.on_body(1, float(second))
+        assert patience.awaits_too_long(float(second)) is None
+    assert patience.awaits_too_long(31.1) == "body"
 
 
 @given(st.floats(1.0, 20.0), st.integers(1, 300))
@@ -73,7 +83,7 @@ def test_a_body_at_the_slowest_rate_is_waited_for(step_s: float, num_steps: int)
     for step in range(1, num_steps + 1):
         assert patience.awaits_too_long(step * step_s) is None
         patience.on_bytes(step * step_s)
-        patience.on_body(int(step_s * BODY_BYTES_PER_S) + 1)
+        patience.on_body(int(step_s * BODY_BYTES_PER_S) + 1, step * step_s)
     patience.on_request_end()
     assert patience.awaits_too_long(1e9) is None  # it is our turn
 
@@ -84,7 +94,7 @@ def test_what_follows_a_refused_body_has_an_end_too() -> None:
     patience.on_answered(5.0)
     for second in range(6, 35):
         patience.on_bytes(float(second))
-        patience.on_body(1_000_000)
+        patience.on_body(1_000_000, float(second))
         assert patience.awaits_too_long(float(second)) is None
     assert patience.awaits_too_long(35.0) == "body"
 

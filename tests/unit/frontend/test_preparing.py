@@ -5,24 +5,26 @@ import base64
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from services.frontend.access import serving
 from services.frontend.api.oneshot.bodies import EncodedBody, OneshotBody, inputs_of
-from services.frontend.api.oneshot.inputs import Context
+from services.frontend.api.oneshot.inputs import LARGE_PIXELS, Context
 from services.frontend.api.oneshot.requests import run_images, run_texts
 from services.frontend.api.oneshot.texts import CHUNK_CHARS_MAX, CHUNK_INPUTS, chunks
 from services.frontend.core.capacity import Capacity
 from services.frontend.errors import JobError
+from services.frontend.gates import THREADS, Gates
 from services.frontend.hub import ClientGone
-from services.frontend.images import NUM_THREADS, THREADS, ImageProcessor, Pixels
+from services.frontend.images import ImageProcessor, Pixels, TooManyPixels
 from services.frontend.job_hub import PendingJobs
 from services.frontend.models import OneshotModel
 from services.frontend.tokenizer import Cut, ModelInput, ModelTokenizer, Query
 from shared.clock import ManualClock
 from shared.errors import InvalidRequest
-from shared.ids import ModelId
+from shared.ids import ModelId, TenantId
 from shared.messages import OneshotCard, OneshotVariant
 
 MS = 1_000_000
@@ -68,7 +70,8 @@ class House:
         hub: Any = SimpleNamespace(open=self._open)
         self.pending = PendingJobs(hub, self.capacity, 0, "r")
         config = SimpleNamespace(scheduler_shards=1, image_bytes_max=100, image_pixels_max=100)
-        app: Any = SimpleNamespace(clock=self.clock, config=config)
+        self.gates = Gates(is_shared=True)
+        app: Any = SimpleNamespace(clock=self.clock, config=config, gates=self.gates)
         self.context = Context(app, self.pending)
 
     def texts(self, tokenizer: Words, texts: Sequence[str], query: str | None = None) -> None:
@@ -211,7 +214,7 @@ def test_a_bad_image_ends_the_request_when_the_others_rest() -> None:
     assert caught.value.param == "input[1]"
     assert held == [40], "the room is taken while others decode"
     assert sorted(processor.begun) == sorted(processor.ended)
-    assert len(processor.begun) <= NUM_THREADS + 1
+    assert len(processor.begun) <= THREADS + 1
     assert house.capacity.num == 0
 
 
@@ -225,15 +228,80 @@ def test_images_that_nobody_waits_for_are_not_decoded(is_gone: bool) -> None:
     processor: Any = Slow(on_begin)
     with pytest.raises(ClientGone if is_gone else JobError):
         house.images(processor, 40)
-    assert 1 <= len(processor.begun) <= NUM_THREADS
+    assert 1 <= len(processor.begun) <= THREADS
     assert house.capacity.num == 0
 
 
 def test_a_deadline_ends_the_wait_for_a_busy_pool() -> None:
     house, release = House(), threading.Event()
-    blocked = [THREADS.submit(release.wait, 10) for _ in range(NUM_THREADS)]
+    blocked = [house.gates.images._threads.submit(release.wait, 10) for _ in range(THREADS)]
     processor: Any = Slow(lambda _: None)
     with pytest.raises(JobError):
         house.images(processor, 3)
     assert not processor.begun and not any(future.done() for future in blocked)
     release.set()
+
+
+def test_a_tenant_s_images_and_texts_leave_threads_to_another() -> None:
+    house, other, release = House(), House(), threading.Event()
+    other.context.app = house.context.app
+    begun = threading.Semaphore(0)
+
+    def wait(_: int = 0) -> None:
+        begun.release()
+        assert release.wait(10)
+
+    async def scenario() -> None:
+        image = [f"data:image/png;base64,{base64.b64encode(b'x').decode()}"]
+        body, slow = OneshotBody(model="m"), cast(Any, Slow(wait))
+        fast = cast(Any, Slow(lambda _: None))
+        with serving(TenantId("a")):
+            images = run_images(house.context, OneshotModel(CARD, slow), body, image * 40)
+            texts = EncodedBody(model="m")
+            words = inputs_of(texts, list(many(500)), "input")
+            works = [images, *(
+                run_texts(house.context, OneshotModel(CARD, Words(wait)), texts, words)
+                for _ in range(THREADS)
+            )]  # fmt: skip
+            held = [asyncio.create_task(work) for work in works]
+        for _ in range(THREADS):  # half of the one kind, and half of the other
+            await asyncio.to_thread(begun.acquire)
+        with serving(TenantId("b")):
+            with pytest.raises(House.Reached):
+                await run_images(other.context, OneshotModel(CARD, fast), body, image)
+            with pytest.raises(House.Reached):
+                await run_texts(other.context, OneshotModel(CARD, Words()), texts, words)
+        assert not begun.acquire(blocking=False) and len(slow.begun) == THREADS // 2
+        release.set()
+        await asyncio.gather(*held, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_large_images_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, threads = House(), set[str]()
+    monkeypatch.setattr(house.context.app.config, "image_pixels_max", 10 * LARGE_PIXELS)
+
+    class Large(Slow):
+        def decode(self, data: bytes, pixels_max: int) -> Pixels:
+            if data[0] % 2 and pixels_max <= LARGE_PIXELS:
+                raise TooManyPixels("large")
+            if data[0] % 2:
+                threads.add(threading.current_thread().name)
+            return super().decode(data, pixels_max)
+
+    processor: Any = Large(lambda _: None)
+    with pytest.raises(House.Reached):
+        house.images(processor, 20)
+    assert sorted(processor.ended) == [*range(20)]
+    assert threads and all(name.startswith("large") for name in threads)
+
+
+def test_an_image_that_is_too_large_is_named() -> None:
+    class Huge(Slow):
+        def decode(self, data: bytes, pixels_max: int) -> Pixels:
+            raise TooManyPixels("huge")
+
+    with pytest.raises(InvalidRequest, match="huge") as caught:
+        House().images(cast(Any, Huge(lambda _: None)), 1)
+    assert caught.value.param == "input[0]"

@@ -1,6 +1,8 @@
 """What one tenant may have of a frontend at once."""
 
 from collections import Counter
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.frontend.core.capacity import Capacity
 from services.frontend.core.quotas import (
+    SHARE,
     Admission,
     Kind,
     Quotas,
@@ -153,3 +156,38 @@ def test_priorities_outside_of_the_range_are_refused_and_defaults_moved_into_it(
         with pytest.raises(InvalidRequest, match="-1 to 1") as refused:
             priority_within((-1, 1), asked, default=0)
         assert refused.value.param == "priority"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(1, 20)), max_size=200),
+    st.integers(1000, 3000),
+)
+def test_what_some_take_leaves_room_for_those_who_have_nothing(
+    takes: list[tuple[TenantId, int]], num_bytes: int
+) -> None:
+    capacity = Capacity(10**6, num_bytes)
+    quotas = Quotas(TenantLimits(), {}, {"job_bytes": lambda: capacity.num_free_bytes})
+    rooms = {tenant: TenantCapacity(capacity, quotas, tenant) for tenant in (A, B, C)}
+    for tenant, amount in takes:
+        with suppress(TenantQuota):
+            assert rooms[tenant].take(0, amount), "refused in the name of all"
+        num_holding = len([each for each in (A, B, C) if quotas.used(each, "job_bytes")])
+        least = num_bytes / (SHARE * num_holding + 1) - 20  # the last one's amount may be too much
+        assert capacity.num_free_bytes >= least
+    newcomer = TenantCapacity(capacity, quotas, TenantId("d"))
+    if capacity.num_free_bytes >= 20:
+        assert newcomer.take(0, 20)
+
+
+def test_a_share_is_told_apart_from_a_limit() -> None:
+    capacity = Capacity(10, 10**6)
+    free = {"jobs": lambda: capacity.num_free}
+    quotas = Quotas(TenantLimits(), {B: TenantLimits(jobs=10)}, cast(Any, free))
+    a, b = (TenantCapacity(capacity, quotas, tenant) for tenant in (A, B))
+    assert a.take(8, 0)
+    with pytest.raises(TenantQuota, match="the rest is kept for others"):
+        a.take(1, 0)
+    assert b.take(2, 0), "its operator has named its limit"
+    assert not a.take(1, 0), "full for everybody"
+    a.give(8, 0)
+    assert a.take(8, 0), "one request may take all that is free"

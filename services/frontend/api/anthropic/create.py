@@ -54,7 +54,7 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message has."""
     app, tenant = app_of(request), caller_of(request).tenant
     with HeldCapacity(app.capacity_of(tenant), FREE_BODY_BYTES) as held:
-        body = parse(CountTokensBody, await read_body(request, held.grow_to))
+        body = parse(CountTokensBody, await read_body(request, held))
         with told_as(own_words(body)):
             return Json({"input_tokens": await _num_tokens(app, chat_of(body), tenant)})
 

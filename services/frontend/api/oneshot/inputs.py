@@ -5,22 +5,25 @@ and errors are the event loop's business. Texts are in `texts.py`.
 """
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.frontend.app import App
 from services.frontend.core.job_events import Fail, NewJob
 from services.frontend.errors import JobError
+from services.frontend.gates import Workers
 from services.frontend.hub import ClientGone
-from services.frontend.images import THREADS, ImageProcessor, data_url_bytes
+from services.frontend.images import ImageProcessor, TooManyPixels, data_url_bytes
 from services.frontend.job_hub import PendingJobs, count
 from services.frontend.models import OneshotModel
 from shared.errors import InvalidRequest
+from shared.fair_slots import Overloaded
 from shared.ids import JobId
 from shared.messages import JobDropped, JobInput
 
+LARGE_PIXELS = 4_000_000  # of an image; those with more are decoded two at a time
 ENTRY_BYTES = 256  # of an input, beside its tokens or pixels
 
 Made = TypeVar("Made")
@@ -62,6 +65,19 @@ class Preparation:
         """Whether to go on. Any thread may ask."""
         return not self.context.is_abandoned and self._left_ns() >= 0
 
+    async def in_thread(self, workers: Workers, work: Callable[[], Made]) -> Made | None:
+        """What `work` makes in a thread; None: there was none in time.
+
+        Raises:
+            TenantQuota, Overloaded: too much waits for one.
+        """
+        try:
+            return await workers.run(work, self.left_s())
+        except Overloaded:
+            if self.is_wanted():
+                raise
+            return None
+
     def left_s(self) -> float:
         """Time until it is too late, seconds, never negative."""
         return max(self._left_ns(), 0) / 1e9
@@ -94,17 +110,21 @@ async def image_jobs(
         ClientGone: the client hung up.
     """
     context, processor = preparation.context, model.processor
-    config = context.app.config
+    config, gates = context.app.config, context.app.gates
     assert isinstance(processor, ImageProcessor)
     context.pending.take(len(urls), len(urls) * (processor.num_bytes + ENTRY_BYTES))
     variant = variant_of(model, 0)
 
-    def decode(at: int) -> NewJob | None:
+    def decode(at: int, pixels_max: int) -> NewJob | None:
         if not preparation.is_wanted():
             return None
         try:
             data = data_url_bytes(urls[at], config.image_bytes_max)
-            pixels = processor.decode(data, config.image_pixels_max)
+            pixels = processor.decode(data, min(pixels_max, config.image_pixels_max))
+        except TooManyPixels as error:
+            if pixels_max < config.image_pixels_max:
+                raise  # in another thread
+            raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
         except InvalidRequest as error:
             raise InvalidRequest(f"input[{at}]: {error.message}", f"input[{at}]") from None
         made = JobInput(
@@ -115,8 +135,20 @@ async def image_jobs(
         )
         return NewJob(variant=variant, input=made)
 
-    futures = [THREADS.submit(decode, at) for at in range(len(urls))]
-    made = await _all_or_first_error(futures, preparation.left_s())
+    made: list[NewJob | None] = [None] * len(urls)
+    numbers = iter(range(len(urls)))
+
+    async def decode_some() -> None:
+        for at in numbers:
+            try:
+                work = partial(decode, at, LARGE_PIXELS)
+                made[at] = await preparation.in_thread(gates.images, work)
+            except TooManyPixels:
+                work = partial(decode, at, config.image_pixels_max)
+                made[at] = await preparation.in_thread(gates.large_images, work)
+
+    num = min(gates.images.num, len(urls))
+    await _all_or_first_error([decode_some() for _ in range(num)], preparation.left_s())
     jobs = [job for job in made if job is not None]
     if len(jobs) < len(urls):
         raise preparation.ended()
@@ -135,20 +167,18 @@ def job_id_of(context: Context, at: int) -> JobId:
 
 
 async def _all_or_first_error(
-    futures: Sequence[Future[Made]], timeout_s: float
-) -> list[Made | None]:
-    """What each has made; None for those that had not begun when time was up. On an error too
-    nothing more is begun, but what runs is waited for: its memory is accounted for until then.
+    works: Sequence[Coroutine[None, None, None]], timeout_s: float
+) -> None:
+    """Wait until all are done, or time is up. On an error too nothing more is begun, but what runs
+    is waited for: its memory is accounted for until then.
     """
-    waiting = [asyncio.wrap_future(future) for future in futures]
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for future in futures:
-            future.cancel()  # does nothing to those that have begun
-    await asyncio.wait(waiting)
-    ended = [future for future in waiting if not future.cancelled()]
-    errors = [error for error in [future.exception() for future in ended] if error is not None]
-    if errors:
-        raise errors[0]
-    return [None if future.cancelled() else future.result() for future in waiting]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    ended = [task for task in tasks if not task.cancelled()]
+    for error in filter(None, [task.exception() for task in ended]):
+        raise error

@@ -69,7 +69,7 @@ async def respond(
     app = app_of(request)
     capacity = app.capacity_of(caller_of(request).tenant)
     with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held.grow_to))
+        body = parse(kind, await read_body(request, held))
         target_ms = slo_ms(request.headers.get(SLO_HEADER))
         with PendingJobs(app.jobs, capacity, app.clock.now_ns(), request_id_of(request)) as pending:
             context = Context(app, pending, target_ms)

@@ -1,6 +1,5 @@
 """Texts as inputs of a one-shot model: tokenized in chunks, in threads if they are long."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +46,8 @@ async def text_jobs(
         def unless_over() -> Made | None:
             return do() if preparation.is_wanted() else None
 
-        made = unless_over() if is_inline else await asyncio.to_thread(unless_over)
+        workers = preparation.context.app.gates.inputs
+        made = unless_over() if is_inline else await preparation.in_thread(workers, unless_over)
         if made is None:
             raise preparation.ended()
         return made

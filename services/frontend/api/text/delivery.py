@@ -1,6 +1,5 @@
 """Sending a generation: whole, as server-sent events, or as messages."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -32,7 +31,7 @@ async def _written(writer: Writer, piece: Piece | None, make: Callable[[], Made]
     """
     if writer.num_entries(piece) <= ENTRIES_AT_ONCE:
         return make()
-    return await asyncio.to_thread(make)
+    return await writer.generation.gates.answers.run(make)
 
 
 async def add_all(writer: Writer) -> None:
@@ -93,7 +92,7 @@ async def respond(
     """
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(kind, await read_body(request, held.grow_to))
+        body = parse(kind, await read_body(request, held))
         writer = await prepare(app, body, origin_of(request))
         writer.generation.keep(held)
         if begin is not None and (told := await begin(app, body, writer)) is not None:

@@ -93,6 +93,7 @@ class Generation:
 
     def __init__(self, app: App, plan: Plan) -> None:
         self._app = app
+        self.gates = app.gates
         self.plan = plan
         self.mailbox = Mailbox()
         self.tools: list[str] = []

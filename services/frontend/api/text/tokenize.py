@@ -25,7 +25,7 @@ async def tokenize(request: Request) -> Response:
     """Tokens of a text, or of a chat as the model's template writes it."""
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(TokenizeBody, await read_body(request, held.grow_to))
+        body = parse(TokenizeBody, await read_body(request, held))
         return await _tokenized(app, body, caller_of(request).tenant)
 
 
@@ -62,7 +62,7 @@ async def detokenize(request: Request) -> Response:
     """Text of tokens, special ones included."""
     app = app_of(request)
     with HeldCapacity(app.capacity_of(caller_of(request).tenant), FREE_BODY_BYTES) as held:
-        body = parse(DetokenizeBody, await read_body(request, held.grow_to))
+        body = parse(DetokenizeBody, await read_body(request, held))
         model = await app.adapters.model(caller_of(request).tenant, body.model)
         vocab_size = model.tokenizer.vocab_size
         tokens = token_list(body.tokens)

@@ -1,0 +1,150 @@
+"""A few slots for the work of many tenants: none takes all, and none waits behind another's queue.
+
+`FairSlots` decides. `FairGate` waits, on the event loop.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from shared.errors import NoCapacity, TenantQuota
+from shared.ids import TenantId
+
+
+class Overloaded(NoCapacity):
+    """As much work waits as may, or it waited as long as it may."""
+
+    code = "overloaded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairLimits:
+    """Attributes:
+    num: slots.
+    of_tenant: slots of one tenant.
+    waiting: pieces of work without a slot, of all tenants.
+    waiting_of_tenant: of one tenant.
+    """
+
+    num: int
+    of_tenant: int
+    waiting: int = 0
+    waiting_of_tenant: int = 0
+
+
+class FairSlots:
+    """Who has a slot, and who gets the next one: tenants in turn, each in the order it asked.
+
+    Args:
+        what: the work is called in errors, plural.
+    """
+
+    def __init__(self, what: str, limits: FairLimits) -> None:
+        self._what = what
+        self._limits = limits
+        self._running: Counter[TenantId] = Counter()
+        self._waiting: OrderedDict[TenantId, deque[int]] = OrderedDict()
+        self._num_waiting = 0
+
+    def ask(self, tenant: TenantId, ticket: int) -> bool:
+        """Whether a slot is there at once; else `ticket` waits for one.
+
+        Raises:
+            TenantQuota: as much of this tenant's runs and waits as may.
+            Overloaded: of all tenants'.
+        """
+        limits = self._limits
+        if tenant not in self._waiting and self._may_run(tenant):
+            self._running[tenant] += 1
+            return True
+        queue = self._waiting.get(tenant, ())
+        if self._running[tenant] + len(queue) >= limits.of_tenant + limits.waiting_of_tenant:
+            num = limits.of_tenant + limits.waiting_of_tenant
+            raise TenantQuota(f"this tenant has too many {self._what} at once: it may have {num}")
+        if self._num_waiting >= limits.waiting or len(queue) >= limits.waiting_of_tenant:
+            raise Overloaded(f"too many {self._what} at once")
+        self._waiting.setdefault(tenant, deque()).append(ticket)
+        self._num_waiting += 1
+        return False
+
+    def leave(self, tenant: TenantId, ticket: int) -> None:
+        """`ticket` does not wait any more."""
+        self._waiting[tenant].remove(ticket)
+        self._on_fewer(tenant)
+
+    def give(self, tenant: TenantId) -> list[int]:
+        """A slot of `tenant` is free again: the tickets that have one now."""
+        self._running[tenant] -= 1
+        assert self._running[tenant] >= 0, "more given back than was taken"
+        if not self._running[tenant]:
+            del self._running[tenant]
+        served: list[int] = []
+        while (first := next(filter(self._may_run, self._waiting), None)) is not None:
+            self._running[first] += 1
+            served.append(self._waiting[first].popleft())
+            self._waiting.move_to_end(first)
+            self._on_fewer(first)
+        return served
+
+    def _may_run(self, tenant: TenantId) -> bool:
+        limits = self._limits
+        return self._running.total() < limits.num and self._running[tenant] < limits.of_tenant
+
+    def _on_fewer(self, tenant: TenantId) -> None:
+        self._num_waiting -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+
+class FairGate:
+    """Slots that are waited for.
+
+    Args:
+        what: the work is called in errors, plural.
+    """
+
+    def __init__(self, what: str, limits: FairLimits) -> None:
+        self._what = what
+        self._slots = FairSlots(what, limits)
+        self._tickets = count()
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def slot(self, tenant: TenantId, wait_s: float) -> AsyncIterator[None]:
+        """Work in this block has a slot.
+
+        Args:
+            wait_s: how long it waits for that at most.
+
+        Raises:
+            TenantQuota, Overloaded: it gets none.
+        """
+        ticket = next(self._tickets)
+        if not self._slots.ask(tenant, ticket):
+            await self._wait(tenant, ticket, wait_s)
+        try:
+            yield
+        finally:
+            self._give(tenant)
+
+    async def _wait(self, tenant: TenantId, ticket: int, wait_s: float) -> None:
+        waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(asyncio.shield(waiter), wait_s)
+        except BaseException as error:
+            if waiter.done():  # the slot came in the last moment
+                self._give(tenant)
+            else:
+                self._slots.leave(tenant, ticket)
+            if isinstance(error, TimeoutError):
+                raise Overloaded(f"too many {self._what} at once") from None
+            raise
+        finally:
+            del self._waiters[ticket]
+
+    def _give(self, tenant: TenantId) -> None:
+        for ticket in self._slots.give(tenant):
+            self._waiters[ticket].set_result(None)
