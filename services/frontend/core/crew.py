@@ -1,15 +1,19 @@
-"""Who of a few processes does which piece of work, and what becomes of work that does not end.
+"""Which of a few processes does which piece of work, and what becomes of work that does not end.
 
 A child does one piece at a time. Work that a child does not end within the limit is over, and so is
 the child: nothing else stops what it runs. Work whose child died for another reason is given to
-another one once.
+another one once, unless the work itself ended the child.
+
+Owners (tenants) take turns: the next piece is that of an owner who waited while others were served,
+an owner has at most `CrewLimits.share` children, and a full queue drops the newest piece of the
+owner that fills it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Literal
 
-Why = Literal["full", "lost", "too_long"]
+Why = Literal["full", "lost", "too_long", "crashed"]
 State = Literal["absent", "starting", "idle", "busy", "ending"]
 
 
@@ -28,6 +32,7 @@ class CrewLimits:
     waiting_max: int = 256
     wait_ns: int = 60_000_000_000
     start_ns: int = 60_000_000_000
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Fail:
 
     Attributes:
         why: `full`: no child was free in time; `lost`: children died of it, or none can be started;
-            `too_long`: it did not end within the limit.
+            `too_long`: it did not end within the limit; `crashed`: it ended its child, and would
+            end any other.
     """
 
     work: int
@@ -72,6 +78,7 @@ Effect = Start | Kill | Give | Fail
 class _Work:
     number: int
     until_ns: int
+    owner: str
     is_second_try: bool = False
 
 
@@ -91,12 +98,19 @@ class Crew:
         self._children = [_Child() for _ in range(limits.num_children)]
         self._waiting: deque[_Work] = deque()
 
-    def on_work(self, work: int, now_ns: int) -> list[Effect]:
-        """Somebody wants this done."""
+    def on_work(self, work: int, now_ns: int, owner: str = "") -> list[Effect]:
+        """An owner wants this done."""
+        effects: list[Effect] = []
         if len(self._waiting) >= self._limits.waiting_max:
-            return [Fail(work, "full")]
-        self._waiting.append(_Work(work, now_ns + self._limits.wait_ns))
-        return self._serve(now_ns)
+            num_waiting = Counter(waiting.owner for waiting in self._waiting)
+            if num_waiting[owner] >= max(num_waiting.values()):
+                return [Fail(work, "full")]
+            most = max(num_waiting, key=num_waiting.__getitem__)
+            newest = next(each for each in reversed(self._waiting) if each.owner == most)
+            self._waiting.remove(newest)
+            effects.append(Fail(newest.number, "full"))
+        self._waiting.append(_Work(work, now_ns + self._limits.wait_ns, owner))
+        return effects + self._serve(now_ns)
 
     def on_abandoned(self, work: int) -> None:
         """Nobody wants it any more. What a child has begun it ends."""
@@ -130,11 +144,17 @@ class Crew:
         self._children[child] = _Child("idle")
         return self._serve(now_ns)
 
-    def on_ended(self, child: int, now_ns: int) -> list[Effect]:
-        """A child's process is no more."""
+    def on_ended(self, child: int, now_ns: int, *, is_by_work: bool = False) -> list[Effect]:
+        """A child's process is no more.
+
+        Args:
+            is_by_work: its work ended it, as any other child's.
+        """
         ended, self._children[child] = self._children[child], _Child()
         effects: list[Effect] = []
-        if ended.work is not None and ended.work.is_second_try:
+        if ended.work is not None and is_by_work:
+            effects.append(Fail(ended.work.number, "crashed"))
+        elif ended.work is not None and ended.work.is_second_try:
             effects.append(Fail(ended.work.number, "lost"))
         elif ended.work is not None:
             ended.work.is_second_try = True
@@ -171,17 +191,43 @@ class Crew:
         """Give waiting work to idle children, and begin as many more as the rest needs."""
         effects: list[Effect] = []
         for number, child in enumerate(self._children):
-            if self._waiting and child.state == "idle":
-                work = self._waiting.popleft()
+            if child.state == "idle" and (work := self._take_next()) is not None:
                 until_ns = now_ns + self._limits.start_ns
                 self._children[number] = _Child("busy", work, until_ns)
                 effects.append(Give(number, work.number))
         num_starting = sum(child.state == "starting" for child in self._children)
+        num_wanted = self._num_servable() if num_starting < len(self._waiting) else 0
         for number, child in enumerate(self._children):
-            if child.state == "absent" and num_starting < len(self._waiting):
+            if child.state == "absent" and num_starting < num_wanted:
                 effects.append(self._start(number, now_ns))
                 num_starting += 1
         return effects
+
+    def _room_of_owners(self) -> Counter[str]:
+        """How many more children each waiting owner's work may have; none: not in it."""
+        share = self._limits.share or self._limits.num_children
+        room = Counter({work.owner: share for work in self._waiting})
+        room.subtract(
+            child.work.owner
+            for child in self._children
+            if child.work is not None and child.work.owner in room
+        )
+        return +room
+
+    def _num_servable(self) -> int:
+        """Of waiting work, what its owners' shares allow to run now."""
+        return (self._room_of_owners() & Counter(work.owner for work in self._waiting)).total()
+
+    def _take_next(self) -> _Work | None:
+        """The oldest work whose owner may have a child more; its owner's other work goes last."""
+        room = self._room_of_owners()
+        work = next((work for work in self._waiting if work.owner in room), None)
+        if work is None:
+            return None
+        others = [each for each in self._waiting if each.owner != work.owner]
+        own = [each for each in self._waiting if each.owner == work.owner and each is not work]
+        self._waiting = deque([*others, *own])
+        return work
 
     def _start(self, child: int, now_ns: int) -> Start:
         self._children[child] = _Child("starting", until_ns=now_ns + self._limits.start_ns)
