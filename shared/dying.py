@@ -1,8 +1,11 @@
-"""The end of a process that cannot even stop in order, and of one whose parent has ended."""
+"""The end of a process that cannot even stop in order, of one whose parent has ended, and of one
+that takes too much memory.
+"""
 
 import ctypes
 import logging
 import os
+import resource
 import signal
 from typing import NoReturn
 
@@ -31,3 +34,17 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Fail this process's allocations beyond so many bytes of addresses more than now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = mapped_bytes() + num_bytes
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def mapped_bytes() -> int:
+    """Addresses that this process has, in bytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,90 +1,127 @@
 """Makes grammars, and sees that they can be used before a turn is held to them."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
+import pickle
 from dataclasses import dataclass
+from signal import SIGABRT, SIGSEGV
 
-from llguidance import LLTokenizer
-
-from shared.deep_threads import DeepThreads
+from services.frontend.compiling.child import TOO_LARGE
+from services.frontend.core.crew import CrewLimits, Why
+from services.frontend.core.forms import Form
+from services.frontend.core.tenant_cache import TenantCache
+from services.frontend.rendering import frames
+from services.frontend.rendering.pool import ChildKind, Pool
+from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity
-from shared.grammar import REASON_CHARS_MAX, byte_tokenizer, flaw_of
+from shared.ids import TenantId
 
-THREADS = 2
-PATIENCE_S = 5.0
-WAITING_MAX = 64
-KNOWN_MAX = 256
+PROCESSES = 2
+WORK_S = 5.0
+RETRY_S = 5.0
+KEPT_BYTES_MAX = 64 * 1024**2
+LIMITS = CrewLimits(
+    num_children=PROCESSES,
+    children_of_tenant=PROCESSES - 1,  # another tenant's grammar never waits for its
+    work_ns=int(WORK_S * 1e9),
+    waiting_max=64,
+    wait_ns=30_000_000_000,
+)
+OF_CLOSED, OF_OPEN, OF_FLAW = "=", "+", "-"  # what is kept begins with
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A grammar, or why there is none."""
+class Made:
+    """Attributes:
+    grammar: as llguidance takes it.
+    is_open: objects in it may have keys of any name, which it does not keep from repeating.
+    """
 
-    grammar: str = ""
-    flaw: str = ""
+    grammar: str
+    is_open: bool
+
+
+KINDS = {frames.TEXT: OF_CLOSED, frames.OPEN: OF_OPEN, frames.REFUSED: OF_FLAW}
+
+
+class _Crashed(Exception):
+    """A grammar ended its process, as it would end any other."""
+
+
+def _error(why: Why, work_ns: int) -> Exception:
+    match why:
+        case "crashed":
+            return _Crashed()
+        case "too_long":  # of a slow moment, or of the grammar: nothing tells which
+            return NoCapacity(
+                f"the reply's grammar was not compiled within {work_ns / 1e9:g} s", RETRY_S
+            )
+        case "full":
+            return NoCapacity("too many grammars are being compiled")
+        case "lost":
+            return NoCapacity("the process that compiles grammars ended")
+
+
+_CHILD = ChildKind(
+    "services.frontend.compiling.child", "grammars", _error, frozenset({SIGABRT, SIGSEGV})
+)
 
 
 class GrammarMaker:
-    """Remembers what it made, and what it could not make: the same comes again and again. It works
-    in threads of its own, since some of it takes long; what recurses deep has room there.
+    """Has grammars compiled by processes with limits in memory and time, and remembers what came of
+    it, which depends on the grammar alone. That one took too long is not remembered.
     """
 
-    def __init__(self) -> None:
-        self._threads = DeepThreads(THREADS, "grammars")  # no thread before it is used
-        self._turns = asyncio.Semaphore(THREADS)
-        self._num_waiting = 0
-        self._known: OrderedDict[bytes, _Made] = OrderedDict()
-        self._tokenizer: LLTokenizer | None = None
+    def __init__(self, clock: Clock, limits: CrewLimits = LIMITS) -> None:
+        self._pool = Pool(clock, limits, _CHILD)  # no process before it is used
+        self._known = TenantCache(KEPT_BYTES_MAX)
+        self._making: dict[tuple[TenantId, bytes], asyncio.Task[str]] = {}
 
-    async def make(self, key: bytes, write: Callable[[], str], name: str) -> str:
+    async def make(self, tenant: TenantId, key: bytes, form: Form, name: str) -> Made:
         """A grammar that can be compiled, within limits, and within which something can be said.
 
         Args:
-            key: of all that decides what `write` gives, which may raise `ValueError`.
+            key: of all that the form holds.
             name: of the field that it comes from.
 
         Raises:
             InvalidRequest: there is none, and why.
-            NoCapacity: too many are waited for.
+            NoCapacity: it was not compiled in time, or too many wait for that.
         """
-        if (made := self._known.get(key)) is not None:
-            self._known.move_to_end(key)
-        else:
-            made = await self._make(write)
-            self._known[key] = made
-            if len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
-        if made.flaw:
+        known = self._known.get(tenant, key)
+        if known is None:
+            known = await asyncio.shield(self._task(tenant, key, form))
+        if known.startswith(OF_FLAW):
             param = name.partition(".")[0]
-            raise InvalidRequest(f"{name}: {made.flaw}", param, code="invalid_grammar")
-        return made.grammar
+            raise InvalidRequest(f"{name}: {known[1:]}", param, code="invalid_grammar")
+        return Made(known[1:], is_open=known.startswith(OF_OPEN))
 
-    def close(self) -> None:
-        """Let go of its threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes."""
+        return self._pool.pids
 
-    async def _make(self, write: Callable[[], str]) -> _Made:
-        if self._num_waiting >= WAITING_MAX:
-            raise NoCapacity("too many grammars are being compiled")
-        self._num_waiting += 1
+    async def close(self) -> None:
+        """End its processes."""
+        await self._pool.close()
+
+    def _task(self, tenant: TenantId, key: bytes, form: Form) -> "asyncio.Task[str]":
+        """One for all who ask a tenant's same; it goes on if they do not wait for it."""
+        task = self._making.get((tenant, key))
+        if task is None:
+            task = asyncio.create_task(self._make(tenant, form))
+            self._making[tenant, key] = task
+            task.add_done_callback(lambda task: self._on_made(tenant, key, task))
+        return task
+
+    def _on_made(self, tenant: TenantId, key: bytes, task: "asyncio.Task[str]") -> None:
+        del self._making[tenant, key]
+        if not task.cancelled() and task.exception() is None:
+            self._known.put(tenant, key, task.result())
+
+    async def _make(self, tenant: TenantId, form: Form) -> str:
+        data = pickle.dumps(form, pickle.HIGHEST_PROTOCOL)
         try:
-            async with self._turns:  # the time of others does not count
-                loop = asyncio.get_running_loop()
-                making = loop.run_in_executor(self._threads, self._made, write)
-                made: _Made = await asyncio.wait_for(making, PATIENCE_S)
-                return made
-        except TimeoutError:
-            return _Made(flaw=f"it takes longer than {PATIENCE_S:g} s to compile")
-        finally:
-            self._num_waiting -= 1
-
-    def _made(self, write: Callable[[], str]) -> _Made:
-        """In a thread."""
-        if self._tokenizer is None:
-            self._tokenizer = byte_tokenizer()
-        try:
-            grammar = write()
-        except (ValueError, RecursionError) as error:
-            return _Made(flaw=str(error)[:REASON_CHARS_MAX] or type(error).__name__)
-        return _Made(grammar, flaw_of(grammar, self._tokenizer))
+            kind, made = await self._pool.run(frames.LENGTH.pack(len(data)) + data, tenant)
+        except _Crashed:
+            return OF_FLAW + TOO_LARGE
+        return KINDS[kind] + made.decode()

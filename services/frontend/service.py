@@ -122,8 +122,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     )
     house = HouseMetrics(runtime.bus, runtime.process)
     responses = ResponseStore(sessions)
-    grammars = GrammarMaker()
-    runtime.stack.callback(grammars.close)
+    grammars = GrammarMaker(runtime.clock)
+    runtime.stack.push_async_callback(grammars.close)
     app = App(
         config,
         runtime.bus,

@@ -52,6 +52,9 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; n: the chosen token's and the n likeliest
     prompt_logprobs: int | None = None
     grammar: str = ""  # that the reply is held to, as llguidance writes them; empty: none
+    # Marks in the reply behind which JSON comes whose objects' keys are kept from repeating, which
+    # the grammar cannot; an empty text: it begins with JSON.
+    json_after: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

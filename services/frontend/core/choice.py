@@ -19,6 +19,7 @@ class Piece:
         logprobs: of tokens whose text is out by now, each with where its text starts.
         cancel: the worker goes on, but the reply is complete: stop it.
         tokens: generated since the last piece, shown or not, an end token included.
+        is_cut: the reply ends, and the model did not end it.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Piece:
     logprobs: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
     cancel: bool = False
     tokens: Sequence[int] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,8 @@ class Choice:
             self.finish = "stop" if event.finish == "stop" else "length"
         self.num_completion_tokens += len(tokens)
         cancel = self.finish is not None and event.finish is None
-        return Piece(self.index, text, self.finish, self._take_logprobs(), cancel, tokens)
+        is_cut = self.finish == "length" or self._text.stopped
+        return Piece(self.index, text, self.finish, self._take_logprobs(), cancel, tokens, is_cut)
 
     @property
     def stop_string(self) -> str | None:

@@ -1,8 +1,9 @@
-"""Who of a few processes does which piece of work, and what becomes of work that does not end.
+"""Which of a few processes does which piece of work, and what becomes of work that does not end.
 
 A child does one piece at a time. Work that a child does not end within the limit is over, and so is
 the child: nothing else stops what it runs. Work whose child died for another reason is given to
-another one once. Tenants whose work waits have their turns one after the other.
+another one once, unless the work itself ended the child. Tenants whose work waits have their turns
+one after the other.
 """
 
 from collections import Counter, deque
@@ -11,7 +12,7 @@ from typing import Literal
 
 from shared.ids import DEFAULT_TENANT, TenantId
 
-Why = Literal["full", "lost", "too_long"]
+Why = Literal["full", "lost", "too_long", "crashed"]
 State = Literal["absent", "starting", "idle", "busy", "ending"]
 
 
@@ -68,7 +69,8 @@ class Fail:
 
     Attributes:
         why: `full`: no child was free in time; `lost`: children died of it, or none can be started;
-            `too_long`: it did not end within the limit.
+            `too_long`: it did not end within the limit; `crashed`: it ended its child, and would
+            end any other.
     """
 
     work: int
@@ -145,11 +147,17 @@ class Crew:
         self._children[child] = _Child("idle")
         return self._serve(now_ns)
 
-    def on_ended(self, child: int, now_ns: int) -> list[Effect]:
-        """A child's process is no more."""
+    def on_ended(self, child: int, now_ns: int, *, is_by_work: bool = False) -> list[Effect]:
+        """A child's process is no more.
+
+        Args:
+            is_by_work: its work ended it, as any other child's.
+        """
         ended, self._children[child] = self._children[child], _Child()
         effects: list[Effect] = []
-        if ended.work is not None and ended.work.is_second_try:
+        if ended.work is not None and is_by_work:
+            effects.append(Fail(ended.work.number, "crashed"))
+        elif ended.work is not None and ended.work.is_second_try:
             effects.append(Fail(ended.work.number, "lost"))
         elif ended.work is not None:
             ended.work.is_second_try = True
@@ -192,22 +200,35 @@ class Crew:
                 self._children[number] = _Child("busy", work, until_ns)
                 effects.append(Give(number, work.number))
         num_starting = sum(child.state == "starting" for child in self._children)
+        num_wanted = self._num_servable() if num_starting < len(self._waiting) else 0
         for number, child in enumerate(self._children):
-            if child.state == "absent" and num_starting < len(self._waiting):
+            if child.state == "absent" and num_starting < num_wanted:
                 effects.append(self._start(number, now_ns))
                 num_starting += 1
         return effects
+
+    def _num_servable(self) -> int:
+        """Pieces of waiting work that their tenants' shares allow to run now."""
+        most, busy = self._most_of_tenant(), self._num_busy()
+        waiting = Counter(work.tenant for work in self._waiting)
+        return sum(min(count, most - busy[tenant]) for tenant, count in waiting.items())
+
+    def _most_of_tenant(self) -> int:
+        return self._limits.children_of_tenant or len(self._children)
+
+    def _num_busy(self) -> Counter[TenantId]:
+        """Children that work for each tenant."""
+        return Counter(child.work.tenant for child in self._children if child.work is not None)
 
     def _next(self) -> _Work | None:
         """The first piece of the tenant that has the fewest children, and waits for longest."""
         firsts: dict[TenantId, _Work] = {}
         for work in self._waiting:
             firsts.setdefault(work.tenant, work)
-        busy = Counter(child.work.tenant for child in self._children if child.work is not None)
+        busy = self._num_busy()
         known = self._given_at.items()
         self._given_at = {of: at for of, at in known if of in firsts or of in busy}
-        most = self._limits.children_of_tenant or len(self._children)
-        allowed = [work for work in firsts.values() if busy[work.tenant] < most]
+        allowed = [work for work in firsts.values() if busy[work.tenant] < self._most_of_tenant()]
         if not allowed:
             return None
         work = min(allowed, key=lambda w: (busy[w.tenant], self._given_at.get(w.tenant, 0)))

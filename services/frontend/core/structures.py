@@ -7,6 +7,8 @@ from typing import Any, Literal, cast
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from services.frontend.core.schemas import rewritten
+
 Kind = Literal["json", "regex", "choice", "grammar", "lark", "tags"]
 
 # Between JSON's tokens: what models write who set it out nicely, and not without end, as small ones
@@ -45,7 +47,7 @@ def grammar_of(structure: Structure) -> str:
     match structure.kind:
         case "json":
             return LLMatcher.grammar_from_json_schema(
-                _as_object(value), overrides=cast(Any, _options(structure.whitespace))
+                rewritten(value), overrides=cast(Any, _options(structure.whitespace))
             )
         case "regex":
             return LLMatcher.grammar_from_regex(value)
@@ -95,7 +97,7 @@ def literal(text: str) -> str:
 
 def embedded(schema: dict[str, Any] | bool, whitespace: str | None = None) -> str:
     """A schema within a rule; its references stay its own."""
-    return "%json " + json.dumps({**_as_object(schema), OPTIONS: _options(whitespace)})
+    return "%json " + json.dumps({**rewritten(schema), OPTIONS: _options(whitespace)})
 
 
 def _options(whitespace: str | None) -> dict[str, Any]:
@@ -115,14 +117,3 @@ def _as_lark(text: str) -> str:
     except Exception as error:  # its own kinds, and what they come from
         raise ValueError(str(error)) from None
     return lark
-
-
-def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
-    """A schema may be true, or false.
-
-    >>> _as_object(True), _as_object({"type": "null"})
-    ({}, {'type': 'null'})
-    """
-    if isinstance(schema, bool):
-        return {} if schema else {"enum": []}
-    return {name: value for name, value in schema.items() if name != OPTIONS}

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from services.frontend.light import without_torch
 from services.frontend.rendering import frames
 from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
-from shared.dying import die_with_parent
+from shared.dying import die_with_parent, limit_memory
 from shared.errors import InvalidRequest
 
 TOKENIZERS_MAX = 16  # kept loaded
@@ -28,7 +28,7 @@ def main(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     without_torch()
     import_library()
-    _limit_memory()
+    limit_memory(WORK_BYTES_MAX)
     _send(answers, frames.READY)
     tokenizers: dict[str, ModelTokenizer] = {}
     while head := tasks.read(frames.LENGTH.size):
@@ -86,15 +86,6 @@ def _tokenizer(loaded: dict[str, ModelTokenizer], task: frames.Task) -> ModelTok
 def _send(answers: BinaryIO, kind: bytes, data: bytes = b"") -> None:
     answers.write(frames.pack_answer(kind, data))
     answers.flush()
-
-
-def _limit_memory() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    limit = mapped + WORK_BYTES_MAX
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ HEAD = struct.Struct("<cI")
 READY = b"R"  # the child has started
 BEGUN = b"B"  # it has the tokenizer and works
 TEXT = b"T"
+OPEN = b"O"  # a grammar whose objects may have keys of any name
 TOKENS = b"I"
 ECHO = b"E"
 COUNT = b"C"  # there are more tokens than are of use: how many

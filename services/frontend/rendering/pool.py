@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,26 +18,44 @@ from services.frontend.rendering import frames
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity
 from shared.fair_slots import Overloaded
+from shared.ids import TenantId
 from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-_CHILD = "services.frontend.rendering.child"
+ENDING_S = 1.0  # of a process that has closed its output
 _PACKAGES = str(Path(services.__path__[0]).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildKind:
+    """Attributes:
+    module: that a child runs, with its parent's process id as the argument.
+    work: what it does, for the log.
+    error: what a request gets whose work is over without a result, after how many ns of work.
+    ended_by: signals by which a process ends whose work no process can do: they are no reason to
+        try another one.
+    """
+
+    module: str
+    work: str
+    error: Callable[[Why, int], Exception]
+    ended_by: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class _Work:
-    task: frames.Task
+    task: bytes
     answer: asyncio.Future[tuple[bytes, bytes]]
 
 
 class Pool:
     """Processes that are begun when there is work for them and do one piece at a time."""
 
-    def __init__(self, clock: Clock, limits: CrewLimits) -> None:
+    def __init__(self, clock: Clock, limits: CrewLimits, kind: "ChildKind | None" = None) -> None:
         self._clock = clock
         self._limits = limits
+        self._kind = kind or TEXTS
         self._crew = Crew(limits)
         self._works: dict[int, _Work] = {}
         self._num_works = 0
@@ -49,25 +68,27 @@ class Pool:
         """Of the children that run."""
         return [process.pid for process in self._processes.values()]
 
-    async def run(self, task: frames.Task) -> tuple[bytes, bytes]:
+    async def run(self, task: bytes, tenant: TenantId | None = None) -> tuple[bytes, bytes]:
         """A child's answer: its kind and its data.
 
+        Args:
+            task: packed, as the child reads it.
+            tenant: whose work it is; None: of the request that is served.
+
         Raises:
-            InvalidRequest: it took too long.
-            NoCapacity: no child could do it.
+            Exception: what the `ChildKind` has for work without a result.
         """
         self._num_works += 1
-        number, answer = self._num_works, asyncio.get_running_loop().create_future()
+        number = self._num_works
+        answer: asyncio.Future[tuple[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._works[number] = _Work(task, answer)
-        self._perform(self._crew.on_work(number, self._clock.now_ns(), served_tenant()))
+        tenant = served_tenant() if tenant is None else tenant
+        self._perform(self._crew.on_work(number, self._clock.now_ns(), tenant))
         try:
-            kind, data = await answer
+            return await answer
         finally:
             self._works.pop(number, None)
             self._crew.on_abandoned(number)
-        if kind == frames.UNLOADED:
-            raise NoCapacity(f"the model's tokenizer cannot be loaded: {data.decode()}")
-        return kind, data
 
     async def close(self) -> None:
         """End all children."""
@@ -93,7 +114,7 @@ class Pool:
         work = self._works[effect.work]  # what nobody waits for any more is not given
         stdin = self._processes[effect.child].stdin
         assert stdin is not None
-        stdin.write(frames.pack_task(work.task))
+        stdin.write(work.task)
 
     def _kill(self, child: int) -> None:
         process = self._processes.get(child)
@@ -102,10 +123,10 @@ class Pool:
                 os.kill(process.pid, signal.SIGKILL)
 
     def _fail(self, effect: Fail) -> None:
-        log.warning("a long text failed", extra={"why": effect.why})
+        log.warning("%s failed", self._kind.work, extra={"why": effect.why})
         work = self._works.get(effect.work)
         if work is not None and not work.answer.done():
-            work.answer.set_exception(_error(effect.why, self._limits.work_ns))
+            work.answer.set_exception(self._kind.error(effect.why, self._limits.work_ns))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -120,20 +141,25 @@ class Pool:
 
     async def _live(self, child: int) -> None:
         """A child's life, from its start to its end."""
+        is_by_work = False
         try:
-            process = await _start()
+            process = await _start(self._kind.module)
         except OSError as error:
-            log.error("no process for long texts", extra={"error": str(error)})
+            log.error("no process for %s", self._kind.work, extra={"error": str(error)})
         else:
             self._processes[child] = process
             try:
                 await self._listen(child, process)
+                with suppress(TimeoutError):  # its output is closed: it is about to end
+                    await asyncio.wait_for(process.wait(), ENDING_S)
             finally:
                 self._kill(child)
-                await process.wait()
+                code = await process.wait()
                 del self._processes[child]
-            log.info("a process for long texts ended", extra={"code": process.returncode})
-        self._perform(self._crew.on_ended(child, self._clock.now_ns()))
+            is_by_work = -code in self._kind.ended_by
+            log.info("a process for %s ended", self._kind.work, extra={"code": code})
+        now_ns = self._clock.now_ns()
+        self._perform(self._crew.on_ended(child, now_ns, is_by_work=is_by_work))
 
     async def _listen(self, child: int, process: Process) -> None:
         """Take a child's answers until it ends."""
@@ -160,6 +186,7 @@ class Pool:
 
 
 def _error(why: Why, work_ns: int) -> Exception:
+    """Of a long text."""
     if why == "too_long":
         return InvalidRequest(
             f"the prompt takes longer to prepare than {work_ns / 1e9:g} s",
@@ -170,10 +197,13 @@ def _error(why: Why, work_ns: int) -> Exception:
     return NoCapacity("the process that prepares long texts ended")
 
 
-async def _start() -> Process:
+TEXTS = ChildKind("services.frontend.rendering.child", "long texts", _error)
+
+
+async def _start(module: str) -> Process:
     path = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", _CHILD, str(os.getpid()),
+        sys.executable, "-m", module, str(os.getpid()),
         stdin=PIPE,
         stdout=PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

@@ -13,7 +13,7 @@ from services.frontend.rendering import frames
 from services.frontend.rendering.pool import Pool
 from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
 from shared.blocks import BlockKey
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NoCapacity
 
 INLINE_MESSAGES_MAX = 64
 INLINE_TOKENS_MAX = 32_768  # decoded at once in about 2 ms
@@ -86,7 +86,9 @@ class Texts:
         self, tokenizer: ModelTokenizer, operation: frames.Operation, *arguments: Any
     ) -> tuple[bytes, bytes]:
         task = frames.Task(tokenizer.name, tokenizer.source, operation, arguments)
-        kind, data = await self._pool.run(task)
+        kind, data = await self._pool.run(frames.pack_task(task))
+        if kind == frames.UNLOADED:
+            raise NoCapacity(f"the model's tokenizer cannot be loaded: {data.decode()}")
         if kind == frames.REFUSED:
             raise InvalidRequest(data.decode(), "messages" if operation == "render" else None)
         return kind, data

@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"$ref": "#"}}, "guided_json: "),
     ({"guided_json": '{"items":' * 400 + "{}" + "}" * 400}, "guided_json: "),
     ({"guided_json": {"enum": ["x" * 200_000]}}, "guided_json: more than"),
-    ({"response_format": NOT}, 'response_format: Unimplemented keys: ["not"]'),
+    ({"response_format": NOT}, "response_format: at #/not: no reply can be held to this"),
     ({"tools": [TOOL], "tool_choice": NO_TOOL}, "tool_choice: no tool is named 'x'"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice: this value"),
     ({"tool_choice": "required"}, "tool_choice: there are no tools"),

@@ -1,22 +1,18 @@
 """What replies can be held to: every field's way to a grammar, and what is refused."""
 
-import asyncio
-import threading
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
-from services.frontend import grammars
 from services.frontend.api.bodies import ChatBody
 from services.frontend.api.text.structure import structure_of
 from services.frontend.core.structural_tags import tags_grammar
-from services.frontend.core.structures import Kind, Structure, embedded, grammar_of, literal
+from services.frontend.core.structures import Structure, embedded, grammar_of, literal
 from services.frontend.core.tools import FAMILIES, ToolParser
 from services.frontend.core.tools.calls import Argued, Called
 from services.frontend.core.tools.forcing import CallRule, calls_grammar
-from services.frontend.grammars import GrammarMaker
-from shared.errors import InvalidRequest, NoCapacity
+from shared.errors import InvalidRequest
 from shared.grammar import byte_tokenizer, flaw_of, matcher_of, tokens_in
 from shared.sampling import GRAMMAR_BYTES_MAX
 from tests.unit.frontend.test_fields import parsed
@@ -155,9 +151,9 @@ def test_what_is_no_structure_is_refused_by_name(fields: dict[str, Any], says: s
     [
         ({"regex": "(a"}, "unclosed group"),
         ({"ebnf": "root ::= ("}, ""),
-        ({"guided_json": {"type": "cat"}}, "Invalid type"),
+        ({"guided_json": {"type": "cat"}}, "at #/type: give one of null"),
         ({"guided_json": False}, "Unsatisfiable"),
-        ({"guided_json": {"if": {}}}, "if"),
+        ({"guided_json": {"items": {"if": {}, "else": False}}}, "at #/items/if: no reply"),
     ],
 )
 def test_what_cannot_be_compiled_says_why(fields: dict[str, Any], says: str) -> None:
@@ -279,55 +275,3 @@ def two_calls(name: str, names_outside: bool, num: int = 2) -> str:
 def test_a_user_s_options_of_the_library_are_not_heard() -> None:
     schema = {"type": "object", "x-guidance": {"item_separator": "XX", "lenient": True}}
     assert "XX" not in grammar_of(Structure("s", "json", schema)) + embedded(schema)
-
-
-def test_hostile_grammars_keep_nobody_waiting_and_end_nothing() -> None:
-    """In the maker's threads: chains that recurse deep, much of what is no grammar, and GBNF."""
-    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(3000)}
-    chain = {"$ref": "#/$defs/a0", "$defs": {**links, "a3000": {"type": "null"}}}
-    rules = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(4000)) + 'a4000: "x"\n'
-    gbnf = "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(700)) + 'a700 ::= "x"\n'
-    long = "root ::= " + "r" * 100_000
-    asked: list[tuple[Kind, Any]] = [
-        ("json", chain), ("grammar", rules), ("grammar", gbnf), ("grammar", "\n" * 131_000 + "x"),
-        ("grammar", long),
-    ]  # fmt: skip
-
-    async def scenario() -> list[str]:
-        maker, told = GrammarMaker(), []
-        for number, (kind, value) in enumerate(asked):
-            structure = Structure("field.part", kind, value)
-            try:
-                await maker.make(bytes([number]), lambda s=structure: grammar_of(s), "field.part")  # type: ignore[misc]
-                told.append("")
-            except InvalidRequest as error:
-                told.append(f"{error.param} {error.code} {error.message}")
-        maker.close()
-        return told
-
-    told = asyncio.run(scenario())
-    assert told[:3] == ["", "", ""]
-    assert all(each.startswith("field invalid_grammar field.part: ") for each in told[3:])
-    assert all(len(each) < 500 for each in told)
-
-
-def test_of_too_many_grammars_the_last_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "WAITING_MAX", 3)
-    may_end = threading.Event()
-
-    def write() -> str:
-        assert may_end.wait(30)
-        return grammar_of(Structure("s", "regex", "a"))
-
-    async def scenario() -> None:
-        maker = GrammarMaker()
-        tasks = [asyncio.create_task(maker.make(bytes([n]), write, "s")) for n in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(NoCapacity):
-            await maker.make(b"late", write, "s")
-        may_end.set()
-        assert len(set(await asyncio.gather(*tasks))) == 1
-        assert await maker.make(b"late", write, "s")
-        maker.close()
-
-    asyncio.run(scenario())

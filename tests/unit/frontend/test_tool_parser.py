@@ -150,7 +150,78 @@ def test_a_call_that_is_cut_off(length: int) -> None:
         assert events == [Said(text)]
 
 
+FORCED = {
+    "hermes": f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>",
+    "llama3": CALL.replace("arguments", "parameters"),
+    "mistral": f"[TOOL_CALLS][{CALL}, {OTHER}]",
+    "json": f"[{CALL}, {OTHER}]",
+}
+OUTSIDE = f"[TOOL_CALLS]get_weather[ARGS]{WRITTEN}[TOOL_CALLS]get_time[ARGS]{{}}"
+
+
+@pytest.mark.parametrize(("family", "text"), [*FORCED.items(), ("mistral", OUTSIDE)])
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_reply_that_is_cut_off_tells_no_marks(family: str, text: str, is_forced: bool) -> None:
+    """Wherever that is: what is not known to be a call yet is nothing."""
+    tools = FAMILIES[family]
+    for length in range(len(text) + 1):
+        parsed = ToolParser(tools, NAMES, is_forced=is_forced)
+        events = joined([*parsed.feed(text[:length]), *parsed.finish(is_cut=True)])
+        said = "".join(event.text for event in events if isinstance(event, Said))
+        if is_forced or tools.is_marked:
+            assert said == "" or (said == text[:1] and not is_forced), text[:length]
+        called = [event.name for event in events if isinstance(event, Called)]
+        assert called == list(NAMES)[: len(called)]
+        written = [event.text for event in events if isinstance(event, Argued)]
+        assert all(map(str.startswith, [WRITTEN, "{}"], written))
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "said"),
+    [
+        ("hermes", "a < b <tool_", "a < b"), ("mistral", "a [b] [TOOL", "a [b]"),
+        ("llama3", "<|python", ""), ("json", '{"name": "get', '{"name": "get'),
+        ("hermes", "a <", "a <"), ("hermes", 'so <tool_call>{"name": "ge', "so"),
+    ],
+)  # fmt: skip
+def test_text_that_is_cut_off_keeps_what_is_no_mark(family: str, text: str, said: str) -> None:
+    tools = ToolParser(FAMILIES[family], NAMES)
+    events = joined([*tools.feed(text), *tools.finish(is_cut=True)])
+    assert "".join(e.text for e in events if isinstance(e, Said)).rstrip() == said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('{"a": "x\ny\t\x01\x7f"}', {"a": "x\ny\t\x01\x7f"}),
+        ('{"a\n": "\\d \\u12 \\\' \\n"}', {"a\n": "\\d \\u12 \\' \n"}),
+        ('{"a": [1,], }', {"a": [1]}),
+        ('{"a": 1, b: 2}', {"a": 1}),
+        ("{'a': 1}", {}),
+        ('{"a": True, "b": 1}', {}),
+        ('{"a": [1, NaN]}', {"a": [1]}),
+        ('{"a": "x" "b": 1}', {"a": "x"}),
+        ('{"a": 01}', {}),
+        ('{"a": [1}', {"a": [1]}),
+        ('{"a": {"b": "c", // why\n "d": 1}}', {"a": {"b": "c"}}),
+    ],
+)
+def test_arguments_are_json_whatever_the_model_wrote(family: str, written: str, meant: Any) -> None:
+    call = f'{{"name": "get_time", "arguments": {written}}}'
+    text = call if FAMILIES[family].is_bare else f"{FAMILIES[family].marker}{call}"
+    texts = [text, f"[TOOL_CALLS]get_time[ARGS]{written}"] if family == "mistral" else [text]
+    for text in texts:
+        events = parse(family, *text)
+        assert events[0] == Called("get_time") and parse(family, text) == events
+        assert isinstance(events[1], Argued) and json.loads(events[1].text) == meant
+        tools = ToolParser(FAMILIES[family], NAMES)
+        tools.feed(text)
+        assert tools.has_broken is not written.endswith(('\\n"}', '\x7f"}', ", }"))
+
+
 PARTS = [
+    "\x00", "\t", "\\n", "'", "NaN", "-", "1", "true", '"a":', "\\u12",
     CALL, OTHER, "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "get_time", "{", "}", "[",
     "]", '"', "\\", ",", " ", "\n", "x", ":", "name", '{"name": "no"}', "<|python_tag|>", WRITTEN,
     "[CALL_ID]", ";", "<", "get_",
@@ -170,6 +241,11 @@ def test_however_it_comes_it_tells_the_same(family: str, parts: list[str], cuts:
     assert parse(family, *pieces) == events
     called = [event.name for event in events if isinstance(event, Called)]
     assert set(called) <= set(NAMES)
+    tools = ToolParser(FAMILIES[family], NAMES)
+    tools.feed(text)
+    written = [event.text for event in events if isinstance(event, Argued)]
+    for arguments in written[:-1] if tools.is_within else written:
+        json.loads(arguments)
     if not called:
         said = "".join(event.text for event in events if isinstance(event, Said))
         assert said == text, "nothing is lost"

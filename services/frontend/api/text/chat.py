@@ -65,7 +65,7 @@ async def generation_of_chat(
     tools = tools_of(body, model.tokenizer, app.config.tool_parser)
     text = await rendered(app.texts, model.tokenizer, body)
     reading = reading_of(body, model.tokenizer, app.config, tools, text)
-    grammar = await held_to(app, body, model.tokenizer, reading)
+    held = await held_to(app, origin.tenant, body, model.tokenizer, reading)
     text = fitting_text(model, body, text, asked)
     prompt = await tokenize_text(
         app, model, owner_of(body, origin), text,
@@ -74,7 +74,7 @@ async def generation_of_chat(
     )  # fmt: skip
     generation = await generation_of(
         app, model, body, origin, [prompt], rules,
-        grammar=grammar,
+        held=held,
         asked=asked,
         default=app.config.max_tokens_default,
         show_special=any(map(model.tokenizer.is_special, reading.marks())),

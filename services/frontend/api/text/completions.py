@@ -55,12 +55,12 @@ async def prepare_completion(app: App, body: CompletionBody, origin: Origin) -> 
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: 0 only with echo", "max_tokens")
     model = await app.adapters.model(origin.tenant, body.model, body.adapter_id)
-    grammar = await held_to(app, body, model.tokenizer)
+    held = await held_to(app, origin.tenant, body, model.tokenizer)
     prompts = await _prompts(app, model, owner_of(body, origin), body)
     generation = await generation_of(
         app, model, body, origin, prompts,
         text_rules(body, discard=body.max_tokens == 0),  # without room the reply is not looked at
-        grammar=grammar,
+        held=held,
         asked=body.max_tokens,
         default=app.config.max_tokens_default or MAX_TOKENS_DEFAULT,
     )  # fmt: skip

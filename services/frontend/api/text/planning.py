@@ -7,6 +7,7 @@ from services.frontend.api.text.prompts import Owner, TokenizedPrompt, fitting, 
 from services.frontend.api.text.sampling import max_new_tokens, sampling_params
 from services.frontend.app import App
 from services.frontend.core.choice import TextRules
+from services.frontend.core.forms import Held
 from services.frontend.core.kv_expiry import kv_expiry_s
 from services.frontend.core.quotas import priority_within
 from services.frontend.models import ServedModel
@@ -49,7 +50,7 @@ async def generation_of(
     prompts: list[TokenizedPrompt],
     rules: TextRules,
     *,
-    grammar: str,
+    held: Held,
     asked: int | None,
     default: int,
     show_special: bool = False,
@@ -57,7 +58,7 @@ async def generation_of(
     """What is to be generated.
 
     Args:
-        grammar: that the reply is held to; empty: none.
+        held: what the reply is held to.
         asked: length of the reply that the request wants, if it names one; 0: none.
         default: length if it does not, 0: as long as fits.
         show_special: somebody reads special tokens in it.
@@ -87,9 +88,7 @@ async def generation_of(
         owner=owner,
         prompts=prompts,
         samplings=[
-            sampling_params(
-                body, max_tokens=n, vocab_size=vocab_size, defaults=defaults, grammar=grammar
-            )
+            sampling_params(body, max_tokens=n, vocab_size=vocab_size, defaults=defaults, held=held)
             for n in lengths
         ],
         n=body.n or 1,

@@ -132,7 +132,7 @@ class ReplyOfChoice:
                 yield from (event for event in events if isinstance(event, Thought))
             said = "".join(event.text for event in events if isinstance(event, Said))
         if self.calls is not None:
-            yield from self.calls.take(said, is_over=is_over)
+            yield from self.calls.take(said, is_over=is_over, is_cut=piece.is_cut)
         elif said:
             yield Said(said)
 

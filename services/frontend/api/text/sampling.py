@@ -1,6 +1,7 @@
 """From a request's fields to how tokens are chosen."""
 
 from services.frontend.api.bodies import ChatBody, CompletionBody, Generate
+from services.frontend.core.forms import NOT_HELD, Held
 from shared.errors import InvalidRequest
 from shared.messages import SamplingDefaults, SamplingParams
 from shared.randomness import random_bytes
@@ -15,7 +16,7 @@ def sampling_params(
     max_tokens: int,
     vocab_size: int,
     defaults: SamplingDefaults,
-    grammar: str = "",
+    held: Held = NOT_HELD,
 ) -> SamplingParams:
     """Sampling of the request's first choice; choice i uses `seed` + i.
 
@@ -48,7 +49,8 @@ def sampling_params(
         min_tokens=min_tokens,
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
-        grammar=grammar,
+        grammar=held.grammar,
+        json_after=list(held.json_after),
     )
 
 

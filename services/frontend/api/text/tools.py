@@ -101,22 +101,31 @@ class CallsOfChoice:
 
     Attributes:
         names: of the tools that it called, each once, in order.
-        is_cut: it ended within a call.
+        is_cut: it ended within a call, or one of them is broken: they are not to be carried out.
     """
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._parser = ToolParser(tools.family, tools.names, tools.calls_max)
+        self._parser = ToolParser(
+            tools.family, tools.names, tools.calls_max, is_forced=tools.is_forced
+        )
         self._calls: list[Call] = []
         self.names: dict[str, None] = {}
         self.is_cut = False
 
-    def take(self, text: str, *, is_over: bool) -> Iterator[Said | Call | Argued]:
-        """More of it: what is said, calls that begin, and more of the last one's arguments."""
+    def take(
+        self, text: str, *, is_over: bool, is_cut: bool = False
+    ) -> Iterator[Said | Call | Argued]:
+        """More of it: what is said, calls that begin, and more of the last one's arguments.
+
+        Args:
+            is_over: nothing comes behind it.
+            is_cut: not because the model ended it.
+        """
         events = self._parser.feed(text)
         if is_over:
-            self.is_cut = self._parser.is_within
-            events += self._parser.finish()
+            self.is_cut = self._parser.is_within or self._parser.has_broken
+            events += self._parser.finish(is_cut=is_cut)
         for event in events:
             match event:
                 case Said():

@@ -6,12 +6,12 @@ from enum import Enum, auto
 from itertools import groupby
 from typing import Protocol
 
+from services.frontend.core.tools.arguments import SPACE, ArgumentsText, as_json
 from services.frontend.core.tools.calls import Argued, Called, Event, Said
 from services.frontend.core.tools.nesting import Nesting
 
 NAMES = ("name", "function")
 ARGUMENTS = ("arguments", "parameters")
-SPACE = " \t\r\n"
 NOTHING = (Said(""), Argued(""))
 
 
@@ -21,10 +21,17 @@ class Reader(Protocol):
     Attributes:
         is_over: the object has ended; nothing more is taken.
         is_call: it calls a tool that there is.
+        is_marked: the model says that it is a call.
     """
 
     is_over: bool
     is_call: bool
+    is_marked: bool
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its arguments were no JSON, and are closed before that."""
+        ...
 
     def feed(self, text: str) -> tuple[int, list[Event]]:
         """How many characters belong to the object, and what they tell."""
@@ -40,12 +47,18 @@ class ArgumentsReader:
 
     def __init__(self) -> None:
         self.is_over = False
-        self.is_call = True
+        self.is_call = self.is_marked = True
+        self._text = ArgumentsText()
         self._nesting = Nesting()
+
+    @property
+    def is_broken(self) -> bool:
+        return self._text.is_broken
 
     def feed(self, text: str) -> tuple[int, list[Event]]:
         num, self.is_over = self._nesting.take_to_end(text)
-        return num, [Argued(text[:num])]
+        told = "".join(map(self._text.take, text[:num]))
+        return num, [Argued(told + self._text.close() if self.is_over else told)]
 
     def finish(self) -> list[Event]:
         return []
@@ -74,7 +87,8 @@ class CallReader:
         self, names: Collection[str], before: str = "", *, is_marked: bool = False
     ) -> None:
         self._names = names
-        self._is_marked = is_marked
+        self.is_marked = is_marked
+        self.is_broken = False
         self._name: str | None = None  # that it has, and is not told yet
         self.is_over = False
         self.is_call = False
@@ -84,7 +98,7 @@ class CallReader:
         self._at = _At.KEY
         self._key = ""
         self._value: list[str] = []  # of the member that is read, as far as it is kept
-        self._is_streaming = False  # that member's value is handed on as it comes
+        self._streamed: ArgumentsText | None = None  # that member's value, as it comes
         self._arguments: str | None = None  # that have come whole
 
     def feed(self, text: str) -> tuple[int, list[Event]]:
@@ -127,13 +141,13 @@ class CallReader:
     def _add(self, char: str, events: list[Event]) -> None:
         """A character of a member's name or value."""
         if self._at is _At.VALUE:
-            if self._is_streaming:
-                events.append(Argued(char))
+            if self._streamed is not None:
+                events.append(Argued(self._streamed.take(char)))
                 if self._nesting.depth == 1 and not self._nesting.in_string:
-                    self._arguments, self._is_streaming = "", False
+                    self._end_streamed(events)
             elif char == "{" and not self._value and self._takes_arguments and self._tell(events):
-                self._is_streaming = True
-                events.append(Argued(char))
+                self._streamed = ArgumentsText()
+                events.append(Argued(self._streamed.take(char)))
             elif self._value or char not in SPACE:
                 self._value.append(char)
             return
@@ -148,16 +162,23 @@ class CallReader:
 
     def _end_member(self, events: list[Event]) -> None:
         value, at = "".join(self._value).rstrip(SPACE), self._at
-        if self._is_streaming:  # it was broken off
-            self._arguments, self._is_streaming = "", False
+        if self._streamed is not None:  # it was broken off
+            self._end_streamed(events)
         if at is _At.VALUE and self._takes_arguments:
             arguments = _as_object(value)
+            self.is_broken |= arguments is None
             if self._tell(events):
-                events.append(Argued(arguments))
-            self._arguments = arguments
+                events.append(Argued(arguments or "{}"))
+            self._arguments = arguments or "{}"
         elif at is _At.VALUE and self._key in NAMES and self._name is None:
             self._on_name(_string(value), events)
         self._value, self._key, self._at = [], "", _At.KEY
+
+    def _end_streamed(self, events: list[Event]) -> None:
+        assert self._streamed is not None
+        events.append(Argued(self._streamed.close()))
+        self.is_broken |= self._streamed.is_broken
+        self._arguments, self._streamed = "", None
 
     def _on_name(self, name: str | None, events: list[Event]) -> None:
         if name is None or name not in self._names:
@@ -166,7 +187,7 @@ class CallReader:
             self._raw = []
             return
         self._name = name
-        if self._is_marked or self._arguments is not None:
+        if self.is_marked or self._arguments is not None:
             self._tell(events)
             events.append(Argued(self._arguments or ""))
 
@@ -202,16 +223,18 @@ def _string(written: str) -> str | None:
     return value
 
 
-def _as_object(written: str) -> str:
+def _as_object(written: str) -> str | None:
     """Arguments as an object's JSON: some models write that as a string once more, or nothing.
+    None: they are no JSON.
 
     >>> _as_object('"{}"'), _as_object("null"), _as_object('""'), _as_object('"hello"')
     ('{}', '{}', '{}', '"hello"')
     """
-    inner = written if (string := _string(written)) is None else string.strip()
+    as_written = as_json(written)
+    inner = written if (string := _string(as_written or "")) is None else string.strip()
     if inner in {"", "null"}:
         return "{}"
-    return inner if inner.startswith("{") else written
+    return (as_json(inner) if inner.startswith("{") else None) or as_written
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

@@ -24,6 +24,16 @@ class CallRule:
     parameters: dict[str, Any] | None = None
     is_strict: bool = False
 
+    def held_parameters(self, *, is_free: bool) -> dict[str, Any]:
+        """The schema that its arguments are held to.
+
+        Args:
+            is_free: nothing forces a call.
+        """
+        if self.parameters is None or (is_free and not self.is_strict):
+            return ANY_OBJECT
+        return self.parameters
+
 
 def calls_grammar(
     family: Family,
@@ -57,10 +67,7 @@ def calls_grammar(
         if is_outside:
             head, tail = f"{literal(rule.name)} {marked(family.argument_marker)}", ""
         lines.append(f"call_{at}: {head} args_{at}{tail}")
-        is_any = rule.parameters is None or (is_free and not rule.is_strict)
-        schema = ANY_OBJECT if is_any else rule.parameters
-        assert schema is not None
-        lines.append(f"args_{at}: {embedded(schema)}")
+        lines.append(f"args_{at}: {embedded(rule.held_parameters(is_free=is_free))}")
     return "\n".join(lines) + "\n"
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from services.frontend.core.detokenizer import num_held_back
+from services.frontend.core.tools.arguments import SPACE
 from services.frontend.core.tools.call_reader import (
-    SPACE,
     ArgumentsReader,
     CallReader,
     Reader,
@@ -20,20 +20,32 @@ HELD_CHARS_MAX = 512  # of what may be between calls: more is text
 
 class ToolParser:
     """What may be the beginning of a call is kept back until it is sure what it is. All that is no
-    call is text, to the letter; but what stands between calls, and space before them, is left out.
+    call is text, to the letter; but what stands between calls, and space before them, is left out,
+    and so is a call that the reply's end cuts off before it is known what it calls.
 
     Args:
         names: of the tools there are. What calls no such one is text.
         calls_max: calls that are told; what more there are is left out. None: all.
+        is_forced: the reply is held to calls: what is none is the beginning of one.
+
+    Attributes:
+        has_broken: some call's arguments were no JSON (see `ArgumentsText`).
     """
 
     def __init__(
-        self, family: Family, names: Collection[str], calls_max: int | None = None
+        self,
+        family: Family,
+        names: Collection[str],
+        calls_max: int | None = None,
+        *,
+        is_forced: bool = False,
     ) -> None:
         self._family = family
         self._marks = [mark for mark in (family.end, family.marker) if mark]
         self._names = names
         self._calls_max = calls_max
+        self._is_forced = is_forced
+        self.has_broken = False
         self._num_calls = 0
         self._held = ""  # has come, and was not looked at for good
         self._before = ""  # was looked at: it is left out if a call follows, else it is text
@@ -55,11 +67,24 @@ class ToolParser:
             pass
         return self._told(events)
 
-    def finish(self) -> list[Event]:
-        """The reply is over: what is left of it."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The reply is over: what is left of it.
+
+        Args:
+            is_cut: not by the model.
+        """
         events: list[Event] = []
+        is_begun = self._is_marked
         if self._reader is not None:
+            is_begun = self._reader.is_marked or self._num_calls > 0
             events += self._reader.finish()
+        if self._is_forced or (is_cut and is_begun):
+            self._held = self._before = ""
+            return []
+        if is_cut and (marker := self._family.marker):
+            num = num_held_back(self._held, [marker], len(marker))
+            if num > 1 or self._num_calls:  # a bracket alone is rather text
+                self._held = self._held[: len(self._held) - num]
         self._before += self._held
         self._held = ""
         if not self._num_calls or self._before.strip(SPACE):
@@ -79,6 +104,7 @@ class ToolParser:
         self._held = self._held[num:]
         self._num_calls += sum(isinstance(event, Called) for event in told)
         events += told
+        self.has_broken |= reader.is_broken
         if reader.is_over:
             self._reader, self._is_behind = None, reader.is_call
         return True

@@ -1,0 +1,1 @@
+"""Grammars, compiled by processes of their own, which can be ended."""

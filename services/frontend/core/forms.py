@@ -1,0 +1,131 @@
+"""What a request holds its reply to, whole: data that another process makes a grammar of."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from services.frontend.core import schemas
+from services.frontend.core.structural_tags import tags_grammar
+from services.frontend.core.structures import (
+    Structure,
+    behind_thoughts,
+    embedded,
+    grammar_of,
+    literal,
+)
+from services.frontend.core.tools.families import Family
+from services.frontend.core.tools.forcing import CallRule, calls_grammar
+from shared.sampling import GRAMMAR_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of tools; arguments as those of `calls_grammar`.
+
+    Attributes:
+        or_else: what the reply may be instead.
+    """
+
+    family: Family
+    rules: tuple[CallRule, ...]
+    is_one: bool
+    names_outside: bool
+    is_free: bool = False
+    or_else: Structure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Attributes:
+    wanted: what is said.
+    tokens: of marks in it that are one token of the model's vocabulary: which.
+    thinking: marks around thoughts before, as rules have them (see `behind_thoughts`).
+    """
+
+    wanted: Structure | Calls
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    thinking: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a reply is held to.
+
+    Attributes:
+        grammar: empty: the reply may be anything.
+        json_after: as `SamplingParams.json_after`.
+    """
+
+    grammar: str = ""
+    json_after: tuple[str, ...] = ()
+
+
+NOT_HELD = Held()
+
+
+def plain_grammar(form: Form) -> str:
+    """The grammar of what is said, with texts in place of the model's own tokens: no other
+    vocabulary has them. It can be compiled without the model.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    return _written(form.wanted, literal)
+
+
+def whole_grammar(form: Form, plain: str) -> str:
+    """The grammar as the model's vocabulary has it.
+
+    Args:
+        plain: what `plain_grammar` gave.
+
+    Raises:
+        ValueError: it is too long.
+    """
+
+    def marked(mark: str) -> str:
+        token = form.tokens.get(mark)
+        return literal(mark) if token is None else f"<[{token}]>"
+
+    whole = _written(form.wanted, marked) if form.tokens else plain
+    if form.thinking is not None:
+        whole = behind_thoughts(whole, *form.thinking)
+    if (num_bytes := len(whole.encode())) > GRAMMAR_BYTES_MAX:
+        raise ValueError(f"its grammar takes {num_bytes} bytes; at most {GRAMMAR_BYTES_MAX} may be")
+    return whole
+
+
+def is_open(form: Form) -> bool:
+    """Whether objects in it may have keys of any name, which the grammar does not keep from
+    repeating."""
+    return any(schemas.is_open(schemas.rewritten(schema)) for schema in _schemas_of(form.wanted))
+
+
+def _schemas_of(wanted: Structure | Calls) -> Iterator[schemas.Schema]:
+    if isinstance(wanted, Calls):
+        for rule in wanted.rules:
+            yield rule.held_parameters(is_free=wanted.is_free)
+        if wanted.or_else is not None:
+            yield wanted.or_else.value
+    elif wanted.kind == "json":
+        yield wanted.value
+    elif wanted.kind == "tags":
+        for tags in wanted.value.values():
+            yield from (tag.schema for tag in tags)
+
+
+def _written(wanted: Structure | Calls, marked: Callable[[str], str]) -> str:
+    if isinstance(wanted, Structure):
+        if wanted.kind != "tags":
+            return grammar_of(wanted)
+        return grammar_of(Structure(wanted.name, "lark", tags_grammar(wanted.value, marked)))
+    or_else = wanted.or_else
+    rules = calls_grammar(
+        wanted.family,
+        wanted.rules,
+        is_one=wanted.is_one,
+        names_outside=wanted.names_outside,
+        marked=marked,
+        or_else="" if or_else is None else embedded(or_else.value, or_else.whitespace),
+        is_free=wanted.is_free,
+    )
+    return grammar_of(Structure("tools", "lark", rules))
