@@ -56,6 +56,7 @@ KEEP_ALIVE_S = 75
 UNSENT_BYTES = 64 * 1024  # of one connection in the kernel
 SHUTDOWN_S = 2  # for streams to tell their end, after `drain_s`
 FORGET_WORKERS_S = 5.0
+SHORT_CHAT_S_MAX = 3.0  # to render one, if its process gets little of a processor
 
 
 class _Server(uvicorn.Server):
@@ -78,7 +79,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         config.redis_url, runtime.clock, config.session_expiry_s, config.redis_access
     )
     runtime.stack.push_async_callback(sessions.close)
-    models = Models(runtime.clock, runtime.spawn, config.served_model_names)
+    texts = make_texts(runtime, config)
+    models = Models(runtime.clock, runtime.spawn, config.served_model_names, texts.template_names)
     runtime.stack.callback(models.close)
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")
@@ -99,9 +101,6 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Capacity(config.jobs_max, config.job_bytes_max),
     )
     slots, claims = Slots(config.requests_max), Claims()
-    pool = Pool(runtime.clock, _crew_limits(config))
-    runtime.stack.push_async_callback(pool.close)
-    texts = Texts(pool)
     quotas = Quotas(config.tenant_limits, keyring.limits)
     adapters = AdapterDirectory(sessions, models, runtime.clock)
     runtime.stack.push_async_callback(adapters.close)
@@ -225,9 +224,14 @@ def _limits(config: FrontendConfig) -> TurnLimits:
     )
 
 
-def _crew_limits(config: FrontendConfig) -> CrewLimits:
-    limit_ns = int(config.text_limit_s * 1e9)
-    return CrewLimits(num_children=config.text_processes, work_ns=limit_ns)
+def make_texts(runtime: Runtime, config: FrontendConfig) -> Texts:
+    """Processes for texts and templates, until the runtime ends."""
+    pools = []
+    for limit_s in (config.text_limit_s, min(config.text_limit_s, SHORT_CHAT_S_MAX)):
+        limits = CrewLimits(num_children=config.text_processes, work_ns=int(limit_s * 1e9))
+        pools.append(Pool(runtime.clock, limits))
+        runtime.stack.push_async_callback(pools[-1].close)
+    return Texts(*pools)
 
 
 def _uvicorn_config(

@@ -13,6 +13,7 @@ from pathlib import Path
 import services
 from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start, Why
 from services.frontend.rendering import frames
+from services.frontend.rendering.frames import TEMPLATE_OPERATIONS
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity
 from shared.tasks import Tasks
@@ -47,6 +48,11 @@ class Pool:
         self._processes: dict[int, Process] = {}
         self._tasks = Tasks("a text process's task failed")
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """How long one piece of work may take."""
+        return self._limits.work_ns / 1e9
 
     @property
     def pids(self) -> list[int]:
@@ -109,7 +115,7 @@ class Pool:
         log.warning("a long text failed", extra={"why": effect.why})
         work = self._works.get(effect.work)
         if work is not None and not work.answer.done():
-            work.answer.set_exception(_error(effect.why, self._limits.work_ns))
+            work.answer.set_exception(_error(effect.why, work.task.operation, self.limit_s))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -146,6 +152,9 @@ class Pool:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 kind, length = frames.HEAD.unpack(await stdout.readexactly(frames.HEAD.size))
+                if length > frames.ANSWER_BYTES_MAX:
+                    log.error("a text process's answer is too large", extra={"bytes": length})
+                    return
                 data = await stdout.readexactly(length)
                 now_ns = self._clock.now_ns()
                 if kind == frames.READY:
@@ -163,12 +172,16 @@ class Pool:
             work.answer.set_result((kind, data))
 
 
-def _error(why: Why, work_ns: int) -> Exception:
+def too_long(operation: frames.Operation, limit_s: float) -> InvalidRequest:
+    """The error of what takes longer than it may."""
+    what = "the model's chat template" if operation in TEMPLATE_OPERATIONS else "the prompt"
+    why = "runs longer" if operation in TEMPLATE_OPERATIONS else "takes longer to prepare"
+    return InvalidRequest(f"{what} {why} than {limit_s:g} s", code="prompt_takes_too_long")
+
+
+def _error(why: Why, operation: frames.Operation, limit_s: float) -> Exception:
     if why == "too_long":
-        return InvalidRequest(
-            f"the prompt takes longer to prepare than {work_ns / 1e9:g} s",
-            code="prompt_takes_too_long",
-        )
+        return too_long(operation, limit_s)
     if why == "full":
         return Overloaded("too many long texts at once")
     return NoCapacity("the process that prepares long texts ended")
