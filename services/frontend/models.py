@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -74,14 +74,20 @@ class Models:
     Args:
         spawn: runs a coroutine for the life of the service.
         names: other names of models, see `core.model_names`.
+        template_names: finds out what a tokenizer's template reads, see `Texts.template_names`.
     """
 
     def __init__(
-        self, clock: Clock, spawn: Callable[..., object], names: Sequence[str] = ()
+        self,
+        clock: Clock,
+        spawn: Callable[..., object],
+        names: Sequence[str],
+        template_names: Callable[[ModelTokenizer], Awaitable[frozenset[str]]],
     ) -> None:
         self._clock = clock
         self._names = ModelNames(names)
         self._spawn = spawn
+        self._template_names = template_names
         self._fleet = Fleet(clock.now_ns())
         self._tokenizers: dict[Files, ModelTokenizer] = {}
         self._images: dict[Files, ImageProcessor] = {}
@@ -256,8 +262,9 @@ class Models:
     async def _load(self, card: ModelCard | OneshotCard) -> None:
         try:
             made = await self._in_thread(load_tokenizer, card.source)
+            made.template_names = await self._template_names(made)
             self._tokenizers[files_of(card)] = made
-        except LOAD_ERRORS as error:
+        except (*LOAD_ERRORS, NoCapacity) as error:
             await self._retry_load(card, error)
         else:
             gc.freeze()  # it stays: the collector need not look through it again and again

@@ -42,6 +42,7 @@ from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
+from services.frontend.tenant_links import connect_links
 from services.frontend.tracing import RequestTracer
 from services.frontend.uploads import Uploads
 from services.frontend.watching import HouseWatch
@@ -57,6 +58,7 @@ KEEP_ALIVE_S = 75
 UNSENT_BYTES = 64 * 1024  # of one connection in the kernel
 SHUTDOWN_S = 2  # for streams to tell their end, after `drain_s`
 FORGET_WORKERS_S = 5.0
+SHORT_CHAT_S_MAX = 3.0  # to render one, if its process gets little of a processor
 
 
 class _Server(uvicorn.Server):
@@ -79,7 +81,9 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         config.redis_url, runtime.clock, config.session_expiry_s, config.redis_access
     )
     runtime.stack.push_async_callback(sessions.close)
-    models = Models(runtime.clock, runtime.spawn, config.served_model_names)
+    is_shared = keyring.has_several_tenants
+    texts = make_texts(runtime, config, is_shared=is_shared)
+    models = Models(runtime.clock, runtime.spawn, config.served_model_names, texts.template_names)
     runtime.stack.callback(models.close)
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")
@@ -100,12 +104,8 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
         Capacity(config.jobs_max, config.job_bytes_max),
     )
     slots, claims = Slots(config.requests_max), Claims()
-    is_shared = keyring.has_several_tenants
     gates = Gates(is_shared=is_shared)
     runtime.stack.callback(gates.close)
-    pool = Pool(runtime.clock, _crew_limits(config, is_shared=is_shared))
-    runtime.stack.push_async_callback(pool.close)
-    texts = Texts(pool)
     quotas = Quotas(
         config.tenant_limits,
         keyring.limits,
@@ -190,9 +190,11 @@ async def _subscribe(runtime: Runtime, app: App, keyring: Keyring) -> None:
     await app.uploads.serve()
     runtime.spawn(app.sessions.run(), "session store")
     runtime.spawn(app.background.run(), "background")
-    await nats.serve(app, keyring)
-    await advisories.serve(app)
-    await adapters_nats.serve(app, keyring)
+    for link in await connect_links(runtime, app.config, keyring):
+        await nats.serve(app, keyring, link)
+        await advisories.serve(app, link)
+        await adapters_nats.serve(app, keyring, link)
+        await link.bus.flush()
     runtime.spawn(_forget_workers(app.models), "forget workers")
 
 
@@ -244,13 +246,22 @@ def _shared(slots: Slots, capacity: Capacity) -> Mapping[Kind, Callable[[], int]
     }
 
 
-def _crew_limits(config: FrontendConfig, *, is_shared: bool) -> CrewLimits:
+def make_texts(runtime: Runtime, config: FrontendConfig, *, is_shared: bool) -> Texts:
+    """Processes for texts and templates, until the runtime ends.
+
+    Args:
+        is_shared: by several tenants.
+    """
     num = config.text_processes
-    return CrewLimits(
-        num_children=num,
-        work_ns=int(config.text_limit_s * 1e9),
-        children_of_tenant=part_of(num, is_shared=True) if is_shared else 0,
-    )
+    of_tenant = part_of(num, is_shared=True) if is_shared else 0
+    pools = []
+    for limit_s in (config.text_limit_s, min(config.text_limit_s, SHORT_CHAT_S_MAX)):
+        limits = CrewLimits(
+            num_children=num, work_ns=int(limit_s * 1e9), children_of_tenant=of_tenant
+        )
+        pools.append(Pool(runtime.clock, limits))
+        runtime.stack.push_async_callback(pools[-1].close)
+    return Texts(*pools)
 
 
 def _uvicorn_config(

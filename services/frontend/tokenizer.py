@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-import jinja2
 import jinja2.meta
 
 from services.frontend.core.detokenizer import text_and_starts
 from services.frontend.core.thoughts import thinking_of
-from services.frontend.core.tools import FAMILIES, family_of
+from services.frontend.core.tools import FAMILIES, Family, family_of
 from services.frontend.rendering.history import as_template_takes, as_text
 from shared.errors import InvalidRequest
 
 Cuttable = TypeVar("Cuttable", str, list[int], str | list[int])
 LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError)
 INLINE_CHARS_MAX = 16_384  # about 3 ms of tokenizing; longer texts are not tokenized on the loop
+WHY_CHARS_MAX = 1000  # of what a template says of its failure
 CHARS_PER_TOKEN_MIN = 100  # a vocabulary's longest token is taken to have at least so many
 
 _NUMBERS = itertools.count()
@@ -89,7 +89,8 @@ class ModelTokenizer:
         name: of this one among all that this process loaded.
         source: where its files are.
         chars_per_token_max: a text with more characters a token than this does not exist.
-        template_names: what the chat template reads beside the messages.
+        template_names: what the chat template reads beside the messages. A text process finds out,
+            for that compiles the template; a frontend sets it before it asks for anything below.
         knows_tools: its chat template has a place for them.
         tool_family: how the model writes calls of tools, by its template.
         names_outside: it writes a tool's name outside of the call's JSON, with a mark behind.
@@ -109,13 +110,8 @@ class ModelTokenizer:
         # A token's name is never shorter than what it stands for.
         longest = max(map(len, tokenizer.get_vocab()), default=0)
         self.chars_per_token_max = max(longest, CHARS_PER_TOKEN_MIN)
-        template, with_tools = self._template(None), self._template([{}])
-        self.template_names = frozenset().union(*map(_names_in, {template, with_tools}))
-        self.knows_tools = "tools" in self.template_names
-        self.tool_family = family_of(with_tools) if self.knows_tools else FAMILIES["hermes"]
-        self.thinking = thinking_of(template)
-        marker = self.tool_family.argument_marker
-        self.names_outside = bool(marker) and marker in with_tools
+        self._templates = self._template(None), self._template([{}])
+        self.thinking = thinking_of(self._templates[0])
         self._special_names = self._names_of_special()
         # Not a cycle: `models` freezes what it loads, and a frozen cycle would stay for ever.
         me: ModelTokenizer = weakref.proxy(self)
@@ -131,8 +127,34 @@ class ModelTokenizer:
         self.token_bytes = token_bytes
         self.token_text = token_text
 
+    @property
+    def has_template(self) -> bool:
+        """Whether it can write chats."""
+        return any(self._templates)
+
+    @cached_property
+    def template_names(self) -> frozenset[str]:
+        """See above. Compiles the template: for text processes."""
+        return frozenset().union(*map(_names_in, set(self._templates)))
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """See above."""
+        return "tools" in self.template_names
+
+    @cached_property
+    def tool_family(self) -> Family:
+        """See above."""
+        return family_of(self._templates[1]) if self.knows_tools else FAMILIES["hermes"]
+
+    @cached_property
+    def names_outside(self) -> bool:
+        """See above."""
+        marker = self.tool_family.argument_marker
+        return bool(marker) and marker in self._templates[1]
+
     def render(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-        """A chat as the model's own template writes it.
+        """A chat as the model's own template writes it. For text processes.
 
         Raises:
             InvalidRequest: there is no template, or it refuses these messages.
@@ -145,8 +167,12 @@ class ModelTokenizer:
             options = {name: value for name, value in options.items() if name != "tools"}
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        except MemoryError:
+            raise InvalidRequest(
+                "the model's chat template: it takes too much memory", "messages"
+            ) from None
         except Exception as error:  # a template is a program, and raises what it likes
-            why = str(error) or type(error).__name__
+            why = str(error)[:WHY_CHARS_MAX] or type(error).__name__
             raise InvalidRequest(f"the model's chat template: {why}", "messages") from None
         return text
 
@@ -329,7 +355,7 @@ def _names_in(template: str) -> frozenset[str]:
     try:
         environment = _compile_jinja_template(template).environment
         names = jinja2.meta.find_undeclared_variables(environment.parse(template))
-    except jinja2.TemplateError:
+    except Exception:  # constants are computed when it is compiled, and may raise what they like
         return frozenset()
     return frozenset(names - environment.globals.keys() - {"messages"})
 

@@ -41,7 +41,7 @@ async def measure_lookups(
     """
     clock, base, tasks = SystemClock(), Path(source).name, Tasks("loading a tokenizer failed")
     store = SessionStore(run.redis_url, clock, EXPIRY_S, run.redis_access)
-    models = Models(clock, lambda work, _name: tasks.spawn(work))
+    models = Models(clock, lambda work, _name: tasks.spawn(work), (), _no_names)
     directory = AdapterDirectory(store, models, clock)
     try:
         await _load(models, tasks, base, source, lora)
@@ -56,6 +56,10 @@ async def measure_lookups(
         await directory.close()
         models.close()
         await store.close()
+
+
+async def _no_names(_: object) -> frozenset[str]:
+    return frozenset()  # no chat is rendered here
 
 
 async def _load(models: Models, tasks: Tasks, base: str, source: str, lora: LoraCard) -> None:

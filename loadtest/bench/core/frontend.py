@@ -32,7 +32,7 @@ from services.frontend.core.turns import TurnLimits, Turns
 from services.frontend.edge import make_api
 from services.frontend.hub import Hub
 from services.frontend.models import ServedModel
-from services.frontend.rendering.texts import Texts
+from services.frontend.rendering.texts import Texts, is_short
 from services.frontend.tokenizer import ModelTokenizer
 from services.frontend.tracing import RequestTracer
 from shared.bus import Bus
@@ -229,7 +229,7 @@ class _House:
             hub=hub,
             jobs=cast(Any, SimpleNamespace(capacity=Capacity(1, 1 << 30))),
             slots=Slots(1 << 20),
-            texts=Texts(unused),
+            texts=InProcessTexts(unused, unused),
             claims=unused,
             quotas=Quotas(TenantLimits(), {}),
             adapters=cast(Any, SimpleNamespace(model=model)),
@@ -249,6 +249,20 @@ class _House:
         """Tokens of a text that goes on for ever."""
         while True:
             yield from self.tokenizer.encode(TEXT, special=False)
+
+
+class InProcessTexts(Texts):
+    """Renders short chats here, by templates that are known to be harmless."""
+
+    async def template_names(self, tokenizer: ModelTokenizer) -> frozenset[str]:
+        return tokenizer.template_names
+
+    async def render(
+        self, tokenizer: ModelTokenizer, messages: list[dict[str, Any]], options: dict[str, Any]
+    ) -> str:
+        if is_short(messages, options):
+            return tokenizer.render(messages, options)
+        return await super().render(tokenizer, messages, options)
 
 
 def make_tokenizer() -> ModelTokenizer:

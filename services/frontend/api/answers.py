@@ -11,6 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.request import watched
 
+NAME_FIELD = b"event: "  # begins an event that has a name; no JSON begins so
+
 
 class Json(Response):
     """A value as JSON; bytes are taken to be JSON already."""
@@ -28,7 +30,8 @@ class EventStream(StreamingResponse):
     and ends it where nothing is half done.
 
     Args:
-        first: chunks that are there already.
+        first: chunks that are there already. Each is an event's data, or begins with `NAME_FIELD`
+            and is all of its fields.
         rest: chunks to come, those that came together in one list.
         on_disconnect: makes `rest` raise `ClientGone`.
     """
@@ -61,4 +64,5 @@ async def _events(
 
 
 def _event_bytes(chunks: list[bytes]) -> bytes:
-    return b"".join([b"data: %b\n\n" % chunk for chunk in chunks])
+    fields = [c if c.startswith(NAME_FIELD) else b"data: %b" % c for c in chunks]
+    return b"".join([b"%b\n\n" % field for field in fields])

@@ -85,6 +85,7 @@ TOKENS = array(TOKEN, 1)
 TEXTS_OR_TOKENS = any_of(TEXT, TOKENS, array(any_of(TEXT, TOKENS), 1))
 _TEXT_PART = record(type=constant("text"), text=STRING)
 _CONTENT = any_of(STRING, array(_TEXT_PART))
+_SAID = any_of(STRING, array(any_of(_TEXT_PART, record(type=constant("refusal"), refusal=STRING))))
 _OTHERS: Schema = {"enum": ["system", "developer", "user", "tool"]}
 _CALL = record(
     {"index": COUNT}, id=STRING, type=constant("function"),
@@ -94,7 +95,8 @@ MESSAGE = any_of(
     record({"tool_call_id": STRING}, role=_OTHERS, content=_CONTENT),
     record(
         {
-            "content": nullable(_CONTENT),
+            "content": nullable(_SAID),
+            "refusal": nullable(STRING),
             "reasoning_content": nullable(STRING),
             "tool_calls": nullable(array(_CALL)),
         },

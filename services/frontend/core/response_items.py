@@ -69,7 +69,7 @@ def plain(item: dict[str, Any]) -> dict[str, Any] | None:
     >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "x": [[]]})
     {'type': 'message', 'role': 'user', 'content': 'Hi'}
     """
-    kind = item.get("type", "message")
+    kind = _kind(item)
     match kind:
         case "message":
             text = _text(item.get("content"), "input")
@@ -122,7 +122,7 @@ def page_of(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[
 def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{where}: give an object", where)
-    match item.get("type", "message"):
+    match _kind(item):
         case "message":
             role = item.get("role")
             if role not in ROLES:
@@ -158,6 +158,12 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
             )
 
 
+def _kind(item: dict[str, Any]) -> Any:
+    """An item's type, which messages and references may leave out."""
+    is_reference = "id" in item and "role" not in item and "content" not in item
+    return item.get("type") or ("item_reference" if is_reference else "message")
+
+
 def _is_thought_alone(message: dict[str, Any]) -> bool:
     """Whether nothing was said or called behind it."""
     return message["content"] is None and not message.get("tool_calls")
@@ -180,8 +186,11 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         name = "refusal" if kind == "refusal" else "text"
         if kind not in (*TEXTS, "refusal"):
+            given = "" if kind is None else f"; {str(kind)[:40]!r} is not"
             raise InvalidRequest(
-                f"{where}[{at}]: only parts of text are supported", where, "unsupported_value"
+                f"{where}[{at}]: only parts of text are supported{given}",
+                where,
+                "unsupported_value",
             )
         if not isinstance(part.get(name), str):
             raise InvalidRequest(f"{where}[{at}].{name}: give a string", where)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from services.frontend.light import without_torch
-from services.frontend.rendering import frames
+from services.frontend.rendering import frames, template_limits
 from services.frontend.tokenizer import LOAD_ERRORS, ModelTokenizer, import_library, load_tokenizer
 from shared.dying import die_with_parent, limit_memory
 from shared.errors import InvalidRequest
@@ -28,11 +28,13 @@ def main(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     without_torch()
     import_library()
+    template_limits.install()
     limit_memory(WORK_BYTES_MAX)
     _send(answers, frames.READY)
     tokenizers: dict[str, ModelTokenizer] = {}
     while head := tasks.read(frames.LENGTH.size):
-        task = frames.unpack_task(tasks.read(frames.LENGTH.unpack(head)[0]))
+        size = frames.LENGTH.unpack(head)[0]
+        task = frames.unpack_task(tasks.read(size))
         try:
             tokenizer = _tokenizer(tokenizers, task)
         except LOAD_ERRORS as error:
@@ -40,14 +42,31 @@ def main(parent: int) -> None:
             continue
         _send(answers, frames.BEGUN)
         try:
-            kind, data = OPERATIONS[task.operation](tokenizer, *task.arguments)
+            kind, data = _done(tokenizer, task, size)
         except InvalidRequest as error:
             kind, data = frames.REFUSED, error.message.encode(errors="replace")
+        except template_limits.TemplateTooSlow:
+            kind, data = frames.SLOW, b""
         _send(answers, kind, data)
 
 
+def _done(tokenizer: ModelTokenizer, task: frames.Task, size: int) -> tuple[bytes, bytes]:
+    operate = OPERATIONS[task.operation]
+    if task.operation not in frames.TEMPLATE_OPERATIONS:
+        return operate(tokenizer, *task.arguments)
+    with template_limits.limited(size, task.template_cpu_s):
+        return operate(tokenizer, *task.arguments)
+
+
+def _names(tokenizer: ModelTokenizer) -> tuple[bytes, bytes]:
+    return frames.TEXT, "\n".join(sorted(tokenizer.template_names)).encode()
+
+
 def _render(tokenizer: ModelTokenizer, *arguments: Any) -> tuple[bytes, bytes]:
-    return frames.TEXT, tokenizer.render(*arguments).encode()
+    try:
+        return frames.TEXT, tokenizer.render(*arguments).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the model's chat template: it writes what is no text") from None
 
 
 def _encode(
@@ -68,6 +87,7 @@ def _echo(tokenizer: ModelTokenizer, tokens: bytes) -> tuple[bytes, bytes]:
 
 
 OPERATIONS: dict[frames.Operation, Callable[..., tuple[bytes, bytes]]] = {
+    "names": _names,
     "render": _render,
     "encode": _encode,
     "decode": _decode,

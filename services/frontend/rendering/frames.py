@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Operation = Literal["render", "encode", "decode", "echo"]
+Operation = Literal["names", "render", "encode", "decode", "echo"]
+
+TEMPLATE_OPERATIONS: tuple[Operation, ...] = ("names", "render")
 
 LENGTH = struct.Struct("<I")
 HEAD = struct.Struct("<cI")
+ANSWER_BYTES_MAX = 1024**3  # more is not from a child in its right mind
 
 READY = b"R"  # the child has started
 BEGUN = b"B"  # it has the tokenizer and works
@@ -24,6 +27,7 @@ TOKENS = b"I"
 ECHO = b"E"
 COUNT = b"C"  # there are more tokens than are of use: how many
 REFUSED = b"X"  # by the template, or by the tokenizer: the request is at fault
+SLOW = b"S"  # the template takes too long
 UNLOADED = b"U"  # the tokenizer cannot be loaded
 
 
@@ -32,19 +36,20 @@ class Task:
     """Attributes:
     tokenizer: what the frontend calls it; one that is loaded anew is called otherwise.
     source: where its files are.
+    template_cpu_s: how long the model's template may run, if it does.
     """
 
     tokenizer: str
     source: str
     operation: Operation
     arguments: tuple[Any, ...]
+    template_cpu_s: float
 
 
 def pack_task(task: Task) -> bytes:
     """As it goes to the child."""
-    data = pickle.dumps(
-        (task.tokenizer, task.source, task.operation, task.arguments), pickle.HIGHEST_PROTOCOL
-    )
+    fields = task.tokenizer, task.source, task.operation, task.arguments, task.template_cpu_s
+    data = pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(data)) + data
 
 

@@ -16,7 +16,7 @@ from services.frontend.access import served_tenant
 from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start, Why
 from services.frontend.rendering import frames
 from shared.clock import Clock
-from shared.errors import InvalidRequest, NoCapacity
+from shared.errors import NoCapacity
 from shared.fair_slots import Overloaded
 from shared.ids import TenantId
 from shared.tasks import Tasks
@@ -62,6 +62,11 @@ class Pool:
         self._processes: dict[int, Process] = {}
         self._tasks = Tasks("a text process's task failed")
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """How long one piece of work may take."""
+        return self._limits.work_ns / 1e9
 
     @property
     def pids(self) -> list[int]:
@@ -168,6 +173,9 @@ class Pool:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 kind, length = frames.HEAD.unpack(await stdout.readexactly(frames.HEAD.size))
+                if length > frames.ANSWER_BYTES_MAX:
+                    log.error("a text process's answer is too large", extra={"bytes": length})
+                    return
                 data = await stdout.readexactly(length)
                 now_ns = self._clock.now_ns()
                 if kind == frames.READY:
@@ -186,12 +194,9 @@ class Pool:
 
 
 def _error(why: Why, work_ns: int) -> Exception:
-    """Of a long text."""
+    """Of a text; what took too long is named by who knows what it was."""
     if why == "too_long":
-        return InvalidRequest(
-            f"the prompt takes longer to prepare than {work_ns / 1e9:g} s",
-            code="prompt_takes_too_long",
-        )
+        return TimeoutError()
     if why == "full":
         return Overloaded("too many long texts at once")
     return NoCapacity("the process that prepares long texts ended")

@@ -1,10 +1,12 @@
-"""Texts to tokens and back: short ones here and now, long ones by a process of their own.
+"""Chats to texts, texts to tokens and back. Templates run in processes of their own, always, and so
+does what else takes long; short texts are tokenized here and now.
 
 What is done here holds up every other request, so it must be short whatever a stranger sends.
 """
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,10 @@ from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest, NoCapacity
 
-INLINE_MESSAGES_MAX = 64
+log = logging.getLogger(__name__)
+
+TEMPLATE_CPU_S = 1.0  # for a short chat, of which a usual template takes a ten-thousandth
+QUICK_MESSAGES_MAX = 64
 INLINE_TOKENS_MAX = 32_768  # decoded at once in about 2 ms
 INLINE_ECHO_MAX = 2048  # decoded one by one in about 3 ms
 SLICE_TOKENS = 131_072  # whose keys take about 5 ms
@@ -31,10 +36,34 @@ class TooManyTokens(InvalidRequest):
 
 
 class Texts:
-    """What `ModelTokenizer` does, for texts of any length."""
+    """What `ModelTokenizer` does, for texts of any length and templates of any kind.
 
-    def __init__(self, pool: Pool) -> None:
+    Args:
+        pool: for long texts.
+        quick: for short chats, which do not wait behind long texts.
+    """
+
+    def __init__(self, pool: Pool, quick: Pool) -> None:
         self._pool = pool
+        self._quick = quick
+
+    async def template_names(self, tokenizer: ModelTokenizer) -> frozenset[str]:
+        """What a model's template reads beside the messages; nothing, if to compile it takes too
+        long.
+
+        Raises:
+            NoCapacity: as `render`.
+        """
+        if not tokenizer.has_template:
+            return frozenset()
+        try:
+            _, data = await self._run(self._quick, tokenizer, "names")
+        except InvalidRequest as error:
+            log.warning(
+                "unusable template", extra={"model": tokenizer.source, "why": error.message}
+            )
+            return frozenset()
+        return frozenset(data.decode().split())
 
     async def render(
         self, tokenizer: ModelTokenizer, messages: list[dict[str, Any]], options: dict[str, Any]
@@ -43,11 +72,10 @@ class Texts:
 
         Raises:
             InvalidRequest: there is no template, it refuses these messages, or takes too long.
-            NoCapacity: too many long texts are under way.
+            NoCapacity: too many texts are under way.
         """
-        if is_short(messages, options):
-            return tokenizer.render(messages, options)
-        return (await self._run(tokenizer, "render", messages, options))[1].decode()
+        pool = self._quick if is_short(messages, options) else self._pool
+        return (await self._run(pool, tokenizer, "render", messages, options))[1].decode()
 
     async def encode(
         self, tokenizer: ModelTokenizer, text: str, *, special: bool, tokens_max: int | None = None
@@ -63,7 +91,7 @@ class Texts:
         """
         if len(text) <= INLINE_CHARS_MAX:
             return tokenizer.encode(text, special=special)
-        kind, data = await self._run(tokenizer, "encode", text, special, tokens_max)
+        kind, data = await self._run(self._pool, tokenizer, "encode", text, special, tokens_max)
         if kind == frames.COUNT:
             assert tokens_max is not None
             raise TooManyTokens(frames.LENGTH.unpack(data)[0], tokens_max)
@@ -73,36 +101,47 @@ class Texts:
         """Text of tokens, special ones included. Raises: as `render`."""
         if len(tokens) <= INLINE_TOKENS_MAX:
             return tokenizer.decode_all(tokens)
-        return (await self._run(tokenizer, "decode", frames.pack_tokens(tokens)))[1].decode()
+        packed = frames.pack_tokens(tokens)
+        return (await self._run(self._pool, tokenizer, "decode", packed))[1].decode()
 
     async def echo(self, tokenizer: ModelTokenizer, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """Text of a prompt, and where in it each token's text starts. Raises: as `render`."""
         if len(tokens) <= INLINE_ECHO_MAX:
             return tokenizer.echo(tokens)
-        _, data = await self._run(tokenizer, "echo", frames.pack_tokens(tokens))
+        _, data = await self._run(self._pool, tokenizer, "echo", frames.pack_tokens(tokens))
         return frames.unpack_echo(data)
 
     async def _run(
-        self, tokenizer: ModelTokenizer, operation: frames.Operation, *arguments: Any
+        self,
+        pool: Pool,
+        tokenizer: ModelTokenizer,
+        operation: frames.Operation,
+        *arguments: Any,
     ) -> tuple[bytes, bytes]:
-        task = frames.Task(tokenizer.name, tokenizer.source, operation, arguments)
-        kind, data = await self._pool.run(frames.pack_task(task))
+        cpu_s = TEMPLATE_CPU_S if pool is self._quick else pool.limit_s
+        task = frames.Task(tokenizer.name, tokenizer.source, operation, arguments, cpu_s)
+        try:
+            kind, data = await pool.run(frames.pack_task(task))
+        except TimeoutError:
+            raise _too_long(operation, pool.limit_s) from None
         if kind == frames.UNLOADED:
             raise NoCapacity(f"the model's tokenizer cannot be loaded: {data.decode()}")
+        if kind == frames.SLOW:
+            raise _too_long(operation, cpu_s)
         if kind == frames.REFUSED:
             raise InvalidRequest(data.decode(), "messages" if operation == "render" else None)
         return kind, data
 
 
 def is_short(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> bool:
-    """Whether a chat is rendered in no time. What a client tells the template beside the messages
-    may be a number that it counts to; yes, no and nothing can only choose. Tools and their calls it
-    writes out.
+    """Whether a usual template renders a chat in no time. What a client passes to the template
+    beside the messages may be a number that it counts to; yes, no and nothing can only choose.
+    Tools and their calls it writes out.
 
     >>> is_short([{"content": "hi"}], {"x": True}), is_short([{"content": "hi"}], {"x": 9})
     (True, False)
     """
-    if len(messages) > INLINE_MESSAGES_MAX:
+    if len(messages) > QUICK_MESSAGES_MAX:
         return False
     told = {name: value for name, value in options.items() if name != "tools"}
     if any(value is not None and not isinstance(value, bool) for value in told.values()):
@@ -138,3 +177,10 @@ async def keys_of(
         keys = extend_keys(root, keys, tokens[:end], block_tokens)
         await asyncio.sleep(0)
     return extend_keys(root, keys, tokens, block_tokens)
+
+
+def _too_long(operation: frames.Operation, limit_s: float) -> InvalidRequest:
+    is_template = operation in frames.TEMPLATE_OPERATIONS
+    what = "the model's chat template runs" if is_template else "the prompt takes"
+    to = "" if is_template else " to prepare"
+    return InvalidRequest(f"{what} longer{to} than {limit_s:g} s", code="prompt_takes_too_long")

@@ -2,22 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 from openai import AsyncOpenAI
 
 from cli.supervisor.children import free_port
+from loadtest.bench.core.frontend import InProcessTexts
+from services.frontend import service
 from services.frontend.config import FrontendConfig
-from services.frontend.service import main
+from services.frontend.rendering.texts import Texts
+from services.frontend.service import make_texts
 from services.worker.demo_model import make_demo_model
 from shared import messages as m
 from shared.bus import Bus
 from shared.errors import PeerUnavailable
 from shared.ids import HostId, ModelId, WorkerId
+from shared.service import Runtime
 from shared.subjects import (
     PROMPT_PULL,
     SCHEDULER_PING,
@@ -234,28 +239,38 @@ async def house(
     folder: Path,
     reply: Callable[[m.Prompt], Reply] = lambda _: Reply(),
     lora: m.LoraCard | None = None,
+    has_processes: bool = False,
     **settings: Any,
 ) -> AsyncIterator[House]:
-    """A frontend whose model is up, over HTTP and through the official client."""
+    """A frontend whose model is up, over HTTP and through the official client.
+
+    Args:
+        has_processes: it has a process for short chats, too, whose start takes a second.
+    """
     port = free_port()
     config = FrontendConfig(
         nats_url=nats_server.url, redis_url=redis_server.url, http_port=port, **settings
     )
     url = f"http://127.0.0.1:{port}"
     make_demo_model(folder / "demo")
-    async with (
-        running(main, config, "frontend") as runtime,
-        connected(nats_server.url) as bus,
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
-    ):
+    async with AsyncExitStack() as stack:
+        if not has_processes:
+            stack.enter_context(patch.object(service, "make_texts", _in_process))
+        runtime = await stack.enter_async_context(running(service.main, config, "frontend"))
+        bus = await stack.enter_async_context(connected(nats_server.url))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+        openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        await stack.enter_async_context(openai)
         fake = FakeHouse(bus, folder / "demo", reply, lora=lora)
         await fake.start()
+        stack.push_async_callback(fake.stop)
         await wait_healthy(http)
-        try:
-            yield House(url, runtime, fake, bus, http, openai)
-        finally:
-            await fake.stop()
+        yield House(url, runtime, fake, bus, http, openai)
+
+
+def _in_process(runtime: Runtime, config: FrontendConfig, *, is_shared: bool) -> Texts:
+    texts = make_texts(runtime, config, is_shared=is_shared)
+    return InProcessTexts(texts._pool, texts._quick)
 
 
 async def wait_healthy(http: httpx.AsyncClient) -> None:

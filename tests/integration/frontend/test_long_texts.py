@@ -118,7 +118,7 @@ def test_what_templates_raise_is_told_and_ends_nothing(
         ({"chat_template_kwargs": {"divisor": 0}}, "division by zero"),
         ({"chat_template_kwargs": {"why": "go away"}}, "go away"),
         ({"chat_template_kwargs": {"is_deep": 1}}, "recursion"),
-        ({"chat_template_kwargs": {"size": 10**11}}, "MemoryError"),
+        ({"chat_template_kwargs": {"size": 10**11}}, "repeats something"),
         ({"chat_template_kwargs": {"rounds": "many"}}, "str"),
         ({"chat_template_kwargs": {"other": 1}}, "it reads divisor, is_deep, nobody"),
     ]
@@ -278,7 +278,7 @@ from shared.clock import SystemClock
 async def main():
     second = 10**9
     pool = Pool(SystemClock(), CrewLimits(num_children=1, work_ns=60 * second))
-    texts, tokenizer = Texts(pool), load_tokenizer(sys.argv[1])
+    texts, tokenizer = Texts(pool, pool), load_tokenizer(sys.argv[1])
     await texts.encode(tokenizer, "a" * 20_000, special=False)
     print(*pool.pids, flush=True)
     await texts.render(tokenizer, [{"role": "user", "content": "a"}], {"rounds": 99_999})

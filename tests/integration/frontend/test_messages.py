@@ -49,15 +49,17 @@ async def ask(it: House, **fields: Any) -> dict[str, Any]:
 
 
 async def stream(it: House, **fields: Any) -> list[dict[str, Any]]:
-    """Events; each is named as its data is."""
+    """Events; each is named as its data is, and the name comes first."""
     answer = await it.http.post(PATH, json=ASKED | {"stream": True} | fields)
     assert answer.status_code == 200, answer.text
     assert "[DONE]" not in answer.text
     events = []
-    for part in answer.text.strip().split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in part.split("\n"))
-        events.append(json.loads(lines["data"]))
-        assert lines["event"] == events[-1]["type"]
+    *parts, end = answer.text.split("\n\n")
+    assert not end
+    for part in parts:
+        name, data = part.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
     return events
 
 

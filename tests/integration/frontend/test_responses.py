@@ -1,6 +1,7 @@
 """`/v1/responses` by the official client: whole, streamed, with tools and with a form."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,11 @@ def test_a_failure_on_the_way_is_an_event(
             await it.openai.responses.create(model=MODEL, input="Hi")
         body = {"model": MODEL, "input": "Hi", "stream": True}
         answer = await it.http.post("/v1/responses", json=body)
-        assert answer.text.rstrip().endswith("event: error") and "[DONE]" not in answer.text
+        *parts, end = answer.text.split("\n\n")
+        assert not end and "[DONE]" not in answer.text
+        for part in parts:
+            name, data = part.split("\n")
+            assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+        assert parts[-1].startswith("event: error\ndata: {")
 
     with_house(scenario, Reply(error_at=2), nats_server, redis_server, tmp_path)

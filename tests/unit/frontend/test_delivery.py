@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import cast
 
 import pytest
 
+from services.frontend.api.answers import EventStream
 from services.frontend.api.text.delivery import ENTRIES_AT_ONCE, answer_whole, stream_chunks
+from services.frontend.api.text.items import named_event
 from services.frontend.api.text.writing import Writer
 from services.frontend.core.choice import Piece
 from services.frontend.gates import Gates
@@ -64,3 +66,20 @@ def test_what_takes_long_to_write_keeps_nobody_waiting(num_entries: int) -> None
     loop_s = threading.current_thread().name.encode()
     is_long = num_entries > ENTRIES_AT_ONCE
     assert [name != loop_s for name in asyncio.run(scenario())] == [is_long, is_long]
+
+
+def test_an_event_s_name_comes_before_its_data() -> None:
+    async def scenario() -> bytes:
+        async def rest() -> AsyncGenerator[list[bytes], None]:
+            yield [b'{"a":1}', b"[DONE]"]
+
+        first = [named_event("error", code="x"), named_event("ping")]
+        stream = EventStream(first, rest(), lambda: None)
+        return b"".join([bytes(part) async for part in stream.body_iterator])  # type: ignore[arg-type]
+
+    assert asyncio.run(scenario()) == (
+        b'event: error\ndata: {"type":"error","code":"x"}\n\n'
+        b'event: ping\ndata: {"type":"ping"}\n\n'
+        b'data: {"a":1}\n\n'
+        b"data: [DONE]\n\n"
+    )

@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from services.frontend import models as subject
 from services.frontend.core.fleet import Fleet
-from services.frontend.images import ImageProcessor
 from services.frontend.models import Models
 from shared.clock import ManualClock
 from shared.ids import HostId, ModelId, WorkerId
@@ -32,13 +32,17 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Sources, as they are read; what is read the nth time has the height n."""
     sources: list[str] = []
 
-    def load(source: str) -> ImageProcessor:
+    def load(source: str) -> SimpleNamespace:
         sources.append(source)
-        return ImageProcessor(height=len(sources), width=1, resize_to=1)
+        return SimpleNamespace(height=len(sources))
 
     monkeypatch.setattr(subject, "load_tokenizer", load)
     monkeypatch.setattr(subject, "load_image_processor", load)
     return sources
+
+
+async def no_names(_: object) -> frozenset[str]:
+    return frozenset()
 
 
 class House:
@@ -46,7 +50,7 @@ class House:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.models = Models(self.clock, self._spawn)
+        self.models = Models(self.clock, self._spawn, (), no_names)
         self._seq = 0
 
     def report(self, *cards: OneshotCard, llms: tuple[ModelCard, ...] = ()) -> None:
@@ -106,20 +110,22 @@ def test_files_of_several_models_are_read_one_after_another(
     alone = threading.Lock()
     met: list[str] = []
 
-    def load(source: str) -> ImageProcessor:
+    def load(source: str) -> SimpleNamespace:
         if not alone.acquire(blocking=False):
             met.append(source)
-            return ImageProcessor(height=1, width=1, resize_to=1)
+            return SimpleNamespace()
         threading.Event().wait(0.05)  # long enough for another to come in, were it let
         alone.release()
-        return ImageProcessor(height=1, width=1, resize_to=1)
+        return SimpleNamespace()
 
     monkeypatch.setattr(subject, "load_tokenizer", load)
     monkeypatch.setattr(subject, "load_image_processor", load)
 
     async def scenario() -> None:
         tasks: list[asyncio.Task[None]] = []
-        models = Models(ManualClock(), lambda work, _: tasks.append(asyncio.create_task(work)))
+        models = Models(
+            ManualClock(), lambda work, _: tasks.append(asyncio.create_task(work)), (), no_names
+        )
         cards = [
             replace(card, model_id=ModelId(f"m{at}"), source=f"/m{at}")
             for at, card in enumerate((TEXTS, IMAGES, TEXTS, IMAGES))

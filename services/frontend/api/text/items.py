@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from services.frontend.api.answers import NAME_FIELD
 from services.frontend.api.text.generation import Generation
 from services.frontend.api.text.reading import Reading, ReplyOfChoice, tell
 from services.frontend.api.text.tools import Call
@@ -109,5 +110,11 @@ class ItemsWriter(Writer):
 
 
 def named_event(kind: str, **fields: Any) -> bytes:
-    """An event's data, which tells its name; that goes behind it too, in a line of its own."""
-    return b"%b\nevent: %b" % (orjson.dumps({"type": kind, **fields}), kind.encode())
+    """An event with its name, which is in its data, too. The name's line comes first, as OpenAI and
+    Anthropic send it: some parsers take an event to be of the name that they read last.
+
+    >>> named_event("ping", at=1)
+    b'event: ping\\ndata: {"type":"ping","at":1}'
+    """
+    data = orjson.dumps({"type": kind, **fields})
+    return b"%b%b\ndata: %b" % (NAME_FIELD, kind.encode(), data)

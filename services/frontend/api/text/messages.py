@@ -1,6 +1,6 @@
 """A chat's messages, tools and options, as chat templates take them."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from services.frontend.api.bodies import ChatBody, TokenizeBody, Tool
@@ -16,6 +16,8 @@ TEMPLATE_OWN = (
 )  # fmt: skip
 
 NAME_CHARS_MAX = 64
+TEXT_PARTS = {"text": "text"}
+ASSISTANT_PARTS = {"text": "text", "refusal": "refusal"}
 
 
 async def rendered(texts: Texts, tokenizer: ModelTokenizer, body: ChatBody | TokenizeBody) -> str:
@@ -132,7 +134,19 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role in {"assistant", "tool"}:
         content = ""
-    return known | {"content": _content(content, f"{where}.content")}
+    parts = ASSISTANT_PARTS if role == "assistant" else TEXT_PARTS
+    said = _content(content, f"{where}.content", parts)
+    if role == "assistant":
+        said = "\n".join(filter(None, [said, _refusal(message, where)]))
+    return known | {"content": said}
+
+
+def _refusal(message: dict[str, Any], where: str) -> str:
+    """What the assistant said instead of what it was asked for."""
+    refusal = message.get("refusal")
+    if not isinstance(refusal, str | None):
+        raise InvalidRequest(f"{where}.refusal: give a string", f"{where}.refusal")
+    return refusal or ""
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
@@ -143,6 +157,13 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    kind = call.get("type") if isinstance(call, dict) else None
+    if kind not in (None, "function"):
+        raise InvalidRequest(
+            f"{where}.type: {str(kind)[:NAME_CHARS_MAX]!r} is not supported; give function",
+            f"{where}.type",
+            code="unsupported_value",
+        )
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function.name: give a string", f"{where}.function.name")
@@ -155,7 +176,12 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     return known | {"type": "function", "function": called}
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, parts: Mapping[str, str]) -> str:
+    """The text of a message.
+
+    Args:
+        parts: types of parts that it may have, each with the member that has its text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -163,13 +189,15 @@ def _content(content: Any, where: str) -> str:
     texts = []
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if not isinstance(kind, str) or kind not in parts:
+            given = "" if kind is None else f"; {str(kind)[:NAME_CHARS_MAX]!r} is not"
             raise InvalidRequest(
-                f"{where}[{at}]: only text parts are supported",
+                f"{where}[{at}]: only text parts are supported{given}",
                 f"{where}[{at}]",
                 code="unsupported_value",
             )
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where}[{at}].text: give a string", f"{where}[{at}].text")
-        texts.append(part["text"])
+        name = parts[kind]
+        if not isinstance(part.get(name), str):
+            raise InvalidRequest(f"{where}[{at}].{name}: give a string", f"{where}[{at}].{name}")
+        texts.append(part[name])
     return "".join(texts)
