@@ -14,6 +14,7 @@ from cli.models.catalog import DEFAULT, NAMES, PACKAGED, PackagedModel
 from cli.models.prepare import (
     check_model,
     find_model,
+    packaged_folder,
     packaged_model,
     prepare_default,
     prepare_model,
