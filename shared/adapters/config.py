@@ -253,9 +253,9 @@ def _layers(value: object) -> frozenset[int] | None:
 
 def _modules(fields: dict[str, Any], name: str) -> frozenset[str] | str | None:
     value = fields.get(name)
-    texts = value if isinstance(value, list) else [value]
     if value is None or value == []:
         return None
+    texts = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) and len(each) <= PATTERN_CHARS_MAX for each in texts):
         raise _wrong(name, value, f"a text of up to {PATTERN_CHARS_MAX} characters, or a list")
-    return frozenset(texts) if isinstance(value, list) else str(value)
+    return frozenset(map(str, texts)) if isinstance(value, list) else str(value)
