@@ -352,6 +352,7 @@ def _gemma3(reading: Reading) -> None:
     read_rms(reading)
     refuse_experts(reading)
     keys = reading.keys
+    keys.ignore_under("mm.", "vision.")  # of the part for images, whose tensors are another file's
     local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)}
     reading.config |= {
         "hidden_activation": "gelu_pytorch_tanh",

@@ -64,6 +64,11 @@ class Metadata:
         """Account for keys that change nothing."""
         self._left.difference_update(map(self._full, keys))
 
+    def ignore_under(self, *beginnings: str) -> None:
+        """Account for all keys that begin so, and change nothing."""
+        full = tuple(map(self._full, beginnings))
+        self._left = {key for key in self._left if not key.startswith(full)}
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number, the same for all layers if there is one a layer.
 

@@ -22,8 +22,8 @@ SPECIAL = {
 END_TEXTS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"}
 )
-# Special tokens whose ids nothing here asks for by their parts: they are matched as any others.
-# Named chat templates are for parts of a product; the one without a name is for all.
+# Special tokens of which only their texts count: they are matched as any others. Templates with a
+# name (`tokenizer.chat_template.NAME`) stand beside the one that is used, and have a list.
 IRRELEVANT = (
     "tokenizer.chat_templates",
     "tokenizer.huggingface.json",  # llama.cpp reads none of it
@@ -74,6 +74,7 @@ def build_tokenizer(keys: Metadata, architecture: str, ids: Mapping[str, int]) -
         raise keys.refusal("tokenizer.ggml.model", f"is none of {', '.join(KINDS)}")
     tokens, types = vocabulary(keys)
     keys.ignore(*IRRELEVANT)
+    keys.ignore_under("tokenizer.chat_template.")
     for key in ("tokenizer.ggml.add_sep_token", "tokenizer.rwkv.world"):
         keys.require(key, False, why="is not supported")
     keys.require("tokenizer.ggml.token_type_count", 0, 1, why="is of encoders")

@@ -118,6 +118,7 @@ def test_a_key_that_is_known_to_change_nothing_is_taken(tmp_path: Path) -> None:
         "general.author": "somebody", "quantize.imatrix.file": "x", "mine.own.key": "y",
         "rope.scaling.finetuned": True, "expert_count": 0, "attention.causal": True,
         "attention.sliding_window": 512, "rope.scaling.type": "none", "split.count": 1,
+        "tokenizer.chat_templates": ["tools"], "tokenizer.chat_template.tools": "x",
     }  # fmt: skip
     converted(tmp_path, Family("qwen2", "qwen2", keys=keys))
 
