@@ -19,7 +19,7 @@ from services.worker.demo_model import DEMO_MODEL_ID, make_demo_model
 from shared.errors import ConfigError, SymphonyError
 
 # Part of a converted folder's name: count it up when conversion changes, and old ones are left.
-CONVERSION = 1
+CONVERSION = 2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 Say = Callable[[str], None]

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from cli.adapters.offered import check_offers, fetch_offers, make_offers, models_for
 from cli.models.names import served_as
 from cli.models.prepare import prepare_default, prepare_models
+from cli.models.weights import check_weights
 from cli.reporting import PipeReporter, Reporter, TerminalReporter, for_data_dir, quiet_libraries
 from cli.start.options import HouseOptions
 from cli.start.plan import python_path
@@ -85,8 +86,8 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
     starting anyway. Without a word on models, they are those that adapters are for.
 
     Raises:
-        SymphonyError: a model cannot be had, an adapter is for another one, or the house could not
-            start.
+        SymphonyError: a model cannot be had or lacks weights, an adapter is for another one, or
+            the house could not start.
     """
     for warning in check_start(options):
         reporter.event(warning)
@@ -100,6 +101,7 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
     adapters = fetch_offers(options.adapters, kept, reporter.progress)
     if wanted:
         models = prepare_models(wanted, kept, reporter.progress)
+        check_weights(models, kept, reporter.progress)
     else:
         models = (prepare_default(kept, reporter.progress),)
     make_offers(adapters, models)

@@ -73,6 +73,9 @@ class AdapterConfig:
     rank: of modules that no `rank_pattern` matches; so is `alpha`.
     rank_pattern: regular expression -> rank; the first that matches counts.
     layers: that may have tensors; None: all.
+    targets: modules that have tensors: ends of their names, or one regular expression; None: not
+        said.
+    excluded: of those, ones that have none.
     base_name: of the model that it was trained on, as its owner called it.
     unknown: fields that are in no version of PEFT that we know, and say something.
     """
@@ -83,6 +86,8 @@ class AdapterConfig:
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
     layers: frozenset[int] | None
+    targets: frozenset[str] | str | None
+    excluded: frozenset[str] | str | None
     base_name: str
     unknown: tuple[str, ...]
 
@@ -122,6 +127,8 @@ def parse_config(raw: bytes, rank_max: int) -> AdapterConfig:
         rank_pattern={key: _rank("rank_pattern", ranks[key], rank_max) for key in ranks},
         alpha_pattern={key: _alpha("alpha_pattern", alphas[key]) for key in alphas},
         layers=_layers(fields.get("layers_to_transform")),
+        targets=_modules(fields, "target_modules"),
+        excluded=_modules(fields, "exclude_modules"),
         base_name=_text(fields, "base_model_name_or_path"),
         unknown=tuple(
             f"{shown_name(name)}: unknown, left aside: {shown(value)}"
@@ -242,3 +249,13 @@ def _layers(value: object) -> frozenset[int] | None:
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in layers):
         raise _wrong("layers_to_transform", value, "a number, or a list of numbers")
     return frozenset(layers)
+
+
+def _modules(fields: dict[str, Any], name: str) -> frozenset[str] | str | None:
+    value = fields.get(name)
+    if value is None or value == []:
+        return None
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) and len(each) <= PATTERN_CHARS_MAX for each in texts):
+        raise _wrong(name, value, f"a text of up to {PATTERN_CHARS_MAX} characters, or a list")
+    return frozenset(map(str, texts)) if isinstance(value, list) else str(value)

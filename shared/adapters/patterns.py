@@ -56,6 +56,35 @@ def first_matches(field: str, patterns: Iterable[str], names: Sequence[str]) -> 
     return {name: ordered[place] for name, place in found if place is not None}
 
 
+def targeted(field: str, targets: frozenset[str] | str | None, names: Sequence[str]) -> set[str]:
+    """The names that a config targets or excludes.
+
+    Args:
+        targets: ends of names, or one regular expression of a whole name; None: no name.
+
+    Raises:
+        AdapterInvalid: it is no regular expression, or takes too long.
+
+    Source: PEFT, `check_target_module_exists`.
+
+    >>> sorted(targeted("target_modules", frozenset({"q", "1.up"}), ["h.0.q", "h.1.up", "h.0.up"]))
+    ['h.0.q', 'h.1.up']
+    """
+    if targets is None:
+        return set()
+    if isinstance(targets, str):
+        return set(first_matches(field, [f"^(?:{targets})"], names))
+    return {
+        name
+        for name in names
+        if name in targets or any(name[at + 1 :] in targets for at in _dots(name))
+    }
+
+
+def _dots(name: str) -> list[int]:
+    return [at for at, character in enumerate(name) if character == "."]
+
+
 def _match_here(patterns: list[str], names: Sequence[str]) -> list[int | None]:
     """For each name, which pattern is the first that matches."""
     ready = [re.compile(rf"(.*\.)?({each})$") for each in patterns]

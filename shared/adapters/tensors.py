@@ -18,12 +18,13 @@ from shared.adapters.config import (
     scale_of,
     shown,
 )
-from shared.adapters.patterns import first_matches
+from shared.adapters.patterns import first_matches, targeted
 from shared.messages.adapters import LoraCard, LoraTarget
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 PREFIX = "base_model.model."
+ALL_LINEAR = "all-linear"
 
 _LENGTH_BYTES = 8
 _A, _B, _BASE = ".lora_A.weight", ".lora_B.weight", ".base_layer.weight"
@@ -117,11 +118,11 @@ def read_header(
 def match_modules(
     entries: Iterable[TensorEntry], card: LoraCard, config: AdapterConfig
 ) -> AdapterTensors:
-    """Which modules of the model the tensors belong to. What an adapter targets, they say alone.
+    """Which modules of the model the tensors belong to.
 
     Raises:
         AdapterInvalid: a tensor belongs to none, or has another shape than its module, the
-            config, or its counterpart asks for.
+            config, or its counterpart asks for; or one is missing that the config targets.
     """
     places = _places(card)
     found: dict[str, dict[str, TensorEntry]] = {}
@@ -138,12 +139,33 @@ def match_modules(
     names = sorted(found)
     if not names:
         raise _damaged("has no LoRA tensors")
+    _check_targets(config, places, found)
     ranks, scales = _terms(config, names)
     modules = [
         _module(name, places[name], found[name], ranks[name], scales[name], config)
         for name in names
     ]
     return AdapterTensors(tuple(modules), base)
+
+
+def _check_targets(
+    config: AdapterConfig, places: Mapping[str, "_Place"], found: Mapping[str, object]
+) -> None:
+    """See that each module that the config targets has its tensors: PEFT saves them all."""
+    missing = [
+        name
+        for name, place in places.items()
+        if name not in found and (config.layers is None or place.layer in config.layers)
+    ]
+    if config.targets == ALL_LINEAR:  # all but the head
+        wanted = {name for name in missing if places[name].layer >= 0}
+    else:
+        wanted = targeted("target_modules", config.targets, missing)
+    wanted -= targeted("exclude_modules", config.excluded, sorted(wanted))
+    if wanted:
+        raise AdapterInvalid(
+            f"{PREFIX}{min(wanted)}{_A}", "is missing: target_modules of the config names it"
+        )
 
 
 @dataclass(frozen=True, slots=True)

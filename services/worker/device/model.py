@@ -21,6 +21,7 @@ from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.step import LayerProbe, running
+from services.worker.weights import load_weights
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
@@ -152,11 +153,12 @@ def load_model(
         stored_dtype: of its KV outside of the pool: `model`, as it computes, or `int8`.
 
     Raises:
-        ConfigError: no such model, or it is not readable.
+        ConfigError: no such model, or it is not readable, or a weight is missing or left over.
         UnsupportedModelError: its attention is of a kind this engine does not compute.
     """
     try:
-        module = AutoModelForCausalLM.from_pretrained(
+        module = load_weights(
+            AutoModelForCausalLM,
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION,

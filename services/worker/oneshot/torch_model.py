@@ -27,6 +27,7 @@ from services.worker.oneshot.loaded import Head, LoadedOneshot
 from services.worker.oneshot.model import BatchStoppedError, DeviceLostError, Values
 from services.worker.oneshot.pooling import Pooling, load_pooling, pooling_files
 from services.worker.oneshot.probe import probe
+from services.worker.weights import load_weights
 from shared.errors import ConfigError
 from shared.ids import ModelId
 from shared.messages import OneshotCard, OneshotVariant, Task
@@ -101,14 +102,17 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
         dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
 
     Raises:
-        ConfigError: no such model, it is not readable, or it cannot do this task, or not in
-            batches.
+        ConfigError: no such model, it is not readable, a weight is missing or left over, or it
+            cannot do this task, or not in batches.
     """
     try:
         config = AutoConfig.from_pretrained(source)
         is_image = not hasattr(config.get_text_config(), "vocab_size")
-        module = _auto_class(task, is_image, config, source).from_pretrained(
-            source, dtype="auto" if dtype == "auto" else getattr(torch, dtype)
+        module = load_weights(
+            auto_class(task, is_image, config, source),
+            source,
+            is_encoder=task == "embed",
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
         )
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0]
@@ -141,7 +145,12 @@ def load_oneshot(source: str, task: Task, device: str, dtype: str) -> LoadedOnes
     return replace(loaded, num_values=probe(loaded))
 
 
-def _auto_class(task: Task, is_image: bool, config: Any, source: str) -> Any:
+def auto_class(task: Task, is_image: bool, config: Any, source: str) -> Any:
+    """The class of transformers that loads a model for a task.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if task == "classify":
         return AutoModelForImageClassification if is_image else AutoModelForSequenceClassification
     if is_image:

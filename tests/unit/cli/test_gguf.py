@@ -48,10 +48,11 @@ def test_words_are_cut_as_the_file_says(tmp_path: Path, rule: str, digits: list[
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_an_unknown_rule_is_remarked_on(tmp_path: Path) -> None:
+def test_an_unknown_rule_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", small_llama(), rule="something-new")
     (tmp_path / "out").mkdir()
-    assert "'something-new' is not known" in convert(file, tmp_path / "out")[0]
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.pre = 'something-new'"):
+        convert(file, tmp_path / "out")
 
 
 def test_a_file_is_converted_once_and_again_when_it_changed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from cli.models.catalog import DEFAULT, NAMES, PACKAGED, PackagedModel
 from cli.models.prepare import (
     check_model,
     find_model,
+    packaged_folder,
     packaged_model,
     prepare_default,
     prepare_model,
@@ -133,7 +134,7 @@ def test_a_damaged_wheel_is_not_taken(packaged: PackagedModel, tmp_path: Path) -
 
 def test_what_a_killed_one_left_goes(packaged: PackagedModel, tmp_path: Path) -> None:
     models = tmp_path / "models"
-    left = models / "tiny-model-1.0-1" / ".unfinished-old"
+    left = packaged_folder(packaged, models).parent / ".unfinished-old"
     left.mkdir(parents=True)
     packaged_model(packaged, models, lambda _: None)
     assert not left.exists()

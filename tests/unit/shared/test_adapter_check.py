@@ -227,6 +227,34 @@ def test_a_tensor_of_a_layer_that_the_config_leaves_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "is_taken"),
+    [
+        ({"target_modules": ["q_proj"]}, False),
+        ({"target_modules": "all-linear"}, False),
+        ({"target_modules": r".*\.(q|k)_proj"}, False),
+        ({"target_modules": ["layers.1.self_attn.q_proj"]}, False),
+        ({"target_modules": None}, True),
+        ({"target_modules": ["_proj"]}, True),
+        ({"target_modules": "q_proj"}, True),  # as PEFT has it, of a whole name
+        ({"target_modules": ["q_proj"], "exclude_modules": ["1.self_attn.q_proj"]}, True),
+        ({"target_modules": ["q_proj"], "exclude_modules": r".*\.1\..*"}, True),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0, 2]}, True),
+    ],
+)
+def test_a_module_that_the_config_targets_has_tensors(
+    fields: dict[str, Any], is_taken: bool, tmp_path: Path
+) -> None:
+    small_adapter(tmp_path, CARD, targets=["q_proj"])
+    rewrite(tmp_path, **{f"{Q}.lora_{which}.weight": None for which in "AB"})
+    change_config(tmp_path, **fields)
+    if is_taken:
+        check(tmp_path)
+        return
+    with pytest.raises(AdapterInvalid, match="is missing: target_modules of the config names it"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("source", "base", "value", "is_taken"),
     [
         ("F32", "float32", 3.4e38, True),

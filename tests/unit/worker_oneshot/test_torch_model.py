@@ -236,8 +236,12 @@ class TestBadInput:
 
 
 def test_what_cannot_do_a_task_is_refused_at_once(tmp_path: Path) -> None:
+    generator = make_generator(tmp_path / "m")
+    with pytest.raises(ConfigError, match=r"score\.weight is missing"):
+        load(generator, "classify")
+    AutoModelForSequenceClassification.from_pretrained(generator).save_pretrained(tmp_path / "c")
     with pytest.raises(ConfigError, match="pad_token_id"):
-        load(make_generator(tmp_path / "m"), "classify")
+        load(tmp_path / "c", "classify")
     with pytest.raises(ConfigError, match="image models"):
         load(make_image_classifier(tmp_path / "i"), "embed")
 

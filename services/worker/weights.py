@@ -1,0 +1,197 @@
+"""Loading a model with all of its weights and no others.
+
+transformers makes weights that a checkpoint lacks anew, at random, and drops those that it has no
+place for; both would be served as if nothing were wrong. Here they are refused by tensor name.
+"""
+
+import json
+import pickle
+import re
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError
+
+NAMED_MAX = 3  # tensors in an error
+WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+
+# Buffers of old checkpoints that hold no weights: causal masks and frequencies.
+NO_WEIGHTS = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
+)
+# A pooled output that none of the tasks here asks a model for.
+POOLER = re.compile(r"(^|\.)pooler\.")
+# Heads of tasks that an encoder was trained for, beside its body.
+HEADS = re.compile(
+    r"^(cls|lm_head|lm_predictions|mask_predictions|predictions|sop_classifier|classifier|score|"
+    r"qa_outputs|discriminator_predictions|generator_predictions|generator_lm_head|pred_layer|"
+    r"vocab_transform|vocab_layer_norm|vocab_projector|pre_classifier|head|decoder)\."
+)
+# Parts for images and sounds, of a model of which the text model alone is loaded.
+OTHER_SENSES = re.compile(
+    r"(^|\.)(vision_tower|vision_model|vision_encoder|visual|image_newline|multi_modal_projector|"
+    r"mm_projector|multimodal_projector|embed_vision|audio_tower|audio_encoder|embed_audio)(\.|$)"
+)
+PREDICTED_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+
+
+def load_weights(auto: Any, source: str, *, is_encoder: bool = False, **arguments: Any) -> Any:
+    """A model of transformers, with every weight from its checkpoint.
+
+    Args:
+        auto: class of transformers to load it by.
+        source: folder or hub id.
+        is_encoder: the model's body alone is asked for, and its heads may be left over.
+        arguments: of `from_pretrained`.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or a weight is missing, left over, or of
+            another shape; by its name.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        check_shards(source)
+        module, found = auto.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
+    except ConfigError:
+        raise
+    except (
+        OSError, ValueError, KeyError, RuntimeError, EOFError,
+        SafetensorError, pickle.UnpicklingError,
+    ) as error:  # fmt: skip
+        if names := _unconverted(error):
+            raise _refusal(source, names, "cannot be put together from the checkpoint") from error
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"cannot load model {source!r}: {first_line}") from error
+    check_loaded(source, module, found, is_encoder=is_encoder)
+    return module
+
+
+def check_loaded(
+    source: str, module: Any, found: Mapping[str, Iterable[Any]], *, is_encoder: bool
+) -> None:
+    """See that a model has all of its weights, and its checkpoint no others.
+
+    Args:
+        found: what transformers reports of the loading.
+
+    Raises:
+        ConfigError: names the tensors.
+    """
+    if other := sorted(found["mismatched_keys"], key=lambda each: str(each[0])):
+        _, has, wants = other[0]
+        shapes = f"is {list(has)} in the checkpoint, {list(wants)} in the model"
+        raise _refusal(source, [str(each[0]) for each in other], f"of another shape: it {shapes}")
+    missing = [name for name in found["missing_keys"] if not (is_encoder and POOLER.search(name))]
+    if missing:
+        raise _refusal(source, missing, "missing in the checkpoint")
+    left = [
+        name
+        for name in found["unexpected_keys"]
+        if not _may_be_left(name, module.config, is_encoder=is_encoder)
+    ]
+    if left:
+        raise _refusal(source, left, "left over: the model has no place for it")
+
+
+def check_shards(source: str) -> None:
+    """See that the shards of a folder are those of its index: each tensor once, where it says.
+
+    Args:
+        source: a folder; of a hub id, whose files are fetched as its index says, nothing is seen.
+
+    Raises:
+        ConfigError: names the file or tensor.
+    """
+    folder = Path(source)
+    # In the order in which transformers looks for them.
+    names = (WHOLE, WHOLE + INDEX, PICKLED, PICKLED + INDEX)
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is not None and found.suffix == ".json":
+        _check_index(folder, found)
+
+
+def _check_index(folder: Path, index: Path) -> None:
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        files = {str(name): str(file) for name, file in places.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index}: cannot be read: {error!r}") from None
+    for file in sorted(set(files.values())):
+        path = folder / file
+        if not path.resolve().is_relative_to(folder.resolve()) and not path.is_symlink():
+            raise ConfigError(f"{index.name}: {file!r} is outside of {folder}")
+        if not path.is_file():
+            raise _refusal(str(folder), _of(files, file), f"missing: there is no {file}")
+        if path.suffix == ".safetensors":
+            _check_shard(folder, path, _of(files, file), files)
+
+
+def _check_shard(folder: Path, path: Path, named: list[str], files: Mapping[str, str]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as shard:
+            held = set(shard.keys())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: damaged: {error}") from None
+    if missing := [name for name in named if name not in held]:
+        raise _refusal(str(folder), missing, f"missing: {path.name} has it not")
+    for name in sorted(held - set(named)):
+        if name in files:
+            raise _refusal(str(folder), [name], f"there twice: in {path.name} and {files[name]}")
+        if not NO_WEIGHTS.search(name):
+            raise _refusal(str(folder), [name], f"left over: {path.name} has it, the index not")
+
+
+def _of(files: Mapping[str, str], wanted: str) -> list[str]:
+    return sorted(name for name, file in files.items() if file == wanted)
+
+
+def _may_be_left(name: str, config: Any, *, is_encoder: bool) -> bool:
+    """Whether a tensor without a place is of a part that the task does not use."""
+    if NO_WEIGHTS.search(name) or POOLER.search(name):
+        return True
+    if is_encoder and HEADS.match(name):
+        return True
+    if OTHER_SENSES.search(name):
+        return True
+    text = config.get_text_config()
+    predicted = max(int(getattr(text, key, 0) or 0) for key in PREDICTED_LAYERS)
+    if not predicted:
+        return False
+    if layer := re.search(r"(?:^|\.)layers\.(\d+)\.", name):
+        return 0 <= int(layer[1]) - int(text.num_hidden_layers) < predicted
+    return name.startswith(("mtp.", "model.mtp."))
+
+
+def _unconverted(error: BaseException) -> list[str]:
+    """Tensors that transformers could not put together, such as experts of which one is missing.
+
+    Its error does not say which; the record that it was raised by does.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        info = frame.f_locals.get("loading_info")
+        if names := getattr(info, "conversion_errors", None):
+            return [str(name) for name in names]
+    return []
+
+
+def _refusal(source: str, names: Iterable[str], why: str) -> ConfigError:
+    ordered = sorted(names, key=_by_number)
+    more = f" and {len(ordered) - NAMED_MAX} more" if len(ordered) > NAMED_MAX else ""
+    which = f"tensor {ordered[0]}" if len(ordered) == 1 else "tensors "
+    which += "" if len(ordered) == 1 else ", ".join(ordered[:NAMED_MAX]) + more
+    verb = "" if why.startswith("cannot") else " is" if len(ordered) == 1 else " are"
+    return ConfigError(f"cannot load model {source!r}: {which}{verb} {why}")
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
