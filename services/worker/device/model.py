@@ -19,6 +19,7 @@ from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
+from services.worker.device.positions import freeze_rotaries
 from services.worker.device.step import LayerProbe, running
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
@@ -29,7 +30,7 @@ from shared.messages import AdapterRef, LoraCard, SamplingDefaults
 
 log = logging.getLogger(__name__)
 
-KV_LAYOUT_VERSION = 1
+KV_LAYOUT_VERSION = 2  # 1 held KV of models whose positions went by the step
 READ_BYTES = 16 * 1024 * 1024
 ADVISABLE = {
     "temperature": (0.01, 2.0),
@@ -50,6 +51,7 @@ class LoadedModel:
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
             all its block keys.
+        short_rope_max: as in `ModelInfo`.
         stored_dtype: of its KV outside of the pool.
         lora: what adapters it takes; None: none.
         lora_sites: places in its layers where they add, by the numbers that helpers call them by.
@@ -68,6 +70,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     sampling: SamplingDefaults
     fingerprint: str
+    short_rope_max: int = 0
     stored_dtype: StoredDtype = "model"
     lora: LoraCard | None = None
     lora_sites: list[Site] = field(default_factory=list)
@@ -106,6 +109,7 @@ class LoadedModel:
             block_tokens=BLOCK_TOKENS,
             sampling=self.sampling,
             lora=self.lora,
+            short_rope_max=self.short_rope_max,
         )
 
     def let_adapters(self) -> None:
@@ -185,6 +189,8 @@ def prepare_model(
     """
     module.requires_grad_(False).train(False)
     config = module.config.get_text_config()
+    max_model_len = _max_model_len(config)
+    short_rope_max = freeze_rotaries(module, max_model_len)
     probed = _probe(module, config.num_hidden_layers)
     return LoadedModel(
         module=module,
@@ -195,11 +201,12 @@ def prepare_model(
         num_heads=probed.num_heads,
         num_kv_heads=probed.num_kv_heads,
         head_dim=probed.head_dim,
-        max_model_len=_max_model_len(config),
+        max_model_len=max_model_len,
         vocab_size=probed.vocab_size,
         end_token_ids=_end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
         fingerprint="",
+        short_rope_max=short_rope_max,
     )
 
 

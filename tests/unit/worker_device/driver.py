@@ -25,6 +25,7 @@ from shared.messages import AdapterRef, SamplingParams, TurnDelta
 def make_core(executor: Executor, **limits: Any) -> EngineCore:
     info = executor.info
     limits.setdefault("prefill_tokens_max", 512)
+    limits.setdefault("short_rope_max", info.short_rope_max)
     return EngineCore(
         EngineLimits(max_model_len=info.max_model_len, **limits),
         PagePool(info.num_pages, info.num_layers),
