@@ -186,6 +186,7 @@ class Planner:
         assert not turn.num_flights, "a step in flight reads its pages"
         effects = self._put_back(turn)
         turn.on_outgrown()
+        turn.num_history = 0  # what its session left is of a short sequence
         return effects + self.history.look_up(turn, now_ns)
 
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:

@@ -283,11 +283,11 @@ class Turn:
 
     def on_outgrown(self) -> None:
         """It is a long sequence from now on, and holds nothing: its tokens so far are to be
-        computed as a long prompt, and what its session left of shorter ones is of no use."""
+        computed as a long prompt."""
         assert not self.num_blocks, "its blocks hold the KV of a short sequence"
         self.root = sequence_root(self.root, self.length, self.short_rope_max)
         self.is_long = True
-        self.keys, self.num_history = [], 0
+        self.keys = []
         self.prefix = Chain(self.owner)
 
     def add_blocks(self, blocks: list[Block]) -> None:

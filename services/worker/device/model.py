@@ -19,7 +19,8 @@ from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
-from services.worker.device.positions import freeze_rotaries
+from services.worker.device.positions.layers import note_positions
+from services.worker.device.positions.rotary import freeze_rotaries
 from services.worker.device.step import LayerProbe, running
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
@@ -191,6 +192,7 @@ def prepare_model(
     config = module.config.get_text_config()
     max_model_len = _max_model_len(config)
     short_rope_max = freeze_rotaries(module, max_model_len)
+    note_positions(module)
     probed = _probe(module, config.num_hidden_layers)
     return LoadedModel(
         module=module,

@@ -58,7 +58,12 @@ class Driver:
         """Real time, but for what nobody had to wait for."""
         return time.monotonic_ns() + self._skipped_ns
 
-    def submit(
+    def submit(self, name: str, tokens: list[int], *args: Any, **named: Any) -> Turn:
+        turn = self.make_turn(name, tokens, *args, **named)
+        self.perform(self.core.on_turn(turn, self.now_ns()))
+        return turn
+
+    def make_turn(
         self,
         name: str,
         tokens: list[int],
@@ -74,7 +79,7 @@ class Driver:
             num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        turn = Turn(
+        return Turn(
             TurnId(name),
             1,
             FrontendId("fe"),
@@ -90,8 +95,6 @@ class Driver:
             num_image_blocks=num_image_blocks,
             num_history=num_history,
         )
-        self.perform(self.core.on_turn(turn, self.now_ns()))
-        return turn
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:

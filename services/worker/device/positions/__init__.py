@@ -4,7 +4,3 @@ A step is one call of the model for the rows of many sequences. Whatever a model
 call as a whole, from its largest position or from how many tokens it has, is replaced here by what
 transformers computes for each sequence by itself.
 """
-
-from services.worker.device.positions.rotary import freeze_rotaries
-
-__all__ = ["freeze_rotaries"]
