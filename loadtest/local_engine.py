@@ -88,6 +88,7 @@ class LocalEngine:
         info = self.executor.info
         limits = EngineLimits(
             max_model_len=info.max_model_len,
+            short_rope_max=info.short_rope_max,
             prefill_tokens_max=self.prefill_tokens_max,
             steps_ahead_max=self.steps_ahead_max,
             turns_running_max=self.turns_running_max,

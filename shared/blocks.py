@@ -38,6 +38,19 @@ def root_key(fingerprint: str, tenant: str, adapter_hash: str = "", salt: str = 
     return BlockKey(digest.digest())
 
 
+def sequence_root(root: BlockKey, num_tokens: int, short_rope_max: int) -> BlockKey:
+    """Parent of the first block of a sequence of so many tokens.
+
+    Args:
+        root: of the shorter sequences, see `root_key`.
+        num_tokens: of the whole sequence: a prompt's, and what was generated behind it.
+        short_rope_max: `ModelCard.short_rope_max`: KV of longer sequences is of another kind.
+    """
+    if not 0 < short_rope_max < num_tokens:
+        return root
+    return BlockKey(blake2b(b"long rope", key=root, digest_size=KEY_BYTES).digest())
+
+
 def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
     """Key of the block that holds `tokens` after `parent`: one block of them, or the last ones of a
     sequence, if they are fewer."""

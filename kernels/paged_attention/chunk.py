@@ -29,7 +29,14 @@ from kernels.paged_attention.products import (
     zeros,
 )
 from kernels.paged_attention.raw import raw
-from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
+from kernels.paged_attention.softmax import (
+    LOWEST,
+    capped,
+    first_seen,
+    highest_of,
+    power_of_two,
+    powers,
+)
 
 # Rows of a tile (a row is a query of one head): enough that packing a page costs little beside.
 TILE_ROWS = 128
@@ -75,7 +82,7 @@ def paged_attention_chunk(
         np.empty(0, np.uint32 if amx else np.float32),
         raw(out),
     )
-    numbers = (*powers(shape), shape.window)
+    numbers = (*powers(shape), shape.reach)
     kind = tuple((array.dtype, array.flags.c_contiguous) for array in arrays)
     call_compiled(_attend_chunks, kind, *arrays, *numbers)
 
@@ -105,20 +112,20 @@ def _cut(num_new: int, group: int, num_others: int) -> list[tuple[int, int]]:
 
 
 @njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend_chunks(query, pool, tables, tiles, left, right, out, scale, cap, window):  # type: ignore[no-untyped-def]
+def _attend_chunks(query, pool, tables, tiles, left, right, out, scale, cap, reach):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(tiles.shape[0] * num_kv_heads):
         tile, kv_head = task // num_kv_heads, task % num_kv_heads
         slot, start, num_queries, position = tiles[tile]
         _attend_tile(
             query, pool, tables[slot], left, right, out, start, num_queries, position, kv_head,
-            scale, cap, window,
+            scale, cap, reach,
         )  # fmt: skip
 
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
 def _attend_tile(  # type: ignore[no-untyped-def]
-    query, pool, pages, left, right, out, start, num_queries, position, kv_head, scale, cap, window
+    query, pool, pages, left, right, out, start, num_queries, position, kv_head, scale, cap, reach
 ):  # fmt: skip
     """`num_queries` queries from row `start` on, the first of them at `position`.
 
@@ -143,16 +150,16 @@ def _attend_tile(  # type: ignore[no-untyped-def]
             queries[r, d] = narrow(widen(query[start + r // group, head, d]), queries[r, d])
     before = begin_products(right)
     context = position + num_queries  # as far as the last query sees
-    first_block = max(0, position - window + 1) // block_tokens if window > 0 else 0
+    first_block = first_seen(position, reach) // block_tokens
     for block in range(first_block, (context + block_tokens - 1) // block_tokens):
         at = block * block_tokens
         count = min(block_tokens, context - at)
         # Rows that see anything of this page, and whether one sees less than all of it.
         seeing, behind = max(0, at - position), num_queries
         is_ragged = at + block_tokens - 1 > position
-        if window > 0:
-            behind = min(num_queries, at + count + window - 1 - position)
-            is_ragged |= position + num_queries - window > at
+        if reach != 0:
+            behind = min(num_queries, _sight_ends(at + count, reach) - position)
+            is_ragged |= first_seen(context - 1, reach) > at
         first, last = seeing * group, behind * group
         from_row, to_row = first // ROWS * ROWS, padded(last, ROWS)
         weights[from_row:first] = 0  # of the page before this one
@@ -163,9 +170,9 @@ def _attend_tile(  # type: ignore[no-untyped-def]
         for r in range(first, last):
             begin, end = 0, block_tokens
             if is_ragged:
-                sees = position + r // group + 1 - at  # this many of the page's tokens and before
-                end = min(count, sees)
-                begin = max(0, sees - window) if window > 0 else 0
+                query_at = position + r // group
+                end = min(count, query_at + 1 - at)
+                begin = max(0, first_seen(query_at, reach) - at)
                 weights[r, :begin] = 0
                 weights[r, end:] = 0
             shrink = _soften(scores[r, begin:end], weights[r, begin:end], scale, cap, r, top, total)
@@ -175,8 +182,9 @@ def _attend_tile(  # type: ignore[no-untyped-def]
         if is_ragged and not are_finite(page_values, count):
             # Not even no weight makes such a value harmless to rows that must not see it.
             for r in range(first, last):
-                sees = position + r // group + 1 - at
-                for j in range(max(0, sees - window) if window > 0 else 0, min(count, sees)):
+                query_at = position + r // group
+                begin = max(0, first_seen(query_at, reach) - at)
+                for j in range(begin, min(count, query_at + 1 - at)):
                     weight = widen(weights[r, j])
                     for d in range(head_dim):
                         acc[r, d] += weight * widen(page_values[j, d])
@@ -189,6 +197,14 @@ def _attend_tile(  # type: ignore[no-untyped-def]
         inverse = np.float32(1.0) / total[r]
         for d in range(head_dim):
             out[row, head, d] = narrow(acc[r, d] * inverse, out[row, head, d])
+
+
+@njit(inline="always", error_model="numpy")
+def _sight_ends(end, reach):  # type: ignore[no-untyped-def]
+    """The first position whose query sees nothing before `end`, if `reach` limits what it sees."""
+    if reach < 0:
+        return (end - reach - 1) // -reach * -reach
+    return end + reach - 1
 
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, inline="always")

@@ -14,7 +14,14 @@ from kernels.bits import LOOSE, narrow, widen
 from kernels.compile_lock import call_compiled
 from kernels.paged_attention.interface import AttentionShape, RaggedBatch
 from kernels.paged_attention.raw import raw
-from kernels.paged_attention.softmax import LOWEST, capped, highest_of, power_of_two, powers
+from kernels.paged_attention.softmax import (
+    LOWEST,
+    capped,
+    first_seen,
+    highest_of,
+    power_of_two,
+    powers,
+)
 
 
 def paged_attention_cpu(
@@ -45,7 +52,7 @@ def paged_attention_cpu(
         on_host.query_starts[first : last + 1],
         on_host.context_lens[first:last],
         *powers(shape),
-        shape.window,
+        shape.reach,
         raw(out),
     )
 
@@ -56,19 +63,19 @@ def supports(query: torch.Tensor) -> bool:
 
 
 @njit(parallel=True, fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend(query, pool, tables, slots, starts, contexts, scale, cap, window, out):  # type: ignore[no-untyped-def]
+def _attend(query, pool, tables, slots, starts, contexts, scale, cap, reach, out):  # type: ignore[no-untyped-def]
     num_kv_heads = pool.shape[2]
     for task in prange(contexts.shape[0] * num_kv_heads):
         seq = task // num_kv_heads
         if starts[seq + 1] > starts[seq]:
             _attend_head(
                 query, pool, tables[slots[seq]], starts[seq], starts[seq + 1] - starts[seq],
-                contexts[seq], task % num_kv_heads, scale, cap, window, out,
+                contexts[seq], task % num_kv_heads, scale, cap, reach, out,
             )  # fmt: skip
 
 
 @njit(fastmath=LOOSE, error_model="numpy", nogil=True, cache=True)
-def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, cap, window, out):  # type: ignore[no-untyped-def]
+def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, cap, reach, out):  # type: ignore[no-untyped-def]
     block_tokens, head_dim = pool.shape[3], pool.shape[4]
     group = query.shape[1] // pool.shape[2]
     num_rows = num_new * group  # row r is query r // group, head kv_head * group + r % group
@@ -80,9 +87,7 @@ def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, ca
     top = np.full(num_rows, LOWEST)
     total = np.zeros(num_rows, np.float32)
     scores = np.empty(block_tokens, np.float32)
-    first_block = 0
-    if window > 0:
-        first_block = max(0, context - num_new - window + 1) // block_tokens
+    first_block = first_seen(context - num_new, reach) // block_tokens
     for block in range(first_block, (context + block_tokens - 1) // block_tokens):
         page_keys = pool[pages[block], 0, kv_head]
         page_values = pool[pages[block], 1, kv_head]
@@ -91,7 +96,7 @@ def _attend_head(query, pool, pages, start, num_new, context, kv_head, scale, ca
         for r in range(num_rows):
             position = context - num_new + r // group
             end = min(count, position + 1 - at)
-            begin = max(0, position - window + 1 - at) if window > 0 else 0
+            begin = max(0, first_seen(position, reach) - at)
             if end <= begin:
                 continue
             for j in range(begin, end):

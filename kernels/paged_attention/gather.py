@@ -33,15 +33,14 @@ def paged_attention_gather(
     for seq in seqs:
         first, last = batch.query_starts[seq], batch.query_starts[seq + 1]
         context, num_new = batch.context_lens[seq], last - first
-        begin = 0  # first position any of the new queries sees, rounded down to its block
-        if shape.window:
-            begin = max(0, context - num_new - shape.window + 1) // block_tokens * block_tokens
+        # First position any of the new queries sees, rounded down to its block.
+        begin = shape.first_seen(context - num_new) // block_tokens * block_tokens
         num_blocks = (context + block_tokens - 1) // block_tokens
         pages = batch.page_tables[layer, batch.slots[seq], begin // block_tokens : num_blocks]
         kv = _in_sequence(pool, pages)
         kv = kv[:, :, : context - begin]
         q = query[first:last].transpose(0, 1)
-        if num_new == context and not shape.softcap and not _windowed(shape, context):
+        if num_new == context and not shape.softcap and not shape.first_seen(context - 1):
             attended = F.scaled_dot_product_attention(
                 q[None], kv[0][None], kv[1][None],
                 is_causal=True, scale=shape.scale, enable_gqa=enable_gqa,
@@ -65,10 +64,6 @@ def _in_sequence(pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     return kv.view(2, num_kv_heads, -1, head_dim)
 
 
-def _windowed(shape: AttentionShape, context: int) -> bool:
-    return bool(shape.window) and context > shape.window
-
-
 def _masked(
     q: torch.Tensor, kv: torch.Tensor, begin: int, context: int, shape: AttentionShape
 ) -> torch.Tensor:
@@ -79,6 +74,8 @@ def _masked(
     seen = key_at <= query_at
     if shape.window:
         seen &= query_at - key_at < shape.window
+    if shape.chunk:
+        seen &= key_at >= query_at - query_at % shape.chunk
     if not shape.softcap and num_new > MATMUL_UP_TO_QUERIES:
         return F.scaled_dot_product_attention(
             q[None], kv[0][None], kv[1][None],

@@ -16,12 +16,32 @@ class AttentionShape:
     Attributes:
         scale: factor on q k.
         window: a query sees only the last `window` positions, its own included; 0: all.
+        chunk: a query sees only positions from the last multiple of `chunk` on; 0: all. Not both.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: off.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        assert not (self.window and self.chunk), "a query's view has one limit"
+
+    @property
+    def reach(self) -> int:
+        """Both limits as one number for compiled kernels: `window`, or below 0 `chunk`."""
+        return -self.chunk if self.chunk else self.window
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query at `position` sees.
+
+        >>> AttentionShape(1.0, window=3).first_seen(7), AttentionShape(1.0, chunk=3).first_seen(7)
+        (5, 6)
+        """
+        if self.chunk:
+            return position - position % self.chunk
+        return max(0, position - self.window + 1) if self.window else 0
 
 
 @dataclass(frozen=True, slots=True)

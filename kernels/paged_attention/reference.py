@@ -29,8 +29,7 @@ def paged_attention_reference(
         for row in range(first, last):
             position = context - (last - row)
             for head in range(query.shape[1]):
-                first_seen = max(0, position - shape.window + 1) if shape.window else 0
-                past = torch.arange(first_seen, position + 1)
+                past = torch.arange(shape.first_seen(position), position + 1)
                 pages = batch.page_tables[layer, batch.slots[seq], past // block_tokens]
                 seen = pool[pages, :, head // group, past % block_tokens].double()
                 scores = shape.scale * (seen[:, 0] @ query[row, head].double())

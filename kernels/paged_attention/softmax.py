@@ -28,6 +28,14 @@ def powers(shape: AttentionShape) -> tuple[np.float32, np.float32]:
     return np.float32(shape.scale * LOG2_E), np.float32(0.0)
 
 
+@njit(inline="always", error_model="numpy")
+def first_seen(position, reach):  # type: ignore[no-untyped-def]
+    """As `AttentionShape.first_seen`, of its `reach`."""
+    if reach < 0:
+        return position - position % -reach
+    return max(0, position - reach + 1) if reach > 0 else 0
+
+
 @intrinsic
 def highest_of(typing_context, a, b):  # type: ignore[no-untyped-def]
     """The higher of two float32, NaN if one is; loops of it vectorize, as those of `max` do not."""

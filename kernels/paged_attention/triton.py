@@ -151,11 +151,11 @@ def _launch(
     # What both kernels are told, so that they cut the work in the same places.
     cut: dict[str, Any] = {
         "first": first, "num_splits": splits.count, "splits_wanted": splits.wanted,
-        "share_min": splits.share_min, "share_max": splits.share_max, "window": shape.window,
+        "share_min": splits.share_min, "share_max": splits.share_max, "reach": shape.reach,
         "tile_queries": tile_queries, "tile_keys": tiles.keys,
         "num_heads": num_heads, "head_dim": head_dim,
         "head_dim_padded": max(16, power_of_two(head_dim)),
-        "is_windowed": shape.window > 0, "enable_fp_fusion": True,
+        "is_limited": shape.reach != 0, "enable_fp_fusion": True,
     }  # fmt: skip
     _attend_kernel[(num_tiles * splits.count, num_kv_heads, num_seqs)](
         query, pool, table, batch.query_starts, batch.context_lens, batch.slots,
@@ -208,7 +208,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 # Other numbers, or tensors of numbers that begin elsewhere (one layer's table), are no reason to
 # compile again: that would take a second in the middle of serving, or of recording a graph.
-_CUT = ["num_rows", "first", "num_splits", "splits_wanted", "share_min", "share_max", "window"]
+_CUT = ["num_rows", "first", "num_splits", "splits_wanted", "share_min", "share_max", "reach"]
 _LENGTHS = ["query_starts", "context_lens"]
 
 
@@ -220,10 +220,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     query, pool, table, query_starts, context_lens, slots, out, partial, stats,
     scale, cap, max_blocks, num_rows,
     query_row_stride, query_head_stride, out_row_stride, out_head_stride,
-    first, num_splits, splits_wanted, share_min, share_max, window,
+    first, num_splits, splits_wanted, share_min, share_max, reach,
     tile_rows: tl.constexpr, tile_queries: tl.constexpr, tile_keys: tl.constexpr,
     group: tl.constexpr, num_heads: tl.constexpr, head_dim: tl.constexpr,
-    head_dim_padded: tl.constexpr, block_tokens: tl.constexpr, is_windowed: tl.constexpr,
+    head_dim_padded: tl.constexpr, block_tokens: tl.constexpr, is_limited: tl.constexpr,
     is_capped: tl.constexpr, is_decode: tl.constexpr, is_split: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries, of all heads of a KV head, over one share of its keys."""
@@ -238,7 +238,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     if tile < 0:
         return
     begin, end = _keys_of_tile(
-        tile, num_new, context, window, tile_queries, tile_keys, is_windowed
+        tile, num_new, context, reach, tile_queries, tile_keys, is_limited
     )  # fmt: skip
     share = _share(end - begin, num_splits, splits_wanted, share_min, share_max)
     is_alone = end - begin <= share
@@ -268,20 +268,20 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     halves: tl.constexpr = (num_heads // group) * block_tokens * head_dim
     kv = pool + kv_head * (block_tokens * head_dim)
     masked_from = begin
-    if not is_windowed and not is_decode:
+    if not is_limited and not is_decode:
         # Up to here every query of the tile sees every key. (A decode has one such end, behind
         # which a second loop would begin with nothing on its way.)
         all_seen = tl.maximum(context - num_new + tile * tile_queries + 1, 0) // tile_keys
         masked_from = tl.maximum(begin, tl.minimum(end, all_seen))
         acc, top, total = _over_keys(
             q, acc, top, total, begin, masked_from, kv, pages, position, context, scale, cap,
-            window, tile_keys, head_dim, head_dim_padded, block_tokens, halves, False,
-            is_windowed, is_capped, widen,
+            reach, tile_keys, head_dim, head_dim_padded, block_tokens, halves, False,
+            is_limited, is_capped, widen,
         )  # fmt: skip
     acc, top, total = _over_keys(
         q, acc, top, total, masked_from, end, kv, pages, position, context, scale, cap,
-        window, tile_keys, head_dim, head_dim_padded, block_tokens, halves, True,
-        is_windowed, is_capped, widen,
+        reach, tile_keys, head_dim, head_dim_padded, block_tokens, halves, True,
+        is_limited, is_capped, widen,
     )  # fmt: skip
 
     if not is_split or is_alone:
@@ -300,10 +300,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _over_keys(  # type: ignore[no-untyped-def]
-    q, acc, top, total, begin, end, kv, pages, position, context, scale, cap, window,
+    q, acc, top, total, begin, end, kv, pages, position, context, scale, cap, reach,
     tile_keys: tl.constexpr, head_dim: tl.constexpr, head_dim_padded: tl.constexpr,
     block_tokens: tl.constexpr, halves: tl.constexpr, is_masked: tl.constexpr,
-    is_windowed: tl.constexpr, is_capped: tl.constexpr, widen: tl.constexpr,
+    is_limited: tl.constexpr, is_capped: tl.constexpr, widen: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the tiles of keys ``begin .. end``.
 
@@ -345,8 +345,8 @@ def _over_keys(  # type: ignore[no-untyped-def]
             scores = tl.where(scores < 0.0, -tanh, tanh) * cap
         if is_masked:
             seen = (key_at[None, :] <= position[:, None]) & (key_at < context)[None, :]
-            if is_windowed:
-                seen = seen & (position[:, None] - key_at[None, :] < window)
+            if is_limited:
+                seen = seen & (key_at[None, :] >= _first_seen(position, reach)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         # A row that has seen no key yet subtracts 0: -inf - -inf would be NaN.
@@ -365,16 +365,23 @@ def _over_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _first_seen(position, reach):  # type: ignore[no-untyped-def]
+    """As `AttentionShape.first_seen`, where `reach` limits it; below 0 it may be any position."""
+    of_chunk = position - position % tl.maximum(-reach, 1)
+    return tl.where(reach < 0, of_chunk, position - reach + 1)
+
+
+@triton.jit
 def _keys_of_tile(  # type: ignore[no-untyped-def]
-    tile, num_new, context, window,
-    tile_queries: tl.constexpr, tile_keys: tl.constexpr, is_windowed: tl.constexpr,
+    tile, num_new, context, reach,
+    tile_queries: tl.constexpr, tile_keys: tl.constexpr, is_limited: tl.constexpr,
 ):  # fmt: skip
     """Which tiles of keys the queries of a tile see, any of them: ``begin .. end``."""
     first = context - num_new + tile * tile_queries
     after = context - num_new + tl.minimum((tile + 1) * tile_queries, num_new)
     begin = 0
-    if is_windowed:
-        begin = tl.maximum(first - window + 1, 0) // tile_keys
+    if is_limited:
+        begin = tl.maximum(_first_seen(first, reach), 0) // tile_keys
     return begin, tl.cdiv(tl.maximum(after, 0), tile_keys)
 
 
@@ -388,9 +395,9 @@ def _share(num_tiles, num_splits, splits_wanted, share_min, share_max):  # type:
 @triton.jit(do_not_specialize=_CUT, do_not_specialize_on_alignment=_LENGTHS)
 def _combine_kernel(  # type: ignore[no-untyped-def]
     partial, stats, query_starts, context_lens, out, num_rows, out_row_stride, out_head_stride,
-    first, num_splits, splits_wanted, share_min, share_max, window,
+    first, num_splits, splits_wanted, share_min, share_max, reach,
     tile_queries: tl.constexpr, tile_keys: tl.constexpr, num_heads: tl.constexpr,
-    head_dim: tl.constexpr, head_dim_padded: tl.constexpr, is_windowed: tl.constexpr,
+    head_dim: tl.constexpr, head_dim_padded: tl.constexpr, is_limited: tl.constexpr,
     splits_padded: tl.constexpr,
 ):  # fmt: skip
     """One query's result of one head from its splits: a mean, weighted by each one's softmax sum
@@ -404,7 +411,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     if at >= num_new:
         return
     begin, end = _keys_of_tile(
-        at // tile_queries, num_new, context, window, tile_queries, tile_keys, is_windowed
+        at // tile_queries, num_new, context, reach, tile_queries, tile_keys, is_limited
     )  # fmt: skip
     num_used = tl.cdiv(
         end - begin, _share(end - begin, num_splits, splits_wanted, share_min, share_max)

@@ -190,6 +190,7 @@ class Worker:
             layerwise=config.layerwise,
             slo_ttft_ns=int(config.slo_ttft_ms * 1e6),
             lora_start=config.lora_start,
+            short_rope_max=info.short_rope_max,
         )
         core = EngineCore(
             limits,
@@ -354,6 +355,7 @@ class Worker:
             sampling=info.sampling,
             vocab_size=info.vocab_size,
             lora=info.lora,
+            short_rope_max=info.short_rope_max,
         )
 
     async def _drain(self) -> None:

@@ -37,6 +37,7 @@ class ModelCard:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     vocab_size: int = 0  # token ids that it can read and say; 0: not told
     lora: LoraCard | None = None  # what adapters it takes; None: none
+    short_rope_max: int = 0  # longer sequences have KV of their own, see `sequence_root`; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,10 @@ SHAPES = [
     AttentionShape(0.3, window=16),
     AttentionShape(0.2, softcap=20.0),
     AttentionShape(0.2, window=70, softcap=5.0),
+    AttentionShape(0.3, chunk=24),
+    AttentionShape(0.2, chunk=96, softcap=5.0),
 ]
+IDS = ["plain", "window", "softcap", "both", "chunk", "chunk of pages"]
 # Around the sizes of rows, pages and tiles; histories end at pages and beside them.
 CHUNKS = [
     (new, new + history)
@@ -92,7 +95,7 @@ def attend(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap", "both"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 2, 24), (8, 1, 64)])
 @pytest.mark.parametrize("implementation", ["stream", "alone", "fma", "amx", "gather", "selected"])
 def test_agrees_with_the_reference(
@@ -111,7 +114,7 @@ def test_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap", "both"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_tokens"),
     [(2, 1, 80, 64), (3, 1, 256, 64), (2, 2, 72, 16), (1, 1, 25, 24)],
@@ -141,7 +144,7 @@ def test_chunks_of_every_size_agree_with_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize(
-    "shape", [SHAPES[0], SHAPES[1], SHAPES[3]], ids=["plain", "window", "both"]
+    "shape", [SHAPES[n] for n in (0, 1, 3, 4, 5)], ids=[IDS[n] for n in (0, 1, 3, 4, 5)]
 )
 @pytest.mark.parametrize("implementation", ["stream", "fma", "amx"])
 def test_nan_in_a_history_stays_with_the_queries_that_see_it(

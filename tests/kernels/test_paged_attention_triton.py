@@ -35,6 +35,9 @@ SHAPES = {
     "window 37": AttentionShape(0.3, window=37),
     "window 200": AttentionShape(0.3, window=200),
     "soft cap": AttentionShape(0.4, softcap=3.0),
+    "chunk 1": AttentionShape(0.3, chunk=1),
+    "chunk 37": AttentionShape(0.3, chunk=37),
+    "chunk 64": AttentionShape(0.3, chunk=64),
     "both": AttentionShape(0.4, window=37, softcap=3.0),
 }
 ONE, MANY = 1, 1000  # multiprocessors: no reason to split, or every reason
@@ -241,18 +244,18 @@ ragged_lens = st.integers(1, 90).flatmap(
     decodes=st.lists(st.integers(0, 160), max_size=5),
     chunks=st.lists(ragged_lens | st.just((0, 0)) | st.just((3, 0)), max_size=4),
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
-    window=st.integers(0, 50),
+    reach=st.integers(-50, 50),
     multiprocessors=st.sampled_from([ONE, 2, MANY]),
 )
 def test_any_ragged_batch(
     decodes: list[int],
     chunks: list[tuple[int, int]],
     heads: tuple[int, int],
-    window: int,
+    reach: int,
     multiprocessors: int,
 ) -> None:
     if decodes or any(num_new for num_new, _ in chunks):
-        shape = AttentionShape(0.2, window=window)
+        shape = AttentionShape(0.2, window=max(reach, 0), chunk=max(-reach, 0))
         case = Case(tuple(decodes), tuple(chunks), *heads, head_dim=16, shape=shape)
         check(case, multiprocessors)
 

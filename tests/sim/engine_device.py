@@ -15,7 +15,7 @@ from services.worker.core.engine import EngineCore
 from services.worker.core.step import PlannedRow, Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn
 from services.worker.device.tables import BlockTables
-from shared.blocks import chain_keys, root_key
+from shared.blocks import BlockKey, chain_keys, root_key, sequence_root
 from shared.messages import TokenLogprobs
 from tests.sim.engine_checks import check_plan
 from tests.sim.engine_clients import next_token
@@ -54,6 +54,7 @@ class EngineDevice(World):
         pool_memory: what each pool page holds; absent: garbage.
         in_transfer: pool pages into which a load is under way, with when it ends and whether well.
         steps: the first one runs.
+        outgrown: turns that became long sequences while they ran.
         tables_ahead: as the step planned last will find them.
     """
 
@@ -73,6 +74,7 @@ class EngineDevice(World):
         self.num_steps = 0
         self.num_carried = 0
         self.num_called_back = 0
+        self.outgrown: set[str] = set()
         self._lane_free_at_ns = 0
 
     def make_tables(self) -> None:
@@ -154,6 +156,9 @@ class EngineDevice(World):
         self.num_steps += 1
         self.num_carried += len(plan.carried)
         self.steps.append(Step(plan, self.core.flights[-1].turns))
+        short_max = self.core.limits.short_rope_max
+        long = [self.steps[-1].turns[row] for row in plan.long.tolist()]
+        self.outgrown |= {turn.turn_id for turn in long if turn.num_known <= short_max}
         if len(self.steps) == 1:
             self._start_step(set())
 
@@ -192,7 +197,7 @@ class EngineDevice(World):
         """The KV of the row's new tokens, layer by layer. A page that is on its way is waited for
         first; where it holds less than it should, a hole stays."""
         known, slot = step.tokens[index], int(step.plan.slots[index])
-        keys = [ROOT, *chain_keys(ROOT, known, BLOCK_TOKENS)]
+        keys = self._parents(step, index, known)
         for number in range(row.start // BLOCK_TOKENS, -(-row.end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
             for layer in range(self.num_layers):
@@ -206,6 +211,14 @@ class EngineDevice(World):
                     holes = (HOLE,) * (row.start - first - len(old))
                     new = (*old[: row.start - first], *holes, *tokens[row.start - first :])
                     self.pool_memory[page] = (old_layer, parent, new)
+
+    def _parents(self, step: Step, index: int, known: list[int]) -> list[BlockKey]:
+        """Parents of the blocks of a row's tokens: KV of a long sequence is of another kind."""
+        short_max = self.core.limits.short_rope_max
+        num_tokens = len(step.turns[index].tokens) if index in step.plan.long else len(known)
+        root = sequence_root(ROOT, num_tokens, short_max)
+        assert (root != ROOT) == (index in step.plan.long), "a row of the other kind"
+        return [root, *chain_keys(root, known, BLOCK_TOKENS)]
 
     def _spoil(self, step: Step, index: int, row: PlannedRow) -> None:
         """What was computed from history that is not there is no KV of anything. What a page held
@@ -224,7 +237,7 @@ class EngineDevice(World):
         """The pages of a row hold, in every layer, the KV of its tokens up to `end`."""
         known, slot = step.tokens[index][:end], int(step.plan.slots[index])
         turn_id = step.plan.turn_ids[index]
-        keys = [ROOT, *chain_keys(ROOT, known, BLOCK_TOKENS)]
+        keys = self._parents(step, index, known)
         for number in range(-(-end // BLOCK_TOKENS)):
             first = number * BLOCK_TOKENS
             tokens = known[first : first + BLOCK_TOKENS]

@@ -26,7 +26,7 @@ from services.worker.core.integrity import check_integrity
 from services.worker.core.limits import EngineLimits
 from services.worker.core.pages import PagePool
 from services.worker.core.turn import Turn
-from shared.blocks import BlockKey, chain_keys, child_key
+from shared.blocks import BlockKey, chain_keys, child_key, sequence_root
 from shared.ids import DEFAULT_TENANT, FrontendId, SessionId
 from shared.owners import OwnerKey, owner_key
 from tests.sim.engine_checks import (
@@ -40,6 +40,7 @@ from tests.sim.engine_kvstore import FakeKvstore
 from tests.sim.heap import MS
 
 EVENTS_MAX = 20_000
+SHORT_ROPE_MAX = (0, 0, 13, 0, 0, 20)  # by seed; 0: all KV is of one kind
 
 
 class EngineWorld(EngineDevice):
@@ -57,6 +58,7 @@ class EngineWorld(EngineDevice):
             stage_timeout_min_ns=1 * MS,
             stage_timeout_max_ns=rng.choice([2, 20]) * MS,
             lease_target_blocks=rng.choice([2, 8]),
+            short_rope_max=SHORT_ROPE_MAX[seed % len(SHORT_ROPE_MAX)],
         )
         pool = PagePool(num_pages, self.num_layers)
         self.core = EngineCore(limits, pool, 1024, frozenset({END_TOKEN}), BLOCK_TOKENS)
@@ -135,9 +137,10 @@ class EngineWorld(EngineDevice):
     def _record_of(self, session_id: SessionId) -> list[BlockKey]:
         """Keys of what the session's last turn left."""
         tokens = self.sessions[session_id][: self.num_kept.get(session_id, 0)]
-        keys = chain_keys(ROOT, tokens, BLOCK_TOKENS)
+        root = sequence_root(ROOT, len(tokens), self.core.limits.short_rope_max)
+        keys = chain_keys(root, tokens, BLOCK_TOKENS)
         if rest := tokens[len(keys) * BLOCK_TOKENS :]:
-            keys.append(child_key(keys[-1] if keys else ROOT, rest))
+            keys.append(child_key(keys[-1] if keys else root, rest))
         return keys
 
     def cancel(self, client: ClientTurn) -> None:

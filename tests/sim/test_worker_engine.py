@@ -36,4 +36,5 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     assert sum(world.core.history.num_prefix_hits for world in worlds) > 100
     assert sum(world.core.writeback.num_given_up for world in worlds) > 10
     assert sum(world.num_private for world in worlds) > 5
+    assert sum(len(world.outgrown) for world in worlds) > 20
     assert sum(world.num_tails for world in worlds) > 40

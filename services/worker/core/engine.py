@@ -203,6 +203,7 @@ class EngineCore:
                 return []
             effects += self._end(old, "cancelled")
         turn.tokens_max = self._tokens_max_beside(turn.num_image_blocks)
+        turn.short_rope_max = self.limits.short_rope_max
         if len(turn.tokens) >= turn.tokens_max:
             most = max(turn.tokens_max - 1, 0)
             beside = " beside its adapter" if turn.num_image_blocks else ""
@@ -210,6 +211,8 @@ class EngineCore:
             return effects + refuse(turn, "context_length_exceeded", message)
         if len(self.turns) >= self.limits.turns_running_max + self.limits.turns_waiting_max:
             return effects + refuse(turn, "overloaded", "too many turns wait on this worker")
+        if turn.outgrows_short:
+            turn.on_outgrown()
         self.queue.add(turn)
         for owner in turn.announced_as:
             self.expecting.drop(owner)
@@ -534,6 +537,8 @@ class EngineCore:
         if turn.is_void and turn.state is TurnState.RUNNING:
             turn.is_void = False
             return self.planner.again(turn, now_ns)
+        if turn.outgrows_short and turn.state is TurnState.RUNNING:
+            return self.planner.outgrow(turn, now_ns)
         return []
 
     def _take_token(self, turn: Turn, sampled: Sampled, now_ns: int) -> list[Effect]:

@@ -17,6 +17,7 @@ class EngineLimits:
     """What one step, one turn and one engine may take.
 
     Attributes:
+        short_rope_max: see `ModelInfo`; 0: the KV of all sequences is of one kind.
         prefill_tokens_max: new prompt tokens in one step; longer prompts are cut into chunks.
         turns_running_max: turns in one step.
         turns_waiting_max: turns held beyond those; more are refused.
@@ -45,6 +46,7 @@ class EngineLimits:
     layerwise: bool = True
     slo_ttft_ns: int = 0
     lora_start: LoraStart = "auto"
+    short_rope_max: int = 0
 
 
 @dataclass(slots=True)

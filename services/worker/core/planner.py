@@ -104,7 +104,7 @@ class Planner:
         """A step with every turn that decodes."""
         draft = Draft(now_ns, starts_at_ns, self.prefill_tokens_max, is_ahead)
         for turn in list(self.queue.running):
-            if turn.can_run and _is_decode(turn) and not turn.awaits_last:
+            if turn.can_run and _is_decode(turn) and not _has_to_end(turn):
                 self._add_decode(turn, draft)
         return draft
 
@@ -180,13 +180,25 @@ class Planner:
         turn.on_void()
         return []
 
+    def outgrow(self, turn: Turn, now_ns: int) -> list[Effect]:
+        """A running turn's next token makes its sequence a long one: all of it is computed again,
+        as one whose prompt is that long is from its start."""
+        assert not turn.num_flights, "a step in flight reads its pages"
+        effects = self._put_back(turn)
+        turn.on_outgrown()
+        turn.num_history = 0  # what its session left is of a short sequence
+        return effects + self.history.look_up(turn, now_ns)
+
     def _restart(self, turn: Turn, now_ns: int) -> list[Effect]:
         assert not turn.num_flights, "a step in flight reads its pages"
+        return self._put_back(turn) + self.history.look_up(turn, now_ns)
+
+    def _put_back(self, turn: Turn) -> list[Effect]:
         effects = self.history.release(turn)
         turn.prompt_logprobs = []
         self.adapters.stop(turn)
         self.queue.put_back(turn)
-        return effects + self.history.look_up(turn, now_ns)
+        return effects
 
     def _add_waiting(self, draft: Draft) -> None:
         for turn in list(self.queue.waiting):
@@ -402,6 +414,12 @@ class Planner:
         if residency.num_available < num_wanted:
             history.writeback.give_up_unwritten()
         return residency.num_available >= num_wanted
+
+
+def _has_to_end(turn: Turn) -> bool:
+    """Whether what is in flight of a turn that decodes has to land before anything else of it: it
+    is over then, or its KV is not what it goes on with."""
+    return turn.awaits_last or turn.outgrows_short
 
 
 def _is_decode(turn: Turn) -> bool:

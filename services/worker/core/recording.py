@@ -70,6 +70,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         carried=_ints(fields["carried"]),
         query_starts=_ints(fields["query_starts"]),
         context_lens=_ints(fields["context_lens"]),
+        long=_ints(fields.get("long", [])),
         sampling=_SAMPLING.validate_python(fields["sampling"]),
         scoring=_SCORING.validate_python(fields["scoring"]),
         awaited={int(row): pages for row, pages in fields["awaited"].items()},

@@ -70,6 +70,7 @@ def step_plan(
         carried=np.array(carried, np.int32),
         query_starts=np.array(list(accumulate(lengths, initial=0)), np.int32),
         context_lens=np.array([row.end for row in rows], np.int32),
+        long=np.array([n for n, turn in enumerate(turns) if turn.is_long], np.int32),
         sampling=[_sampling(row) for row in rows],
         scoring={index: told for index, row in enumerate(rows) if (told := _scoring(row))},
         awaited={index: row.awaited for index, row in enumerate(rows) if row.awaited},

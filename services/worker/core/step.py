@@ -129,6 +129,8 @@ class StepPlan:
             latest that was chosen for their slot, whatever `tokens` has in its place.
         query_starts: int32 [R + 1]: where each row's new tokens begin; ends with T.
         context_lens: int32 [R]: tokens of each row's turn up to and with its new ones.
+        long: int32 [n]: rows whose sequence, all of its prompt counted, is longer than the model's
+            `short_rope_max`.
         sampling: for each row, None where nothing is sampled yet.
         scoring: by row.
         awaited: by row, for each layer, pool pages of its history that bytes are on their way into.
@@ -152,6 +154,7 @@ class StepPlan:
     carried: Ints
     query_starts: Ints
     context_lens: Ints
+    long: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     sampling: list[RowSampling | None]
     scoring: dict[int, RowScoring]
     awaited: dict[int, list[list[int]]]
@@ -217,6 +220,10 @@ class StepPlan:
             if sampling is not None
         ]
 
+    def are_long(self) -> npt.NDArray[np.bool_]:
+        """bool [T]: of each new token, whether its row is in `long`."""
+        return np.repeat(np.isin(np.arange(self.num_rows), self.long), self.lengths)
+
     def positions(self) -> Ints:
         """int32 [T]: of each new token in its turn."""
         shifts = self.context_lens - self.query_starts[1:]
@@ -234,6 +241,7 @@ class StepPlan:
             carried=np.zeros(int(row in self.carried), np.int32),
             query_starts=np.array([0, last - first], np.int32),
             context_lens=self.context_lens[row : row + 1],
+            long=np.zeros(int(row in self.long), np.int32),
             sampling=self.sampling[row : row + 1],
             scoring={0: self.scoring[row]} if row in self.scoring else {},
             awaited={0: self.awaited[row]} if row in self.awaited else {},

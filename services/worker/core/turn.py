@@ -10,7 +10,7 @@ from services.worker.core.effects import LayerWait
 from services.worker.core.pages import Block
 from services.worker.core.residency import Chain
 from services.worker.core.step import StepResult
-from shared.blocks import BlockKey, child_key
+from shared.blocks import BlockKey, child_key, sequence_root
 from shared.ids import FrontendId, HostId, SessionId, TenantId, TurnId
 from shared.messages import AdapterRef, KvFrom, KvPlace, SamplingParams, TokenLogprobs
 from shared.owners import NOBODY, OwnerKey, owner_key
@@ -38,7 +38,7 @@ class Turn:
         num_generated_before: tokens that earlier attempts generated, part of `num_known`.
         num_history: of its tokens, how many of the first its session's last turn left the KV of, as
             its frontend tells; where that is wrong, its tail is looked for in vain.
-        root: parent key of the first block.
+        root: parent key of the first block; a sequence that becomes long has another one.
         owner: its session, as blocks name it.
         is_private: its session was deleted: what it computes nobody finds, and it goes nowhere.
         slo_ttft_ns: target for the time from `arrived_at_ns` to the first token; 0: none, None: the
@@ -75,6 +75,8 @@ class Turn:
         adapter_start: how it came to its adapter, as far as is known.
         tokens_max: tokens, prompt and output together, that there is room for beside the image.
         staged_at_ns, num_staged: when the kvstore answered, and with how many blocks.
+        short_rope_max: longer sequences have KV of another kind, see `EngineLimits`; 0: none.
+        is_long: it is such a sequence, from its first position on.
         waits: of the passes that it was in, for a layer's pages, its own or others'; if it is
             traced.
     """
@@ -124,6 +126,8 @@ class Turn:
     can_be_assisted: bool = False
     adapter_start: Start = "waited"
     tokens_max: int = 0
+    short_rope_max: int = 0
+    is_long: bool = False
     prefix: Chain = field(init=False)
     tail: Block | None = None
     own: list[Block] = field(default_factory=list)
@@ -172,6 +176,11 @@ class Turn:
     def length(self) -> int:
         """Its tokens, with those that steps in flight choose."""
         return len(self.tokens) + self.num_sampling
+
+    @property
+    def outgrows_short(self) -> bool:
+        """Whether its KV is that of a short sequence, and its next token makes it a long one."""
+        return not self.is_long and 0 < self.short_rope_max < self.length
 
     @property
     def can_run(self) -> bool:
@@ -271,6 +280,15 @@ class Turn:
     def block(self, index: int) -> list[int]:
         """Tokens of block `index`."""
         return self.tokens[index * self.block_tokens : (index + 1) * self.block_tokens]
+
+    def on_outgrown(self) -> None:
+        """It is a long sequence from now on, and holds nothing: its tokens so far are to be
+        computed as a long prompt."""
+        assert not self.num_blocks, "its blocks hold the KV of a short sequence"
+        self.root = sequence_root(self.root, self.length, self.short_rope_max)
+        self.is_long = True
+        self.keys = []
+        self.prefix = Chain(self.owner)
 
     def add_blocks(self, blocks: list[Block]) -> None:
         """Blocks behind those that it has, with all their pages."""

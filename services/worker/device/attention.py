@@ -10,6 +10,7 @@ import torch
 from transformers import AttentionInterface
 
 from kernels.paged_attention import AttentionShape, paged_attention, store_kv
+from services.worker.device.positions.layers import chunk_of, scaled
 from services.worker.device.step import LayerProbe, running_step
 from shared.errors import SymphonyError
 
@@ -54,8 +55,9 @@ def _attend(
         scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
         window=sliding_window or 0,
         softcap=softcap or 0.0,
+        chunk=chunk_of(module),
     )
-    rows = query[0].transpose(0, 1)
+    rows = scaled(module, query[0].transpose(0, 1), step.positions)
     out = paged_attention(rows, step.pool, layer, step.batch, shape)
     return out[None], None
 

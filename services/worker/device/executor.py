@@ -19,6 +19,8 @@ class ModelInfo:
         page_bytes: KV of one block in one layer.
         stored_page_bytes: the same where it is stored outside of the pool.
         num_pages: pages that the device has room for.
+        short_rope_max: tokens of the longest sequence that the model has short rotary frequencies
+            for; a longer one has others at all its positions. 0: all sequences have the same.
         vocab_size: token ids that it can read and say.
         sampling: for requests that do not say how to sample.
         lora: what adapters it takes; None: none.
@@ -38,6 +40,7 @@ class ModelInfo:
     is_emulated: bool = False
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     lora: LoraCard | None = None
+    short_rope_max: int = 0
 
 
 class Launched(Protocol):

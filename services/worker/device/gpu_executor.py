@@ -50,11 +50,13 @@ class _Told:
         sampled_at: places, in the logits, of the rows that choose a token.
         before: of each of those, its carried token or `NO_CARRIED`.
         back: the same on its way to the host, where a grammar asks for it.
+        is_long: see `StepContext`.
         adapters: see `DeviceLines.told`; None: all rows are the base model's.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
+    is_long: torch.Tensor | None
     token_slots: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
@@ -169,8 +171,8 @@ class GpuExecutor:
         is_carried = np.isin(np.arange(plan.num_rows), plan.carried)
         (
             tokens, token_slots, positions, starts, lens, slots, at, sampled, sampled_slots,
-            sampled_last, are_carried, carried_at, carried_slots, to_slots, to_blocks, pages,
-            *adapters,
+            sampled_last, are_carried, carried_at, carried_slots, are_long, to_slots, to_blocks,
+            pages, *adapters,
         ) = upload(
             [
                 plan.tokens,
@@ -186,6 +188,7 @@ class GpuExecutor:
                 is_carried[rows].astype(np.int32),
                 last[plan.carried],
                 plan.slots[plan.carried],
+                plan.are_long().astype(np.int32) if len(plan.long) else plan.long,
                 entries.slots,
                 entries.blocks,
                 entries.pages,
@@ -199,7 +202,8 @@ class GpuExecutor:
             tokens[carried_at] = self._tables.latest[carried_slots]
         before = torch.where(are_carried.bool(), tokens[sampled_last], NO_CARRIED)
         return _Told(
-            tokens, positions, token_slots, starts, lens, slots, at, sampled, sampled_slots, before,
+            tokens, positions.long(), are_long.bool() if len(plan.long) else None, token_slots,
+            starts, lens, slots, at, sampled, sampled_slots, before,
             ReadBack([before]) if _has_grammar(plan) else None, adapters or None,
         )  # fmt: skip
 
@@ -253,7 +257,9 @@ class GpuExecutor:
             pool=self._pool,
             batch=batch,
             slot_pages=self._tables.pages[:, told.token_slots, blocks],
-            slot_offsets=told.positions % BLOCK_TOKENS,
+            slot_offsets=(told.positions % BLOCK_TOKENS).int(),
+            positions=told.positions,
+            is_long=told.is_long,
             awaited=plan.awaited,
             due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
             streams=plan.streams,
@@ -266,7 +272,7 @@ class GpuExecutor:
             lora=self._lora.step(plan, told.adapters) if self._lora and told.adapters else None,
             assistance=passed.assistance,
         )
-        return self._run(step, told.tokens.long(), told.positions.long(), told.wanted)
+        return self._run(step, told.tokens.long(), told.wanted)
 
     def _decode(self, inputs: DecodeInputs, lora: DeviceLines | None = None) -> torch.Tensor:
         """A step of decodes whose history is there, to be recorded; logits of every row."""
@@ -285,17 +291,22 @@ class GpuExecutor:
             batch=RaggedBatch([], [], [], self._tables.pages, on_device),
             slot_pages=torch.where(inputs.context_lens > 0, pages, SPARE_PAGE),
             slot_offsets=(positions % BLOCK_TOKENS).int(),
+            positions=positions,
+            is_long=self._are_long(inputs.context_lens),
             lora=None if lora is None else lora.decode(len(slots)),
         )
-        return self._run(step, inputs.tokens, positions, 0)
+        return self._run(step, inputs.tokens, 0)
 
-    def _run(
-        self, step: StepContext, tokens: torch.Tensor, positions: torch.Tensor, wanted: object
-    ) -> torch.Tensor:
+    def _are_long(self, context_lens: torch.Tensor) -> torch.Tensor | None:
+        """Of decodes, which have all tokens of their sequences, whether those are long."""
+        length = self.info.short_rope_max
+        return context_lens > length if length else None
+
+    def _run(self, step: StepContext, tokens: torch.Tensor, wanted: object) -> torch.Tensor:
         with running(step):
             logits: torch.Tensor = self._model.module(
                 tokens[None],
-                position_ids=positions[None],
+                position_ids=step.positions[None],
                 use_cache=False,
                 logits_to_keep=wanted,
             ).logits[0]

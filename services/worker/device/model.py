@@ -20,6 +20,8 @@ from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
+from services.worker.device.positions.layers import note_positions
+from services.worker.device.positions.rotary import freeze_rotaries
 from services.worker.device.step import LayerProbe, running
 from services.worker.weights import load_weights
 from shared.adapters.image import build_image
@@ -31,7 +33,7 @@ from shared.messages import AdapterRef, LoraCard, SamplingDefaults
 
 log = logging.getLogger(__name__)
 
-KV_LAYOUT_VERSION = 1
+KV_LAYOUT_VERSION = 2  # 1 held KV of models whose positions went by the step
 INVARIANT_VERSION = 1  # of how sums are made, see `layers.invariant`
 READ_BYTES = 16 * 1024 * 1024
 ADVISABLE = {
@@ -53,6 +55,7 @@ class LoadedModel:
         num_kv_heads, head_dim: of every layer.
         fingerprint: hash of weights, dtype and KV layout, in the pool and outside of it; root of
             all its block keys.
+        short_rope_max: as in `ModelInfo`.
         stored_dtype: of its KV outside of the pool.
         is_invariant: a token's numbers do not depend on what else a step computes.
         lora: what adapters it takes; None: none.
@@ -72,6 +75,7 @@ class LoadedModel:
     end_token_ids: frozenset[int]
     sampling: SamplingDefaults
     fingerprint: str
+    short_rope_max: int = 0
     stored_dtype: StoredDtype = "model"
     is_invariant: bool = False
     lora: LoraCard | None = None
@@ -111,6 +115,7 @@ class LoadedModel:
             block_tokens=BLOCK_TOKENS,
             sampling=self.sampling,
             lora=self.lora,
+            short_rope_max=self.short_rope_max,
         )
 
     def let_adapters(self) -> None:
@@ -215,6 +220,9 @@ def prepare_model(
     """
     module.requires_grad_(False).train(False)
     config = module.config.get_text_config()
+    max_model_len = _max_model_len(config)
+    short_rope_max = freeze_rotaries(module, max_model_len)
+    note_positions(module)
     probed = _probe(module, config.num_hidden_layers)
     return LoadedModel(
         module=module,
@@ -225,11 +233,12 @@ def prepare_model(
         num_heads=probed.num_heads,
         num_kv_heads=probed.num_kv_heads,
         head_dim=probed.head_dim,
-        max_model_len=_max_model_len(config),
+        max_model_len=max_model_len,
         vocab_size=probed.vocab_size,
         end_token_ids=_end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
         fingerprint="",
+        short_rope_max=short_rope_max,
     )
 
 

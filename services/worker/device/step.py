@@ -50,6 +50,9 @@ class StepContext:
         slot_pages: int32 ``[num_layers, num_tokens]``: page that takes each new token; negative:
             none.
         slot_offsets: int32 ``[num_tokens]``: place in that page.
+        positions: int64 ``[num_tokens]``: of each new token in its sequence.
+        is_long: bool ``[num_tokens]``: whether its sequence is longer than
+            `ModelInfo.short_rope_max`; None: none is.
         awaited: by row, for each layer, pages that may still be loading.
         due_in_ns: of a row and a layer, how long they may be waited for, from `begun_ns` on.
         streams: by line of the adapter tables, for each layer, pages that may still be loading.
@@ -66,6 +69,8 @@ class StepContext:
     batch: RaggedBatch
     slot_pages: torch.Tensor
     slot_offsets: torch.Tensor
+    positions: torch.Tensor
+    is_long: torch.Tensor | None = None
     awaited: dict[int, list[list[int]]] = field(default_factory=dict)
     due_in_ns: Callable[[int, int], int] = _never
     begun_ns: int = field(default_factory=time.monotonic_ns)

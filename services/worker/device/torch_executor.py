@@ -81,7 +81,7 @@ class TorchExecutor:
             wanted = wanted_logits(plan)
             step = self._context(plan, positions, wanted)
             with running(step), self._helpers(plan, step, result):
-                self._forward(plan, positions, wanted, step, result)
+                self._forward(plan, wanted, step, result)
         self._tables.keep(plan, result.sampled)
         self._failures.keep(plan, step.failed)
         result.failed = step.failed
@@ -138,6 +138,8 @@ class TorchExecutor:
             ),
             slot_pages=torch.from_numpy(pages[:, slots, positions // BLOCK_TOKENS]),
             slot_offsets=torch.from_numpy(positions % BLOCK_TOKENS),
+            positions=torch.from_numpy(positions).long(),
+            is_long=torch.from_numpy(plan.are_long()) if len(plan.long) else None,
             awaited=plan.awaited,
             due_in_ns=partial(plan.due_in_ns, num_layers=self.info.num_layers),
             streams=plan.streams,
@@ -152,7 +154,6 @@ class TorchExecutor:
     def _forward(
         self,
         plan: StepPlan,
-        positions: Ints,
         wanted: list[int],
         step: StepContext,
         result: StepResult,
@@ -163,7 +164,7 @@ class TorchExecutor:
         masks = self.grammars.begin(asked_of(plan, rows))  # beside the pass
         logits = self._model.module(
             torch.from_numpy(tokens).long()[None],
-            position_ids=torch.from_numpy(positions).long()[None],
+            position_ids=step.positions[None],
             use_cache=False,
             logits_to_keep=torch.tensor(wanted),
         ).logits[0]

@@ -16,7 +16,9 @@ from shared.ids import DEFAULT_TENANT, SessionId
 
 MODEL_LEN, BLOCK = 20, 4
 MODEL: Any = SimpleNamespace(
-    card=SimpleNamespace(max_model_len=MODEL_LEN, block_tokens=BLOCK, fingerprint="f"),
+    card=SimpleNamespace(
+        max_model_len=MODEL_LEN, block_tokens=BLOCK, fingerprint="f", short_rope_max=0
+    ),
     adapter=None,
     adapter_hash="",
 )

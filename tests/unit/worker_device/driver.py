@@ -25,6 +25,7 @@ from shared.messages import AdapterRef, SamplingParams, TurnDelta
 def make_core(executor: Executor, **limits: Any) -> EngineCore:
     info = executor.info
     limits.setdefault("prefill_tokens_max", 512)
+    limits.setdefault("short_rope_max", info.short_rope_max)
     return EngineCore(
         EngineLimits(max_model_len=info.max_model_len, **limits),
         PagePool(info.num_pages, info.num_layers),
@@ -57,7 +58,12 @@ class Driver:
         """Real time, but for what nobody had to wait for."""
         return time.monotonic_ns() + self._skipped_ns
 
-    def submit(
+    def submit(self, name: str, tokens: list[int], *args: Any, **named: Any) -> Turn:
+        turn = self.make_turn(name, tokens, *args, **named)
+        self.perform(self.core.on_turn(turn, self.now_ns()))
+        return turn
+
+    def make_turn(
         self,
         name: str,
         tokens: list[int],
@@ -73,7 +79,7 @@ class Driver:
             num_image_blocks = layout_image(info.lora, adapter.ranks).num_blocks
             adapter_hash = adapter.adapter_hash
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        turn = Turn(
+        return Turn(
             TurnId(name),
             1,
             FrontendId("fe"),
@@ -89,8 +95,6 @@ class Driver:
             num_image_blocks=num_image_blocks,
             num_history=num_history,
         )
-        self.perform(self.core.on_turn(turn, self.now_ns()))
-        return turn
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:

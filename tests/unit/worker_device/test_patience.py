@@ -67,6 +67,7 @@ def pass_of(clock: Clock, awaited: dict[int, list[list[int]]], **told: Any) -> S
         batch=RaggedBatch([0], [], [], nothing),
         slot_pages=nothing,
         slot_offsets=nothing,
+        positions=nothing,
         awaited=awaited,
         due_in_ns=partial(plan.due_in_ns, num_layers=2),
         begun_ns=clock.now_ns,

@@ -11,7 +11,7 @@ from services.frontend.core.reuse import unseen_text
 from services.frontend.models import ServedModel
 from services.frontend.rendering.texts import keys_of
 from services.frontend.sessions import KnownSession
-from shared.blocks import BlockKey, child_key, pack_keys, root_key, unpack_keys
+from shared.blocks import BlockKey, child_key, pack_keys, root_key, sequence_root, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
 from shared.messages import pack_ints, unpack_ints
@@ -92,16 +92,18 @@ async def tokenize_text(
         tokens = await encode(text, special=special)
     else:
         tokens, known, rest = stored
-        num_history = _num_history(session, model, owner, len(tokens))
+        num_known = len(tokens)
         tokens += await encode(rest, special=False) if rest else []
-    keys = await keys_of(_root(model, owner), known, tokens, model.card.block_tokens)
+        num_history = _num_history(session, model, owner, num_known, len(tokens))
+        known = known if num_history else []
+    keys = await keys_of(_root(model, owner, len(tokens)), known, tokens, model.card.block_tokens)
     return TokenizedPrompt(
         text=text,
         tokens=tokens,
         keys=keys,
         num_turns=num_turns,
         claim=claim,
-        kv_at=_within(session.kv_at, model, len(tokens)),
+        kv_at=_kv_at(session, model, len(tokens)),
         num_history=num_history,
     )
 
@@ -143,25 +145,43 @@ async def take_tokens(
     prompt = await given_tokens(model, owner, tokens, text=text, num_turns=num_turns, claim=claim)
     return replace(
         prompt,
-        kv_at=_within(session.kv_at, model, len(tokens)),
-        num_history=_num_history(session, model, owner, len(tokens)),
+        kv_at=_kv_at(session, model, len(tokens)),
+        num_history=_num_history(session, model, owner, len(tokens), len(tokens)),
     )
 
 
-def _within(kv_at: Mapping[HostId, int], model: ServedModel, num_tokens: int) -> dict[HostId, int]:
+def _kv_at(session: KnownSession, model: ServedModel, num_tokens: int) -> dict[HostId, int]:
     """Of a session's blocks by host, no more than a prompt has, the partial last one counted: a
-    longer history that it had once makes no host a better place."""
+    longer history that it had once makes no host a better place. None where the prompt is the first
+    that is long."""
+    record = session.record
+    if record is not None and not _is_alike(model, record.num_computed, num_tokens):
+        return {}
     num_blocks = -(-num_tokens // model.card.block_tokens)
-    return {host_id: min(num, num_blocks) for host_id, num in kv_at.items()}
+    return {host_id: min(num, num_blocks) for host_id, num in session.kv_at.items()}
 
 
-def _num_history(session: KnownSession, model: ServedModel, owner: Owner, num_tokens: int) -> int:
+def _num_history(
+    session: KnownSession, model: ServedModel, owner: Owner, num_known: int, num_tokens: int
+) -> int:
     """How many of a prompt's first tokens the session's last turn left the KV of, if the prompt
-    begins as that ended: where it does not, workers find nothing."""
+    begins as that ended: where it does not, workers find nothing.
+
+    Args:
+        num_known: of the prompt's `num_tokens`, so many may be that turn's.
+    """
     record = session.record
     if record is None or not _is_made_by(record, model, owner):
         return 0
-    return record.num_computed if 0 < record.num_computed <= num_tokens else 0
+    if not _is_alike(model, record.num_computed, num_tokens):
+        return 0
+    return record.num_computed if 0 < record.num_computed <= num_known else 0
+
+
+def _is_alike(model: ServedModel, num_tokens: int, num_others: int) -> bool:
+    """Whether KV of sequences of these lengths is of one kind."""
+    short_max = model.card.short_rope_max
+    return not short_max or (num_tokens > short_max) == (num_others > short_max)
 
 
 async def given_tokens(
@@ -181,7 +201,7 @@ async def given_tokens(
     """
     if owner.session_id is None:
         return TokenizedPrompt(text="", tokens=tokens, keys=[])
-    keys = await keys_of(_root(model, owner), [], tokens, model.card.block_tokens)
+    keys = await keys_of(_root(model, owner, len(tokens)), [], tokens, model.card.block_tokens)
     return TokenizedPrompt(text=text, tokens=tokens, keys=keys, num_turns=num_turns, claim=claim)
 
 
@@ -208,7 +228,9 @@ async def remember(
         return
     tokens = prompt.tokens + reply.tokens
     num_with_kv = num_computed(prompt, reply)
-    keys = await _keys_to_end(model, owner, prompt.keys, tokens[:num_with_kv])
+    is_alike = _is_alike(model, len(prompt.tokens), num_with_kv)
+    known = prompt.keys if is_alike else []
+    keys = await _keys_to_end(model, owner, known, tokens[:num_with_kv])
     now_s = app.clock.wall_ns() / 1e9
     await app.sessions.put(
         SessionRecord(
@@ -238,7 +260,7 @@ async def _keys_to_end(
     model: ServedModel, owner: Owner, known: list[BlockKey], tokens: list[int]
 ) -> list[BlockKey]:
     """Keys of every block of these tokens, the partial last one's too."""
-    root, block_tokens = _root(model, owner), model.card.block_tokens
+    root, block_tokens = _root(model, owner, len(tokens)), model.card.block_tokens
     keys = await keys_of(root, known[: len(tokens) // block_tokens], tokens, block_tokens)
     rest = tokens[len(keys) * block_tokens :]
     return [*keys, child_key(keys[-1] if keys else root, rest)] if rest else keys
@@ -278,5 +300,8 @@ def _is_made_by(record: SessionRecord, model: ServedModel, owner: Owner) -> bool
     return made_by == (card.model_id, card.fingerprint, owner.cache_salt, model.adapter_hash)
 
 
-def _root(model: ServedModel, owner: Owner) -> BlockKey:
-    return root_key(model.card.fingerprint, owner.tenant, model.adapter_hash, owner.cache_salt)
+def _root(model: ServedModel, owner: Owner, num_tokens: int) -> BlockKey:
+    """Parent of the first block of so many tokens."""
+    card = model.card
+    root = root_key(card.fingerprint, owner.tenant, model.adapter_hash, owner.cache_salt)
+    return sequence_root(root, num_tokens, card.short_rope_max)
