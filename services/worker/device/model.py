@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from kernels.sgmv import Site
 from services.worker.core.limits import StoredDtype
@@ -20,6 +20,8 @@ from services.worker.device.layers import Mode, speed_up
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.step import LayerProbe, running
+from services.worker.device.verify import verify_family
+from services.worker.device.verify.reasons import model_class
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
@@ -148,9 +150,13 @@ def load_model(
 
     Raises:
         ConfigError: no such model, or it is not readable.
-        UnsupportedModelError: its attention is of a kind this engine does not compute.
+        UnsupportedModelError: small models of its config are not computed as transformers computes
+            them, see `verify_family`.
     """
     try:
+        config = AutoConfig.from_pretrained(source)
+        if model_class(config) is not None:
+            verify_family(config, layers, is_compiled=_is_compiled(config, device, dtype))
         module = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
@@ -174,6 +180,12 @@ def load_model(
     return loaded
 
 
+def _is_compiled(config: Any, device: str, dtype: str) -> bool:
+    """Whether the model needs compiled kernels for float32."""
+    own = getattr(config.get_text_config(), "dtype", None)
+    return device == "cpu" and (dtype == "float32" or (dtype == "auto" and own == torch.float32))
+
+
 def prepare_model(
     module: Any, source: str, generation: GenerationConfig | None = None
 ) -> LoadedModel:
@@ -195,7 +207,7 @@ def prepare_model(
         num_heads=probed.num_heads,
         num_kv_heads=probed.num_kv_heads,
         head_dim=probed.head_dim,
-        max_model_len=_max_model_len(config),
+        max_model_len=max_model_len(config),
         vocab_size=probed.vocab_size,
         end_token_ids=_end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
@@ -235,7 +247,8 @@ def _probe(module: Any, num_layers: int) -> _Probed:
     return _Probed(probe.num_heads, num_kv_heads, head_dim, min(logits.shape[-1], num_read))
 
 
-def _max_model_len(config: Any) -> int:
+def max_model_len(config: Any) -> int:
+    """Tokens that a model takes, as its text config says."""
     for name in ("max_position_embeddings", "n_positions"):
         if (value := getattr(config, name, None)) is not None:
             return int(value)

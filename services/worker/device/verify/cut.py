@@ -7,8 +7,11 @@ where short prompts cross them.
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
@@ -24,6 +27,7 @@ LEVELS: tuple[Level, ...] = (
 VOCAB = 160
 BORDER = 48
 POSITIONS = 512
+POSITIONS_MIN = 192
 ORIGINAL_POSITIONS = 64  # that a rotary embedding was made for
 LAYERS_MAX = 8
 HEADS_MAX = 4
@@ -63,6 +67,7 @@ _PERIODS = re.compile(
     r"|first_k_dense_replace|num_dense_layers|moe_layer_start_index"
 )
 _INDICES = re.compile(r".*(_indices|_idxs|_layers|layers_idx)")
+_NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 _FACTORS = ("short_factor", "long_factor")
 
 
@@ -88,9 +93,33 @@ def cut(config: PreTrainedConfig, level: Level) -> PreTrainedConfig:
     return small
 
 
-def family(config: PreTrainedConfig) -> str:
-    """What the config calls itself."""
-    return str(config.model_type or type(config).__name__)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A small config to try, at a level of cutting."""
+
+    level: Level
+    config: PreTrainedConfig
+
+    def identity(self) -> dict[str, Any]:
+        """All of it but what its model does not depend on."""
+        return _without(self.config.to_dict(), _NAMES)
+
+
+def cut_candidates(config: PreTrainedConfig) -> list[Candidate]:
+    """Small configs, the smallest first. One that cannot be made is left out."""
+    found: list[Candidate] = []
+    for level in LEVELS:
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
+            found.append(Candidate(level, cut(config, level)))
+    return found
+
+
+def _without(value: Any, names: frozenset[str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            str(name): _without(each, names) for name, each in value.items() if name not in names
+        }
+    return [_without(each, names) for each in value] if isinstance(value, list | tuple) else value
 
 
 def special_tokens(config: PreTrainedConfig) -> set[int]:
@@ -220,16 +249,18 @@ def _cut_borders(config: PreTrainedConfig) -> None:
     own = getattr(config, "original_max_position_embeddings", None)
     found = [own] if isinstance(own, int) else []
     found += [v for d in originals if isinstance(v := d.get(ORIGINAL), int)]
-    limit = POSITIONS
+    limit, original = POSITIONS, ORIGINAL_POSITIONS
     if found and isinstance(longest := getattr(config, "max_position_embeddings", None), int):
         # What is scaled, is scaled by as much as before.
-        limit = max(longest * ORIGINAL_POSITIONS // max(found[0], 1), 1)
+        scale = max(longest / max(found[0], 1), 0.01)
+        original = max(original, math.ceil(POSITIONS_MIN / scale))
+        limit = round(original * scale)
     _change(config, _POSITIONS, _at_most(limit))
     if isinstance(own, int):
-        config.original_max_position_embeddings = min(own, ORIGINAL_POSITIONS)
+        config.original_max_position_embeddings = min(own, original)
     for each in originals:
         if isinstance(value := each.get(ORIGINAL), int):
-            each[ORIGINAL] = min(value, ORIGINAL_POSITIONS)
+            each[ORIGINAL] = min(value, original)
 
 
 ORIGINAL = "original_max_position_embeddings"
