@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from kernels.sgmv import Site
 from services.worker.core.limits import StoredDtype
@@ -20,8 +20,7 @@ from services.worker.device.layers import Mode, speed_up
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.step import LayerProbe, running
-from services.worker.device.verify import verify_family
-from services.worker.device.verify.reasons import model_class
+from services.worker.device.verify import verify_source
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
 from shared.arena import Bytes
@@ -151,12 +150,10 @@ def load_model(
     Raises:
         ConfigError: no such model, or it is not readable.
         UnsupportedModelError: small models of its config are not computed as transformers computes
-            them, see `verify_family`.
+            them, see `verify_source`.
     """
     try:
-        config = AutoConfig.from_pretrained(source)
-        if model_class(config) is not None:
-            verify_family(config, layers, is_compiled=_is_compiled(config, device, dtype))
+        verify_source(source, layers, device, dtype)
         module = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
@@ -178,12 +175,6 @@ def load_model(
     loaded.fingerprint = _fingerprint(loaded)
     loaded.let_adapters()
     return loaded
-
-
-def _is_compiled(config: Any, device: str, dtype: str) -> bool:
-    """Whether the model needs compiled kernels for float32."""
-    own = getattr(config.get_text_config(), "dtype", None)
-    return device == "cpu" and (dtype == "float32" or (dtype == "auto" and own == torch.float32))
 
 
 def prepare_model(

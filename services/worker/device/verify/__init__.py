@@ -19,7 +19,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Checked", "verify_family"]
+__all__ = ["Checked", "verify_family", "verify_source"]
+
+
+def verify_source(
+    source: str, layers: "Mode" = "fast", device: str = "", dtype: str = ""
+) -> Checked | None:
+    """`verify_family` of a model's folder or hub id, by its config alone.
+
+    Args:
+        layers, device, dtype: as in `load_model`; what needs compiled kernels for float32 anyway is
+            verified with them.
+
+    Returns:
+        None: transformers has no decoder for such a config.
+
+    Raises:
+        UnsupportedModelError: as `verify_family`.
+        OSError, ValueError, KeyError: the config cannot be read.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    from services.worker.device.verify.reasons import model_class
+
+    config = AutoConfig.from_pretrained(source)
+    if model_class(config) is None:
+        return None
+    own = getattr(config.get_text_config(), "dtype", None)
+    is_float32 = dtype == "float32" or (dtype == "auto" and own == torch.float32)
+    return verify_family(config, layers, is_compiled=device == "cpu" and is_float32)
 
 
 def verify_family(

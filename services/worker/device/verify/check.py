@@ -3,11 +3,14 @@
 import logging
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from kernels.plain import plain_kernels
+from services.worker.core.step import StepResult
 from services.worker.device.attention import UnsupportedModelError
 from services.worker.device.layers import Mode, speed_up
 from services.worker.device.model import max_model_len, prepare_model
@@ -16,6 +19,7 @@ from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
 from services.worker.device.verify.reasons import explain, named
 from services.worker.device.verify.record import Checked
+from services.worker.device.verify.scenario import Part, Way
 from services.worker.device.verify.twins import NotBuilt
 from shared.errors import SymphonyError
 
@@ -24,8 +28,6 @@ log = logging.getLogger(__name__)
 AGREES = 2e-4  # of a log-probability: float32, summed in another order
 SEEDS = (1, 2)
 LIMIT_S = 120.0
-
-Scores = dict[str, torch.Tensor]
 
 
 class Unverified(UnsupportedModelError):
@@ -88,100 +90,106 @@ def _check_seeds(candidate: Candidate, layers: Mode, end_at: float) -> Checked:
 
 
 def _check(candidate: Candidate, layers: Mode, seed: int, end_at: float) -> Checked:
-    config = candidate.config
-    like = twins.reference(config, seed)
-    lengths = scenario.lengths(max_model_len(config.get_text_config()))
-    prompts = _prompts(config, lengths, seed)
-    wanted = {name: twins.log_probabilities(like, prompt) for name, prompt in prompts.items()}
+    like = twins.reference(candidate.config, seed)
+    trial = _trial(candidate.config, like, seed)
     try:
-        worst = _compare_all(config, like, layers, prompts, wanted, lengths, end_at)
+        _run(trial, candidate.config, like, layers, end_at)
     except (SymphonyError, AssertionError):
         raise
     except Exception as error:  # of a stranger's model, whose code expects what is not there
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UnsupportedModelError(f"it does not run with paged attention: {text}") from error
     return Checked(
-        family=str(config.model_type),
+        family=str(candidate.config.model_type),
         cut=candidate.level,
-        ways=[way.name for way in scenario.ways(lengths)],
+        ways=[way.name for way in trial.ways],
         num_parameters=sum(parameter.numel() for parameter in like.parameters()),
-        worst=worst,
+        worst=trial.worst,
         took_s=0.0,
     )
 
 
-def _compare_all(config, like, layers, prompts, wanted, lengths, end_at) -> float:
+def _trial(config: PreTrainedConfig, like: Any, seed: int) -> "_Trial":
+    """Random prompts without special tokens, and what transformers says of them."""
+    lengths = scenario.lengths(max_model_len(config.get_text_config()))
+    generator = torch.Generator().manual_seed(seed)
+    special = special_tokens(config)
+    num_tokens = min(getattr(config.get_text_config(), "vocab_size", None) or VOCAB, VOCAB)
+    plain = torch.tensor([token for token in range(num_tokens) if token not in special])
+    prompts: dict[str, list[int]] = {
+        name: plain[torch.randint(len(plain), (length + 1,), generator=generator)].tolist()
+        for name, length in lengths.items()
+    }
+    prompts["resumed"][: scenario.SHARED] = prompts["long"][: scenario.SHARED]
+    wanted = {
+        name: twins.log_probabilities(like, prompt).tolist() for name, prompt in prompts.items()
+    }
+    return _Trial(prompts, wanted, scenario.ways(lengths))
+
+
+def _run(trial: "_Trial", config: PreTrainedConfig, like: Any, layers: Mode, end_at: float) -> None:
+    """Compute the prompts in every way, with what a load makes of a model."""
     model = twins.ours(config, like)
     loaded = prepare_model(model, "")
     if layers == "fast" and speed_up(model) is None:
         loaded = prepare_model(twins.ours(config, like), "")
     executor = TorchExecutor(loaded, "verified", scenario.num_pages(loaded.num_layers), _ignore)
     try:
-        return _compare(executor, loaded.num_layers, prompts, wanted, lengths, end_at)
+        for way in trial.ways:
+            plans = scenario.plans(way, trial.prompts, loaded.num_layers)
+            for step, plan in zip(way.steps, plans, strict=True):
+                if time.monotonic() > end_at:
+                    raise Unverified(
+                        f"it could not be verified within {LIMIT_S:.0f} s: "
+                        "try again when this machine has less to do"
+                    )
+                trial.hold(way.name, step, executor.launch(plan).result())
     finally:
         executor.close()
 
 
-def _compare(
-    executor: TorchExecutor,
-    num_layers: int,
-    prompts: dict[str, list[int]],
-    wanted: Scores,
-    lengths: dict[str, int],
-    end_at: float,
-) -> float:
-    worst = 0.0
-    alone: dict[tuple[str, int], float] = {}
-    for way in scenario.ways(lengths):
-        for step, plan in zip(
-            way.steps, scenario.plans(way, prompts, num_layers), strict=True
-        ):
-            if time.monotonic() > end_at:
-                raise Unverified(
-                    f"it could not be verified within {LIMIT_S:.0f} s: try again when this machine "
-                    "has less to do"
-                )
-            result = executor.launch(plan).result()
-            for row, part in enumerate(step):
-                scores = [each.logprob for each in result.prompt_logprobs[row]]
-                for at, score in enumerate(scores, part.start):
-                    assert score is not None
-                    want = float(wanted[part.prompt][at])
-                    before = alone.get((part.prompt, at))
-                    if len(step) > 1 and before is not None and not abs(score - before) <= AGREES:
-                        raise Differs(
-                            "rows of other requests change its answer "
-                            f"(at position {at} by {abs(score - before):.2g})"
-                        )
-                    if not abs(score - want) <= AGREES:
-                        raise Differs(
-                            f"{way.name} differs from transformers "
-                            f"(at position {at} by {abs(score - want):.2g})"
-                        )
-                    alone.setdefault((part.prompt, at), score)
-                    worst = max(worst, abs(score - want))
-    return worst
+@dataclass(slots=True)
+class _Trial:
+    """Prompts, and what came of them.
 
+    Attributes:
+        wanted: log-probability of each token after a prompt's first.
+        alone: by prompt and position, as computed in a step of no other request.
+    """
 
-def _prompts(
-    config: PreTrainedConfig, lengths: dict[str, int], seed: int
-) -> dict[str, list[int]]:
-    """Random tokens, one more than each length; no special ones."""
-    generator = torch.Generator().manual_seed(seed)
-    special = special_tokens(config)
-    plain = torch.tensor([token for token in range(_vocab(config)) if token not in special])
-    prompts = {
-        name: plain[torch.randint(len(plain), (length + 1,), generator=generator)].tolist()
-        for name, length in lengths.items()
-    }
-    shared = scenario.SHARED
-    prompts["resumed"][:shared] = prompts["long"][:shared]
-    return prompts
+    prompts: dict[str, list[int]]
+    wanted: dict[str, list[float]]
+    ways: list[Way]
+    alone: dict[tuple[str, int], float] = field(default_factory=dict)
+    worst: float = 0.0
 
+    def hold(self, way: str, step: list[Part], result: StepResult) -> None:
+        """Hold a step's result against transformers and, if it had several rows, against the same
+        rows alone.
 
-def _vocab(config: PreTrainedConfig) -> int:
-    return min(getattr(config.get_text_config(), "vocab_size", None) or VOCAB, VOCAB)
+        Raises:
+            Differs: it is another one.
+        """
+        for row, part in enumerate(step):
+            for at, scored in enumerate(result.prompt_logprobs[row], part.start):
+                assert scored.logprob is not None
+                place = part.prompt, at
+                if len(step) == 1:
+                    self.alone.setdefault(place, scored.logprob)
+                elif place in self.alone:
+                    self._compare(
+                        "rows of other requests change its answer",
+                        at, scored.logprob, self.alone[place],
+                    )  # fmt: skip
+                want = self.wanted[part.prompt][at]
+                self._compare(f"{way} differs from transformers", at, scored.logprob, want)
+
+    def _compare(self, what: str, at: int, got: float, want: float) -> None:
+        away = abs(got - want)
+        if not away <= AGREES:  # also where it is no number
+            raise Differs(f"{what} (at position {at} by {away:.2g})")
+        self.worst = max(self.worst, away)
 
 
 def _ignore(moved: object) -> None:
-    pass
+    """Nothing is moved."""

@@ -102,7 +102,8 @@ class Candidate:
 
     def identity(self) -> dict[str, Any]:
         """All of it but what its model does not depend on."""
-        return _without(self.config.to_dict(), _NAMES)
+        found: dict[str, Any] = _without(self.config.to_dict(), _NAMES)
+        return found
 
 
 def cut_candidates(config: PreTrainedConfig) -> list[Candidate]:

@@ -17,8 +17,9 @@ def named(config: PreTrainedConfig) -> str:
 
 def model_class(config: PreTrainedConfig) -> type[Any] | None:
     """transformers' class for generating text with such a model; None: it has none."""
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    return kind[0] if isinstance(kind, tuple | list) else kind
+    kind: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    found: type[Any] | None = kind[0] if isinstance(kind, tuple | list) else kind
+    return found
 
 
 def explain(config: PreTrainedConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -92,11 +93,7 @@ def num_pages(num_layers: int) -> int:
 
 
 def _chunks(prompt: str, slot: int, borders: Sequence[int]) -> list[list[Part]]:
-    return [
-        [Part(prompt, slot, start, end)]
-        for start, end in zip(borders, borders[1:], strict=False)
-        if end > start
-    ]
+    return [[Part(prompt, slot, start, end)] for start, end in pairwise(borders) if end > start]
 
 
 def _entries(slots: list[int], shared: tuple[int, int] | None, num_layers: int) -> TableEntries:

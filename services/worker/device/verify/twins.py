@@ -1,8 +1,8 @@
 """A small model twice: as transformers computes it, and as this engine does."""
 
-from contextlib import contextmanager
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,18 +69,15 @@ def log_probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
             logits = model(ids, use_cache=False).logits[0].float()
     except Exception as error:  # as above
         raise NotBuilt(f"{type(error).__name__}: {_line(error)}") from error
-    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    found: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     if not found.isfinite().all():
         raise NotBuilt("its numbers are not finite")
     return found
 
 
 def _made(config: PreTrainedConfig, attention: str) -> Any:
-    import copy
-
-    config = copy.deepcopy(config)
     model: Any = AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention, dtype=torch.float32
+        copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32
     )
     model.requires_grad_(False).train(False)
     return model
