@@ -170,19 +170,19 @@ class _Trial:
         Raises:
             Differs: it is another one.
         """
-        for row, part in enumerate(step):
-            for at, scored in enumerate(result.prompt_logprobs[row], part.start):
-                assert scored.logprob is not None
-                place = part.prompt, at
-                if len(step) == 1:
-                    self.alone.setdefault(place, scored.logprob)
-                elif place in self.alone:
-                    self._compare(
-                        "rows of other requests change its answer",
-                        at, scored.logprob, self.alone[place],
-                    )  # fmt: skip
-                want = self.wanted[part.prompt][at]
-                self._compare(f"{way} differs from transformers", at, scored.logprob, want)
+        scores = [
+            (part.prompt, at, float(scored.logprob or 0.0))
+            for row, part in enumerate(step)
+            for at, scored in enumerate(result.prompt_logprobs[row], part.start)
+        ]
+        if len(step) == 1:
+            self.alone |= {(prompt, at): score for prompt, at, score in scores}
+        for prompt, at, score in scores:
+            alone = self.alone.get((prompt, at), score)
+            self._compare("rows of other requests change its answer", at, score, alone)
+        for prompt, at, score in scores:
+            want = self.wanted[prompt][at]
+            self._compare(f"{way} differs from transformers", at, score, want)
 
     def _compare(self, what: str, at: int, got: float, want: float) -> None:
         away = abs(got - want)

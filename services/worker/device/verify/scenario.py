@@ -62,15 +62,16 @@ def ways(of: dict[str, int]) -> list[Way]:
         found.append(
             Way("a resumed prompt", [[Part("resumed", 2, SHARED, of["resumed"])]], shared=(2, 0))
         )
+    first = max(long // 7, 1)
     early = [
         Part("middle", 4, 0, middle // 2),
         Part("short", 5, 0, short - 2),
         Part("other", 6, 0, other // 2),
-        Part("long", 3, 0, long // 7),
+        Part("long", 3, 0, first),
     ]
     late = [
         Part("short", 5, short - 2, short - 1),
-        Part("long", 3, long // 7, long - 1),
+        Part("long", 3, first, long - 1),
         Part("other", 6, other // 2, other),
         Part("middle", 4, middle // 2, middle),
     ]
