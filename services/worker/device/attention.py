@@ -23,6 +23,7 @@ _IRRELEVANT = frozenset(
         "position_ids",
         "cache_position",
         "use_cache",
+        "logits_to_keep",
         "return_dict",
         "output_attentions",
         "output_hidden_states",

@@ -198,7 +198,7 @@ def prepare_model(
         num_heads=probed.num_heads,
         num_kv_heads=probed.num_kv_heads,
         head_dim=probed.head_dim,
-        max_model_len=max_model_len(config),
+        max_model_len=_max_model_len(config),
         vocab_size=probed.vocab_size,
         end_token_ids=_end_token_ids(generation, config),
         sampling=sampling_defaults(generation),
@@ -225,6 +225,10 @@ def _probe(module: Any, num_layers: int) -> _Probed:
     one = torch.zeros((1, 1), dtype=torch.long, device=module.device)
     with torch.inference_mode(), running(probe):
         logits = module(one, position_ids=one, use_cache=False).logits
+    if not probe.layers:
+        raise UnsupportedModelError(
+            "it computes attention in code of its own, which paged attention cannot replace"
+        )
     if sorted(probe.layers) != list(range(num_layers)):
         raise UnsupportedModelError(
             f"{len(probe.layers)} of {num_layers} layers use paged attention; "
@@ -238,9 +242,8 @@ def _probe(module: Any, num_layers: int) -> _Probed:
     return _Probed(probe.num_heads, num_kv_heads, head_dim, min(logits.shape[-1], num_read))
 
 
-def max_model_len(config: Any) -> int:
-    """Tokens that a model takes, as its text config says."""
-    for name in ("max_position_embeddings", "n_positions"):
+def _max_model_len(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
         if (value := getattr(config, name, None)) is not None:
             return int(value)
     return 2048
@@ -256,7 +259,7 @@ def _generation_config(source: str) -> GenerationConfig | None:
 def _end_token_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
     ends = None if generation is None else generation.eos_token_id
     if ends is None:
-        ends = config.eos_token_id
+        ends = getattr(config, "eos_token_id", None)
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)

@@ -13,7 +13,7 @@ from kernels.plain import plain_kernels
 from services.worker.core.step import StepResult
 from services.worker.device.attention import UnsupportedModelError
 from services.worker.device.layers import Mode, speed_up
-from services.worker.device.model import max_model_len, prepare_model
+from services.worker.device.model import LoadedModel, prepare_model
 from services.worker.device.torch_executor import TorchExecutor
 from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
@@ -91,9 +91,13 @@ def _check_seeds(candidate: Candidate, layers: Mode, end_at: float) -> Checked:
 
 def _check(candidate: Candidate, layers: Mode, seed: int, end_at: float) -> Checked:
     like = twins.reference(candidate.config, seed)
-    trial = _trial(candidate.config, like, seed)
+    twins.log_probabilities(like, [0, 0, 0])  # runs it at all?
     try:
-        _run(trial, candidate.config, like, layers, end_at)
+        loaded = _load(candidate.config, like, layers)
+        trial = _trial(candidate.config, like, seed, loaded.max_model_len)
+        _run(trial, loaded, end_at)
+    except NotBuilt:
+        raise
     except (SymphonyError, AssertionError):
         raise
     except Exception as error:  # of a stranger's model, whose code expects what is not there
@@ -109,9 +113,9 @@ def _check(candidate: Candidate, layers: Mode, seed: int, end_at: float) -> Chec
     )
 
 
-def _trial(config: PreTrainedConfig, like: Any, seed: int) -> "_Trial":
+def _trial(config: PreTrainedConfig, like: Any, seed: int, longest: int) -> "_Trial":
     """Random prompts without special tokens, and what transformers says of them."""
-    lengths = scenario.lengths(max_model_len(config.get_text_config()))
+    lengths = scenario.lengths(longest)
     generator = torch.Generator().manual_seed(seed)
     special = special_tokens(config)
     num_tokens = min(getattr(config.get_text_config(), "vocab_size", None) or VOCAB, VOCAB)
@@ -127,12 +131,17 @@ def _trial(config: PreTrainedConfig, like: Any, seed: int) -> "_Trial":
     return _Trial(prompts, wanted, scenario.ways(lengths))
 
 
-def _run(trial: "_Trial", config: PreTrainedConfig, like: Any, layers: Mode, end_at: float) -> None:
-    """Compute the prompts in every way, with what a load makes of a model."""
+def _load(config: PreTrainedConfig, like: Any, layers: Mode) -> LoadedModel:
+    """What a load makes of such a model."""
     model = twins.ours(config, like)
     loaded = prepare_model(model, "")
     if layers == "fast" and speed_up(model) is None:
-        loaded = prepare_model(twins.ours(config, like), "")
+        return prepare_model(twins.ours(config, like), "")
+    return loaded
+
+
+def _run(trial: "_Trial", loaded: LoadedModel, end_at: float) -> None:
+    """Compute the prompts in every way."""
     executor = TorchExecutor(loaded, "verified", scenario.num_pages(loaded.num_layers), _ignore)
     try:
         for way in trial.ways:
@@ -173,7 +182,7 @@ class _Trial:
         scores = [
             (part.prompt, at, float(scored.logprob or 0.0))
             for row, part in enumerate(step)
-            for at, scored in enumerate(result.prompt_logprobs[row], part.start)
+            for at, scored in enumerate(result.prompt_logprobs.get(row, []), part.start)
         ]
         if len(step) == 1:
             self.alone |= {(prompt, at): score for prompt, at, score in scores}

@@ -26,8 +26,7 @@ LEVELS: tuple[Level, ...] = (
 
 VOCAB = 160
 BORDER = 48
-POSITIONS = 512
-POSITIONS_MIN = 192
+POSITIONS = 192  # so few that all of them are computed
 ORIGINAL_POSITIONS = 64  # that a rotary embedding was made for
 LAYERS_MAX = 8
 HEADS_MAX = 4
@@ -54,14 +53,17 @@ _EXPERTS = re.compile(
     r"num_experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num"
 )
 _EXPERTS_USED = re.compile(r"num_experts_per_tok|moe_k|moe_topk|moe_top_k|topk_group")
-_VOCAB = re.compile(r"(.*_)?vocab_size(_per_layer_input)?")
+_GROUPS = re.compile(r"n_group")
+_VOCAB = re.compile(r"(.*_)?vocab_size(_per_layer_input|_base)?|.*_group_vocab")
 _BORDERS = re.compile(
-    r"(.*_)?sliding_window(_size)?|window_size|local_attention|attention_window"
-    r"|attention_chunk_size|keep_window_size|index_topk|(.*_)?chunk_size|local_attention_size"
+    r".*window(_size|_len)?|local_attention.*|.*chunk_?size|(?!index).*block_size|index_topk"
 )
-_FLOORS = re.compile(r"floor_scale|log_scaling_n_floor")
-_POSITIONS = re.compile(r"max_position_embeddings|n_positions|max_seq_len|n_ctx|seq_length")
-_LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth")
+_FLOORS = re.compile(r"floor_scale|log_scaling_n_floor|index_block_size")
+_FEW = re.compile(r"index_topk_blocks")  # of what a floor counts
+_POSITIONS = re.compile(
+    r"max_position_embeddings|n_positions|max_seq_len|n_ctx|seq_length|max_target_positions"
+)
+_LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_blocks")
 _PERIODS = re.compile(
     r"_?sliding_window_pattern|.*_(period|interval|step|offset|every_n_layers)"
     r"|first_k_dense_replace|num_dense_layers|moe_layer_start_index"
@@ -86,7 +88,7 @@ def cut(config: PreTrainedConfig, level: Level) -> PreTrainedConfig:
         _cut_tokens(part)
         if is_text:
             _cut_borders(part)
-        if is_text and level != "layers and vocabulary":
+        if level != "layers and vocabulary":
             _cut_mlps(part)
         if is_text and level in {"all", "all but head sizes"}:
             _cut_widths(part, keep_head_sizes=level != "all")
@@ -110,7 +112,7 @@ def cut_candidates(config: PreTrainedConfig) -> list[Candidate]:
     """Small configs, the smallest first. One that cannot be made is left out."""
     found: list[Candidate] = []
     for level in LEVELS:
-        with suppress(TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
+        with suppress(Exception):  # configs of strangers, some of which refuse to be read or set
             found.append(Candidate(level, cut(config, level)))
     return found
 
@@ -186,9 +188,9 @@ def _cut_layers(config: PreTrainedConfig) -> None:
         elif _INDICES.fullmatch(name) and len(_ints(value)) == len(value):
             places = {layer: place for place, layer in enumerate(kept)}
             setattr(config, name, type(value)(places[each] for each in value if each in places))
-    if (shared := getattr(config, "num_kv_shared_layers", None)) is not None and shared > 0:
+    if shared := vars(config).get("num_kv_shared_layers") or 0:
         config.num_kv_shared_layers = sum(layer >= num_layers - shared for layer in kept)
-    if (first := getattr(config, "max_window_layers", None)) is not None:
+    if (first := vars(config).get("max_window_layers")) is not None:
         config.max_window_layers = sum(layer < first for layer in kept)
     for name, value in counts:
         setattr(config, name, min(value, len(kept)))
@@ -219,7 +221,7 @@ def _kept_layers(config: PreTrainedConfig, num_layers: int) -> list[int]:
         if _PERIODS.fullmatch(name) and isinstance(value, int) and value < num_layers
     ]
     num_first = min(max(2, firsts[-1] + 1, *periods, 2), num_layers)
-    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    shared = vars(config).get("num_kv_shared_layers") or 0
     if shared:
         own = sorted(kinds.index(kind) for kind in set(kinds[: num_layers - shared]))
         num_own = min(own[-1] + 1, LAYERS_MAX // 2)
@@ -246,22 +248,25 @@ def _cut_tokens(config: PreTrainedConfig) -> None:
 def _cut_borders(config: PreTrainedConfig) -> None:
     _change(config, _BORDERS, _at_most(BORDER))
     _change(config, _FLOORS, _at_most(BORDER // 3))
+    _change(config, _FEW, _at_most(2))
     originals = _rope_dicts(config)
-    own = getattr(config, "original_max_position_embeddings", None)
+    own = vars(config).get(ORIGINAL)
     found = [own] if isinstance(own, int) else []
     found += [v for d in originals if isinstance(v := d.get(ORIGINAL), int)]
     limit, original = POSITIONS, ORIGINAL_POSITIONS
-    if found and isinstance(longest := getattr(config, "max_position_embeddings", None), int):
+    longest = vars(config).get("max_position_embeddings")
+    if found and isinstance(longest, int):
         # What is scaled, is scaled by as much as before.
         scale = max(longest / max(found[0], 1), 0.01)
-        original = max(original, math.ceil(POSITIONS_MIN / scale))
+        original = max(original, math.ceil(POSITIONS / scale))
         limit = round(original * scale)
     _change(config, _POSITIONS, _at_most(limit))
     if isinstance(own, int):
         config.original_max_position_embeddings = min(own, original)
     for each in originals:
-        if isinstance(value := each.get(ORIGINAL), int):
-            each[ORIGINAL] = min(value, original)
+        for name, most in ((ORIGINAL, original), ("max_position_embeddings", limit)):
+            if isinstance(value := each.get(name), int):
+                each[name] = min(value, most)
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -286,11 +291,9 @@ def _cut_mlps(config: PreTrainedConfig) -> None:
         if _MLPS.fullmatch(name):
             limit = WIDE if wide.fullmatch(name) else NARROW
             _change(config, re.compile(re.escape(name)), _at_most(limit))
-    grouped = (getattr(config, "n_group", None) or 1) > 1
     _change(config, _EXPERTS, _at_most(EXPERTS_MAX))
     _change(config, _EXPERTS_USED, _at_most(EXPERTS_USED_MAX))
-    if grouped:
-        config.n_group = min(config.n_group, GROUPS_MAX)
+    _change(config, _GROUPS, _at_most(GROUPS_MAX))
 
 
 def _cut_widths(config: PreTrainedConfig, *, keep_head_sizes: bool) -> None:
@@ -301,7 +304,7 @@ def _cut_widths(config: PreTrainedConfig, *, keep_head_sizes: bool) -> None:
     if not heads or not hidden:
         return
     num_heads = max(heads)
-    explicit = getattr(config, "head_dim", None)
+    explicit = vars(config).get("head_dim")
     head_dim = explicit if isinstance(explicit, int) else max(hidden) // num_heads
     factor = 1 if keep_head_sizes else _halvings(head_dim)
     if factor > 1:

@@ -10,19 +10,24 @@ from services.worker.core.step import Ints, RowScoring, StepPlan, TableEntries
 from shared.blocks import BLOCK_TOKENS
 from shared.ids import TurnId
 
-LONG, MIDDLE, SHORT, OTHER = 150, 70, 8, 130
+LONG, MIDDLE, SHORT, OTHER = 192, 70, 8, 130
 SHARED = 2 * BLOCK_TOKENS
 BLOCKS = 3  # of each slot
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens ``[start, end)`` of a prompt, computed in one step, in a slot of the block tables."""
+    """Tokens ``[start, end)`` of a prompt, computed in one step, in a slot of the block tables.
+
+    Attributes:
+        is_scored: their log-probabilities are asked for.
+    """
 
     prompt: str
     slot: int
     start: int
     end: int
+    is_scored: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,9 @@ class Way:
 
 
 def lengths(longest: int) -> dict[str, int]:
-    """Of each prompt, tokens, for a model that takes so many; one more is to be predicted."""
+    """Of each prompt, tokens that are computed, for a model that takes so many."""
     wanted = {"long": LONG, "middle": MIDDLE, "short": SHORT, "other": OTHER, "resumed": LONG}
-    return {name: max(min(length, longest - 1), 4) for name, length in wanted.items()}
+    return {name: max(min(length, longest), 4) for name, length in wanted.items()}
 
 
 def ways(of: dict[str, int]) -> list[Way]:
@@ -64,7 +69,7 @@ def ways(of: dict[str, int]) -> list[Way]:
         )
     first = max(long // 7, 1)
     early = [
-        Part("middle", 4, 0, middle // 2),
+        Part("middle", 4, 0, middle // 2, is_scored=False),  # logits are those of some rows
         Part("short", 5, 0, short - 2),
         Part("other", 6, 0, other // 2),
         Part("long", 3, 0, first),
@@ -132,6 +137,7 @@ def _plan(step: list[Part], prompts: dict[str, list[int]], entries: TableEntries
         scoring={
             row: RowScoring(0, prompts[part.prompt][part.start + 1 : part.end + 1], False)
             for row, part in enumerate(step)
+            if part.is_scored
         },
         awaited={},
         entries=entries,

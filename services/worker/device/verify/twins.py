@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from services.worker.device.attention import ATTENTION, UnsupportedModelError
 
-PARAMETERS_MAX = 40_000_000
+PARAMETERS_MAX = 64_000_000
 GAIN = 1.2  # of a matrix: what goes through many of them neither dies nor drowns the rest
 SPREAD = 0.2  # of what is one number a channel: norms and biases must matter
 
@@ -50,7 +50,13 @@ def ours(config: PreTrainedConfig, like: Any) -> Any:
     try:
         model = _made(config, ATTENTION)
     except (ValueError, ImportError) as error:
-        raise UnsupportedModelError("its attention cannot be replaced by another") from error
+        raise UnsupportedModelError(f"its attention cannot be replaced ({_line(error)})") from error
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise UnsupportedModelError(
+            "it computes attention in classes of its own, which paged attention cannot replace"
+        ) from error
     model.load_state_dict(like.state_dict())
     for (_, mine), (_, theirs) in zip(model.named_buffers(), like.named_buffers(), strict=True):
         mine.copy_(theirs)
