@@ -42,23 +42,20 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "learned positions": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "chunked attention": (
-        "llama4_text",
-        {**DECODERS, "num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 16},
-        r"differs from transformers \(at position \d+ by",
+    "a recurrent state": (
+        "falcon_mamba",
+        {"hidden_size": 64, "num_hidden_layers": 2},
+        "it keeps a recurrent state for each sequence",
     ),
+    "latent attention": ("deepseek_v3", {}, "multi-head latent attention"),
     "a mask of its own": ("doge", DECODERS, "layer 0 brings its own attention mask"),
     "two attentions in a layer": ("diffllama", DECODERS, "calls attention twice in one pass"),
-    "positions of its own": (
-        "roberta",
-        {**SMALL, "num_hidden_layers": 2, "is_decoder": True},
-        "differs from transformers",
-    ),
+    "an encoder": ("bert", SMALL, "its config says that it is an encoder"),
     "alibi": ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2}, "mpt .* uses alibi, a bias"),
     "code of its own": (
         "falcon",
         {**SMALL, "num_hidden_layers": 2},
-        "falcon .* computes attention in code of its own",
+        "falcon .* computes attention in classes of its own",
     ),
     "looking ahead": (
         "gemma3_text",

@@ -70,6 +70,7 @@ _PERIODS = re.compile(
 )
 _INDICES = re.compile(r".*(_indices|_idxs|_layers|layers_idx)")
 _NAMES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
+_TOKEN = ("_token_id", "_token_index")
 _FACTORS = ("short_factor", "long_factor")
 
 
@@ -82,10 +83,12 @@ def cut(config: PreTrainedConfig, level: Level) -> PreTrainedConfig:
     """
     small = copy.deepcopy(config)
     text = small.get_text_config()
+    ids = sorted({each for found in special_tokens(config).values() for each in found})
+    places = {each: VOCAB - 1 - at for at, each in enumerate(e for e in ids if e >= VOCAB)}
     for part in _parts(small):
         is_text = part is text or part is small
         _cut_layers(part)
-        _cut_tokens(part)
+        _cut_tokens(part, places)
         if is_text:
             _cut_borders(part)
         if level != "layers and vocabulary":
@@ -125,13 +128,13 @@ def _without(value: Any, names: frozenset[str]) -> Any:
     return [_without(each, names) for each in value] if isinstance(value, list | tuple) else value
 
 
-def special_tokens(config: PreTrainedConfig) -> set[int]:
-    """Ids that mean more to the model than a piece of text."""
-    found: set[int] = set()
+def special_tokens(config: PreTrainedConfig) -> dict[str, list[int]]:
+    """Ids that mean more to the model than a piece of text, by their names in the config."""
+    found: dict[str, list[int]] = {}
     for part in _parts(config):
         for name, value in _values(part):
-            if name.endswith(("_token_id", "_token_index")):
-                found.update(_ints(value))
+            if name.endswith(_TOKEN):
+                found.setdefault(name, []).extend(_ints(value))
     return found
 
 
@@ -235,13 +238,14 @@ def _kept_layers(config: PreTrainedConfig, num_layers: int) -> list[int]:
 # Vocabulary and borders.
 
 
-def _cut_tokens(config: PreTrainedConfig) -> None:
+def _cut_tokens(config: PreTrainedConfig, places: dict[int, int]) -> None:
+    """Special tokens that are cut off get ids of their own among those that are left."""
     for name, value in _values(config):
-        if name.endswith(("_token_id", "_token_index")):
-            if isinstance(value, int) and value >= VOCAB:
-                setattr(config, name, VOCAB - 1)
-            elif isinstance(value, list):
-                setattr(config, name, [min(each, VOCAB - 1) for each in _ints(value)])
+        if name.endswith(_TOKEN):
+            if isinstance(value, list):
+                setattr(config, name, [places.get(each, each) for each in _ints(value)])
+            elif value in places:
+                setattr(config, name, places[value])
     _change(config, _VOCAB, _at_most(VOCAB))
 
 
