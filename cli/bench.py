@@ -49,6 +49,7 @@ BENCHES = {
     "scale": "loadtest.bench.scale",
     "compress": "loadtest.bench.compress",
     "quantize": "loadtest.bench.quantize",
+    "families": "loadtest.bench.families",
 }
 
 Run = Callable[[list[str]], dict[str, Any]]

@@ -184,7 +184,7 @@ def doctor(
     data_dir: options.DataDir = DEFAULT_DATA_DIR,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what is installed, what is wrong, what adapters may target."""
+    """Say what is installed, what is wrong, and whether a model can be served."""
     from cli.inspection.doctor import examine, show
 
     findings = examine(_folder(data_dir), models=model or ())

@@ -1,5 +1,5 @@
-"""`symphony doctor`: what is installed, what would keep the house from starting, and what adapters
-may target.
+"""`symphony doctor`: what is installed, what would keep the house from starting, what adapters may
+target, and whether a model is computed as transformers computes it.
 """
 
 import json
@@ -13,6 +13,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from cli.inspection.families import tell_family
 from cli.inspection.targets import tell_targets
 from cli.models.catalog import DEFAULT
 from cli.models.prepare import check_model
@@ -28,6 +29,9 @@ from shared.errors import ConfigError
 GIB = 1024**3
 SHARED_MEMORY_BYTES_MIN = 64 * 1024**2
 PACKAGES = ("fastapi", "lmdb", "nats-py", "nkeys", "redis", "tokenizers", "transformers", "uvloop")
+
+
+Look = Callable[[str, Path, WorkerConfig], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def examine(
         _port(data_dir, host, port),
         _cpu(),
         _gpu(),
-        *_adapters(models, data_dir / "models"),
+        *_models(models, data_dir / "models"),
     ]
 
 
@@ -149,21 +153,34 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(listing.strip().splitlines()))
 
 
-def _adapters(models: Sequence[str], kept: Path) -> list[Finding]:
+def _models(models: Sequence[str], kept: Path) -> list[Finding]:
     try:
         config = load_config(WorkerConfig)
     except ConfigError as error:
         return [Finding("adapters", False, error.message)]
     wanted = models or config.models or (DEFAULT,)
-    return [_adapters_on(source, kept, config) for source in wanted]
+    looks = [("adapters", _adapters_on)]
+    if models:  # asked for: it may take some seconds
+        looks.append(("model", _family_of))
+    return [
+        _look(subject, look, source, kept, config) for source in wanted for subject, look in looks
+    ]
 
 
-def _adapters_on(source: str, kept: Path, config: WorkerConfig) -> Finding:
+def _look(subject: str, look: Look, source: str, kept: Path, config: WorkerConfig) -> Finding:
     try:
         check_model(source)
-        return Finding("adapters", True, f"on {source}: {tell_targets(source, kept, config)}")
+        return Finding(subject, True, look(source, kept, config))
     except ConfigError as error:
-        return Finding("adapters", False, error.message)
+        return Finding(subject, False, error.message)
+
+
+def _adapters_on(source: str, kept: Path, config: WorkerConfig) -> str:
+    return f"on {source}: {tell_targets(source, kept, config)}"
+
+
+def _family_of(source: str, kept: Path, config: WorkerConfig) -> str:
+    return f"{source}: {tell_family(source, kept, config)}"
 
 
 def _free(path: Path) -> str:

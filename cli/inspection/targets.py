@@ -26,7 +26,7 @@ def tell_targets(source: str, kept: Path, config: WorkerConfig) -> str:
         return "not known before the model is here: `up` fetches it"
     if find_spec("torch") is None:
         return "not known without torch, which `up` installs"
-    if not _generates(served_as(source), str(folder), config):
+    if not generates(served_as(source), str(folder), config):
         return "it takes none, as a one-shot model"
     from cli.adapters.offline import card_of
 
@@ -34,7 +34,12 @@ def tell_targets(source: str, kept: Path, config: WorkerConfig) -> str:
     return "it takes none" if card is None else _words_of(card)
 
 
-def _generates(model_id: str, folder: str, config: WorkerConfig) -> bool:
+def generates(model_id: str, folder: str, config: WorkerConfig) -> bool:
+    """Whether a worker serves the model for text.
+
+    Raises:
+        ConfigError: its files cannot be read, or are those of a model for nothing.
+    """
     from services.worker.oneshot.load import find_tasks
 
     named = {name: task for name, task in config.tasks.items() if name == model_id}

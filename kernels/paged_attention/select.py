@@ -6,6 +6,7 @@ import torch
 
 from kernels.paged_attention.gather import paged_attention_gather
 from kernels.paged_attention.interface import AttentionShape, DeviceBatch, RaggedBatch
+from kernels.plain import is_plain
 from kernels.triton_kernels import triton_kernels
 
 try:
@@ -54,7 +55,7 @@ def paged_attention(
             return out
         batch = _on_host(batch.on_device, batch.page_tables)
         out.zero_()
-    if cpu is None or not cpu.supports(query):
+    if cpu is None or is_plain() or not cpu.supports(query):
         paged_attention_gather(query, pool, layer, batch, shape, out, range(batch.num_seqs))
         return out
     implementations = cpu.paged_attention_cpu, chunk.paged_attention_chunk, paged_attention_gather
@@ -105,7 +106,7 @@ def store_kv(
     if fused is not None and key.dtype == pool.dtype:
         fused.store_kv(key, value, pool, slot_pages, slot_offsets)
         return
-    if cpu is not None and cpu.supports(key) and key.dtype == pool.dtype:
+    if cpu is not None and not is_plain() and cpu.supports(key) and key.dtype == pool.dtype:
         store.store_kv_cpu(key, value, pool, slot_pages, slot_offsets)
         return
     pool[slot_pages, 0, :, slot_offsets] = key

@@ -4,6 +4,7 @@ from types import ModuleType
 
 import torch
 
+from kernels.plain import is_plain
 from kernels.triton_kernels import triton_kernels
 
 try:
@@ -17,7 +18,7 @@ PACKAGE = "pointwise"
 def supports(tensor: torch.Tensor) -> bool:
     """Whether there are kernels for tensors like this one."""
     kernels = _kernels(tensor)
-    return kernels is not None and bool(kernels.supports(tensor))
+    return kernels is not None and not is_plain() and bool(kernels.supports(tensor))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 A model built with `ATTENTION` as its attention implementation calls `_attend` once a layer, which
 finds in the running step where new keys and values go, and which history is still on its way.
+Whatever else a model asks of attention, this engine does not compute, and refuses.
 """
 
 from typing import Any
@@ -16,9 +17,24 @@ from shared.errors import SymphonyError
 
 ATTENTION = "symphony_paged"
 
+# Arguments that change nothing about the result, whatever they are: layers pass on what they were
+# called with, and `_attend` takes positions from the step.
+_IRRELEVANT = frozenset(
+    {
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "logits_to_keep",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
+
 
 class UnsupportedModelError(SymphonyError):
-    """The model's attention is of a kind that this engine does not compute."""
+    """The model computes something that this engine does not compute, or not in the same way."""
 
     code = "unsupported_model"
 
@@ -36,12 +52,24 @@ def _attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer: query ``[1, H, T, D]``, key and value ``[1, Hkv, T, D]`` in, one row
-    of packed sequences; ``[1, T, H, D]`` out."""
-    layer = module.layer_idx
-    assert isinstance(layer, int), "transformers numbers its attention layers"
-    if others.get("s_aux") is not None:
-        raise UnsupportedModelError("attention sinks (gpt-oss) are not supported yet")
+    of packed sequences; ``[1, T, H, D]`` out.
+
+    Raises:
+        UnsupportedModelError: the layer asks for more than causal attention, or has asked before
+            in this pass.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnsupportedModelError(f"{type(module).__name__} is an attention without a layer")
+    _check_arguments(layer, attention_mask, dropout, others)
     step = running_step()
+    if layer in step.attended:
+        raise UnsupportedModelError(f"layer {layer} calls attention twice in one pass")
+    step.attended.add(layer)
+    if key.shape[:1] + key.shape[2:3] != query.shape[:1] + query.shape[2:3]:
+        raise UnsupportedModelError(
+            f"layer {layer} attends with {query.shape[2]} queries to {key.shape[2]} keys of its own"
+        )
     if isinstance(step, LayerProbe):
         step.layers[layer] = (key.shape[1], key.shape[3])
         step.num_heads = max(step.num_heads, query.shape[1])
@@ -60,6 +88,22 @@ def _attend(
     rows = scaled(module, query[0].transpose(0, 1), step.positions)
     out = paged_attention(rows, step.pool, layer, step.batch, shape)
     return out[None], None
+
+
+def _check_arguments(
+    layer: int, mask: torch.Tensor | None, dropout: float, others: dict[str, Any]
+) -> None:
+    if mask is not None:
+        raise UnsupportedModelError(f"layer {layer} brings its own attention mask")
+    if dropout:
+        raise UnsupportedModelError(f"layer {layer} asks for dropout={dropout} in attention")
+    for name, value in others.items():
+        if value is None or name in _IRRELEVANT or (name == "is_causal" and value is True):
+            continue
+        if name == "s_aux":
+            raise UnsupportedModelError(f"layer {layer} has attention sinks (s_aux)")
+        shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
+        raise UnsupportedModelError(f"layer {layer} passes {name}{shown} to attention")
 
 
 AttentionInterface.register(ATTENTION, _attend)

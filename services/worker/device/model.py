@@ -23,6 +23,7 @@ from services.worker.device.lora.sites import inner_sites, lora_card
 from services.worker.device.positions.layers import note_positions
 from services.worker.device.positions.rotary import freeze_rotaries
 from services.worker.device.step import LayerProbe, running
+from services.worker.device.verify import verify_source
 from services.worker.weights import load_weights
 from shared.adapters.image import build_image
 from shared.adapters.layout import layout_image
@@ -159,9 +160,11 @@ def load_model(
 
     Raises:
         ConfigError: no such model, or it is not readable, or a weight is missing or left over.
-        UnsupportedModelError: its attention is of a kind this engine does not compute.
+        UnsupportedModelError: small models of its config are not computed as transformers computes
+            them, see `verify_source`.
     """
     try:
+        verify_source(source, layers, device, dtype)
         module = load_weights(
             AutoModelForCausalLM,
             source,
@@ -261,6 +264,10 @@ def _probe(module: Any, num_layers: int) -> _Probed:
     one = torch.zeros((1, 1), dtype=torch.long, device=module.device)
     with torch.inference_mode(), running(probe):
         logits = module(one, position_ids=one, use_cache=False).logits
+    if not probe.layers:
+        raise UnsupportedModelError(
+            "it computes attention in code of its own, which paged attention cannot replace"
+        )
     if sorted(probe.layers) != list(range(num_layers)):
         raise UnsupportedModelError(
             f"{len(probe.layers)} of {num_layers} layers use paged attention; "
@@ -275,7 +282,7 @@ def _probe(module: Any, num_layers: int) -> _Probed:
 
 
 def _max_model_len(config: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions"):
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
         if (value := getattr(config, name, None)) is not None:
             return int(value)
     return 2048
@@ -291,7 +298,7 @@ def _generation_config(source: str) -> GenerationConfig | None:
 def _end_token_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
     ends = None if generation is None else generation.eos_token_id
     if ends is None:
-        ends = config.eos_token_id
+        ends = getattr(config, "eos_token_id", None)
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)

@@ -21,10 +21,12 @@ class LayerProbe:
     Attributes:
         layers: (KV heads, head dim) of each layer.
         num_heads: of the queries, at most.
+        attended: layers that have called attention.
     """
 
     layers: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_heads: int = 0
+    attended: set[int] = field(default_factory=set)
 
 
 def _never(row: int, layer: int) -> int:
@@ -63,6 +65,7 @@ class StepContext:
         failed: rows whose history or adapter did not come.
         lora: the adapters of its rows; None: all of them are the base model's.
         assistance: of helpers, for what of `streams` is not there.
+        attended: layers that have called attention in this pass.
     """
 
     pool: torch.Tensor
@@ -83,6 +86,7 @@ class StepContext:
     failed: set[int] = field(default_factory=set)
     lora: LoraStep | None = None
     assistance: Assistance | None = None
+    attended: set[int] = field(default_factory=set)
 
     def await_history(self, layer: int) -> None:
         """See that this layer's history is there for what is computed next, for every row that
