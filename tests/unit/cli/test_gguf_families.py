@@ -22,6 +22,12 @@ from shared.errors import ConfigError
 from tests.unit.cli.gguf_families import FAMILIES, Family, make, write
 
 PROMPT = torch.arange(2, 152)[None]
+# What others show nearly as well: the usual run leaves them out.
+SELDOM = {
+    "llama tied, heads of 24", "llama, linear by the old key", "qwen2 tied", "qwen2, yarn",
+    "qwen3 with biases", "phi3", "phi3 with a window", "granite moe", "stablelm", "command-r",
+    "gemma3 1b",
+}  # fmt: skip
 
 
 def converted(tmp_path: Path, family: Family, model: Any = None, **changes: Any) -> Path:
@@ -37,7 +43,10 @@ def refused(tmp_path: Path, family: Family, match: str, **changes: Any) -> None:
         converted(tmp_path, family, **changes)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in FAMILIES],
+)
 def test_a_converted_model_computes_the_same(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = make(family)
@@ -123,14 +132,14 @@ def test_a_key_that_is_known_to_change_nothing_is_taken(tmp_path: Path) -> None:
     converted(tmp_path, Family("qwen2", "qwen2", keys=keys))
 
 
-@pytest.mark.parametrize("name", ["llama with biases", "mixtral", "qwen2 moe", "gemma3 1b", "gpt2"])
+@pytest.mark.parametrize("name", ["llama with biases", "mixtral", "qwen2 moe", "gemma2", "gpt2"])
 def test_a_missing_tensor_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = make(family)
     file = write(tmp_path / "whole.gguf", family, model)
     names = [tensor.name for tensor in gguf.GGUFReader(file).tensors]
     for index, missing in enumerate(names):
-        if missing == "output.weight" or (index % 3 and "exps" not in missing):
+        if missing == "output.weight" or (index % 4 and "exps" not in missing):
             continue  # a model without an output shares its table
         part = write(tmp_path / "part.gguf", family, model, without=missing)
         with pytest.raises(ConfigError, match=re.escape(missing.split(".", 2)[-1])):
