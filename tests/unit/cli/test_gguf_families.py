@@ -103,6 +103,10 @@ CHANGING = {
     "rope.scaling.alpha": 1000.0,
     "rope.scaling.yarn_log_multiplier": 0.1,
     "pooling_type": 3,
+    "block_count": 3,
+    "embedding_length": 0,
+    "attention.head_count_kv": 3,
+    "vocab_size": 261,
     "expert_count": 4,
     "attention.head_count": [4, 2],
     "tokenizer.ggml.model": "bert",
@@ -118,7 +122,8 @@ CHANGING = {
 @pytest.mark.parametrize("key", CHANGING)
 def test_a_key_that_is_not_read_is_refused_by_its_name(key: str, tmp_path: Path) -> None:
     family = Family("qwen2", "qwen2", keys={key: CHANGING[key]})
-    refused(tmp_path, family, re.escape(key))
+    tensor = {"attention.head_count_kv": r"attn_k\.weight"}.get(key)
+    refused(tmp_path, family, tensor or re.escape(key))
 
 
 def test_a_key_that_is_known_to_change_nothing_is_taken(tmp_path: Path) -> None:
@@ -164,6 +169,12 @@ def test_a_tensor_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> Non
 def test_divisors_of_another_length_are_refused(tmp_path: Path) -> None:
     extra = {"rope_freqs.weight": np.ones(7, dtype=np.float32)}
     refused(tmp_path, FAMILIES["llama"], r"rope_freqs\.weight has shape", extra=extra)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_numbers_that_divide_nothing_are_refused(value: float, tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.array([1.0] * 7 + [value], dtype=np.float32)}
+    refused(tmp_path, FAMILIES["llama"], r"rope_freqs\.weight", extra=extra)
 
 
 def test_llama_3s_rule_is_recovered_and_other_divisors_are_kept(tmp_path: Path) -> None:
