@@ -18,9 +18,10 @@ NAMED_MAX = 3  # tensors in an error
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 
-# Buffers of old checkpoints that hold no weights: causal masks and frequencies.
+# Buffers that hold no weights: causal masks and frequencies of old checkpoints, counts of batches.
 NO_WEIGHTS = re.compile(
-    r"(^|\.)(rotary_emb\.inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
+    r"(^|\.)(rotary_emb\.inv_freq|position_ids|num_batches_tracked|"
+    r"(attn|attention)\.(masked_)?bias)$"
 )
 # A pooled output that none of the tasks here asks a model for.
 POOLER = re.compile(r"(^|\.)pooler\.")
@@ -87,7 +88,11 @@ def check_loaded(
         _, has, wants = other[0]
         shapes = f"is {list(has)} in the checkpoint, {list(wants)} in the model"
         raise _refusal(source, [str(each[0]) for each in other], f"of another shape: it {shapes}")
-    missing = [name for name in found["missing_keys"] if not (is_encoder and POOLER.search(name))]
+    missing = [
+        name
+        for name in found["missing_keys"]
+        if not (NO_WEIGHTS.search(name) or (is_encoder and POOLER.search(name)))
+    ]
     if missing:
         raise _refusal(source, missing, "missing in the checkpoint")
     left = [

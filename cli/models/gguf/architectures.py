@@ -75,10 +75,13 @@ class Architecture:
 def read_sizes(reading: Reading) -> int:
     """Read what all decoders have; returns the size of a head."""
     keys, config = reading.keys, reading.config
+    for key in ("attention.head_count", "embedding_length", "block_count", "context_length"):
+        if keys.integer(key) < 1:
+            raise keys.refusal(key, "is no size")
     heads = keys.integer("attention.head_count")
     hidden = keys.integer("embedding_length")
-    head_dim = keys.integer("attention.key_length", hidden // max(heads, 1))
-    if keys.integer("attention.value_length", hidden // max(heads, 1)) != head_dim:
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    if keys.integer("attention.value_length", hidden // heads) != head_dim:
         raise keys.refusal("attention.value_length", f"keys have {head_dim} dimensions")
     keys.require("attention.causal", True, why="only causal decoders are supported")
     keys.require("pooling_type", 0, why="is of an embedding model, which is not supported as GGUF")

@@ -60,9 +60,9 @@ def _convert(fields: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path
     tokens, types = vocabulary(keys)
     ids = read_special(keys, len(tokens))
     tokenizer = build_tokenizer(keys, name, ids)
-    advice = {
-        word: keys.number(key) for key, word in SAMPLING.items() if keys.value(key) is not None
-    }
+    advice = {word: keys.number(key) for key, word in SAMPLING.items() if keys.has(key)}
+    if "top_k" in advice:
+        advice["top_k"] = int(advice["top_k"])
     keys.require_neutral()
     keys.finish(ARCHITECTURES)
     _write_model(config, ids, reading, ARCHITECTURES[name], tensors, folder)
@@ -76,6 +76,9 @@ def _convert(fields: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path
 def _read_config(reading: Reading, architecture: Architecture) -> dict[str, Any]:
     reading.config["model_type"] = architecture.model_type
     architecture.read(reading)
+    held = {name.split(".")[1] for name in reading.shapes if name.startswith("blk.")}
+    if len(held) < reading.config["num_hidden_layers"]:
+        raise reading.keys.refusal("block_count", f"there are tensors of {len(held)} layers")
     num_rows = reading.shape(FIRST_TENSOR)[0]
     num_tokens = len(reading.keys.value("tokenizer.ggml.tokens") or [])
     stated = reading.keys.integer("vocab_size", num_rows)
@@ -103,15 +106,18 @@ def _write_model(
 
     given = {name: ids.get(name) for name in ("bos", "eos", "padding")}
     named = {f"{name.removesuffix('ding')}_token_id": token for name, token in given.items()}
-    try:
-        made = AutoConfig.for_model(**config, **named)
-    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
-        first_line = " ".join((str(error).strip() or type(error).__name__).split())
-        raise ConfigError(f"transformers takes no such config: {first_line}") from error
     is_float32 = all(each.tensor_type == GGMLQuantizationType.F32 for each in tensors.values())
     dtype = torch.float32 if is_float32 else torch.bfloat16
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(made, dtype=dtype)
+    try:
+        made = AutoConfig.for_model(**config, **named)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(made, dtype=dtype)
+    except (
+        ArithmeticError, AssertionError, AttributeError, KeyError, RuntimeError, TypeError,
+        ValueError, StrictDataclassError,
+    ) as error:  # fmt: skip
+        first_line = " ".join((str(error).strip() or type(error).__name__).split())
+        raise ConfigError(f"transformers takes no such config: {first_line}") from error
     wanted = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     places = find_places(architecture, wanted, config)
     check_places(places, reading)

@@ -55,14 +55,17 @@ class Reading:
         return self.shapes[tensor]
 
     def absorb(self, tensor: str, length: int) -> list[float] | None:
-        """The numbers of a small tensor that goes into the config; None: the file has none.
+        """Divisors, from a small tensor that goes into the config; None: the file has none.
 
         Raises:
-            ConfigError: it has another length.
+            ConfigError: it has another length, or numbers that divide nothing.
         """
         if tensor not in self.shapes:
             return None
         if self.shapes[tensor] != (length,):
             raise ConfigError(f"tensor {tensor} has shape {self.shapes[tensor]}, not ({length},)")
         self.absorbed.add(tensor)
-        return [float(str(value)) for value in self._load(tensor)]
+        values = self._load(tensor)
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ConfigError(f"tensor {tensor} holds what cannot divide a frequency")
+        return [float(str(value)) for value in values]

@@ -29,7 +29,10 @@ SMALL = {
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")  # norms are written plus one
 PAIRED = ("llama", "smollm3", "granite", "granitemoe", "olmo")  # queries and keys in pairs
-PRE_ATTENTION = {"query_pre_attn_scalar": 256, "head_dim": 256, "num_key_value_heads": 1}
+PRE_ATTENTION = {
+    "query_pre_attn_scalar": 256, "head_dim": 256, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
 Keys = Mapping[str, Any]
 
 

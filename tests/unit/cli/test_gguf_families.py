@@ -22,6 +22,12 @@ from shared.errors import ConfigError
 from tests.unit.cli.gguf_families import FAMILIES, Family, make, write
 
 PROMPT = torch.arange(2, 152)[None]
+# What others show nearly as well: the usual run leaves them out.
+SELDOM = {
+    "llama tied, heads of 24", "llama, linear by the old key", "qwen2 tied", "qwen2, yarn",
+    "qwen3 with biases", "phi3", "phi3 with a window", "granite moe", "stablelm", "command-r",
+    "gemma3 1b",
+}  # fmt: skip
 
 
 def converted(tmp_path: Path, family: Family, model: Any = None, **changes: Any) -> Path:
@@ -37,7 +43,10 @@ def refused(tmp_path: Path, family: Family, match: str, **changes: Any) -> None:
         converted(tmp_path, family, **changes)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in FAMILIES],
+)
 def test_a_converted_model_computes_the_same(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = make(family)
@@ -94,6 +103,10 @@ CHANGING = {
     "rope.scaling.alpha": 1000.0,
     "rope.scaling.yarn_log_multiplier": 0.1,
     "pooling_type": 3,
+    "block_count": 3,
+    "embedding_length": 0,
+    "attention.head_count_kv": 3,
+    "vocab_size": 261,
     "expert_count": 4,
     "attention.head_count": [4, 2],
     "tokenizer.ggml.model": "bert",
@@ -109,7 +122,8 @@ CHANGING = {
 @pytest.mark.parametrize("key", CHANGING)
 def test_a_key_that_is_not_read_is_refused_by_its_name(key: str, tmp_path: Path) -> None:
     family = Family("qwen2", "qwen2", keys={key: CHANGING[key]})
-    refused(tmp_path, family, re.escape(key))
+    tensor = {"attention.head_count_kv": r"attn_k\.weight"}.get(key)
+    refused(tmp_path, family, tensor or re.escape(key))
 
 
 def test_a_key_that_is_known_to_change_nothing_is_taken(tmp_path: Path) -> None:
@@ -123,14 +137,14 @@ def test_a_key_that_is_known_to_change_nothing_is_taken(tmp_path: Path) -> None:
     converted(tmp_path, Family("qwen2", "qwen2", keys=keys))
 
 
-@pytest.mark.parametrize("name", ["llama with biases", "mixtral", "qwen2 moe", "gemma3 1b", "gpt2"])
+@pytest.mark.parametrize("name", ["llama with biases", "mixtral", "qwen2 moe", "gemma2", "gpt2"])
 def test_a_missing_tensor_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = make(family)
     file = write(tmp_path / "whole.gguf", family, model)
     names = [tensor.name for tensor in gguf.GGUFReader(file).tensors]
     for index, missing in enumerate(names):
-        if missing == "output.weight" or (index % 3 and "exps" not in missing):
+        if missing == "output.weight" or (index % 4 and "exps" not in missing):
             continue  # a model without an output shares its table
         part = write(tmp_path / "part.gguf", family, model, without=missing)
         with pytest.raises(ConfigError, match=re.escape(missing.split(".", 2)[-1])):
@@ -155,6 +169,12 @@ def test_a_tensor_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> Non
 def test_divisors_of_another_length_are_refused(tmp_path: Path) -> None:
     extra = {"rope_freqs.weight": np.ones(7, dtype=np.float32)}
     refused(tmp_path, FAMILIES["llama"], r"rope_freqs\.weight has shape", extra=extra)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_numbers_that_divide_nothing_are_refused(value: float, tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.array([1.0] * 7 + [value], dtype=np.float32)}
+    refused(tmp_path, FAMILIES["llama"], r"rope_freqs\.weight", extra=extra)
 
 
 def test_llama_3s_rule_is_recovered_and_other_divisors_are_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cli.models.sizes import of_config, sizes_of
 from services.worker.demo_model import make_demo_model
 from shared.errors import ConfigError
 from shared.profiles import PROFILES
-from tests.unit.cli.gguf_files import HEADS, HIDDEN, KV_HEADS, LAYERS, small_llama, write_gguf
+from tests.unit.cli.gguf_families import FAMILIES, make, write
 
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -80,16 +80,17 @@ def test_a_bundled_model_is_read_where_it_was_made_and_is_not_fetched(tmp_path: 
 
 
 def test_a_gguf_file_is_read_without_the_packages_that_convert_it(tmp_path: Path) -> None:
-    model = small_llama()
-    file = write_gguf(tmp_path / "tiny.gguf", model)
+    model = make(FAMILIES["llama"])
+    file = write(tmp_path / "tiny.gguf", FAMILIES["llama"], model)
     sizes = sizes_of(str(file), tmp_path)
     assert sizes.num_weights == sum(each.numel() for each in model.parameters())
-    assert (sizes.num_layers, sizes.num_kv_heads) == (LAYERS, KV_HEADS)
-    assert (sizes.head_size, sizes.tokens_max) == (HIDDEN // HEADS, 128)
+    assert (sizes.num_layers, sizes.num_kv_heads) == (2, 2)
+    assert (sizes.head_size, sizes.tokens_max) == (16, 512)
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
-    whole = write_gguf(tmp_path / "tiny.gguf", small_llama()).read_bytes()
+    model = make(FAMILIES["llama"])
+    whole = write(tmp_path / "tiny.gguf", FAMILIES["llama"], model).read_bytes()
     file = tmp_path / "broken.gguf"
     for data in (
         b"",
