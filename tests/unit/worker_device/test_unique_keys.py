@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from loadtest.fuzz.schemas import PIECES, flaw_in, vocabulary, walk
 from services.frontend.core.structures import Structure, grammar_of
@@ -111,6 +112,19 @@ def test_what_repeats_is_taken_out_of_a_mask_and_nothing_else() -> None:
         repeating = {token for token in before if not UNIQUE.feed(keys.copy(), token)}
         assert before - after == repeating, said
     assert len(PIECES) > len(repeating)
+
+
+def test_space_that_has_to_come_is_no_dead_end() -> None:
+    """As before a call's arguments, whose key is the only one left."""
+    grammar = LLMatcher.grammar_from_lark(
+        'start: "{\\"name\\": 1, \\"arguments\\": " args "}"\nargs: %json {"type": "object"}'
+    )
+    matcher, keys = matcher_of(grammar, TOKENIZER), KeyTracker([b""])
+    for byte in b'{"name": 1, "arguments": {"a" : 1, "b": 1}}':
+        words = np.frombuffer(matcher.compute_bitmask(), np.int32)
+        allowed = tokens_in(UNIQUE.filtered(keys, matcher, words).tobytes()).tolist()
+        assert byte in allowed
+        assert matcher.consume_token(byte) and UNIQUE.feed(keys, byte)
 
 
 def test_examples() -> None:

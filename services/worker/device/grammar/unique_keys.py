@@ -168,16 +168,19 @@ class UniqueKeys:
         if looks[0] < 0:
             return True
         words = np.frombuffer(matcher.compute_bitmask(), np.uint32).copy()
+        towards: list[int] = []
+        if keys.key is None:  # space goes on to the same keys; it is followed where it has to come
+            towards = [token for token in self._space if _is_in(words, token)]
+            for token in towards:
+                _take_out(words, token)
+            towards = [] if words.any() else towards
         for token in self._repeating(keys):
             if _is_in(words, token) and not self._walked(keys, token)[1]:
                 _take_out(words, token)
-        if keys.key is None:
-            for token in self._space:  # leads nowhere
-                if _is_in(words, token):
-                    _take_out(words, token)
-        towards = [token for token in self._towards_taken(keys) if _is_in(words, token)]
-        for token in towards:
-            _take_out(words, token)
+        for token in self._towards_taken(keys):
+            if _is_in(words, token):
+                towards.append(token)
+                _take_out(words, token)
         if words.any():
             return True
         for token in towards:
