@@ -9,6 +9,8 @@ from shared.messages import SamplingParams
 TOKEN_IDS_MAX = 1024  # of each list of token ids
 LOGPROBS_MAX = 20
 GRAMMAR_BYTES_MAX = 131_072
+MARKS_MAX = 512  # behind which JSON comes
+MARK_CHARS_MAX = 262_144
 # Divisors below these would overflow: such values count as these.
 TEMPERATURE_MIN = 0.01
 REPETITION_PENALTY_MIN = 0.01
@@ -60,6 +62,8 @@ def flaw_in(params: SamplingParams, vocab_size: int) -> str:
         return f"logit_bias: a bias is not within -{BIAS_MAX:g} and {BIAS_MAX:g}"
     if len(params.grammar.encode()) > GRAMMAR_BYTES_MAX:
         return f"grammar: it takes more than {GRAMMAR_BYTES_MAX} bytes"
+    if len(params.json_after) > MARKS_MAX or sum(map(len, params.json_after)) > MARK_CHARS_MAX:
+        return f"json_after: more than {MARKS_MAX} marks, or {MARK_CHARS_MAX} characters in them"
     if params.grammar and params.allowed_token_ids:
         return "allowed_token_ids: not together with a grammar"
     return (

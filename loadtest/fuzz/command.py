@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import uvloop
 
-from loadtest.fuzz import disk, malformed, poison, slow_readers, tenants
+from loadtest.fuzz import disk, malformed, poison, schemas, slow_readers, tenants
 from loadtest.fuzz.house import House
 from loadtest.fuzz.report import Report
 
@@ -43,6 +43,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     modes.add_argument("--disk", type=int, nargs="?", const=200, help=disk.__doc__)
     modes.add_argument("--slow-readers", action="store_true", help=slow_readers.__doc__)
     modes.add_argument("--tenants", action="store_true", help=tenants.__doc__)
+    modes.add_argument("--schemas", type=int, nargs="?", const=5000, help=schemas.__doc__)
     poison.add_options(parser.add_argument_group("--poison"))
     malformed.add_options(parser.add_argument_group("--http"))
     disk.add_options(parser.add_argument_group("--disk"))
@@ -62,6 +63,8 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 def _run_mode(args: argparse.Namespace, seed: int) -> Report:
+    if args.schemas is not None:  # in this process
+        return schemas.tried(range(seed, seed + args.schemas))
     mode: Mode = poison if args.poison else slow_readers
     if args.http is not None:
         mode = malformed

@@ -172,7 +172,10 @@ class EngineRunner:
         """See that a turn's grammar can be used before anybody may have to wait for that."""
         why, start = "it takes too long to compile", preparing.start
         with suppress(TimeoutError):
-            compiled = self.executor.grammars.prepare(preparing.prompt.sampling.grammar)
+            sampling = preparing.prompt.sampling
+            compiled = self.executor.grammars.prepare(
+                sampling.grammar, has_open_keys=bool(sampling.json_after)
+            )
             why = await asyncio.wait_for(asyncio.wrap_future(compiled), GRAMMAR_PATIENCE_S)
         if self._preparing.get(start.turn_id) is not preparing:
             return  # it was cancelled, or a later attempt is here

@@ -1,7 +1,7 @@
 """Numbers in schemas, as far as the grammar's library is exact about them."""
 
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ EXACT = 2**53  # whole numbers to here are exact as floats, which the library co
 BOUND_MAX = 2**63 - 1024  # the largest float that its whole numbers go to
 FRACTION_DIGITS_MAX = 17  # of a bound, behind the point
 STEPS_MAX = 100_000  # states of an automaton that counts a number's remainder
-DIGITS_MAX = 15
+DIGITS_MAX = 15  # that the library reads exactly
 
 
 class Multiples:
@@ -48,8 +48,11 @@ class Multiples:
                 raise place.error(why, "multipleOf")
 
 
-def with_bounds(place: Place) -> dict[str, Any]:
+def with_bounds(place: Place, *, is_whole: bool) -> dict[str, Any]:
     """Bounds and steps of a number, as the library is exact about them: never wider than given.
+
+    Args:
+        is_whole: the number has to be.
 
     Raises:
         SchemaError: nothing may be left between them, or they cannot be held.
@@ -60,12 +63,19 @@ def with_bounds(place: Place) -> dict[str, Any]:
     # Draft 4 has true there, of the other one.
     least, above = (None, least) if above is True else (least, None if above is False else above)
     most, below = (None, most) if below is True else (most, None if below is False else below)
-    for name, value in (
-        ("minimum", least), ("exclusiveMinimum", above),
-        ("maximum", most), ("exclusiveMaximum", below),
+    for name, other, value in (
+        ("minimum", "", least), ("exclusiveMinimum", "minimum", above),
+        ("maximum", "", most), ("exclusiveMaximum", "maximum", below),
     ):  # fmt: skip
         if value is not None:
-            made[name] = _within(place, name, value, is_low="Min" in name or name == "minimum")
+            is_low = "inimum" in name
+            inner = _within(place, name, value, is_low=is_low)
+            is_inner = inner >= 0 if is_low else inner <= 0
+            if not is_whole and is_inner and name.startswith("ex") and inner == int(inner):
+                made.setdefault(other, _beside(inner, is_low=is_low))
+                made[other] = (max if is_low else min)(made[other], _beside(inner, is_low=is_low))
+            else:
+                made[name] = inner
     if "multipleOf" in node:
         made["multipleOf"] = node["multipleOf"]
     return made
@@ -101,10 +111,24 @@ def _within(place: Place, name: str, value: float, *, is_low: bool) -> float:
         if near != value and (near < value) is is_low:
             near = math.nextafter(near, math.inf if is_low else -math.inf)
         return int(near)
-    exponent = Decimal(str(value)).normalize().as_tuple().exponent
+    if isinstance(value, int) or value == int(value):
+        return int(value)
+    digits = Context(DIGITS_MAX, ROUND_CEILING if is_low else ROUND_FLOOR).create_decimal(
+        str(value)
+    )
+    exponent = digits.normalize().as_tuple().exponent
     if not isinstance(exponent, int) or -exponent > FRACTION_DIGITS_MAX:
         raise place.error(f"more than {FRACTION_DIGITS_MAX} digits cannot be held", name)
-    return value
+    return float(digits)
+
+
+def _beside(value: float, *, is_low: bool) -> float:
+    """A number beside a whole bound that is excluded, on its far side from zero. The library takes
+    the bound itself where the other one has the same whole part."""
+    whole = abs(int(value))
+    num_digits = DIGITS_MAX - len(str(whole))
+    far = float(f"{whole}.{'1':0>{num_digits}}") if num_digits > 0 else whole + 1
+    return far if is_low else -far
 
 
 def _is_exact(value: float) -> bool:

@@ -57,6 +57,7 @@ class _Rewriting:
         self._root = self._places.of("", Place(root))
         self._names: dict[str, str] = {}  # of definitions, by the pointer to what they are of
         self._ending: set[str] = set()  # pointers to references that lead to a schema
+        self._within: set[str] = set()  # pointers to what stands in place of references to it
         self._waiting: list[tuple[str, Place]] = []
         self._multiples = Multiples()
         self._num_nodes = 0
@@ -94,7 +95,7 @@ class _Rewriting:
         if "string" in types:
             made |= _of_string(node)
         if "number" in types or "integer" in types:
-            made |= with_bounds(place)
+            made |= with_bounds(place, is_whole="number" not in types)
             if "multipleOf" in made:
                 self._multiples.add(place, made["multipleOf"])
         if "array" in types:
@@ -124,9 +125,8 @@ class _Rewriting:
             if name not in node:
                 continue
             parts = [place.at(name, number) for number in range(len(node[name]))]
-            if name == "oneOf":  # which the library has to see through
-                parts = list(map(self._behind, parts))
-            made[name] = list(map(self._node, parts))
+            make = self._seen_through if name == "oneOf" else self._node
+            made[name] = list(map(make, parts))
         return made
 
     def _reference(self, place: Place) -> str:
@@ -152,13 +152,20 @@ class _Rewriting:
         self._ending |= seen
         return first
 
-    def _behind(self, place: Place) -> Place:
-        """A schema, or what it refers to, if it only refers."""
-        while isinstance(place.node, dict) and isinstance(place.node.get("$ref"), str):
-            if any(name in VALUES and name != "$ref" for name in place.node):
+    def _seen_through(self, place: Place) -> Schema:
+        """A schema, or what it refers to, if it only refers: whether two exclude each other the
+        library sees of what stands in place alone."""
+        target = place
+        while isinstance(target.node, dict) and isinstance(target.node.get("$ref"), str):
+            if any(name in VALUES and name != "$ref" for name in target.node):
                 break
-            place = self._target(place)
-        return place
+            target = self._target(target)
+        if target is place or target.pointer in self._within:
+            return self._node(place)
+        self._within.add(target.pointer)
+        made = self._node(target)
+        self._within.remove(target.pointer)
+        return made
 
     def _of_array(self, place: Place) -> dict[str, Any]:
         node = place.node

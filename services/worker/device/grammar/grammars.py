@@ -12,7 +12,7 @@ then go another way. What was slow the last time has threads of its own, and is 
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import inf
@@ -23,7 +23,9 @@ import numpy as np
 from llguidance import LLMatcher
 
 from services.worker.core.step import RowSampling, StepPlan
+from services.worker.device.grammar.json_keys import KeyTracker
 from services.worker.device.grammar.masks import Mask, Masks, Words
+from services.worker.device.grammar.unique_keys import UniqueKeys
 from services.worker.device.grammar.vocabulary import Vocabulary
 from shared.deep_threads import DeepThreads
 from shared.grammar import compiled, matcher_of, reason_of
@@ -42,19 +44,23 @@ class Asked:
 
     Attributes:
         generated: all tokens that its turn has generated.
+        json_after: as `SamplingParams.json_after`.
     """
 
     row: int
     turn_id: TurnId
     grammar: str
     generated: list[int]
+    json_after: Sequence[str] = ()
 
 
 def asked_of(plan: StepPlan, rows: Iterable[tuple[int, RowSampling]]) -> Iterator[Asked]:
     """Of a plan's rows, told with all their tokens, those that are held to a grammar."""
     for row, sampling in rows:
-        if grammar := sampling.params.grammar:
-            yield Asked(row, plan.turn_ids[row], grammar, sampling.generated)
+        params = sampling.params
+        if params.grammar:
+            turn_id = plan.turn_ids[row]
+            yield Asked(row, turn_id, params.grammar, sampling.generated, params.json_after)
 
 
 @dataclass(slots=True)
@@ -64,12 +70,14 @@ class _Walk:
     Attributes:
         matcher: None: not made yet.
         tokens: that it has taken, but for those behind the grammar's end.
+        keys: where it is in its JSON; None: nowhere, or it was not asked for yet.
         is_slow: its last mask took long.
         asked, last: what the last mask was asked for, and it.
     """
 
     matcher: LLMatcher | None = None
     tokens: list[int] = field(default_factory=list)
+    keys: KeyTracker | None = None
     lock: Lock = field(default_factory=Lock)
     is_slow: bool = False
     asked: list[int] | None = None
@@ -90,19 +98,25 @@ class Grammars:
         self._slow = DeepThreads(SLOW_THREADS, "grammar-slow")
         self._preparing = DeepThreads(SLOW_THREADS, "grammar-new")
         self._lane_since_s = inf  # when what the lane is at now began
-        self._lock = Lock()
+        self._lock, self._keys_lock = Lock(), Lock()
         self._prepared: OrderedDict[str, LLMatcher] = OrderedDict()
         self._walks: OrderedDict[TurnId, _Walk] = OrderedDict()
+        self._unique_keys: UniqueKeys | None = None  # made when a grammar needs it
 
-    def prepare(self, grammar: str) -> "Future[str]":
-        """See that a grammar can be used, in a thread: why it cannot be; empty if it can."""
+    def prepare(self, grammar: str, *, has_open_keys: bool = False) -> "Future[str]":
+        """See that a grammar can be used, in a thread: why it cannot be; empty if it can.
+
+        Args:
+            has_open_keys: keys in it are to be kept from repeating.
+        """
         with self._lock:
-            if grammar in self._prepared:
+            is_ready = not has_open_keys or self._unique_keys is not None
+            if grammar in self._prepared and is_ready:
                 self._prepared.move_to_end(grammar)
                 known: Future[str] = Future()
                 known.set_result("")
                 return known
-        return self._preparing.submit(self._prepare, grammar)
+        return self._preparing.submit(self._prepare, grammar, has_open_keys)
 
     def begin(self, asked: Iterable[Asked]) -> Masks:
         """Begin to find which tokens may come next."""
@@ -130,9 +144,11 @@ class Grammars:
         for threads in (self._lane, self._slow, self._preparing):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, grammar: str) -> str:
+    def _prepare(self, grammar: str, has_open_keys: bool) -> str:
         try:
             tokenizer = self._vocabulary.tokenizer()
+            if has_open_keys:
+                self._tokens_of_keys()
         except Exception as error:  # any library's
             return f"this model's tokenizer cannot be held to a grammar: {error}"
         matcher, flaw = compiled(grammar, tokenizer)
@@ -188,24 +204,50 @@ class Grammars:
         with walk.lock:
             if walk.matcher is None:
                 walk.matcher = self._matcher(asked.grammar)
-            _follow(walk.matcher, walk.tokens, asked.generated)
+            num_kept = _follow(walk.matcher, walk.tokens, asked.generated)
             words = NO_WORDS
             if not (why := reason_of(walk.matcher)):
                 words = np.frombuffer(walk.matcher.compute_bitmask(), np.int32)
                 why = reason_of(walk.matcher)
+            if not why and asked.json_after:
+                words = self._without_repeated(walk, walk.matcher, num_kept, asked, words)
             if not why and not words.any():
                 why = "nothing can be said within it any more"
             return Mask(words, why)
 
+    def _tokens_of_keys(self) -> UniqueKeys:
+        with self._keys_lock:
+            if self._unique_keys is None:
+                self._unique_keys = UniqueKeys(self._vocabulary.tokenizer())
+            return self._unique_keys
 
-def _follow(matcher: LLMatcher, known: list[int], generated: list[int]) -> None:
-    """Bring a matcher that has taken the `known` tokens to where its turn stands."""
+    def _without_repeated(
+        self, walk: _Walk, matcher: LLMatcher, num_kept: int, asked: Asked, words: Words
+    ) -> Words:
+        """A mask without what would repeat a key.
+
+        Args:
+            num_kept: tokens that the walk had taken before.
+        """
+        unique = self._tokens_of_keys()
+        if walk.keys is None or not num_kept:
+            walk.keys, num_kept = KeyTracker([each.encode() for each in asked.json_after]), 0
+        for token in walk.tokens[num_kept:]:
+            unique.feed(walk.keys, token)
+        return unique.filtered(walk.keys, matcher, words)
+
+
+def _follow(matcher: LLMatcher, known: list[int], generated: list[int]) -> int:
+    """Bring a matcher that has taken the `known` tokens to where its turn stands; how many of them
+    it keeps."""
     if known != generated[: len(known)]:  # it goes on from somewhere else
         matcher.reset()
         known.clear()
+    num_kept = len(known)
     for token in generated[len(known) :]:
         if matcher.is_stopped() and not matcher.is_error():
             break  # what follows its end is more ends
         if not matcher.consume_token(token):
             break
         known.append(token)
+    return num_kept
