@@ -26,7 +26,8 @@ def quiet_libraries() -> None:
 
 def complain(message: str) -> None:
     """One line on stderr, in the form every command uses."""
-    print(f"symphony: {message}", file=sys.stderr)
+    with suppress(OSError):  # the disk with the log is full, or the reader has gone
+        print(f"symphony: {message}", file=sys.stderr)
 
 
 class Reporter(Protocol):

@@ -66,6 +66,7 @@ class KvBucket(Generic[V]):
     """
 
     def __init__(self, client: Client, bucket: Bucket[V], timeout_s: float) -> None:
+        self._client = client
         self._manager = client.jetstream(timeout=OPEN_TIMEOUT_S)
         self._bucket = bucket
         self._stream, self._subjects = f"KV_{bucket.name}", f"$KV.{bucket.name}."
@@ -74,6 +75,10 @@ class KvBucket(Generic[V]):
 
     async def open(self) -> None:
         """Create the bucket if it is not there.
+
+        A server that is alone keeps it in memory: its disk may be full, or lose what is on it, and
+        who leads must not hang on that. A cluster keeps it on disk: else the number of copies that
+        it was told (`cli.replicate_leases`) would be gone when all servers restart.
 
         Revisions begin at the wall clock in ms: should the store be lost and made anew, then no
         revision means two things, and an old writer's compare-and-set fails.
@@ -89,7 +94,7 @@ class KvBucket(Generic[V]):
             discard=api.DiscardPolicy.NEW,
             allow_rollup_hdrs=True,
             deny_delete=True,
-            storage=api.StorageType.FILE,
+            storage=self._storage(),
             first_seq=time.time_ns() // 1_000_000,
         )
         try:
@@ -101,6 +106,10 @@ class KvBucket(Generic[V]):
             raise self._unavailable(error) from None
         finally:
             end_if_cancelled()  # the client's library may have kept it for itself
+
+    def _storage(self) -> api.StorageType:
+        is_cluster = bool(self._client._server_info.get("cluster"))
+        return api.StorageType.FILE if is_cluster else api.StorageType.MEMORY
 
     async def get(self, key: str) -> Entry[V]:
         """The latest value. A value of another type counts as none.

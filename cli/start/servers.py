@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from shared.access import read_secret
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
-from shared.subjects import PUBLIC, TENANT_REPLIES
+from shared.subjects import INFERENCE_SUBMIT, LEASES, PUBLIC, TENANT_REPLIES
 from shared.tenants import INBOXES, subject_of
 
 PRIVATE = 0o700
@@ -41,6 +42,7 @@ def prepare_servers(
         make_credentials(credentials, tenants)
     if options.nats_url is None:
         folder = _folder(options.data_dir / "nats")
+        remove_stored_leases(folder / "jetstream")
         listening = f"listen: 127.0.0.1:{nats_port}\n"
         text = listening + nats_config(folder / "jetstream", credentials, tenants)
         write_private(folder / "nats.conf", text)
@@ -56,6 +58,14 @@ def prepare_servers(
         listening = f"unixsocket {_quoted(options.redis_socket)}\nunixsocketperm 700\nport 0\n"
         text = listening + redis_config(folder, password, redis_bytes_max)
         write_private(folder / "redis.conf", text)
+
+
+def remove_stored_leases(store_dir: Path) -> None:
+    """Leases that an earlier release kept on disk. Now they are in memory, where a full disk does
+    no harm; a bucket that is there would stay where it is. All may be lost (`shared.bucket`).
+    """
+    stream = store_dir / "jetstream" / SERVICES / "streams" / f"KV_{LEASES.name}"
+    shutil.rmtree(stream, ignore_errors=True)
 
 
 def nats_config(store_dir: Path, credentials: Path, tenants: Collection[TenantId]) -> str:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 from pydantic import ValidationError
 
@@ -49,7 +50,8 @@ class Asking:
         if self._next_at_ns is None or now_ns < self._next_at_ns:
             return
         self._end()
-        self._process = self._start()
+        with suppress(OSError):  # no more processes: the next one is due as if this one was silent
+            self._process = self._start()
         self._next_at_ns = now_ns + self._patience_ns
 
     def read(self, now_ns: int) -> list[Round]:

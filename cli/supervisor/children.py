@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from shared.errors import ConfigError, PeerUnavailable
 
@@ -51,8 +52,7 @@ def start_child(
         if os.getppid() != parent:  # it died between fork and prctl
             os._exit(1)
 
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
+    with _opened(log_path) as log:
         return subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -64,6 +64,15 @@ def start_child(
             preexec_fn=die_with_parent,  # noqa: PLW1509
             start_new_session=True,  # Ctrl-C reaches the parent alone: it stops them in order
         )
+
+
+def _opened(log_path: Path) -> IO[bytes]:
+    """A log to write to; nowhere, if the disk does not take a new one."""
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        return log_path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def find_nats_server() -> str:

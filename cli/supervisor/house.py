@@ -55,7 +55,7 @@ from cli.supervisor.server_data import DataRescue
 from cli.supervisor.signals import StopRequested, StopSignals
 from cli.supervisor.supervision import Effect, GiveUp, StartAt, Supervision
 from shared.access import trusting_only
-from shared.errors import SymphonyError
+from shared.errors import SymphonyError, reason
 from shared.private import check_private
 
 STOP_GRACE_S = 10.0
@@ -64,6 +64,7 @@ READY_POLL_S = 0.1
 LISTEN_POLL_S = 0.02
 LISTEN_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 16_384
+REWRITE_NS = 5_000_000_000
 ASKER_PATIENCE_S = 15.0  # it has to be started, on a busy machine
 ESSENTIAL = frozenset({"nats", "frontend"})
 
@@ -184,6 +185,7 @@ class House:
             int(config.status_interval_s * 1e9), int(config.stuck_after_s * 1e9)
         )
         self._silent: list[str] = []  # when last written down
+        self._write_at_ns: int | None = None  # again, since it could not be
         self._asking: Asking | None = None
         # Who would not be started again is not killed.
         if plan.start_asker is not None and config.stuck_after_s and options.restart:
@@ -271,6 +273,7 @@ class House:
         for next_at_ns in (
             self._supervision.next_at_ns(),
             self._logs.next_at_ns(),
+            self._write_at_ns,
             asking.next_at_ns if asking is not None else None,
         ):
             if next_at_ns is not None:
@@ -287,7 +290,9 @@ class House:
                 if not self._rescue(name, code):
                     self._perform(name, code, self._supervision.on_exit(name, now_ns))
         for name in self._supervision.due(now_ns):
-            self._start_child(name)
+            self._restart(name)
+            self._write_down()
+        if self._write_at_ns is not None and self._write_at_ns <= now_ns:
             self._write_down()
         self._logs.look(now_ns)
         if asking is not None:
@@ -301,7 +306,7 @@ class House:
         if name not in self._rescues or (done := self._rescues[name].on_exit(code)) is None:
             return False
         self._reporter.event(done)
-        self._start_child(name)
+        self._restart(name)
         self._write_down()
         return True
 
@@ -355,6 +360,15 @@ class House:
         self._children[name] = self._plans[name].start()
         self._supervision.on_started(name, time.monotonic_ns())
         self._liveness.on_started(name, is_server=not self._plans[name].service)
+
+    def _restart(self, name: str) -> None:
+        try:
+            self._start_child(name)
+        except OSError as error:  # no more processes, or no memory
+            now_ns = time.monotonic_ns()
+            self._reporter.event(f"{name} cannot be started: {reason(error)}; trying again")
+            self._supervision.on_started(name, now_ns)
+            self._supervision.on_exit(name, now_ns)
 
     def _wait_listening(self, child: ChildPlan) -> None:
         assert child.listens is not None
@@ -414,7 +428,17 @@ class House:
         )
 
     def _write_down(self) -> None:
-        write_run_state(self._options.data_dir, self._run_state())
+        """Say in ``run.json`` what runs; while the disk takes nothing, later."""
+        try:
+            write_run_state(self._options.data_dir, self._run_state())
+        except OSError as error:
+            if self._state == "starting":
+                raise
+            if self._write_at_ns is None:
+                self._reporter.event(f"run.json is out of date: {reason(error)}")
+            self._write_at_ns = time.monotonic_ns() + REWRITE_NS
+        else:
+            self._write_at_ns = None
 
     def _last_words(self, name: str) -> str:
         path = self._plans[name].log_path

@@ -15,6 +15,7 @@ from shared.messages.registry import AdapterRecord
 EVERYBODY = TenantId("")
 NAME_CHARS_MAX = 128
 GONE_S = 24 * 3600
+GONE_MAX = 10_000  # notes on removed names of one tenant: then it gets no further names
 ADAPTER_BYTES_MAX = 2 * 1024**3  # unless a setting says otherwise
 BASE_SEPARATOR = ":"  # of ``BASE:NAME``; no name has one
 
@@ -76,6 +77,11 @@ def adapters_redis_key(tenant: TenantId) -> str:
 def adapter_gone_redis_key(tenant: TenantId, name: str) -> str:
     """Revision under which a name was removed, for `GONE_S`."""
     return f"symphony:adapter_gone:{len(tenant)}:{tenant}:{name}"
+
+
+def adapters_gone_redis_key(tenant: TenantId) -> str:
+    """Sorted set of the tenant's removed names, by when their notes expire."""
+    return f"symphony:adapters_gone:{len(tenant)}:{tenant}"
 
 
 def host_adapters_redis_key(host_id: str) -> str:

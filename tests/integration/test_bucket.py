@@ -74,3 +74,14 @@ def test_a_store_that_is_away_is_unavailable(nats_server: Server) -> None:
                 await bucket.create("k", LEASE)
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_is_alone_keeps_no_lease_on_its_disk(nats_server: Server) -> None:
+    """Which may be full."""
+
+    async def scenario() -> None:
+        async with connected(nats_server.url) as bus:
+            await (await bus.bucket(LEASES)).create("k", LEASE)
+            assert not list(nats_server.directory.rglob(f"KV_{LEASES.name}"))
+
+    asyncio.run(scenario())

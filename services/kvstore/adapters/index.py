@@ -15,6 +15,7 @@ from shared.adapters.record import (
     GONE_S,
     adapter_gone_redis_key,
     adapter_member,
+    adapters_gone_redis_key,
     adapters_redis_key,
     decode_adapter,
     encode_adapter,
@@ -23,7 +24,7 @@ from shared.adapters.record import (
     of_member,
 )
 from shared.errors import MalformedMessage, NoCapacity
-from shared.ids import HostId
+from shared.ids import HostId, TenantId
 from shared.messages import AdapterRecord
 from shared.tasks import end_if_cancelled
 
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 2.0
 
 # Keys: the tenant's records; the note of the name's removal; what this host has published; what
-# that is as one hash. Arguments: name, record, revision, member, that hash before and now. Answers
-# 1, or 0 if what stands, or was removed, has as high a revision. Redis may have lost everything
+# that is as one hash; the tenant's notes. Arguments: name, record, revision, member, that hash
+# before and now. Answers 1, or 0 if what stands, or was removed, has as high a revision. Redis may have lost everything
 # since this host last looked: then the hash is not what it was, and all is published again.
 _PUT = """
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
@@ -47,6 +48,7 @@ if standing ~= ARGV[2] then
   end
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
   redis.call('DEL', KEYS[2])
+  redis.call('ZREM', KEYS[5], ARGV[1])
 end
 redis.call('SADD', KEYS[3], ARGV[4])
 if redis.call('GET', KEYS[4]) == ARGV[5] then redis.call('SET', KEYS[4], ARGV[6]) end
@@ -64,6 +66,10 @@ if standing then
   if not ok or type(fields) ~= 'table' or fields['host_id'] == ARGV[2] then
     revision = (ok and type(fields) == 'table' and tonumber(fields['revision']) or 0) + 1
     redis.call('SET', KEYS[2], string.format('%d', revision), 'EX', ARGV[3])
+    local now_s = redis.call('TIME')[1]
+    redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now_s)
+    redis.call('ZADD', KEYS[5], now_s + ARGV[3], ARGV[1])
+    redis.call('EXPIRE', KEYS[5], ARGV[3])
     redis.call('HDEL', KEYS[1], ARGV[1])
   end
 end
@@ -143,6 +149,15 @@ class AdapterIndex:
         revisions = (0 if record is None else record.revision, 0 if gone is None else int(gone))
         return record, max(revisions)
 
+    async def num_gone(self, tenant: TenantId) -> int:
+        """How many names of the tenant's have a note that they were removed.
+
+        Raises:
+            AdapterStoreAway: it cannot be told.
+        """
+        now_s, _ = await self._do("time")
+        return int(await self._do("zcount", adapters_gone_redis_key(tenant), now_s, "+inf"))
+
     async def put(self, record: AdapterRecord, before: str = "") -> bool:
         """Publish a record, unless something stands there under as high a revision.
 
@@ -156,7 +171,7 @@ class AdapterIndex:
         data = encode_adapter(record)
         states = before, self._state()
         arguments = (record.name, data, record.revision, adapter_member(*name), *states)
-        return bool(await self._do("eval", _PUT, 4, *self._keys(name), *arguments))
+        return bool(await self._do("eval", _PUT, 5, *self._keys(name), *arguments))
 
     async def withdraw(self, name: Name, before: str = "") -> int:
         """Publish that this host has nothing under a name any more. Returns the revision of that;
@@ -170,7 +185,7 @@ class AdapterIndex:
         """
         states = before, self._state()
         arguments = (name[1], self._host_id, GONE_S, adapter_member(*name), *states)
-        return int(await self._do("eval", _WITHDRAW, 4, *self._keys(name), *arguments))
+        return int(await self._do("eval", _WITHDRAW, 5, *self._keys(name), *arguments))
 
     async def published(self) -> set[Name]:
         """What Redis believes that this host has.
@@ -193,6 +208,7 @@ class AdapterIndex:
             adapter_gone_redis_key(tenant, own),
             host_adapters_redis_key(self._host_id),
             host_state_redis_key(self._host_id),
+            adapters_gone_redis_key(tenant),
         ]
 
     async def _do(self, *command: str | bytes | int) -> Any:

@@ -34,9 +34,9 @@ from shared.adapters.base_weights import BaseWeights
 from shared.adapters.check import BaseFacts, CheckedAdapter, check_adapter
 from shared.adapters.files import TAKEN, check_names
 from shared.adapters.layout import image_bytes, layout_image
-from shared.adapters.record import AdapterExists, check_adapter_name
+from shared.adapters.record import GONE_MAX, AdapterExists, check_adapter_name
 from shared.adapters.source import AdapterLimits
-from shared.errors import InvalidRequest, NotFound, PeerUnavailable, SymphonyError
+from shared.errors import InvalidRequest, NotFound, PeerUnavailable, SymphonyError, TenantQuota
 from shared.fair_slots import FairGate, FairLimits
 from shared.messages import (
     AdapterAdd,
@@ -211,6 +211,11 @@ class Adapters:
         standing, revision = await self._index.standing(name)
         if not message.replace and (standing is not None or self._registry.get(name) is not None):
             raise AdapterExists(message.name)
+        if not revision and await self._index.num_gone(message.tenant) >= GONE_MAX:
+            raise TenantQuota(
+                f"lora_name: this tenant has removed {GONE_MAX} adapters within a day: a "
+                "further name is not taken; one of those is"
+            )
         return standing, revision
 
     async def _stand(self, record: AdapterRecord) -> None:

@@ -21,6 +21,7 @@ from shared import subjects
 from shared.adapters.record import (
     EVERYBODY,
     adapter_gone_redis_key,
+    adapters_gone_redis_key,
     adapters_redis_key,
     decode_adapter,
 )
@@ -90,6 +91,29 @@ async def outside(place: Place) -> AsyncIterator[House]:
             yield it
         finally:
             await redis.aclose()
+
+
+def test_a_tenant_s_removed_names_are_so_many_at_most(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaves a note for a day."""
+    monkeypatch.setattr("services.kvstore.adapters.service.GONE_MAX", 1)
+
+    async def scenario() -> None:
+        async with kvstore(place), outside(place) as it:
+            await it.add("a", it.folder(1))
+            await it.remove("a")
+            assert (await it.refused("b", it.folder(1))).code == "tenant_quota"
+            await it.add("b", it.folder(1), tenant=EVERYBODY)
+            await it.add("a", it.folder(1))
+            await it.add("b", it.folder(1))
+            await it.remove("b")
+            key = adapters_gone_redis_key(T)
+            assert await it.redis.zrange(key, 0, -1) == [b"b"]
+            await it.redis.zadd(key, {"b": 1.0})  # as if a day had passed
+            await it.add("c", it.folder(1))
+
+    asyncio.run(scenario())
 
 
 def test_an_adapter_comes_is_replaced_and_goes(place: Place) -> None:

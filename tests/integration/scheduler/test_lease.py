@@ -1,7 +1,6 @@
 """The lease in a real store: who leads when the leader is cut off, leaves, or the store goes."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -170,11 +169,11 @@ def test_one_leads_again_after_the_store_restarts(nats_server: Server) -> None:
             nats_server.start()
             await eventually(lambda: first.lease.is_leading or waiting.done())
             if waiting.done():  # it happened to connect so much earlier
-                assert waiting.result() == fence + 1
+                assert waiting.result() > fence
                 await eventually(lambda: first.told[-1] == "lost")
-            else:
-                assert first.lease.fence == fence
-                assert first.told[:2] == ["suspend", "resume"]
+            else:  # a server that is alone has forgotten the lease
+                assert first.lease.fence > fence
+                assert first.told[0] == "suspend" and f"fence {first.lease.fence}" in first.told
             waiting.cancel()
 
     asyncio.run(scenario())
@@ -185,7 +184,6 @@ def test_the_fence_grows_when_the_store_comes_back_empty(nats_server: Server) ->
         async with candidate(nats_server.url) as only:
             fence = await only.lead()
             nats_server.kill()
-            shutil.rmtree(nats_server.directory / "jetstream")
             nats_server.start()
             await eventually(lambda: only.lease.is_leading and only.lease.fence > fence)
             assert f"fence {only.lease.fence}" in only.told
