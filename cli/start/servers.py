@@ -19,7 +19,7 @@ from shared.access import read_secret
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
-from shared.subjects import INFERENCE_SUBMIT, LEASES, PUBLIC, TENANT_REPLIES
+from shared.subjects import LEASES, PUBLIC, TENANT_REPLIES
 from shared.tenants import INBOXES, subject_of
 
 PRIVATE = 0o700
