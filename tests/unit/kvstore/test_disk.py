@@ -190,7 +190,7 @@ def test_the_writer_loses_only_what_fails(
     reports: queue.SimpleQueue[WriteResults] = queue.SimpleQueue()
     writer = WriterThread(disk, {PAGE_BYTES: arena}, ManualClock(), reports.put, fail, fail)
     bad = write_of(arena, 3, [4, 5])
-    bad.checksums[0] += 1
+    bad = replace(bad, checksums=[bad.checksums[0] + 1, *bad.checksums[1:]])
     writes = [write_of(arena, 1, [0, 1]), write_of(arena, 2, [2, 3]), bad]
     writer.submit(WriteBlocks(writes))
     writer.submit(TouchBlocks([key(1)]))

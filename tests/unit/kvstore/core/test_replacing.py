@@ -49,15 +49,19 @@ def host() -> Host:
     return host
 
 
-@pytest.mark.parametrize("where", ["arena and disk", "disk", "being written"])
+@pytest.mark.parametrize("where", ["arena and disk", "disk", "being written", "memory"])
 def test_the_shorter_one_goes_wherever_it_is(host: Host, where: str) -> None:
     put(host, [1], is_written=where != "being written")
     if where == "disk":
         host.evict_all()
         assert key_of([1]) not in host.arena.blocks
+    if where == "memory":
+        host.perform(host.core.on_disk_damaged(1, host.now_ns))
+        assert key_of([1]) in host.core.memory
     put(host, [1, 2], [1])
     assert here(host, [1], [1, 2]) == [False, True]
-    assert DeleteBlocks([(key_of([1]), LAYERS)]) in host.effects
+    assert key_of([1]) not in host.core.memory
+    assert where == "memory" or DeleteBlocks([(key_of([1]), LAYERS)]) in host.effects
     host.check_pages_conserved()
 
 

@@ -31,7 +31,7 @@ from tests.unit.kvstore.core.host import BLOCK_BYTES, LAYERS, Host, key_of
 
 NUM_BLOCKS = 4  # of each session
 NUM_SESSIONS = 8
-NUM_TURNS = 50
+NUM_TURNS = 40
 BIG = 1 << 40
 STEP_NS = 10
 
@@ -149,9 +149,8 @@ def holds_as_much(tiers: Tiers, alone: Alone, name: str, seed: int) -> None:
 
 ROOM = NUM_BLOCKS  # an arena that holds one session
 SIZES = [
-    (ROOM, 0), (3 * ROOM, 0), (3 * ROOM, 1), (5 * ROOM, ROOM), (5 * ROOM, 2 * ROOM + 1),
+    (ROOM, 0), (3 * ROOM, 1), (5 * ROOM, 2 * ROOM + 1), (20 * ROOM, 2 * ROOM), (4 * ROOM, 3 * ROOM),
     (3 * ROOM, 3 * ROOM), (3 * ROOM + 1, 3 * ROOM + 2), (ROOM, 5 * ROOM), (2 * ROOM + 1, 4 * ROOM),
-    (2 * ROOM, 20 * ROOM), (20 * ROOM, 2 * ROOM), (4 * ROOM, 3 * ROOM), (3 * ROOM, 4 * ROOM),
 ]  # fmt: skip
 
 
