@@ -1,4 +1,4 @@
-"""Slots of many tenants: nobody takes all of them, and nobody waits behind another's queue."""
+"""Slots of many tenants: no tenant takes all of them or waits behind the queue of another."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 LIMITS = FairLimits(num=4, of_tenant=2, waiting=6, waiting_of_tenant=3)
 
 
-def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
+def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
     slots = FairSlots("tests", LIMITS)
     assert [slots.ask(A, at) for at in range(5)] == [True, True, False, False, False]
     with pytest.raises(TenantQuota):
@@ -78,7 +78,7 @@ def test_slots_are_used_and_no_limit_is_passed(
             assert all(running[tenant] >= of_tenant for tenant, _ in waiting), "idle beside work"
 
 
-def test_whoever_stops_waiting_takes_no_slot_along() -> None:
+def test_work_that_stops_waiting_takes_no_slot() -> None:
     async def scenario() -> None:
         limits = FairLimits(num=1, of_tenant=1, waiting=3, waiting_of_tenant=3)
         gate, order = FairGate("tests", limits), list[int]()
