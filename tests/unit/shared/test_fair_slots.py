@@ -27,6 +27,14 @@ def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
     assert slots.give(A) == [3] and slots.give(A) == [4]
 
 
+def test_tenants_are_served_in_turn() -> None:
+    limits = FairLimits(num=1, of_tenant=1, waiting=9, waiting_of_tenant=9)
+    slots = FairSlots("tests", limits)
+    assert slots.ask(C, 0) and not any(slots.ask(A, at) for at in (1, 2, 3))
+    assert not any(slots.ask(B, at) for at in (4, 5))
+    assert [slots.give(tenant) for tenant in (C, A, B, A, B)] == [[1], [4], [2], [5], [3]]
+
+
 def test_all_that_wait_have_a_limit() -> None:
     slots = FairSlots("tests", FairLimits(num=1, of_tenant=1, waiting=2, waiting_of_tenant=2))
     assert slots.ask(A, 0) and not slots.ask(A, 1) and not slots.ask(B, 2)
