@@ -133,7 +133,8 @@ class FairGate:
     async def _wait(self, tenant: TenantId, ticket: int, wait_s: float) -> None:
         waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(asyncio.shield(waiter), wait_s)
+            async with asyncio.timeout(wait_s):
+                await asyncio.shield(waiter)
         except BaseException as error:
             if waiter.done():  # the slot came in the last moment
                 self._give(tenant)

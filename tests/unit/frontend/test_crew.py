@@ -82,7 +82,7 @@ def test_a_child_that_cannot_start_fails_those_who_wait_for_it() -> None:
     assert crew.on_ended(0, 1004) == []
 
 
-def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
+def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
     crew = Crew(replace(LIMITS, waiting_max=8, children_of_tenant=1))
     ready(crew)
     assert crew.on_work(1, 0, A) == [Give(0, 1)]

@@ -1,4 +1,4 @@
-"""Slots of many tenants: nobody takes all of them, and nobody waits behind another's queue."""
+"""Slots of many tenants: no tenant takes all of them or waits behind the queue of another."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 LIMITS = FairLimits(num=4, of_tenant=2, waiting=6, waiting_of_tenant=3)
 
 
-def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
+def test_a_tenant_with_a_long_queue_delays_no_other() -> None:
     slots = FairSlots("tests", LIMITS)
     assert [slots.ask(A, at) for at in range(5)] == [True, True, False, False, False]
     with pytest.raises(TenantQuota):
@@ -25,6 +25,14 @@ def test_a_tenant_with_a_long_queue_delays_nobody() -> None:
     assert slots.give(A) == [2], "its own, for B has as many as it may"
     assert slots.give(B) == [12] and slots.give(B) == [20], "each in turn"
     assert slots.give(A) == [3] and slots.give(A) == [4]
+
+
+def test_tenants_are_served_in_turn() -> None:
+    limits = FairLimits(num=1, of_tenant=1, waiting=9, waiting_of_tenant=9)
+    slots = FairSlots("tests", limits)
+    assert slots.ask(C, 0) and not any(slots.ask(A, at) for at in (1, 2, 3))
+    assert not any(slots.ask(B, at) for at in (4, 5))
+    assert [slots.give(tenant) for tenant in (C, A, B, A, B)] == [[1], [4], [2], [5], [3]]
 
 
 def test_all_that_wait_have_a_limit() -> None:
@@ -78,7 +86,7 @@ def test_slots_are_used_and_no_limit_is_passed(
             assert all(running[tenant] >= of_tenant for tenant, _ in waiting), "idle beside work"
 
 
-def test_whoever_stops_waiting_takes_no_slot_along() -> None:
+def test_work_that_stops_waiting_takes_no_slot() -> None:
     async def scenario() -> None:
         limits = FairLimits(num=1, of_tenant=1, waiting=3, waiting_of_tenant=3)
         gate, order = FairGate("tests", limits), list[int]()
