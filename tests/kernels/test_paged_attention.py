@@ -1,5 +1,8 @@
 """Every implementation of paged attention against the naive one, on odd shapes."""
 
+from collections.abc import Sequence
+from functools import cache
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.select import paged_attention, store_kv, warm_up
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-RAGGED = [
+RAGGED = (
     (1, 1),
     (1, 64),
     (1, 65),
@@ -21,7 +24,7 @@ RAGGED = [
     (40, 121),
     (130, 200),
     (1, 7),
-]  # new, context
+)  # new, context
 SHAPES = [
     AttentionShape(0.125),
     AttentionShape(0.3, window=16),
@@ -32,12 +35,12 @@ SHAPES = [
 ]
 IDS = ["plain", "window", "softcap", "both", "chunk", "chunk of pages"]
 # Around the sizes of rows, pages and tiles; histories end at pages and beside them.
-CHUNKS = [
+CHUNKS = tuple(
     (new, new + history)
     for new, history in [
         (15, 0), (16, 64), (17, 63), (63, 65), (64, 0), (65, 64), (127, 1), (128, 128), (129, 127),
     ]
-]  # fmt: skip
+)  # fmt: skip
 
 
 def make_batch(
@@ -46,7 +49,7 @@ def make_batch(
     head_dim: int,
     dtype: torch.dtype,
     block_tokens: int = 64,
-    ragged: list[tuple[int, int]] = RAGGED,
+    ragged: Sequence[tuple[int, int]] = RAGGED,
 ) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
     torch.manual_seed(num_heads * 100 + head_dim)
     blocks = [-(-context // block_tokens) for _, context in ragged]
@@ -68,6 +71,21 @@ def make_batch(
             pool[page, :, :, :used] = torch.randn(2, num_kv_heads, used, head_dim)
     query = torch.randn(starts[-1], num_heads, head_dim).to(dtype)
     return query, pool.to(dtype), RaggedBatch(starts, [c for _, c in ragged], slots, tables)
+
+
+@cache
+def case(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    shape: AttentionShape,
+    block_tokens: int = 64,
+    ragged: tuple[tuple[int, int], ...] = RAGGED,
+) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch, torch.Tensor]:
+    """A batch, which nothing may change, and what the naive one makes of it."""
+    query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype, block_tokens, ragged)
+    return query, pool, batch, paged_attention_reference(query, pool, 1, batch, shape)
 
 
 def attend(
@@ -106,9 +124,8 @@ def test_agrees_with_the_reference(
     shape: AttentionShape,
     dtype: torch.dtype,
 ) -> None:
-    query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype)
+    query, pool, batch, want = case(heads, kv_heads, head_dim, dtype, shape)
     got = attend(implementation, query, pool, batch, shape)
-    want = paged_attention_reference(query, pool, 1, batch, shape)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
 
@@ -131,12 +148,11 @@ def test_chunks_of_every_size_agree_with_the_reference(
 ) -> None:
     if implementation == "amx" and head_dim % 2:
         pytest.skip("AMX multiplies pairs")
-    query, pool, batch = make_batch(heads, kv_heads, head_dim, dtype, block_tokens, CHUNKS)
+    query, pool, batch, want = case(heads, kv_heads, head_dim, dtype, shape, block_tokens, CHUNKS)
     # As in a model's layer: a view of what holds the keys and values, too.
     wide = torch.full((len(query), heads, 2, head_dim), float("nan"), dtype=dtype)
     wide[:, :, 0] = query
     got = attend(implementation, wide[:, :, 0], pool, batch, shape)
-    want = paged_attention_reference(query, pool, 1, batch, shape)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
 

@@ -20,6 +20,7 @@ from services.worker.device.int8_pages import Int8Pages
 from services.worker.device.layers import Mode, speed_up, variant_products
 from services.worker.device.lora.hooks import attach
 from services.worker.device.lora.sites import inner_sites, lora_card
+from services.worker.device.positions.embeddings import embed_by_row
 from services.worker.device.positions.layers import note_positions
 from services.worker.device.positions.rotary import freeze_rotaries
 from services.worker.device.step import LayerProbe, running
@@ -227,6 +228,7 @@ def prepare_model(
     short_rope_max = freeze_rotaries(module, max_model_len)
     note_positions(module)
     probed = _probe(module, config.num_hidden_layers)
+    max_model_len = embed_by_row(module, max_model_len)
     return LoadedModel(
         module=module,
         source=source,

@@ -55,7 +55,8 @@ def log_probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
     """Of each token behind the first, in one pass over one sequence."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits.log_softmax(-1)[range(len(tokens) - 1), tokens[1:]]
+    scores: torch.Tensor = logits.log_softmax(-1)[range(len(tokens) - 1), tokens[1:]]
+    return scores
 
 
 def assert_scores(driver: Driver, reference: Any, name: str, tokens: list[int]) -> None:
