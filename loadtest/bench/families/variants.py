@@ -56,7 +56,9 @@ NEEDED: dict[str, Options] = {
             for kind in ("full_attention", "sliding_attention")
         }
     },
-    "deepseek_v2": {"n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+    "deepseek_v2": {
+        "n_group": 1, "topk_group": 1, "topk_method": "greedy", "num_experts_per_tok": 2,
+    },
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
@@ -66,7 +68,7 @@ NEEDED: dict[str, Options] = {
     "reformer": {"is_decoder": True},
     "roc_bert": {"is_decoder": True},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
-}
+}  # fmt: skip
 
 VARIANTS: dict[str, dict[str, Options]] = {
     "bitnet": {"yarn rope": ROPES["yarn rope"]},
@@ -75,7 +77,7 @@ VARIANTS: dict[str, dict[str, Options]] = {
     "deepseek_v2": {"keys and values of one size": _SAME_SIZES},
     "deepseek_v3": {"keys and values of one size": _SAME_SIZES},
     "doge": {"narrow": {"keep_window_size": 16}},
-    "exaone4": {"no window": {"sliding_window": None}},
+    "exaone4": {"no window": {**_ALL_ATTENTION, "sliding_window": None}},
     "falcon": {
         "alibi": {"alibi": True},
         "new_decoder_architecture": {"new_decoder_architecture": True, "num_kv_heads": 8},
@@ -159,6 +161,7 @@ VARIANTS: dict[str, dict[str, Options]] = {
     "phi4_multimodal": {"longrope": _long_rope(48)},
     "phimoe": {
         "window": {"sliding_window": 2047},
+        "window of the longest prompt": {"sliding_window": 131072},
         "longrope": _long_rope(_HALF, short_mscale=1.1, long_mscale=1.3),
     },
     "qwen2": {"use_sliding_window": _SLIDING, **ROPES},

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import bench, checks
-from cli.inspection import targets
+from cli.inspection import families, targets
 from cli.inspection.description import describe
 from cli.inspection.doctor import Finding, examine
 from cli.inspection.snapshot import Snapshot, is_alive
@@ -184,9 +184,32 @@ def test_doctor_tells_what_adapters_may_target_from_the_config_alone(tmp_path: P
 def test_without_torch_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_demo_model(tmp_path / "models" / "symphony-demo")
     monkeypatch.setattr(targets, "find_spec", lambda _: None)
-    *_, finding = examine(tmp_path, models=["demo"])
-    said = "on demo: not known without torch, which `up` installs"
-    assert finding == Finding("adapters", True, said)
+    monkeypatch.setattr(families, "find_spec", lambda _: None)
+    *_, adapters, model = examine(tmp_path, models=["demo"])
+    said = "not known without torch, which `up` installs"
+    assert adapters == Finding("adapters", True, f"on demo: {said}")
+    assert model == Finding("model", True, f"demo: {said}")
+
+
+def test_doctor_says_whether_a_model_is_computed_right(tmp_path: Path) -> None:
+    def said(**changes: object) -> tuple[int, Finding]:
+        demo = make_demo_model(tmp_path / "models" / "symphony-demo")
+        config = json.loads((demo / "config.json").read_text())
+        (demo / "config.json").write_text(json.dumps(config | changes))
+        words = ["doctor", "--json", "--data-dir", str(tmp_path), "--model", "demo"]
+        result = runner.invoke(app, words)
+        (finding,) = (f for f in json.loads(result.stdout) if f["subject"] == "model")
+        return result.exit_code, Finding(**finding)
+
+    code, found = said()
+    assert (code, found.is_fine) == (0, True)
+    assert found.text.startswith("demo: llama, computed as transformers computes it")
+    code, found = said(model_type="diffllama", architectures=["DiffLlamaForCausalLM"])
+    assert (code, found.is_fine) == (1, False)
+    assert found.text == (
+        "demo cannot be served: diffllama (DiffLlamaForCausalLM): layer 0 calls attention twice in "
+        "one pass"
+    )
 
 
 def test_checks_run_every_step_and_report_the_first_failure(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from kernels.paged_attention import AttentionShape, RaggedBatch, paged_attention
+from kernels.paged_attention import AttentionShape, paged_attention
 from services.worker.device import attention
 from services.worker.device.attention import UnsupportedModelError
 from services.worker.device.model import load_model
@@ -19,7 +19,7 @@ from services.worker.device.verify import check as check_module
 from services.worker.device.verify import twins, verify_family
 from services.worker.device.verify.check import check
 from services.worker.device.verify.cut import cut_candidates
-from services.worker.device.verify.record import Checked, Records, key_of
+from services.worker.device.verify.record import Checked, Records, default_folder, key_of
 from tests.unit.worker_device.test_torch_executor import save_model
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 200}
@@ -227,8 +227,9 @@ class TestArguments:
 
 def no_step() -> StepContext:
     """One in which nothing can be computed: to be refused comes first."""
-    nothing = torch.zeros(0)
-    return StepContext(nothing, RaggedBatch([0], [], [], nothing), nothing, nothing)
+    step = object.__new__(StepContext)
+    step.attended = set()
+    return step
 
 
 def attend(layer: int = 0, num_keys: int = 3, **named: Any) -> None:
@@ -286,6 +287,18 @@ class TestRecords:
     def test_a_folder_that_takes_nothing_costs_a_check(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         records = Records(tmp_path / "file")
+        records.put("a", CHECKED)
+        assert records.get("a") is None
+
+    def test_a_user_without_a_home_keeps_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_home() -> Path:
+            raise RuntimeError
+
+        monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+        assert default_folder() == Path("/cache/symphony/verified")
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", no_home)
+        records = Records(default_folder())
         records.put("a", CHECKED)
         assert records.get("a") is None
 

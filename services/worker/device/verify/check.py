@@ -2,7 +2,8 @@
 
 import logging
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,7 @@ def check(
         UnsupportedModelError: they are not, or no small model runs; names the family, and why.
     """
     end_at = time.monotonic() + LIMIT_S
-    with nullcontext() if is_compiled else plain_kernels():
+    with _one_thread(), nullcontext() if is_compiled else plain_kernels():
         try:
             return _check_candidates(candidates, layers, end_at)
         except UnsupportedModelError as error:
@@ -62,6 +63,17 @@ def check(
                 raise Untried(f"{named(config)}: {error.message}") from error
             seen = error.message if reason is None else f"{reason} ({error.message})"
             raise UnsupportedModelError(f"{named(config)}: {seen}") from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What is tiny is not shared out: threads would wait for each other longer than it takes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_candidates(candidates: list[Candidate], layers: Mode, end_at: float) -> Checked:

@@ -250,7 +250,8 @@ def _cut_tokens(config: PreTrainedConfig, places: dict[int, int]) -> None:
 
 
 def _cut_borders(config: PreTrainedConfig) -> None:
-    _change(config, _BORDERS, _at_most(BORDER))
+    longest = vars(config).get("max_position_embeddings")
+    _change(config, _BORDERS, lambda value: _border(value, longest))
     _change(config, _FLOORS, _at_most(BORDER // 3))
     _change(config, _FEW, _at_most(2))
     originals = _rope_dicts(config)
@@ -258,7 +259,6 @@ def _cut_borders(config: PreTrainedConfig) -> None:
     found = [own] if isinstance(own, int) else []
     found += [v for d in originals if isinstance(v := d.get(ORIGINAL), int)]
     limit, original = POSITIONS, ORIGINAL_POSITIONS
-    longest = vars(config).get("max_position_embeddings")
     if found and isinstance(longest, int):
         # What is scaled, is scaled by as much as before.
         scale = max(longest / max(found[0], 1), 0.01)
@@ -271,6 +271,16 @@ def _cut_borders(config: PreTrainedConfig) -> None:
         for name, most in ((ORIGINAL, original), ("max_position_embeddings", limit)):
             if isinstance(value := each.get(name), int):
                 each[name] = min(value, most)
+
+
+def _border(value: int, longest: object) -> int:
+    """Where a window or a chunk ends now: beyond the longest prompt, if it did before.
+
+    >>> _border(4096, 32768), _border(32768, 32768), _border(16, 2048)
+    (48, 192, 16)
+    """
+    is_crossed = not isinstance(longest, int) or value < longest
+    return min(value, BORDER if is_crossed else POSITIONS)
 
 
 ORIGINAL = "original_max_position_embeddings"

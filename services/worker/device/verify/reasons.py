@@ -25,7 +25,7 @@ def explain(config: PreTrainedConfig) -> str | None:
     """What about such a model this engine does not compute; None: nothing that is known here."""
     text = text_config(config)
     kind = model_class(config)
-    if getattr(text, "alibi", False) or text.model_type in {"bloom", "mpt"}:
+    if _uses_alibi(text):
         return "it uses alibi, a bias on attention scores that paged attention does not compute"
     if kind is not None and getattr(kind, "_is_stateful", False):
         return "it keeps a recurrent state for each sequence, which is not kept in pages of KV"
@@ -48,6 +48,11 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         return config.get_text_config(decoder=True)
     except ValueError:
         return config
+
+
+def _uses_alibi(config: PreTrainedConfig) -> bool:
+    own = getattr(getattr(config, "attn_config", None), "alibi", None)
+    return bool(own or getattr(config, "alibi", False) or config.model_type == "bloom")
 
 
 def _layer_kinds(config: PreTrainedConfig) -> set[str]:

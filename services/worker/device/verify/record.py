@@ -49,14 +49,19 @@ class Records:
     """A folder of them, a file each; the oldest go.
 
     A folder that cannot be read or written costs every start the time of a check, nothing else.
+
+    Args:
+        folder: None: nothing is kept.
     """
 
-    def __init__(self, folder: Path, records_max: int = RECORDS_MAX) -> None:
+    def __init__(self, folder: Path | None, records_max: int = RECORDS_MAX) -> None:
         self._folder = folder
         self._records_max = records_max
 
     def get(self, key: str) -> Checked | None:
         """What was kept under this key."""
+        if self._folder is None:
+            return None
         try:
             kept = json.loads((self._folder / f"{key}.json").read_bytes())
             if kept["key"] == key:
@@ -69,28 +74,33 @@ class Records:
 
     def put(self, key: str, checked: Checked) -> None:
         """Keep it, and no more than so many."""
+        if self._folder is None:
+            return
         content = {"key": key, "checked": checked.model_dump()}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as file:
                 json.dump(content, file)
             os.replace(file.name, self._folder / f"{key}.json")
-            self._trim()
+            self._trim(self._folder)
         except OSError as error:
             log.warning("a verified model is not remembered", extra={"error": str(error)})
 
-    def _trim(self) -> None:
-        files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    def _trim(self, folder: Path) -> None:
+        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         for path in files[: -self._records_max]:
             with suppress(FileNotFoundError):
                 path.unlink()
 
 
-def default_folder() -> Path:
-    """This user's, for all deployments."""
+def default_folder() -> Path | None:
+    """This user's, for all deployments; None: this user has no home."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
-        cache = Path.home() / ".cache"
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            return None
     return cache / "symphony" / "verified"
 
 

@@ -74,7 +74,8 @@ def log_probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits = model(ids, use_cache=False).logits[0].float()
     except Exception as error:  # as above
-        raise NotBuilt(f"{type(error).__name__}: {_line(error)}") from error
+        text = f"{len(tokens) - 1} tokens: {type(error).__name__}: {_line(error)}"
+        raise NotBuilt(text) from error
     found: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     if not found.isfinite().all():
         raise NotBuilt("its numbers are not finite")
