@@ -1,6 +1,7 @@
 """Work and the processes that do it: everything asked for ends, whatever becomes of them."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,37 @@ def test_a_child_that_cannot_start_fails_those_who_wait_for_it() -> None:
     assert crew.on_tick(1002) == [Kill(0)]
     assert crew.on_ready(0, 1003) == []
     assert crew.on_ended(0, 1004) == []
+
+
+def test_an_owner_has_its_share_and_owners_take_turns() -> None:
+    crew = Crew(replace(LIMITS, share=1, waiting_max=6))
+    assert crew.on_work(1, 0, "a") == [Start(0)]
+    assert crew.on_work(2, 0, "a") == [], "no process for what its owner may not run"
+    assert crew.on_work(3, 0, "a") == []
+    assert crew.on_ready(0, 1) == [Give(0, 1)]
+    assert crew.on_work(4, 2, "b") == [Start(1)]
+    assert crew.on_ready(1, 3) == [Give(1, 4)], "before a's that came first"
+    assert crew.on_work(5, 4, "c") == [] and crew.on_work(6, 4, "b") == []
+    assert crew.on_done(0, 5) == [Give(0, 2)], "the oldest whose owner has room"
+    assert crew.on_done(1, 6) == [Give(1, 5)], "a has its share"
+    assert crew.on_done(1, 7) == [Give(1, 6)]
+    assert crew.on_done(1, 8) == [] and crew.on_done(0, 9) == [Give(0, 3)]
+
+
+def test_a_full_queue_drops_what_fills_it() -> None:
+    crew = Crew(LIMITS)
+    ready(crew)
+    for work in range(2, 7):
+        crew.on_work(work, 0, "a")
+    assert crew.on_work(7, 0, "a") == [Fail(7, "full")]
+    assert crew.on_work(8, 0, "b") == [Fail(6, "full")], "the newest of who waits most"
+
+
+def test_work_that_ends_its_child_is_given_to_no_other() -> None:
+    crew = Crew(LIMITS)
+    ready(crew)
+    assert crew.on_work(1, 0) == [Give(0, 1)]
+    assert crew.on_ended(0, 5, is_by_work=True) == [Fail(1, "crashed")]
 
 
 @given(st.integers(0, 2**32))
