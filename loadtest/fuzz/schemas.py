@@ -239,6 +239,6 @@ def flaw_in(schema: Any, said: bytes) -> str:
         return f"a key repeats: {repeated[0]}"
     try:
         errors = [error.message for error in Draft202012Validator(schema).iter_errors(document)]
-    except OverflowError:  # in the validator, of numbers beyond what floats are
+    except (OverflowError, RecursionError):  # the validator's: huge numbers, endless references
         return ""
     return errors[0] if errors else ""

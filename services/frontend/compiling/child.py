@@ -15,7 +15,7 @@ import threading
 
 from llguidance import LLTokenizer
 
-from services.frontend.core.forms import Form, is_open, plain_grammar, whole_grammar
+from services.frontend.core.forms import Form, is_open, plain_grammar, pointed_flaw, whole_grammar
 from services.frontend.rendering import frames
 from shared.deep_threads import STACK_BYTES
 from shared.dying import die_with_parent, limit_memory, mapped_bytes
@@ -64,6 +64,8 @@ def _made(form: Form, tokenizer: LLTokenizer) -> tuple[bytes, bytes]:
         if not flaw:
             kind = frames.OPEN if is_open(form) else frames.TEXT
             return kind, whole_grammar(form, plain).encode()
+        pointed = pointed_flaw(form, lambda grammar: flaw_of(grammar, tokenizer))
+        flaw = (pointed or flaw)[:REASON_CHARS_MAX]
     except (ValueError, RecursionError) as error:
         flaw = str(error)[:REASON_CHARS_MAX] or type(error).__name__
     except MemoryError:

@@ -16,6 +16,9 @@ from services.frontend.core.tools.families import Family
 from services.frontend.core.tools.forcing import CallRule, calls_grammar
 from shared.sampling import GRAMMAR_BYTES_MAX
 
+OVERLAP = "its options may overlap, as far as can be seen: say anyOf"  # an option of the library's
+PARTS_TRIED_MAX = 32  # of a schema, to say where its flaw is
+
 
 @dataclass(frozen=True, slots=True)
 class Calls:
@@ -98,6 +101,36 @@ def is_open(form: Form) -> bool:
     """Whether objects in it may have keys of any name, which the grammar does not keep from
     repeating."""
     return any(schemas.is_open(schemas.rewritten(schema)) for schema in _schemas_of(form.wanted))
+
+
+def pointed_flaw(form: Form, flaw_of: Callable[[str], str]) -> str:
+    """Where in a schema lies what keeps it from being compiled, and why; empty: it is not known.
+
+    Args:
+        flaw_of: of a grammar.
+    """
+    for schema in _schemas_of(form.wanted):
+        place, found, left = schemas.Place(schema), "", PARTS_TRIED_MAX
+        parts = [place]
+        while parts and left:
+            left -= 1
+            part = parts.pop(0)
+            if why := _flaw_of_part(schema, part, flaw_of):
+                found, parts = f"at {part.pointer[:200]}: {why}", list(schemas.parts_of(part))
+        if found:
+            return found
+    return ""
+
+
+def _flaw_of_part(
+    schema: schemas.Schema, part: schemas.Place, flaw_of: Callable[[str], str]
+) -> str:
+    try:
+        made = schemas.rewritten(schema, part.pointer)
+        why = flaw_of(grammar_of(Structure("part", "json", made)))
+        return OVERLAP if "coerce_one_of" in why else why
+    except ValueError as error:
+        return str(error)
 
 
 def _schemas_of(wanted: Structure | Calls) -> Iterator[schemas.Schema]:

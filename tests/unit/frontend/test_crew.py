@@ -102,6 +102,20 @@ def test_without_others_a_tenant_has_all_children() -> None:
     assert crew.on_work(1, 0, A) == [Give(0, 1)] and crew.on_work(2, 0, A) == [Give(1, 2)]
 
 
+def test_no_process_is_started_for_what_a_tenant_may_not_run() -> None:
+    crew = Crew(replace(LIMITS, children_of_tenant=1))
+    assert crew.on_work(1, 0, A) == [Start(0)]
+    assert crew.on_work(2, 0, A) == []
+    assert crew.on_work(3, 0, B) == [Start(1)]
+
+
+def test_work_that_ends_its_child_is_given_to_no_other() -> None:
+    crew = Crew(LIMITS)
+    ready(crew)
+    assert crew.on_work(1, 0) == [Give(0, 1)]
+    assert crew.on_ended(0, 5, is_by_work=True) == [Fail(1, "crashed")]
+
+
 @given(st.integers(0, 2**32))
 def test_everything_ends_once_whatever_the_children_do(seed: int) -> None:
     rng = random.Random(seed)

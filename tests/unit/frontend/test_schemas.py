@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from loadtest.fuzz.schemas import tried
+from services.frontend.core.forms import Form, pointed_flaw
 from services.frontend.core.schemas import is_open, keywords, openness, rewritten
 from services.frontend.core.structures import Structure, grammar_of
 from shared.grammar import byte_tokenizer, flaw_of
@@ -214,6 +215,22 @@ def test_references_that_come_back_compile(schema: Any) -> None:
 )
 def test_which_objects_may_have_any_keys(schema: Any, wanted: bool) -> None:
     assert is_open(rewritten(schema)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"items": {"allOf": [{}, {"pattern": "(?=a)"}]}}, "at #/items/allOf/1: regex parse error"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "at #: its options may overlap"),
+        (
+            {"properties": {"50%20/x": {"patternProperties": {"a": {}, "b": {}}}}},
+            "at #/properties/50%20~1x: patternProperty regexes",
+        ),
+    ],
+)
+def test_what_does_not_compile_is_pointed_at(schema: Any, says: str) -> None:
+    form = Form(Structure("s", "json", schema))
+    assert pointed_flaw(form, lambda grammar: flaw_of(grammar, byte_tokenizer())).startswith(says)
 
 
 def test_replies_are_what_their_schemas_say() -> None:

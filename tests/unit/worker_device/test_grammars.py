@@ -183,6 +183,38 @@ def test_a_grammar_that_cannot_be_used_says_why(
     assert not grammars._prepared
 
 
+LOOPS = " & ".join(f"/((.{{{n}}})*)/" for n in (2, 3, 5, 7, 11, 13, 17, 19, 23))
+COSTLY = [
+    LLMatcher.grammar_from_lark(f'start: X\nX: "q" | "abc" Y\nY: {LOOPS}'),
+    LLMatcher.grammar_from_lark(
+        "start: X\nX: /[a-f]*/ & ~/(.*a.{40}b.*)/ & ~/(.*c.{50}d.*)/ & ~/(.*e.{60}f.*)/"
+    ),
+    LLMatcher.grammar_from_lark('start: e\ne: e e e | "a"?'),
+    LLMatcher.grammar_from_lark('start: (("a"{0,1000}){0,1000}){0,1000}'),
+    LLMatcher.grammar_from_regex("(([a-f]{1,300}[a-c]){1,300}){1,300}"),
+    LLMatcher.grammar_from_regex(r"(\p{L}{1,50}\p{N}{1,50}){1,50}"),
+    LLMatcher.grammar_from_regex("a{1,1000000000}"),
+]
+
+
+@pytest.mark.parametrize("grammar", COSTLY)
+def test_what_costs_on_the_way_ends_by_steps(grammars: Grammars, grammar: str) -> None:
+    """It compiles, and goes on, or fails where the library has counted too much."""
+    assert grammars.prepare(grammar).result(60) == ""
+    said, rng = list[int](), Random(3)
+    for _ in range(80):
+        found = masks_of(grammars, Asked(0, TURN, grammar, said))
+        found.coming[0].result(60)
+        if 0 in found.failed:
+            assert "too" in found.failed[0] or "max" in found.failed[0]
+            break
+        mask = found.coming[0].result().words
+        letters = [t for t in np.flatnonzero(allows(mask, VOCAB)).tolist() if t != END]
+        if not letters:
+            break
+        said = [*said, rng.choice([t for t in letters if chr(t) in "abcdef"] or letters)]
+
+
 def test_a_model_whose_tokens_are_unknown_takes_no_grammar(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     grammars = Grammars(Vocabulary(str(tmp_path), VOCAB, {END}))

@@ -6,6 +6,7 @@ no schema. References are resolved here: what they name stands in ``$defs``.
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from services.frontend.core.schemas.keywords import (
     FORMATS,
@@ -63,7 +64,7 @@ class _Rewriting:
         self._num_nodes = 0
 
     def run(self, pointer: str) -> dict[str, Any]:
-        start = self._places.of(pointer, self._root) if pointer != "#" else self._root
+        start = self._places.of("#" + quote(pointer[1:], safe="/~"), self._root)
         made = self._node(start)
         if isinstance(made, bool):
             made = {} if made else {"enum": []}
