@@ -8,8 +8,8 @@ transformers' models, with each option that their configs have, were compared.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cli.models.gguf import readers
 from cli.models.gguf.reading import Reading
-from cli.models.gguf.rope import no_scaling, read_rope
 
 # A module of a layer by transformers' name, and its tensor's name in the file; with ops behind "|":
 # see `places.OPERATIONS`.
@@ -52,7 +52,6 @@ GEMMA_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm|less one",
 }
 GEMMA_OUTER = {**OUTER, "model.norm": "output_norm|less one"}
-STARCODER2_WINDOW = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,407 +71,11 @@ class Architecture:
     prefix: str = "model.layers."
 
 
-def read_sizes(reading: Reading) -> int:
-    """Read what all decoders have; returns the size of a head."""
-    keys, config = reading.keys, reading.config
-    for key in ("attention.head_count", "embedding_length", "block_count", "context_length"):
-        if keys.integer(key) < 1:
-            raise keys.refusal(key, "is no size")
-    heads = keys.integer("attention.head_count")
-    hidden = keys.integer("embedding_length")
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    if keys.integer("attention.value_length", hidden // heads) != head_dim:
-        raise keys.refusal("attention.value_length", f"keys have {head_dim} dimensions")
-    keys.require("attention.causal", True, why="only causal decoders are supported")
-    keys.require("pooling_type", 0, why="is of an embedding model, which is not supported as GGUF")
-    keys.require("tensor_data_layout", "reference", "Meta AI original pth", why="is not supported")
-    config |= {
-        "hidden_size": hidden,
-        "num_hidden_layers": keys.integer("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": keys.integer("feed_forward_length", 0),
-        "max_position_embeddings": keys.integer("context_length"),
-        "tie_word_embeddings": not reading.has("output.weight"),
-    }
-    return head_dim
-
-
-def read_window(reading: Reading) -> int | None:
-    """The sliding window of all its layers; None: they have none, or it holds any text."""
-    window = reading.keys.integer("attention.sliding_window", 0)
-    return window if 0 < window < reading.config["max_position_embeddings"] else None
-
-
-def refuse_window(reading: Reading) -> None:
-    """Of an architecture whose layers see all tokens before theirs."""
-    if read_window(reading) is not None:
-        why = "no layer of this architecture has a window"
-        raise reading.keys.refusal("attention.sliding_window", why)
-
-
-def read_rms(reading: Reading) -> None:
-    """Read the epsilon of an architecture whose norms are by root mean square."""
-    reading.config["rms_norm_eps"] = reading.keys.number("attention.layer_norm_rms_epsilon")
-    reading.keys.ignore("attention.layer_norm_epsilon")  # of norms that it has not
-
-
-def refuse_experts(reading: Reading) -> None:
-    """Of an architecture without experts; zeros are written too."""
-    for key in ("expert_count", "expert_used_count", "expert_group_count"):
-        reading.keys.require(key, 0, why="is supported for other architectures only")
-
-
-def read_experts(reading: Reading, count: str, *, is_normed: bool) -> None:
-    """Read the numbers of a mixture of experts.
-
-    Args:
-        count: what the config calls the number of experts.
-        is_normed: the weights of the chosen ones add up to 1, if the file does not say.
-    """
-    keys, config = reading.keys, reading.config
-    config[count] = keys.integer("expert_count")
-    config["num_experts_per_tok"] = keys.integer("expert_used_count")
-    keys.require("expert_gating_func", 1, why="only softmax (1) is supported")
-    keys.require("expert_weights_scale", 0, 1, why="weights of experts are not scaled")
-    for key in ("expert_group_count", "expert_group_used_count", "expert_shared_count"):
-        keys.require(key, 0, why="is not supported for this architecture")
-    keys.require("leading_dense_block_count", 0, why="is not supported for this architecture")
-    if "norm_topk_prob" in config and not keys.has("expert_weights_norm"):
-        reading.remarks.append(
-            f"the file does not say norm_topk_prob: {is_normed} is taken, as llama.cpp does and as "
-            "published models of this architecture have it"
-        )
-    if keys.flag("expert_weights_norm", default=is_normed) != is_normed:
-        if "norm_topk_prob" not in config:
-            raise keys.refusal("expert_weights_norm", "is not supported for this architecture")
-        config["norm_topk_prob"] = not is_normed
-
-
-def _biases(reading: Reading) -> None:
-    reading.config["attention_bias"] = reading.in_layers("attn_q.bias")
-    reading.config["mlp_bias"] = reading.in_layers("ffn_up.bias")
-
-
-def _llama_like(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_window(reading)
-    _biases(reading)
-    reading.config["rope_parameters"] = read_rope(reading, head_dim, has_divisors=True)
-
-
-def _llama(reading: Reading) -> None:
-    _llama_like(reading)
-    if not reading.keys.integer("expert_count", 0):
-        return refuse_experts(reading)
-    reading.config["model_type"] = "mixtral"
-    read_experts(reading, "num_local_experts", is_normed=True)
-    own = reading.keys.integer("expert_feed_forward_length", reading.config["intermediate_size"])
-    reading.config["intermediate_size"] = own
-    return None
-
-
-def _smollm3(reading: Reading) -> None:
-    _llama_like(reading)
-    refuse_experts(reading)
-    reading.config["no_rope_layer_interval"] = 4
-    reading.config["use_sliding_window"] = False
-
-
-def _granite(reading: Reading) -> None:
-    _llama_like(reading)
-    keys, config = reading.keys, reading.config
-    config["attention_multiplier"] = keys.number("attention.scale")
-    config["embedding_multiplier"] = keys.number("embedding_scale")
-    config["residual_multiplier"] = keys.number("residual_scale")
-    config["logits_scaling"] = keys.number("logit_scale")
-    why = "layers without positions are not supported"  # llama.cpp has it switch rope off
-    keys.require("rope.scaling.finetuned", True, why=why)
-    if not keys.integer("expert_count", 0):
-        refuse_experts(reading)
-
-
-def _granite_moe(reading: Reading) -> None:
-    _granite(reading)
-    read_experts(reading, "num_local_experts", is_normed=True)
-    shared = reading.keys.integer("expert_shared_feed_forward_length", 0)
-    reading.keys.require(
-        "expert_feed_forward_length", reading.config["intermediate_size"], why="is another width"
-    )
-    if shared:
-        reading.config["model_type"] = "granitemoeshared"
-        reading.config["shared_intermediate_size"] = shared
-
-
-def _qwen2(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_window(reading)
-    refuse_experts(reading)
-    reading.config["rope_parameters"] = read_rope(reading, head_dim)
-
-
-def _qwen3(reading: Reading) -> None:
-    _qwen2(reading)
-    reading.config["attention_bias"] = reading.in_layers("attn_q.bias")
-
-
-def _qwen_moe(reading: Reading, *, is_normed: bool) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_window(reading)
-    reading.config |= {
-        "rope_parameters": read_rope(reading, head_dim),
-        "norm_topk_prob": is_normed,
-        "moe_intermediate_size": reading.keys.integer(
-            "expert_feed_forward_length", reading.shape("blk.0.ffn_gate_exps.weight")[1]
-        ),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-    read_experts(reading, "num_experts", is_normed=is_normed)
-
-
-def _qwen2moe(reading: Reading) -> None:
-    _qwen_moe(reading, is_normed=False)
-    reading.config["shared_expert_intermediate_size"] = reading.keys.integer(
-        "expert_shared_feed_forward_length", reading.shape("blk.0.ffn_gate_shexp.weight")[0]
-    )
-    reading.config["qkv_bias"] = reading.in_layers("attn_q.bias")
-
-
-def _qwen3moe(reading: Reading) -> None:
-    _qwen_moe(reading, is_normed=True)
-    reading.config["attention_bias"] = reading.in_layers("attn_q.bias")
-
-
-def _olmoe(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_window(reading)
-    reading.config |= {
-        "rope_parameters": read_rope(reading, head_dim),
-        "norm_topk_prob": False,
-        "clip_qkv": _clamp(reading),
-    }
-    read_experts(reading, "num_experts", is_normed=False)
-    reading.keys.require(
-        "expert_feed_forward_length", reading.config["intermediate_size"], why="is another width"
-    )
-
-
-def _clamp(reading: Reading) -> float | None:
-    return reading.keys.number("attention.clamp_kqv", 0.0) or None
-
-
-def _olmo(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    refuse_window(reading)
-    refuse_experts(reading)
-    reading.keys.require("attention.layer_norm_epsilon", 1e-5, why="is 1e-05 in this architecture")
-    reading.config["clip_qkv"] = _clamp(reading)
-    reading.config["attention_bias"] = reading.in_layers("attn_q.bias")
-    reading.config["rope_parameters"] = read_rope(reading, head_dim)
-
-
-def _olmo2(reading: Reading) -> None:
-    _qwen3(reading)
-
-
-def _phi3(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_experts(reading)
-    rope = read_rope(reading, head_dim, can_be_partial=True, has_divisors=True)
-    if "original_max_position_embeddings" in rope:
-        reading.config["original_max_position_embeddings"] = rope[
-            "original_max_position_embeddings"
-        ]
-    reading.config["sliding_window"] = read_window(reading)
-    reading.config["rope_parameters"] = rope
-
-
-def _gemma(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_window(reading)
-    refuse_experts(reading)
-    reading.config["rope_parameters"] = read_rope(reading, head_dim)
-
-
-def _gemma_scale(reading: Reading, head_dim: int, layers_27b: int) -> int:
-    """What the scale of attention is the inverse root of: no published file has it as a key."""
-    keys, config = reading.keys, reading.config
-    if keys.has("attention.scale"):
-        exact = keys.number("attention.scale") ** -2
-        if abs(exact - round(exact)) > 1e-4 * exact:
-            raise keys.refusal("attention.scale", "is not the inverse root of a whole number")
-        return round(exact)
-    if config["num_hidden_layers"] == layers_27b:
-        return int(config["hidden_size"] // config["num_attention_heads"])
-    if head_dim != 256:  # that of all other sizes, whose scale is by it
-        raise keys.refusal(
-            "attention.scale",
-            f"is missing, and heads of {head_dim} dimensions in {config['num_hidden_layers']} "
-            "layers are of no known size of this architecture, which would tell it",
-        )
-    return head_dim
-
-
-def _layer_types(reading: Reading, default: int) -> list[str]:
-    """Which layers have a window: all but every n-th, or as a list says."""
-    num_layers = reading.config["num_hidden_layers"]
-    pattern = reading.keys.value("attention.sliding_window_pattern", default)
-    if isinstance(pattern, list) and len(pattern) == num_layers:
-        sliding = [bool(each) for each in pattern]
-    elif type(pattern) is int and pattern > 0:
-        sliding = [index % pattern < pattern - 1 for index in range(num_layers)]
-    else:
-        raise reading.keys.refusal("attention.sliding_window_pattern", "is no pattern of layers")
-    return ["sliding_attention" if each else "full_attention" for each in sliding]
-
-
-def _gemma2(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_experts(reading)
-    keys = reading.keys
-    reading.config |= {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": _gemma_scale(reading, head_dim, 46),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
-        "sliding_window": keys.integer("attention.sliding_window", 4096),
-        "layer_types": _layer_types(reading, 2),
-        "rope_parameters": read_rope(reading, head_dim),
-    }
-
-
-def _gemma3(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    read_rms(reading)
-    refuse_experts(reading)
-    keys = reading.keys
-    keys.ignore_under("mm.", "vision.")  # of the part for images, whose tensors are another file's
-    local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)}
-    reading.config |= {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": _gemma_scale(reading, head_dim, 62),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0) or None,
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "layer_types": _layer_types(reading, 6),
-        # Scaling is of the layers that see all tokens.
-        "rope_parameters": {
-            "full_attention": read_rope(reading, head_dim),
-            "sliding_attention": local,
-        },
-    }
-
-
-def _gpt2(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    keys, config = reading.keys, reading.config
-    refuse_window(reading)
-    refuse_experts(reading)
-    if head_dim * config["num_attention_heads"] != config["hidden_size"]:
-        raise keys.refusal("attention.key_length", "is not the width by the number of heads")
-    if config["num_key_value_heads"] != config["num_attention_heads"]:
-        raise keys.refusal("attention.head_count_kv", "GPT-2 has as many as heads")
-    for name in ("head_dim", "num_key_value_heads"):
-        del config[name]
-    config["n_inner"] = config.pop("intermediate_size")
-    _layer_norm(reading, "layer_norm_epsilon")
-    no_scaling(reading)
-    keys.ignore("rope.dimension_count", "rope.freq_base")  # it has learned positions
-
-
-def _layer_norm(reading: Reading, name: str) -> None:
-    reading.config[name] = reading.keys.number("attention.layer_norm_epsilon")
-    reading.keys.ignore("attention.layer_norm_rms_epsilon")  # of norms that it has not
-
-
-def _starcoder2(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    window = reading.keys.has("attention.sliding_window")
-    if not window and reading.config["max_position_embeddings"] > STARCODER2_WINDOW:
-        reading.remarks.append(
-            "the file does not say whether layers have a window, as published models have "
-            f"({STARCODER2_WINDOW} tokens): none is taken, as llama.cpp does"
-        )
-    _layer_norm(reading, "norm_epsilon")
-    refuse_experts(reading)
-    reading.config |= {
-        "use_bias": reading.in_layers("attn_q.bias"),
-        "sliding_window": read_window(reading),
-        "hidden_act": "gelu_pytorch_tanh",
-        "rope_parameters": read_rope(reading, head_dim),
-    }
-
-
-def _stablelm(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    _layer_norm(reading, "layer_norm_eps")
-    refuse_window(reading)
-    refuse_experts(reading)
-    is_parallel = not reading.in_layers("ffn_norm.weight")
-    reading.keys.require("use_parallel_residual", is_parallel, why="layers have other norms")
-    reading.config |= {
-        "use_qkv_bias": reading.in_layers("attn_q.bias"),
-        "use_parallel_residual": is_parallel,
-        "qk_layernorm": reading.in_layers("attn_q_norm.weight"),
-        "rope_parameters": read_rope(reading, head_dim, can_be_partial=True),
-    }
-    reading.config["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
-
-
-def _nemotron(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    _layer_norm(reading, "norm_eps")
-    refuse_window(reading)
-    refuse_experts(reading)
-    _biases(reading)
-    rope = read_rope(reading, head_dim, can_be_partial=True)
-    reading.config["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
-
-
-def _phi2(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    _layer_norm(reading, "layer_norm_eps")
-    refuse_window(reading)
-    refuse_experts(reading)
-    rope = read_rope(reading, head_dim, can_be_partial=True)
-    reading.config["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
-
-
-def _cohere(reading: Reading) -> None:
-    head_dim = read_sizes(reading)
-    _layer_norm(reading, "layer_norm_eps")
-    refuse_experts(reading)
-    reading.config["logit_scale"] = reading.keys.number("logit_scale")
-    reading.config["attention_bias"] = reading.in_layers("attn_q.bias")
-    reading.config["rope_parameters"] = read_rope(reading, head_dim)
-
-
-def _command_r(reading: Reading) -> None:
-    _cohere(reading)
-    refuse_window(reading)
-    reading.config["use_qk_norm"] = reading.in_layers("attn_q_norm.weight")
-
-
-def _cohere2(reading: Reading) -> None:
-    _cohere(reading)
-    reading.config["sliding_window"] = reading.keys.integer("attention.sliding_window")
-    reading.config["layer_types"] = _layer_types(reading, 4)
-
-
 _LLAMA = {**DENSE, **PAIRED}
 ARCHITECTURES = {
-    "llama": Architecture("llama", {**_LLAMA, **EXPERTS}, _llama),
-    "smollm3": Architecture("smollm3", _LLAMA, _smollm3),
-    "granite": Architecture("granite", _LLAMA, _granite),
+    "llama": Architecture("llama", {**_LLAMA, **EXPERTS}, readers.read_llama),
+    "smollm3": Architecture("smollm3", _LLAMA, readers.read_smollm3),
+    "granite": Architecture("granite", _LLAMA, readers.read_granite),
     "granitemoe": Architecture(
         "granitemoe",
         {
@@ -485,10 +88,10 @@ ARCHITECTURES = {
             "shared_mlp.input_linear": "ffn_gate_shexp + ffn_up_shexp",
             "shared_mlp.output_linear": "ffn_down_shexp",
         },
-        _granite_moe,
+        readers.read_granite_moe,
     ),
-    "qwen2": Architecture("qwen2", DENSE, _qwen2),
-    "qwen3": Architecture("qwen3", {**DENSE, **HEAD_NORMS}, _qwen3),
+    "qwen2": Architecture("qwen2", DENSE, readers.read_qwen2),
+    "qwen3": Architecture("qwen3", {**DENSE, **HEAD_NORMS}, readers.read_qwen3),
     "qwen2moe": Architecture(
         "qwen2_moe",
         {
@@ -500,14 +103,18 @@ ARCHITECTURES = {
             "mlp.shared_expert.up_proj": "ffn_up_shexp",
             "mlp.shared_expert.down_proj": "ffn_down_shexp",
         },
-        _qwen2moe,
+        readers.read_qwen2moe,
     ),
     "qwen3moe": Architecture(
-        "qwen3_moe", {**NORMS, **ATTENTION, **HEAD_NORMS, **EXPERTS}, _qwen3moe
+        "qwen3_moe", {**NORMS, **ATTENTION, **HEAD_NORMS, **EXPERTS}, readers.read_qwen3moe
     ),
-    "olmo": Architecture("olmo", {**ATTENTION, **PAIRED, **MLP}, _olmo),
-    "olmo2": Architecture("olmo2", {**AFTER_NORMS, **ATTENTION, **HEAD_NORMS, **MLP}, _olmo2),
-    "olmoe": Architecture("olmoe", {**NORMS, **ATTENTION, **HEAD_NORMS, **EXPERTS}, _olmoe),
+    "olmo": Architecture("olmo", {**ATTENTION, **PAIRED, **MLP}, readers.read_olmo),
+    "olmo2": Architecture(
+        "olmo2", {**AFTER_NORMS, **ATTENTION, **HEAD_NORMS, **MLP}, readers.read_olmo2
+    ),
+    "olmoe": Architecture(
+        "olmoe", {**NORMS, **ATTENTION, **HEAD_NORMS, **EXPERTS}, readers.read_olmoe
+    ),
     "phi2": Architecture(
         "phi",
         {
@@ -517,7 +124,7 @@ ARCHITECTURES = {
             "mlp.fc1": "ffn_up",
             "mlp.fc2": "ffn_down",
         },
-        _phi2,
+        readers.read_phi2,
         {**OUTER, "model.final_layernorm": "output_norm"},
     ),
     "phi3": Architecture(
@@ -529,10 +136,10 @@ ARCHITECTURES = {
             "mlp.gate_up_proj": "ffn_up",
             "mlp.down_proj": "ffn_down",
         },
-        _phi3,
+        readers.read_phi3,
     ),
-    "gemma": Architecture("gemma", {**DENSE, **OFFSET_NORMS}, _gemma, GEMMA_OUTER),
-    "gemma2": Architecture("gemma2", {**DENSE, **GEMMA_NORMS}, _gemma2, GEMMA_OUTER),
+    "gemma": Architecture("gemma", {**DENSE, **OFFSET_NORMS}, readers.read_gemma, GEMMA_OUTER),
+    "gemma2": Architecture("gemma2", {**DENSE, **GEMMA_NORMS}, readers.read_gemma2, GEMMA_OUTER),
     "gemma3": Architecture(
         "gemma3_text",
         {
@@ -541,7 +148,7 @@ ARCHITECTURES = {
             "self_attn.q_norm": "attn_q_norm|less one",
             "self_attn.k_norm": "attn_k_norm|less one",
         },
-        _gemma3,
+        readers.read_gemma3,
         GEMMA_OUTER,
     ),
     "gpt2": Architecture(
@@ -554,7 +161,7 @@ ARCHITECTURES = {
             "mlp.c_fc": "ffn_up|transposed",
             "mlp.c_proj": "ffn_down|transposed",
         },
-        _gpt2,
+        readers.read_gpt2,
         {
             "transformer.wte": "token_embd",
             "transformer.wpe": "position_embd",
@@ -566,7 +173,7 @@ ARCHITECTURES = {
     "starcoder2": Architecture(
         "starcoder2",
         {**NORMS, **ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
-        _starcoder2,
+        readers.read_starcoder2,
     ),
     "stablelm": Architecture(
         "stablelm",
@@ -575,14 +182,14 @@ ARCHITECTURES = {
             "self_attn.q_layernorm.norms": "attn_q_norm|row",
             "self_attn.k_layernorm.norms": "attn_k_norm|row",
         },
-        _stablelm,
+        readers.read_stablelm,
     ),
     "nemotron": Architecture(
         "nemotron",
         {**DENSE, **OFFSET_NORMS},
-        _nemotron,
+        readers.read_nemotron,
         GEMMA_OUTER,
     ),
-    "command-r": Architecture("cohere", {**DENSE, **HEAD_NORMS}, _command_r),
-    "cohere2": Architecture("cohere2", DENSE, _cohere2),
+    "command-r": Architecture("cohere", {**DENSE, **HEAD_NORMS}, readers.read_command_r),
+    "cohere2": Architecture("cohere2", DENSE, readers.read_cohere2),
 }
