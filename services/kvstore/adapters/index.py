@@ -34,8 +34,9 @@ CHECK_INTERVAL_S = 2.0
 
 # Keys: the tenant's records; the note of the name's removal; what this host has published; what
 # that is as one hash; the tenant's notes. Arguments: name, record, revision, member, that hash
-# before and now. Answers 1, or 0 if what stands, or was removed, has as high a revision. Redis may have lost everything
-# since this host last looked: then the hash is not what it was, and all is published again.
+# before and now. Answers 1, or 0 if what stands, or was removed, has as high a revision. Redis may
+# have lost everything since this host last looked: then the hash is not what it was, and all is
+# published again.
 _PUT = """
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
 if standing ~= ARGV[2] then
