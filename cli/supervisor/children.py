@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -194,3 +195,23 @@ def stop_child(child: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def how_it_ended(code: int) -> str:
+    """What an exit code tells, in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+@contextmanager
+def death_watch(children: Iterable["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
+    """A file for each child, readable once that child has ended."""
+    files = []
+    try:
+        for child in children:
+            files.append(os.pidfd_open(child.pid))  # also of one that ended: not waited for yet
+        yield files
+    finally:
+        for file in files:
+            os.close(file)

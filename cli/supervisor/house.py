@@ -3,12 +3,10 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -47,7 +45,7 @@ from cli.start.preflight import (
 )
 from cli.start.servers import prepare_servers
 from cli.supervisor.asking import Asking
-from cli.supervisor.children import free_port, is_listening
+from cli.supervisor.children import death_watch, free_port, how_it_ended, is_listening
 from cli.supervisor.condition import assess
 from cli.supervisor.liveness import Liveness, Round
 from cli.supervisor.rotation import LogKeeper, kept
@@ -280,7 +278,7 @@ class House:
                 due_s = max(next_at_ns - time.monotonic_ns(), 0) / 1e9
                 patience_s = due_s if patience_s is None else min(patience_s, due_s)
         told = asking.files if asking is not None else []
-        with _death_watch(self._children.values()) as files:
+        with death_watch(self._children.values()) as files:
             readable = self._signals.wait([*files, *told], patience_s)
         now_ns = time.monotonic_ns()
         for name, child in list(self._children.items()):
@@ -335,7 +333,7 @@ class House:
         return states
 
     def _perform(self, name: str, code: int, effects: list[Effect]) -> None:
-        what = f"{name} {_how_it_ended(code)}"
+        what = f"{name} {how_it_ended(code)}"
         if not effects:
             self._reporter.event(f"{what}; not restarted, as asked")
             self._write_down()
@@ -472,25 +470,6 @@ def _place(listens: int | Path) -> str:
     return str(listens) if isinstance(listens, Path) else f"port {listens}"
 
 
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with status {code}"
-
-
-@contextmanager
-def _death_watch(children: Iterable["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
-    """A file for each child, readable once that child has ended."""
-    files = []
-    try:
-        for child in children:
-            files.append(os.pidfd_open(child.pid))  # also of one that ended: not waited for yet
-        yield files
-    finally:
-        for file in files:
-            os.close(file)
-
-
 def _stop_together(children: Sequence["subprocess.Popen[bytes]"], signals: StopSignals) -> None:
     for child in children:
         child.terminate()
@@ -501,7 +480,7 @@ def _stop_together(children: Sequence["subprocess.Popen[bytes]"], signals: StopS
                 child.kill()
                 child.wait()
             return
-        with _death_watch(living) as files:
+        with death_watch(living) as files:
             select.select(files, [], [], STOP_POLL_S)
 
 

@@ -124,7 +124,7 @@ local function account_tenant(tenant)
     call('ZREM', DUE, tenant)
   end
   if num ~= before then call('ZINCRBY', TENANTS, num - before, '') end
-  if call('ZCARD', TENANTS) <= 1 then call('DEL', TENANTS) end
+  if num == 0 and call('ZCARD', TENANTS) <= 1 then call('DEL', TENANTS) end
 end
 
 -- Count what is there of a session now. `expires_at_s`: nil: as before. `location`: the rest of the
@@ -205,7 +205,6 @@ local function shed(tenant, session, is_over)
   end)
   shed_kind('sessions', always)
   shed_kind('notes', always)
-  account_tenant(tenant)
 end
 """
 
@@ -260,7 +259,10 @@ local function make_room()
   shed(tenant, session, is_over_limits)
   if is_over_limits() then return false end
   local due = call('ZRANGEBYSCORE', DUE, '-inf', now_s, 'LIMIT', 0, 1)[1]
-  if due and due ~= tenant then shed(due, nil, function() return false end) end
+  if due and due ~= tenant then
+    shed(due, nil, function() return false end)
+    account_tenant(due)  -- also of one whose keys have all expired
+  end
   while total_max and total_bytes() > total_max do
     local name, second = largest()
     local before = num_left
@@ -268,6 +270,7 @@ local function make_room()
       local bytes = tonumber(call('ZSCORE', TENANTS, name) or 0)
       return total_bytes() > total_max and bytes >= second
     end)
+    account_tenant(name)
     if num_left == 0 or num_left == before then return name ~= tenant end
   end
   return true
