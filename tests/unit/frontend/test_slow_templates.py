@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from services.frontend.rendering import frames, texts
-from services.frontend.rendering.pool import Overloaded, Pool
+from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import SLOW_WAITING_MAX, Texts
 from services.frontend.tokenizer import ModelTokenizer
 from shared.errors import InvalidRequest
+from shared.fair_slots import Overloaded
 
 
 class Quick:
