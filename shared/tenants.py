@@ -1,7 +1,7 @@
 """Whose a message is: told by the subject that it came on, never by itself."""
 
 from shared.errors import InvalidRequest, WrongTenant
-from shared.ids import DEFAULT_TENANT, TenantId, tenant_of_token
+from shared.ids import DEFAULT_TENANT, TenantId, tenant_of_token, tenant_token
 
 
 def tenant_of(pattern: str, subject: str) -> TenantId:
@@ -15,6 +15,15 @@ def tenant_of(pattern: str, subject: str) -> TenantId:
         return tenant_of_token(subject.removeprefix(before).removesuffix(after))
     except ValueError as error:
         raise InvalidRequest(str(error), "tenant") from None
+
+
+def subject_of(pattern: str, tenant: TenantId | None) -> str:
+    """The subject of one tenant's messages; of all tenants', if none is given.
+
+    >>> subject_of("symphony.tenant.*.adapter.get", TenantId("acme"))
+    'symphony.tenant.acme.adapter.get'
+    """
+    return pattern if tenant is None else pattern.replace("*", tenant_token(tenant))
 
 
 def own_tenant(tenant: TenantId, named: TenantId) -> TenantId:

@@ -22,6 +22,8 @@ from shared.subjects import INFERENCE_SUBMIT, PUBLIC
 
 PRIVATE = 0o700
 SERVICES = "SERVICES"  # the account of all services
+TENANT_CONNECTIONS_MAX = 256  # each may make the server keep 64 MiB that are not read
+TENANT_SUBSCRIPTIONS_MAX = 16_384
 SILENCE_MAX = "1h"  # between two answers to one request; then NATS forgets where they go
 
 
@@ -98,6 +100,8 @@ def _tenant_account(tenant: TenantId, credentials: Path) -> str:
     return (
         f"  {json.dumps(_account(tenant))} {{\n"
         f"    users: [ {{ nkey: {public_nkey(nkey_file(credentials, tenant))} }} ]\n"
+        f"    limits: {{ max_connections: {TENANT_CONNECTIONS_MAX}, "
+        f"max_subscriptions: {TENANT_SUBSCRIPTIONS_MAX} }}\n"
         f"    imports: [\n{imports}\n    ]\n"
         "  }"
     )

@@ -41,6 +41,7 @@ from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
 from services.frontend.responses import ResponseStore
 from services.frontend.sessions import SessionStore
+from services.frontend.tenant_links import connect_links
 from services.frontend.tracing import RequestTracer
 from services.frontend.uploads import Uploads
 from services.frontend.watching import HouseWatch
@@ -179,9 +180,11 @@ async def _subscribe(runtime: Runtime, app: App, keyring: Keyring) -> None:
     await app.uploads.serve()
     runtime.spawn(app.sessions.run(), "session store")
     runtime.spawn(app.background.run(), "background")
-    await nats.serve(app, keyring)
-    await advisories.serve(app)
-    await adapters_nats.serve(app, keyring)
+    for link in await connect_links(runtime, app.config, keyring):
+        await nats.serve(app, keyring, link)
+        await advisories.serve(app, link)
+        await adapters_nats.serve(app, keyring, link)
+        await link.bus.flush()
     runtime.spawn(_forget_workers(app.models), "forget workers")
 
 

@@ -45,8 +45,8 @@ class Front:
         self,
         public: Subject[About, AdvisoryState],
         answer: Callable[[About], Awaitable[AdvisoryState]],
-    ) -> Callable[[About], Awaitable[AdvisoryState]]:
-        """Begin to take these questions; returns what answers them wherever the session is."""
+    ) -> None:
+        """Begin to take these questions."""
         wire = of_tracker_shard(public)
 
         async def answer_anybody(message: About) -> AdvisoryState:
@@ -64,7 +64,6 @@ class Front:
 
         await self._bus.serve(public, answer_anybody)
         await self._bus.serve(wire, answer_own, str(self._shards.own))
-        return answer_anybody
 
     def see(self, tenant: TenantId, key: str) -> None:
         """Somebody takes this session, or workflow, for one of this shard's."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +29,7 @@ from shared.clock import Clock
 from shared.effects import WakeAt
 from shared.errors import HintsThrottled, SymphonyError
 from shared.events import EventQueue
-from shared.ids import FrontendId, TenantId, new_id
+from shared.ids import FrontendId, new_id
 from shared.lease.lease import Lease
 from shared.messages import (
     Advisory,
@@ -52,12 +51,9 @@ from shared.subjects import (
     HINTS_ENDED,
     SESSION_DROP,
     SESSION_EXPECT,
-    TENANT_ADVISORY_GET,
-    TENANT_ADVISORY_INVALIDATE,
     TURNS_FORESEEN,
 )
 from shared.tasks import wait_set
-from shared.tenants import own_tenant
 
 log = logging.getLogger(__name__)
 
@@ -119,10 +115,8 @@ class TrackerService:
         await self._events.put_surely(self._core.on_lead)
         front = self._front
         await front.serve(ADVISORY_SUBMIT, self._submit)
-        invalidate = await front.serve(ADVISORY_INVALIDATE, self._invalidate)
-        get = await front.serve(ADVISORY_GET, self._get)
-        await self._bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, partial(_of_tenant, invalidate))
-        await self._bus.serve_tenants(TENANT_ADVISORY_GET, partial(_of_tenant, get))
+        await front.serve(ADVISORY_INVALIDATE, self._invalidate)
+        await front.serve(ADVISORY_GET, self._get)
 
     def stop(self) -> None:
         """No more alarms."""
@@ -270,12 +264,6 @@ def _agents_of(config: TrackerConfig) -> AgentTurns:
     limits = AgentLimits(slack_ns=config.limits().slack_ns)
     learned = read_graphs(config.agent_graphs, limits) if config.agent_graphs is not None else {}
     return AgentTurns(AgentFollower(limits, learned))
-
-
-async def _of_tenant(
-    answer: Callable[[AdvisoryKey], Awaitable[AdvisoryState]], tenant: TenantId, key: AdvisoryKey
-) -> AdvisoryState:
-    return await answer(replace(key, tenant=own_tenant(tenant, key.tenant)))
 
 
 def _to_wire(record: Record, clock: Clock) -> AdvisoryState:

@@ -16,6 +16,7 @@ from nats.errors import SlowConsumerError
 
 from shared.access import NatsAccess
 from shared.bucket import KvBucket
+from shared.bus.paced import Pace, PacedClient
 from shared.errors import PeerUnavailable, SymphonyError, reason
 from shared.metrics import counter
 from shared.sparsely import Sparsely
@@ -29,6 +30,7 @@ Value = TypeVar("Value")
 
 PENDING_MESSAGES_MAX = 65_536
 PENDING_BYTES_MAX = 48 * 1024 * 1024  # under the server's own 64 MiB limit for slow consumers
+STRANGERS_PENDING_MAX = (1024, 16 * 1024 * 1024)
 ERROR_HEADER = "Symphony-Error"
 
 MALFORMED = counter(
@@ -45,8 +47,14 @@ SLOW = counter(
 class Connection:
     """A connection to NATS that reconnects for ever, and what is delivered on it."""
 
-    def __init__(self, client: Client, url: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        url: str = "",
+        pending_max: tuple[int, int] = (PENDING_MESSAGES_MAX, PENDING_BYTES_MAX),
+    ) -> None:
         self._client = client
+        self._pending_max = pending_max
         self._server = hide_password(url)
         self._troubles = Sparsely()  # NATS' client tells of every attempt, ten a second
         self._last_reason = "no answer"
@@ -66,17 +74,26 @@ class Connection:
         access: NatsAccess | None = None,
         *,
         timeout_s: float | None = 30.0,
+        pace: Pace | None = None,
     ) -> Self:
         """Connect to the server at `url`, waiting up to `timeout_s` for it to come up; None: until
         it does.
+
+        Args:
+            pace: of what it takes from strangers, of which little then waits here; None: all is
+                from services.
 
         Raises:
             ConfigError: what `access` names cannot be read.
             PeerUnavailable: no server answered in time; says why the last attempt failed.
         """
         options = (access or NatsAccess()).options()
-        client = Client()
-        bus = cls(client, url)
+        if pace is None:
+            client = Client()
+            bus = cls(client, url)
+        else:
+            client = PacedClient(pace)
+            bus = cls(client, url, STRANGERS_PENDING_MAX)
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
@@ -168,8 +185,8 @@ class Connection:
             name,
             queue=queue,
             cb=cb,
-            pending_msgs_limit=PENDING_MESSAGES_MAX,
-            pending_bytes_limit=PENDING_BYTES_MAX,
+            pending_msgs_limit=self._pending_max[0],
+            pending_bytes_limit=self._pending_max[1],
         )
 
     def _handle(self, name: str, handler: Callable[[Value], None], message: Value) -> None:

@@ -13,11 +13,11 @@ from nats.errors import Error as NatsError
 
 from shared.bus.connection import ERROR_HEADER, HANDLER_ERRORS, MALFORMED, Connection
 from shared.error_wire import error_to_wire
-from shared.errors import MalformedMessage, SymphonyError
+from shared.errors import InvalidRequest, MalformedMessage, SymphonyError
 from shared.ids import TenantId
 from shared.messages import decode, encode, prepare
 from shared.subjects import Subject
-from shared.tenants import tenant_of
+from shared.tenants import subject_of, tenant_of
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ Req = TypeVar("Req")
 Rep = TypeVar("Rep")
 
 CONCURRENCY_MAX = 256
+PUBLIC_CONCURRENCY_MAX = 64
+PUBLIC_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +99,30 @@ class Serving(Connection):
         subject: Subject[Req, Rep],
         handler: Callable[[TenantId, Req], Awaitable[Rep]],
         *,
+        tenant: TenantId | None = None,
         admit: Callable[[TenantId], bool] | None = None,
-        concurrency_max: int = CONCURRENCY_MAX,
+        payload_bytes_max: int = PUBLIC_BYTES_MAX,
+        concurrency_max: int = PUBLIC_CONCURRENCY_MAX,
     ) -> Subscription:
         """Like `serve`, for the tenants in place of the star in `subject`.
 
         Args:
+            tenant: take only what this one sends; None: anybody.
             admit: asked before anything is read of a message. Of a tenant for whom it raises, the
-                sender is told; of one for whom it says no, the message is not answered at all.
+                sender is sent the error; of one for whom it is false, the message is not answered.
+            payload_bytes_max: larger messages are refused unread.
         """
 
         async def of_tenant(name: str, message: Req) -> Rep:
             return await handler(tenant_of(subject.pattern, name), message)
 
-        def admits(name: str) -> bool:
-            return admit is None or admit(tenant_of(subject.pattern, name))
+        def admits(msg: Msg) -> bool:
+            if len(msg.data) > payload_bytes_max:
+                raise InvalidRequest(f"the message is larger than {payload_bytes_max} bytes")
+            return admit is None or admit(tenant_of(subject.pattern, msg.subject))
 
-        return await self._serve(subject, subject.pattern, of_tenant, concurrency_max, admits)
+        name = subject_of(subject.pattern, tenant)
+        return await self._serve(subject, name, of_tenant, concurrency_max, admits)
 
     async def _serve(
         self,
@@ -121,7 +130,7 @@ class Serving(Connection):
         name: str,
         handler: Callable[[str, Req], Awaitable[Rep | None]],
         concurrency_max: int,
-        admits: Callable[[str], bool] = lambda _: True,
+        admits: Callable[[Msg], bool] = lambda _: True,
     ) -> Subscription:
         assert subject.reply is not NoneType, f"{subject.pattern} has no reply: subscribe to it"
         prepare(subject.request)
@@ -146,7 +155,7 @@ class Serving(Connection):
 
         async def on_message(msg: Msg) -> None:
             try:
-                if not admits(msg.subject):
+                if not admits(msg):
                     return
             except SymphonyError as error:
                 await refuse(msg, error)

@@ -18,6 +18,7 @@ from services.frontend.registration import (
     remove_adapter,
     unknown,
 )
+from services.frontend.tenant_links import Link
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest, SymphonyError
 from shared.ids import TenantId, new_id
@@ -40,9 +41,9 @@ Asked = TypeVar("Asked", AdapterLoad, AdapterNamed)
 Answer = TypeVar("Answer")
 
 
-async def serve(app: App, keyring: Keyring) -> None:
-    """Answer on the subjects, together with every other frontend."""
-    desk = _Desk(app, keyring)
+async def serve(app: App, keyring: Keyring, link: Link) -> None:
+    """Answer what comes on a link, together with every other frontend."""
+    desk = _Desk(app, keyring, link)
     await desk.serve(ADAPTER_LOAD, TENANT_ADAPTER_LOAD, desk.load)
     await desk.serve(ADAPTER_UNLOAD, TENANT_ADAPTER_UNLOAD, desk.unload)
     await desk.serve(ADAPTER_GET, TENANT_ADAPTER_GET, desk.get)
@@ -52,9 +53,10 @@ async def serve(app: App, keyring: Keyring) -> None:
 class _Desk:
     """Where requests are answered."""
 
-    def __init__(self, app: App, keyring: Keyring) -> None:
+    def __init__(self, app: App, keyring: Keyring, link: Link) -> None:
         self._app = app
         self._keyring = keyring
+        self._link = link
 
     async def serve(
         self,
@@ -80,8 +82,11 @@ class _Desk:
         async def of_anybody(asked: Asked) -> Answer:
             return await answer(self._keyring.named(asked.tenant), asked)
 
-        await self._app.bus.serve(public, of_anybody)
-        await self._app.bus.serve_tenants(tenants, of_tenant)
+        bus = self._link.bus
+        if self._link.is_public:
+            await bus.serve(public, of_anybody)
+        for tenant in self._link.tenants:
+            await bus.serve_tenants(tenants, of_tenant, tenant=tenant)
 
     async def load(self, tenant: TenantId, asked: AdapterLoad, request_id: str) -> AdapterInfo:
         self._check_may_change(tenant)

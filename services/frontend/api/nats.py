@@ -35,30 +35,33 @@ from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.job_hub import PendingJobs
+from services.frontend.rendering.pool import Overloaded
 from services.frontend.request import Origin, check_shape
+from services.frontend.tenant_links import Link
 from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
-from shared.tenants import tenant_of
+from shared.tenants import subject_of, tenant_of
 from shared.tracing import TRACE_HEADER, Span
 
 log = logging.getLogger(__name__)
 
 QUEUE = "frontend"
+REQUESTS_MAX = 1024  # of a link at once
 TEXT_FIELDS = {"messages", "prompt"}
 JOB_FIELDS = {"input", "query"}
 END = b""
 
 
-async def serve(app: App, keyring: Keyring) -> None:
-    """Answer on the subjects, together with every other frontend."""
+async def serve(app: App, keyring: Keyring, link: Link) -> None:
+    """Answer what comes on a link, together with every other frontend."""
 
     async def of_tenant(message: RawMessage) -> None:
         await answer(message, tenant_of(TENANT_INFERENCE_SUBMIT, message.subject))
         if message.reply:
-            await app.bus.publish_raw(message.reply, END)
+            await link.bus.publish_raw(message.reply, END)
 
     async def of_anybody(message: RawMessage) -> None:
         await answer(message, None)
@@ -72,7 +75,8 @@ async def serve(app: App, keyring: Keyring) -> None:
             app.tracer.request(INFERENCE_SUBMIT, sender, line) as span,
             access_line(line),
         ):
-            asked = _Asked(message.payload, reply, request_id, tenant, span)
+            asked = _Asked(message.payload, reply, request_id, tenant, span, link)
+            link.num_open += 1
             try:
                 await _answer(app, keyring, asked)
             except PeerUnavailable as error:
@@ -81,10 +85,15 @@ async def serve(app: App, keyring: Keyring) -> None:
                 log.exception("request failed")
                 note(error=SymphonyError.code)
                 if reply:
-                    await app.bus.publish_raw(reply, error_body(SymphonyError("internal error")))
+                    await link.bus.publish_raw(reply, error_body(SymphonyError("internal error")))
+            finally:
+                link.num_open -= 1
 
-    await app.bus.serve_raw(INFERENCE_SUBMIT, of_anybody, QUEUE)
-    await app.bus.serve_raw(TENANT_INFERENCE_SUBMIT, of_tenant, QUEUE)
+    for tenant in link.tenants:
+        subject = subject_of(TENANT_INFERENCE_SUBMIT, tenant)
+        await link.bus.serve_raw(subject, of_tenant, QUEUE)
+    if link.is_public:
+        await link.bus.serve_raw(INFERENCE_SUBMIT, of_anybody, QUEUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class _Asked:
     Attributes:
         reply: subject of the answer; empty: nobody waits for one.
         tenant: whose credentials it came with; None: NATS asks for none.
+        link: that it came on, and its answer goes on.
     """
 
     payload: bytes
@@ -101,6 +111,7 @@ class _Asked:
     request_id: str
     tenant: TenantId | None
     span: Span
+    link: Link
 
 
 async def _answer(app: App, keyring: Keyring, asked: _Asked) -> None:
@@ -110,48 +121,53 @@ async def _answer(app: App, keyring: Keyring, asked: _Asked) -> None:
     capacity = app.jobs.capacity if asked.tenant is None else app.capacity_of(asked.tenant)
     with HeldCapacity(capacity, FREE_BODY_BYTES) as held:
         try:
+            if asked.link.num_open > REQUESTS_MAX:
+                raise Overloaded(f"more than {REQUESTS_MAX} requests at once over NATS")
             await _answer_body(app, keyring, asked, held)
         except SymphonyError as error:
             telemetry.HTTP_ERRORS.labels(str(error.http_status)).inc()
             note(error=error.code)
-            await app.bus.publish_raw(asked.reply, error_body(error))
+            await asked.link.bus.publish_raw(asked.reply, error_body(error))
 
 
 async def _answer_body(app: App, keyring: Keyring, asked: _Asked, held: HeldCapacity) -> None:
-    payload, reply, tenant = asked.payload, asked.reply, asked.tenant
+    payload, tenant = asked.payload, asked.tenant
     held.grow_to(len(payload))
-    await check_shape(payload, app.config.body_values_max)
-    fields = _fields(app, payload)
+    async with asked.link.preparing:
+        await check_shape(payload, app.config.body_values_max)
+        fields = _fields(app, payload)
     if tenant is not None and fields.get("tenant") not in (None, tenant):
         raise WrongTenant(tenant)
     if not fields.keys() & TEXT_FIELDS and fields.keys() & JOB_FIELDS:
         whose = tenant or DEFAULT_TENANT
         note(tenant=whose)
         answer = await _answer_job(app, payload, fields, asked.request_id, whose)
-        await _send(app, reply, answer)
+        await _send(asked, answer)
         return
-    body, writer = await _prepare(app, keyring, asked, fields)
+    async with asked.link.preparing:
+        body, writer = await _prepare(app, keyring, asked, fields)
     writer.generation.keep(held)
     if not body.stream:
-        await _send(app, reply, await answer_whole(writer))
+        await _send(asked, await answer_whole(writer))
         return
     async with aclosing(stream_chunks(writer)) as batches:
         async for chunks in batches:
             for chunk in chunks:
-                await _send(app, reply, chunk)
+                await _send(asked, chunk)
 
 
-async def _send(app: App, reply: str, answer: bytes) -> None:
+async def _send(asked: _Asked, answer: bytes) -> None:
     """Raises:
     InvalidRequest: the answer does not fit; its caller has to be told, or waits in vain.
     """
-    if len(answer) > app.bus.payload_bytes_max:
+    bus = asked.link.bus
+    if len(answer) > bus.payload_bytes_max:
         raise InvalidRequest(
-            f"the answer has {len(answer)} bytes, and NATS takes {app.bus.payload_bytes_max}: ask "
+            f"the answer has {len(answer)} bytes, and NATS takes {bus.payload_bytes_max}: ask "
             "for less at once (fewer inputs or choices, shorter texts), or over HTTP",
             code="answer_too_large",
         )
-    await app.bus.publish_raw(reply, answer)
+    await bus.publish_raw(asked.reply, answer)
 
 
 def _fields(app: App, payload: bytes) -> dict[str, Any]:

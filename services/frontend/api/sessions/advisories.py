@@ -15,13 +15,17 @@ from services.frontend.app import App, app_of
 from services.frontend.core.quotas import priority_within
 from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.request import caller_of, read_body, request_id_of, span_of
+from services.frontend.tenant_links import Link
 from shared.advisory_checks import check_advisory
+from shared.errors import InvalidRequest
 from shared.hint_accounts import TAKE_BACK_COST
 from shared.ids import ModelId, SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, Advisory, AdvisoryKey, AdvisoryState
 from shared.subjects import (
     ADVISORY_GET,
     ADVISORY_INVALIDATE,
+    TENANT_ADVISORY_GET,
+    TENANT_ADVISORY_INVALIDATE,
     TENANT_ADVISORY_SUBMIT,
 )
 from shared.tenants import own_tenant
@@ -62,12 +66,12 @@ async def submit_advisory(request: Request) -> Response:
     return Json(await submit(app, advisory, place, span_of(request).trace), 202)
 
 
-async def serve(app: App) -> None:
-    """Take the advisories that tenants publish to NATS, and give those that they may to the
-    tracker.
+async def serve(app: App, link: Link) -> None:
+    """Take what tenants say and ask of advisories over NATS, and give what they may to the tracker,
+    which they do not reach.
     """
 
-    async def answer(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
+    async def submitted(tenant: TenantId, advisory: Advisory) -> AdvisoryState:
         check_advisory(advisory)
         owner = own_tenant(tenant, advisory.tenant)
         is_asked = advisory.priority != ADVISORY_PRIORITY  # saying it is as saying nothing
@@ -75,7 +79,31 @@ async def serve(app: App) -> None:
         own = replace(advisory, tenant=owner, priority=priority)
         return await submit(app, own, NATS_PLACE)
 
-    await app.bus.serve_tenants(TENANT_ADVISORY_SUBMIT, answer, admit=app.hints.admit)
+    async def asked(tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
+        return await app.hints.ask(ADVISORY_GET, _own_key(tenant, key))
+
+    async def taken_back(tenant: TenantId, key: AdvisoryKey) -> AdvisoryState:
+        own = _own_key(tenant, key)
+        app.hints.take(tenant, NATS_PLACE, TAKE_BACK_COST)
+        return await app.hints.ask(ADVISORY_INVALIDATE, own)
+
+    for tenant in link.tenants:
+        bus, admit = link.bus, app.hints.admit
+        await bus.serve_tenants(TENANT_ADVISORY_SUBMIT, submitted, tenant=tenant, admit=admit)
+        await bus.serve_tenants(TENANT_ADVISORY_GET, asked, tenant=tenant)
+        await bus.serve_tenants(TENANT_ADVISORY_INVALIDATE, taken_back, tenant=tenant)
+
+
+def _own_key(tenant: TenantId, key: AdvisoryKey) -> AdvisoryKey:
+    """The session that a tenant's message names.
+
+    Raises:
+        InvalidRequest: its name is too long, or empty.
+        WrongTenant: it is another tenant's.
+    """
+    if not 0 < len(key.session_id) <= ID_CHARS_MAX:
+        raise InvalidRequest(f"session_id: give 1 to {ID_CHARS_MAX} characters", "session_id")
+    return replace(key, tenant=own_tenant(tenant, key.tenant))
 
 
 @router.get("/v1/advisories/{session_id:path}", responses=answers(ADVISORY))

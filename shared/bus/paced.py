@@ -1,0 +1,48 @@
+"""A NATS client that takes no more from the server than it is meant to.
+
+NATS has no limit of what a client may publish, and hands all of it to who subscribed. What a paced
+client does not take waits in the server, in this connection's own buffer; when that is full, the
+server closes this connection and no other.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+
+SLEEP_S_MIN = 0.01  # a shorter debt is slept off with the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What is taken a second; twice as much after a second of silence."""
+
+    messages_per_s: float
+    bytes_per_s: float
+
+    def cost_s(self, num_bytes: int) -> float:
+        """Time that a message takes.
+
+        >>> Pace(messages_per_s=100, bytes_per_s=1000).cost_s(500)
+        0.5
+        """
+        return max(1 / self.messages_per_s, num_bytes / self.bytes_per_s)
+
+
+class PacedClient(Client):
+    """Hands on one message at a time, between which everything else has its turn."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+        self._is_due_at_s = 0.0
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        now_s = time.monotonic()
+        self._is_due_at_s = max(self._is_due_at_s, now_s - 1.0) + self._pace.cost_s(len(data))
+        debt_s = self._is_due_at_s - now_s
+        await asyncio.sleep(debt_s if debt_s >= SLEEP_S_MIN else 0)
+        await super()._process_msg(sid, subject, reply, data, headers)
