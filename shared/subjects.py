@@ -107,6 +107,9 @@ PUBLIC = {
 }
 """What tenants publish, and what becomes of it."""
 
+TENANT_REPLIES = "symphony.reply.*.>"
+"""Answers to a tenant: what is published here arrives in its account in place of ``_INBOX.>``."""
+
 # Frontend and scheduler: the star is a scheduler shard.
 TURN_SUBMIT = Subject("symphony.scheduler.*.turn.submit", m.TurnsSubmit, NoReply)
 TURN_CANCEL = Subject("symphony.scheduler.*.turn.cancel", m.TurnCancel, NoReply)

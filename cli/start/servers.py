@@ -18,13 +18,13 @@ from shared.access import read_secret
 from shared.errors import ConfigError
 from shared.ids import TenantId, tenant_token
 from shared.private import check_private, make_new, make_private
-from shared.subjects import INFERENCE_SUBMIT, PUBLIC
+from shared.subjects import PUBLIC, TENANT_REPLIES
+from shared.tenants import INBOXES, subject_of
 
 PRIVATE = 0o700
 SERVICES = "SERVICES"  # the account of all services
 TENANT_CONNECTIONS_MAX = 256  # each may make the server keep 64 MiB that are not read
 TENANT_SUBSCRIPTIONS_MAX = 16_384
-SILENCE_MAX = "1h"  # between two answers to one request; then NATS forgets where they go
 
 
 def prepare_servers(
@@ -63,19 +63,26 @@ def nats_config(store_dir: Path, credentials: Path, tenants: Collection[TenantId
 
     The services have an account, and each tenant has one. What is published in one account is not
     seen in another, except that what a tenant publishes to a public subject goes to the services,
-    under a subject that names the tenant, and that answers come back. Who has no key of any of them
-    does not get in.
+    under a subject that names the tenant, and that what the services publish to the tenant's
+    `TENANT_REPLIES` arrives at its inboxes. The server keeps nothing of a request: it would for an
+    hour, were these its services in place of streams, also of requests that are never answered.
+    Who has no key of any of them does not get in.
 
     Args:
         credentials: where the keys of all of them are.
     """
-    names = [_account(tenant) for tenant in sorted(tenants)]
-    allowed = f"accounts: {json.dumps(names)}"
+    ordered = sorted(tenants)
     exports = "\n".join(
-        f"      {{ service: {json.dumps(theirs)}, {_answers(ours)}{allowed} }}"
-        for ours, theirs in PUBLIC.items()
+        f"      {{ stream: {_replies(tenant)}, accounts: [{json.dumps(_account(tenant))}] }}"
+        for tenant in ordered
     )
-    accounts = "\n".join(_tenant_account(tenant, credentials) for tenant in sorted(tenants))
+    imports = "\n".join(
+        f"      {{ stream: {{ account: {json.dumps(_account(tenant))}, "
+        f"subject: {json.dumps(theirs)} }}, to: {json.dumps(subject_of(ours, tenant))} }}"
+        for tenant in ordered
+        for theirs, ours in PUBLIC.items()
+    )
+    accounts = "\n".join(_tenant_account(tenant, credentials) for tenant in ordered)
     return (
         f"max_payload: {NATS_MAX_PAYLOAD_BYTES}\n"
         f"jetstream {{ store_dir: {_quoted(store_dir)} }}\n"
@@ -84,6 +91,7 @@ def nats_config(store_dir: Path, credentials: Path, tenants: Collection[TenantId
         "    jetstream: enabled\n"
         f"    users: [ {{ nkey: {public_nkey(services_nkey_file(credentials))} }} ]\n"
         f"    exports: [\n{exports}\n    ]\n"
+        f"    imports: [\n{imports}\n    ]\n"
         "  }\n"
         f"{accounts}\n"
         "}\n"
@@ -91,18 +99,17 @@ def nats_config(store_dir: Path, credentials: Path, tenants: Collection[TenantId
 
 
 def _tenant_account(tenant: TenantId, credentials: Path) -> str:
-    imports = "\n".join(
-        f"      {{ service: {{ account: {SERVICES}, "
-        f"subject: {json.dumps(theirs.replace('*', tenant_token(tenant)))} }}, "
-        f"to: {json.dumps(ours)} }}"
-        for ours, theirs in PUBLIC.items()
+    exports = "\n".join(
+        f"      {{ stream: {json.dumps(subject)}, accounts: [{SERVICES}] }}" for subject in PUBLIC
     )
+    imported = f"{{ account: {SERVICES}, subject: {_replies(tenant)} }}"
     return (
         f"  {json.dumps(_account(tenant))} {{\n"
         f"    users: [ {{ nkey: {public_nkey(nkey_file(credentials, tenant))} }} ]\n"
         f"    limits: {{ max_connections: {TENANT_CONNECTIONS_MAX}, "
         f"max_subscriptions: {TENANT_SUBSCRIPTIONS_MAX} }}\n"
-        f"    imports: [\n{imports}\n    ]\n"
+        f"    exports: [\n{exports}\n    ]\n"
+        f"    imports: [ {{ stream: {imported}, to: {json.dumps(INBOXES + '>')} }} ]\n"
         "  }"
     )
 
@@ -111,11 +118,8 @@ def _account(tenant: TenantId) -> str:
     return f"tenant-{tenant_token(tenant)}"
 
 
-def _answers(subject: str) -> str:
-    """How many answers to a public subject come back; one, if nothing is said."""
-    if subject != INFERENCE_SUBMIT:
-        return ""
-    return f'response_type: stream, response_threshold: "{SILENCE_MAX}", '
+def _replies(tenant: TenantId) -> str:
+    return json.dumps(subject_of(TENANT_REPLIES, tenant))
 
 
 def redis_config(folder: Path, password: str, bytes_max: int) -> str:

@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest, MalformedMessage, SymphonyError
 from shared.ids import TenantId
 from shared.messages import decode, encode, prepare
 from shared.subjects import Subject
-from shared.tenants import subject_of, tenant_of
+from shared.tenants import reply_subject, subject_of, tenant_of
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,8 @@ class Serving(Connection):
         async def on_message(msg: Msg) -> None:
             async def run() -> None:
                 try:
-                    await handler(RawMessage(msg.data, msg.reply, msg.subject, msg.headers or {}))
+                    reply = self._reply_of(msg)
+                    await handler(RawMessage(msg.data, reply, msg.subject, msg.headers or {}))
                 except Exception:
                     HANDLER_ERRORS.labels(name, SymphonyError.code).inc()
                     log.exception("request failed", extra={"subject": name})
@@ -195,9 +196,13 @@ class Serving(Connection):
             return encode(error_to_wire(broken)), {ERROR_HEADER: broken.code}
 
     async def _respond(self, msg: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
-        if not msg.reply:
+        if not (reply := self._reply_of(msg)):
             return
         try:
-            await self._client.publish(msg.reply, payload, headers=headers)
+            await self._client.publish(reply, payload, headers=headers)
         except NatsError as error:
             log.warning("reply lost", extra={"subject": msg.subject, "error": str(error)})
+
+    def _reply_of(self, msg: Msg) -> str:
+        """Where to answer a message; empty: nowhere."""
+        return msg.reply if self.is_open else reply_subject(msg.subject, msg.reply)
