@@ -13,13 +13,16 @@ from pathlib import Path
 from subprocess import Popen
 from urllib.parse import quote
 
+from cli.models.names import served_as
 from cli.start.credentials import peers_secret_file, redis_password_file, services_nkey_file
 from cli.start.gpus import VISIBLE, gpus_of_workers
 from cli.start.hosts import arena_share, host_environment, peering
 from cli.start.options import HouseOptions
 from cli.supervisor.children import start_child, start_nats_by, start_redis_by
+from services.worker.demo_model import DEMO_MODEL_ID
 from shared.access import NatsAccess, RedisAccess
 from shared.errors import ConfigError
+from shared.zoo import parse_emulation
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE_BYTES_MIN = 64 * 1024**2
@@ -180,6 +183,8 @@ def _services(
     frontend.setdefault("SYMPHONY_METRICS_OF_HOUSE", common.get("SYMPHONY_METRICS_OF_HOUSE", "1"))
     if options.served_names:
         frontend["SYMPHONY_SERVED_MODEL_NAMES"] = json.dumps(options.served_names)
+    if (deployed := _deployed(options, common)) and "SYMPHONY_DEPLOYED_MODELS" not in common:
+        frontend["SYMPHONY_DEPLOYED_MODELS"] = json.dumps(deployed)
     wanted: list[tuple[str, str, int, dict[str, str]]] = [
         *((name, "kvstore", 4, told) for name, told in _kvstores(options, common)),
         *((name, "scheduler", 2, extra) for name, extra in _schedulers(options)),
@@ -191,6 +196,23 @@ def _services(
         _service(name, module, stage, {**common, **extra}, logs / f"{name}.log")
         for name, module, stage, extra in wanted
     ]
+
+
+def _deployed(options: HouseOptions, common: Mapping[str, str]) -> list[str]:
+    """Names of the models that the workers will serve; none where their settings are wrong, which
+    their own check reports.
+    """
+    if not options.num_workers:
+        return []
+    try:
+        if options.emulate is not None:
+            emulated = parse_emulation(options.emulate)
+            generative = [profile.name for profile in emulated.generative]
+            return generative + [model.name for model in emulated.oneshot]
+        given = options.models or json.loads(common.get("SYMPHONY_MODELS", "[]"))
+        return [served_as(each) for each in given] or [DEMO_MODEL_ID]
+    except (ConfigError, ValueError, TypeError):
+        return []
 
 
 def _kvstores(

@@ -50,6 +50,7 @@ class FrontendConfig(ServiceConfig):
         templates tell.
     served_model_names: other names of models, each ``NAME=MODEL``, or ``NAME``: of the only model
         for text.
+    deployed_models: models that the deployment serves: 503 while no worker does, and not 404.
     metrics_of_house: ``/metrics`` has those of every process of the house.
     reasoning_parser: how models tell thoughts, see `core.thoughts`; `auto`: as their chat templates
         tell; `none`: they are part of what is said.
@@ -96,6 +97,7 @@ class FrontendConfig(ServiceConfig):
     metrics_of_house: bool = False
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = "auto"
     served_model_names: list[str] = Field(default_factory=list)
+    deployed_models: list[str] = Field(default_factory=list)
     session_expiry_s: int = Field(default=DEFAULT_EXPIRY_S, gt=0)
     resubmit_unpulled_s: float = Field(default=3.0, gt=0)
     resubmit_silent_s: float = Field(default=10.0, gt=0)

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -75,6 +75,7 @@ class Models:
         spawn: runs a coroutine for the life of the service.
         names: other names of models, see `core.model_names`.
         template_names: finds out what a tokenizer's template reads, see `Texts.template_names`.
+        deployed: models that the deployment serves, whether or not a worker was heard of.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Models:
         spawn: Callable[..., object],
         names: Sequence[str],
         template_names: Callable[[ModelTokenizer], Awaitable[frozenset[str]]],
+        deployed: Collection[str] = (),
     ) -> None:
         self._clock = clock
         self._names = ModelNames(names)
         self._spawn = spawn
         self._template_names = template_names
+        self._deployed = frozenset(map(ModelId, deployed))
         self._fleet = Fleet(clock.now_ns())
         self._tokenizers: dict[Files, ModelTokenizer] = {}
         self._images: dict[Files, ImageProcessor] = {}
@@ -191,9 +194,9 @@ class Models:
         waits for it at the scheduler as one does that came before.
 
         Raises:
-            NotFound: no worker serves it or did so lately.
+            NotFound: no worker serves it or did so lately, and it is not deployed.
             InvalidRequest: it is a one-shot model.
-            NoCapacity: its tokenizer is not there yet, or this frontend has just started.
+            NoCapacity: its tokenizer is not there yet, or no worker was heard of that has it.
         """
         name = self.own_name(model_id)
         card = self._fleet.card(name, self._clock.now_ns()) or self._fleet.remembered(name)
@@ -209,7 +212,7 @@ class Models:
         """The one-shot model that a request names.
 
         Raises:
-            NotFound: no worker serves it or did so lately.
+            NotFound: no worker serves it or did so lately, and it is not deployed.
             InvalidRequest: it does something else than `task`.
             NoCapacity: no worker serves it now, or what makes its inputs is not there yet.
         """
@@ -228,7 +231,9 @@ class Models:
         return OneshotModel(card, processor)
 
     def knows(self, model_id: str) -> bool:
-        """Whether a worker serves a model of this name, for text or not, or did so lately."""
+        """Whether a worker serves a model of this name, for text or not, or did so lately, or the
+        deployment is to serve it.
+        """
         return self._is_own(self.own_name(model_id))
 
     def is_served(self, model_id: ModelId) -> bool:
@@ -242,7 +247,8 @@ class Models:
 
     def _is_own(self, name: ModelId) -> bool:
         fleet = self._fleet
-        return fleet.remembered(name) is not None or fleet.oneshot_remembered(name) is not None
+        remembered = fleet.remembered(name) or fleet.oneshot_remembered(name)
+        return remembered is not None or name in self._deployed
 
     def _refuse_other_task(self, name: ModelId, task: Task | None = None) -> None:
         actual = self.task(name)
@@ -252,6 +258,8 @@ class Models:
     def _unknown(self, model_id: str) -> NotFound | NoCapacity:
         if self._fleet.is_learning(self._clock.now_ns()):
             return NoCapacity("this frontend has just started and has not heard of any model yet")
+        if self.knows(model_id) or model_id in self._names.others:
+            return NoCapacity(f"no worker serves {model_id!r} now")
         return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
 
     def _processor(self, card: OneshotCard) -> ModelTokenizer | ImageProcessor | None:

@@ -45,6 +45,7 @@ from services.frontend.tenant_links import connect_links
 from services.frontend.tracing import RequestTracer
 from services.frontend.uploads import Uploads
 from services.frontend.watching import HouseWatch
+from shared.bus import Bus
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id
 from shared.service import Runtime
@@ -81,7 +82,13 @@ async def main(runtime: Runtime, config: FrontendConfig) -> None:
     )
     runtime.stack.push_async_callback(sessions.close)
     texts = make_texts(runtime, config)
-    models = Models(runtime.clock, runtime.spawn, config.served_model_names, texts.template_names)
+    models = Models(
+        runtime.clock,
+        runtime.spawn,
+        config.served_model_names,
+        texts.template_names,
+        config.deployed_models,
+    )
     runtime.stack.callback(models.close)
     runtime.models = models.names
     runtime.spawn(models.prepare(), "imports")
@@ -185,7 +192,7 @@ async def _subscribe(runtime: Runtime, app: App, keyring: Keyring) -> None:
         await advisories.serve(app, link)
         await adapters_nats.serve(app, keyring, link)
         await link.bus.flush()
-    runtime.spawn(_forget_workers(app.models), "forget workers")
+    runtime.spawn(_forget_workers(app.models, runtime.bus), "forget workers")
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -269,7 +276,9 @@ async def _serve(server: _Server, listener: socket.socket, runtime: Runtime) -> 
         runtime.fail("the HTTP server stopped")
 
 
-async def _forget_workers(models: Models) -> None:
+async def _forget_workers(models: Models, bus: Bus) -> None:
+    """Drop workers that are gone, unless it is NATS that was."""
     while True:
         await asyncio.sleep(FORGET_WORKERS_S)
-        models.on_tick()
+        if bus.steady_for_s >= FORGET_WORKERS_S:
+            models.on_tick()

@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,40 @@ def test_services_learn_everything_from_their_environment(
     assert worker["SYMPHONY_EMULATE"] == "zero"
     assert worker["SYMPHONY_LOG_LEVEL"] == "debug"
     assert by_module["services.frontend", "0"]["SYMPHONY_HTTP_PORT"] == "99"
+    assert json.loads(by_module["services.frontend", "0"]["SYMPHONY_DEPLOYED_MODELS"]) == ["zero"]
     assert len({env["SYMPHONY_HOST_ID"] for _, env in started}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "names"),
+    [
+        ({"models": ("/m/llama.gguf", "b/c")}, {}, ["llama", "b/c"]),
+        ({}, {"SYMPHONY_MODELS": '["b/c", "demo"]'}, ["b/c", "symphony-demo"]),
+        ({}, {}, ["symphony-demo"]),
+        ({"emulate": "zoo-a100:ResNet50,zero"}, {}, ["zero", "ResNet50"]),
+        ({"num_workers": 0}, {}, None),
+        ({"emulate": "nothing"}, {}, None),
+        ({}, {"SYMPHONY_MODELS": "?"}, None),
+        ({"emulate": "zero"}, {"SYMPHONY_DEPLOYED_MODELS": '["x"]'}, ["x"]),
+    ],
+)
+def test_the_frontend_learns_which_models_are_deployed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    names: list[str] | None,
+) -> None:
+    started: dict[str, dict[str, str]] = {}
+
+    def record(command: list[str], *, log_path: Path, env: dict[str, str]) -> None:
+        started[command[-1]] = env
+
+    monkeypatch.setattr("cli.start.plan.start_child", record)
+    for child in plan_house(HouseOptions(data_dir=tmp_path, **options), 1, environment).services:
+        child.start()
+    given = started["services.frontend"].get("SYMPHONY_DEPLOYED_MODELS")
+    assert (given and json.loads(given)) == names
 
 
 def test_houses_on_other_folders_have_other_hosts(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from services.frontend import models as subject
 from services.frontend.core.fleet import Fleet
 from services.frontend.models import Models
 from shared.clock import ManualClock
+from shared.errors import NoCapacity, NotFound
 from shared.ids import HostId, ModelId, WorkerId
 from shared.messages import ModelCard, OneshotCard, OneshotVariant, WorkerReport
 
@@ -150,3 +151,21 @@ def test_files_in_use_anywhere_are_kept() -> None:
     fleet.on_report(replace(REPORT, worker_id=WorkerId("v"), seq=2, oneshot=[newer]), 5 * SECOND)
     fleet.forget_dead(5 * SECOND)
     assert {files.fingerprint for files in fleet.files()} == {"new"}
+
+
+def test_a_deployed_model_without_workers_is_away_and_not_unknown() -> None:
+    clock = ManualClock()
+    names = ["gpt-4", "gpt-5=llama"]
+    models = Models(clock, lambda *_: None, names, no_names, ["llama", "minilm"])
+    clock.advance(3600 * 10**9)
+    for name in ("llama", "minilm", "gpt-4", "gpt-5"):
+        with pytest.raises(NoCapacity):
+            models.get(name)
+        with pytest.raises(NoCapacity):
+            models.oneshot(name, "embed")
+    for ask in (models.get, lambda name: models.oneshot(name, "embed")):
+        with pytest.raises(NotFound) as unknown:
+            ask("other")
+        assert unknown.value.code == "model_not_found"
+    assert models.names() == [], "what cannot be asked now is not listed"
+    assert models.knows("llama") and not models.knows("other")
