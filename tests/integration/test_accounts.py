@@ -18,7 +18,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from cli.start.credentials import nkey_file
 from cli.start.options import HouseOptions
-from cli.start.servers import prepare_servers
+from cli.start.servers import TENANT_CONNECTIONS_MAX, prepare_servers
 from cli.supervisor.children import free_port, start_nats_by, stop_child, wait_for_port
 from shared.access import NatsAccess
 from shared.bus import Bus, RawMessage
@@ -258,6 +258,29 @@ def test_a_tenant_is_told_when_nobody_listens(place: Place) -> None:
             await acme.request("symphony.other", b"", timeout=0.5)
 
     run(place, scenario)
+
+
+def test_the_server_keeps_nothing_of_requests_and_little_for_a_tenant(place: Place) -> None:
+    """A service's requests would each be kept until they are answered, for an hour if need be."""
+    config = (place.options.data_dir / "nats" / "nats.conf").read_text()
+    assert "service:" not in config
+
+    async def scenario() -> None:
+        clients = [await place.tenant(ACME) for _ in range(TENANT_CONNECTIONS_MAX)]
+        one_more, seed = Client(), nkey_file(place.options.credentials_dir, ACME)
+        with pytest.raises(NatsError, match="maximum account active connections"):
+            await one_more.connect(
+                place.url, nkeys_seed=str(seed), allow_reconnect=False, error_cb=quiet
+            )
+        await one_more.close()
+        await (await place.tenant(ODD)).close()
+        for client in clients:
+            await client.close()
+
+    async def quiet(_: Exception) -> None:
+        pass
+
+    asyncio.run(scenario())
 
 
 def test_credentials_last_and_a_new_tenant_gets_its_own(place: Place) -> None:

@@ -1,6 +1,7 @@
 """Advisories at a frontend: what reaches the tracker, and whose do not."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from shared import hint_accounts
 from shared import messages as m
-from shared.errors import HintsThrottled, TenantQuota
+from shared.errors import HintsThrottled, InvalidRequest, TenantQuota
 from shared.ids import FrontendId, HostId, SessionId, TenantId
 from shared.subjects import (
     ADVISORY_GET,
@@ -16,6 +17,8 @@ from shared.subjects import (
     ADVISORY_SUBMIT,
     HINTS_ENDED,
     SERVICE_STATUS,
+    TENANT_ADVISORY_GET,
+    TENANT_ADVISORY_INVALIDATE,
     TENANT_ADVISORY_SUBMIT,
 )
 from tests.conftest import Server
@@ -194,5 +197,36 @@ def test_kv_hints_are_carried_out_beside_their_request(
             assert answer.json()["error"]["param"] == "kv_hints.actions[0].payload.session_id"
             counted = (await it.http.get("/metrics")).text
             assert 'symphony_kv_hints_total{action="ignored"} 4.0' in counted
+
+    asyncio.run(scenario())
+
+
+def test_what_a_tenant_asks_over_nats_comes_to_the_tracker_as_its_own(
+    nats_server: Server, redis_server: Server, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with house(nats_server, redis_server, tmp_path) as it:
+            heard: list[m.AdvisoryKey] = []
+
+            async def answer(key: m.AdvisoryKey) -> m.AdvisoryState:
+                heard.append(key)
+                return m.AdvisoryState(session_id=key.session_id, state="placed", tenant=key.tenant)
+
+            await it.bus.serve(ADVISORY_GET, answer)
+            await it.bus.serve(ADVISORY_INVALIDATE, answer)
+            await it.bus.flush()
+            key = m.AdvisoryKey(session_id=SessionId("s"))
+            for subject in (TENANT_ADVISORY_GET, TENANT_ADVISORY_INVALIDATE):
+                assert (await it.bus.request(subject, key, "acme")).tenant == "acme"
+                for wrong, code in (
+                    (replace(key, tenant=TenantId("other")), "wrong_tenant"),
+                    (replace(key, session_id=SessionId("s" * 10_000)), "invalid_request"),
+                    (replace(key, session_id=SessionId("")), "invalid_request"),
+                    (replace(key, session_id=SessionId("s" * 70_000)), "invalid_request"),
+                ):
+                    with pytest.raises(InvalidRequest) as refusal:
+                        await it.bus.request(subject, wrong, "acme")
+                    assert refusal.value.code == code
+            assert heard == [replace(key, tenant=TenantId("acme"))] * 2, "nothing else"
 
     asyncio.run(scenario())
