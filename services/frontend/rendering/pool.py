@@ -20,6 +20,7 @@ from shared.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+TOO_LONG = "prompt_takes_too_long"
 _CHILD = "services.frontend.rendering.child"
 _PACKAGES = str(Path(services.__path__[0]).parent)
 
@@ -176,7 +177,7 @@ def too_long(operation: frames.Operation, limit_s: float) -> InvalidRequest:
     """The error of what takes longer than it may."""
     what = "the model's chat template" if operation in TEMPLATE_OPERATIONS else "the prompt"
     why = "runs longer" if operation in TEMPLATE_OPERATIONS else "takes longer to prepare"
-    return InvalidRequest(f"{what} {why} than {limit_s:g} s", code="prompt_takes_too_long")
+    return InvalidRequest(f"{what} {why} than {limit_s:g} s", code=TOO_LONG)
 
 
 def _error(why: Why, operation: frames.Operation, limit_s: float) -> Exception:

@@ -7,12 +7,14 @@ What is done here holds up every other request, so it must be short whatever a s
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.frontend.core.reuse import extend_keys
 from services.frontend.rendering import frames
-from services.frontend.rendering.pool import Pool, too_long
+from services.frontend.rendering.pool import TOO_LONG, Overloaded, Pool, too_long
 from services.frontend.tokenizer import INLINE_CHARS_MAX, ModelTokenizer
 from shared.blocks import BlockKey
 from shared.errors import InvalidRequest
@@ -20,6 +22,8 @@ from shared.errors import InvalidRequest
 log = logging.getLogger(__name__)
 
 TEMPLATE_CPU_S = 1.0  # for a short chat, of which a usual template takes a ten-thousandth
+SLOW_S = 60.0
+SLOW_WAITING_MAX = 8
 QUICK_MESSAGES_MAX = 64
 INLINE_TOKENS_MAX = 32_768  # decoded at once in about 2 ms
 INLINE_ECHO_MAX = 2048  # decoded one by one in about 3 ms
@@ -35,6 +39,15 @@ class TooManyTokens(InvalidRequest):
         super().__init__(f"the prompt has {num} tokens; at most {num_max} are taken", "prompt")
 
 
+@dataclass(slots=True)
+class _Slow:
+    """A model whose template took too long."""
+
+    until_s: float = 0.0
+    num_waiting: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Texts:
     """What `ModelTokenizer` does, for texts of any length and templates of any kind.
 
@@ -46,6 +59,7 @@ class Texts:
     def __init__(self, pool: Pool, quick: Pool) -> None:
         self._pool = pool
         self._quick = quick
+        self._slow: dict[str, _Slow] = {}
 
     async def template_names(self, tokenizer: ModelTokenizer) -> frozenset[str]:
         """What a model's template reads beside the messages; nothing, if to compile it takes too
@@ -74,8 +88,39 @@ class Texts:
             InvalidRequest: there is no template, it refuses these messages, or takes too long.
             NoCapacity: too many texts are under way.
         """
-        pool = self._quick if is_short(messages, options) else self._pool
-        return (await self._run(pool, tokenizer, "render", messages, options))[1].decode()
+        if not is_short(messages, options):
+            return (await self._run(self._pool, tokenizer, "render", messages, options))[1].decode()
+        async with self._alone_if_slow(tokenizer):
+            try:
+                _, data = await self._run(self._quick, tokenizer, "render", messages, options)
+            except InvalidRequest as error:
+                if error.code == TOO_LONG:
+                    until_s = asyncio.get_running_loop().time() + SLOW_S
+                    self._slow.setdefault(tokenizer.name, _Slow()).until_s = until_s
+                raise
+        return data.decode()
+
+    @asynccontextmanager
+    async def _alone_if_slow(self, tokenizer: ModelTokenizer) -> AsyncIterator[None]:
+        """Have one chat at a time of a model whose template took too long lately, whoever asks:
+        other models' chats find the other processes free.
+
+        Raises:
+            NoCapacity: too many wait for it.
+        """
+        slow = self._slow.get(tokenizer.name)
+        if slow is None or slow.until_s <= asyncio.get_running_loop().time():
+            self._slow.pop(tokenizer.name, None)
+            yield
+            return
+        if slow.num_waiting >= SLOW_WAITING_MAX:
+            raise Overloaded("too many chats of a model whose chat template takes too long")
+        slow.num_waiting += 1
+        try:
+            async with slow.turn:
+                yield
+        finally:
+            slow.num_waiting -= 1
 
     async def encode(
         self, tokenizer: ModelTokenizer, text: str, *, special: bool, tokens_max: int | None = None
