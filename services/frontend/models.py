@@ -256,9 +256,11 @@ class Models:
             raise elsewhere(name, actual)
 
     def _unknown(self, model_id: str) -> NotFound | NoCapacity:
-        if self._fleet.is_learning(self._clock.now_ns()):
+        now_ns, name = self._clock.now_ns(), self.own_name(model_id)
+        if self._fleet.is_learning(now_ns):
             return NoCapacity("this frontend has just started and has not heard of any model yet")
-        if self.knows(model_id) or model_id in self._names.others:
+        is_of_only = name == model_id and name in self._names.others
+        if self._is_own(name) or (is_of_only and not self._fleet.models(now_ns)):
             return NoCapacity(f"no worker serves {model_id!r} now")
         return NotFound(f"The model `{model_id}` does not exist.", "model", code="model_not_found")
 

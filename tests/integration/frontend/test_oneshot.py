@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shared import messages as m
+from shared.bus import Bus
 from shared.subjects import INFERENCE_SUBMIT, INPUT_PULL
 from tests.conftest import Server
 from tests.integration.frontend.house import eventually
@@ -225,11 +226,11 @@ def test_every_endpoint(nats_server: Server, redis_server: Server, tmp_path: Pat
 
 
 def test_an_answer_that_nats_does_not_take(
-    nats_server: Server, redis_server: Server, tmp_path: Path
+    nats_server: Server, redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         async with job_house(nats_server, redis_server, tmp_path) as it:
-            it.runtime.bus._client._max_payload = 2000
+            monkeypatch.setattr(Bus, "payload_bytes_max", 2000)
             body = orjson.dumps({"model": "rer", "query": "w1", "documents": ["w" * 3000]})
             reply = await it.bus._client.request(INFERENCE_SUBMIT, body, timeout=20)
             error = orjson.loads(reply.data)["error"]

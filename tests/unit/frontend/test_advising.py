@@ -13,13 +13,14 @@ from services.frontend.api.kv_hints import Wish
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
 from services.frontend.hint_gate import HintGate
+from services.frontend.tenant_links import Link
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import InvalidRequest, NoCapacity, PeerUnavailable, SymphonyError, TenantQuota
 from shared.hint_accounts import HintLimits
 from shared.ids import DEFAULT_TENANT, FrontendId, ModelId, SessionId, TenantId
 from shared.messages import Advisory, AdvisoryState
-from shared.subjects import SHARD_ADVISORY_SUBMIT
+from shared.subjects import SHARD_ADVISORY_SUBMIT, TENANT_ADVISORY_SUBMIT
 from shared.tracker_shards import shard_of
 
 T = DEFAULT_TENANT
@@ -58,8 +59,9 @@ class Peers:
     async def hinted(self, tenant: TenantId, model_id: ModelId) -> None:
         return None
 
-    async def serve_tenants(self, subject: object, answer: Answer, admit: object) -> None:
-        self.answer = answer
+    async def serve_tenants(self, subject: object, answer: Answer, **_: object) -> None:
+        if subject is TENANT_ADVISORY_SUBMIT:
+            self.answer = answer
 
     @property
     def tokens(self) -> float:
@@ -113,7 +115,7 @@ def test_what_nobody_takes_costs_a_quarter(
 
 def test_what_is_too_long_reaches_nobody_from_nats() -> None:
     peers = Peers()
-    asyncio.run(advisories.serve(peers.app))
+    asyncio.run(advisories.serve(peers.app, Link(cast(Bus, peers), [None])))
     assert peers.answer is not None
     advisory = Advisory(session_id=SessionId("s"), model_id=ModelId("m" * 257))
 

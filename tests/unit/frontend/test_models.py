@@ -155,7 +155,7 @@ def test_files_in_use_anywhere_are_kept() -> None:
 
 def test_a_deployed_model_without_workers_is_away_and_not_unknown() -> None:
     clock = ManualClock()
-    names = ["gpt-4", "gpt-5=llama"]
+    names = ["gpt-4", "gpt-5=llama", "gpt-6=other"]
     models = Models(clock, lambda *_: None, names, no_names, ["llama", "minilm"])
     clock.advance(3600 * 10**9)
     for name in ("llama", "minilm", "gpt-4", "gpt-5"):
@@ -164,8 +164,9 @@ def test_a_deployed_model_without_workers_is_away_and_not_unknown() -> None:
         with pytest.raises(NoCapacity):
             models.oneshot(name, "embed")
     for ask in (models.get, lambda name: models.oneshot(name, "embed")):
-        with pytest.raises(NotFound) as unknown:
-            ask("other")
-        assert unknown.value.code == "model_not_found"
+        for name in ("other", "gpt-6"):
+            with pytest.raises(NotFound) as unknown:
+                ask(name)
+            assert unknown.value.code == "model_not_found"
     assert models.names() == [], "what cannot be asked now is not listed"
     assert models.knows("llama") and not models.knows("other")
