@@ -233,6 +233,7 @@ class _House:
             claims=unused,
             quotas=Quotas(TenantLimits(), {}),
             adapters=cast(Any, SimpleNamespace(model=model)),
+            gates=unused,
             uploads=unused,
             adapter_changes=unused,
             hints=unused,
