@@ -86,8 +86,8 @@ def _tokens(model: Any) -> torch.Tensor:
     """``[TOKENS]`` that are no padding."""
     num = model.get_input_embeddings().weight.shape[0]
     config = model.config.get_text_config()
-    special = {getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")}
-    usable = [token for token in range(min(num, 4 * TOKENS)) if token not in special]
+    padding = getattr(config, "pad_token_id", None)
+    usable = [token for token in range(min(num, 2 * TOKENS)) if token != padding]
     chosen = [usable[number % len(usable)] for number in range(TOKENS)]
     return torch.tensor(chosen, device=model.device)
 
