@@ -199,4 +199,4 @@ class ClusterKvstore(Kvstore):
 
 
 def _told(write: DiskWrite) -> Told:
-    return Told(write.parent, write.tokens, len(write.pages), 1, write.owner)
+    return Told(write.parent, list(write.tokens), len(write.pages), 1, write.owner)
