@@ -132,7 +132,7 @@ def check_kvstore(core: KvCore, memory: ArenaMemory, unread: Set[tuple[int, int]
         num_bytes_waiting = source.backlog.num_bytes - source.backlog.num_bytes_read
         assert source.num_batches or not num_bytes_waiting, "pages wait for another source's"
     is_reading = any(source.num_batches for source in sources if source.host_id != OBJECTS)
-    assert is_reading or not core._write_queue._new.writes, "new KV waits for the object store"
+    assert is_reading or not core._storing.queue._new.writes, "new KV waits for the object store"
     for arena in core.arenas.values():
         for block in arena.holding.values():
             if block.num_missing and block.num_pins and block.is_alive:

@@ -121,7 +121,7 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     else that anybody would believe.
     """
     core, host_id = kvstore.core, kvstore.host_id
-    held = core.disk.count_all_leading()
+    held = {owner: core._here.count_leading(owner) for owner in core._here.owners}
     if "lost disk" not in kvstore.house.fault_kinds:  # what was written just before it is missed
         owners = {block.owner for block in kvstore.disk.values()} - {NOBODY}
         assert held.keys() == owners, f"{kvstore.name} does not know whose its blocks are"
