@@ -17,7 +17,10 @@ KINDS = {
     "trailers": (b"POST /tokenize HTTP/1.1\r\n" + CHUNKED + b"1\r\n{\r\n0\r\n", b"a:b\r\n", 431),
     "extension": (b"POST /v1/chat/completions HTTP/1.1\r\n" + CHUNKED + b"1;", b"a", 400),
     "chunks": (b"POST /v1/chat/completions HTTP/1.1\r\n" + CHUNKED, b"1\r\n \r\n", 400),
-    "unsaid": (b"POST /v1/advisories HTTP/1.1\r\n" + CHUNKED, b"10000\r\n" + b" " * 65536 + b"\r\n", 413),
+    "unsaid": (
+        b"POST /v1/advisories HTTP/1.1\r\n" + CHUNKED,
+        b"10000\r\n" + b" " * 65536 + b"\r\n", 413,
+    ),
     "said": (
         b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Type: application/json\r\nContent-Length: 19000000\r\n\r\n", b" ", 413,
