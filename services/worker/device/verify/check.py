@@ -171,7 +171,7 @@ def _run(trial: "_Trial", loaded: LoadedModel, end_at: float) -> None:
     executor = TorchExecutor(loaded, "verified", scenario.num_pages(loaded.num_layers), _ignore)
     try:
         for way in trial.ways:
-            plans = scenario.plans(way, trial.prompts, loaded.num_layers)
+            plans = scenario.plans(way, trial.prompts, loaded.num_layers, loaded.short_rope_max)
             for step, plan in zip(way.steps, plans, strict=True):
                 if time.monotonic() > end_at:
                     raise Untried(

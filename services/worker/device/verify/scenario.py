@@ -1,7 +1,7 @@
 """Prompts, and the steps that compute them in every way that an engine computes prompts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -84,12 +84,19 @@ def ways(of: dict[str, int]) -> list[Way]:
     return [*found, Way("a step of several requests", [early, late, last])]
 
 
-def plans(way: Way, prompts: dict[str, list[int]], num_layers: int) -> Iterator[StepPlan]:
+def plans(
+    way: Way, prompts: dict[str, list[int]], num_layers: int, short_rope_max: int
+) -> Iterator[StepPlan]:
     """The way's steps as an executor takes them. Each slot has pages of its own."""
     slots = sorted({part.slot for step in way.steps for part in step})
     entries = _entries(slots, way.shared, num_layers)
     for step in way.steps:
-        yield _plan(step, prompts, entries)
+        long = [
+            row
+            for row, part in enumerate(step)
+            if 0 < short_rope_max < len(prompts[part.prompt]) - 1  # the last is not computed
+        ]
+        yield replace(_plan(step, prompts, entries), long=np.array(long, np.int32))
         entries = _entries([], None, num_layers)
 
 
