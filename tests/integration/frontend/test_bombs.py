@@ -19,12 +19,7 @@ KINDS = {
     "chunks": (b"POST /v1/chat/completions HTTP/1.1\r\n" + CHUNKED, b"1\r\n \r\n", 400),
     "unsaid": (
         b"POST /v1/advisories HTTP/1.1\r\n" + CHUNKED,
-<<<<<<< HEAD
-        b"10000\r\n" + b" " * 65536 + b"\r\n",
-        413,
-=======
         b"10000\r\n" + b" " * 65536 + b"\r\n", 413,
->>>>>>> edge
     ),
     "said": (
         b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: localhost\r\n"
