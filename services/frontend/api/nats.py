@@ -35,11 +35,11 @@ from services.frontend.core.capacity import FREE_BODY_BYTES, HeldCapacity
 from services.frontend.errors import PayloadTooLarge, error_body
 from services.frontend.hint_gate import NATS_PLACE
 from services.frontend.job_hub import PendingJobs
-from services.frontend.rendering.pool import Overloaded
 from services.frontend.request import Origin, check_shape
 from services.frontend.tenant_links import Link
 from shared.bus import RawMessage
 from shared.errors import InvalidRequest, PeerUnavailable, SymphonyError, WrongTenant
+from shared.fair_slots import Overloaded
 from shared.ids import DEFAULT_TENANT, TenantId, new_id
 from shared.logs import log_context
 from shared.subjects import INFERENCE_SUBMIT, TENANT_INFERENCE_SUBMIT
