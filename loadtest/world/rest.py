@@ -124,7 +124,7 @@ def _check_told(kvstore: Kvstore, redis: Redis) -> None:
     held = {owner: core._here.count_leading(owner) for owner in core._here.owners}
     if "lost disk" not in kvstore.house.fault_kinds:  # what was written just before it is missed
         owners = {block.owner for block in kvstore.disk.values()} - {NOBODY}
-        assert held.keys() == owners, f"{kvstore.name} does not know whose its blocks are"
+        assert {*core.disk.owners} == owners, f"{kvstore.name} does not know whose its blocks are"
     saved = core.objects.tier.count_all_leading()
     lives = decode_lives(redis.raw(KV_HOSTS_KEY))
     for place, of_place in ((host_id, held), (objects_of(host_id), saved)):
