@@ -437,8 +437,8 @@ MUTANTS = (
         "        self._owned.fill(bytes(len(found.owners)))\n",
     ),
     Mutant(
-        "a session has two expiries", STORE,
-        "                self._set_expiry(block.owner, expiry_s, now_ns, effects)\n",
+        "a session has two expiries", "services/kvstore/core/storing.py",
+        "                self.set_expiry(block.owner, expiry_s, now_ns, effects)\n",
         "                pass\n",
     ),
     Mutant(
