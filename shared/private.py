@@ -44,7 +44,7 @@ def check_private(folder: Path, name: str) -> None:
 
 def unheld(folder: Path) -> Path:
     """A folder's path in a place where anybody can make some: this one, or where another user has
-    taken that name, one that nobody could have guessed before this process began.
+    taken that name, one that could not be guessed before this process began.
     """
     try:
         is_held = folder.lstat().st_uid != os.geteuid()

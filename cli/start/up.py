@@ -87,7 +87,7 @@ def _with_models(options: HouseOptions, reporter: Reporter) -> HouseOptions:
 
     Raises:
         SymphonyError: a model cannot be had or lacks weights, an adapter is for another one, or
-            the house could not start.
+            the deployment could not start.
     """
     for warning in check_start(options):
         reporter.event(warning)

@@ -103,7 +103,7 @@ class DataRescue:
         return None
 
     def on_exit(self, code: int) -> str | None:
-        """The server ended, and nobody asked it to. What was done for its data, so that it is
+        """The server ended unasked. What was done for its data, so that it is
         to be started again at once; None: nothing.
         """
         if self._data.ready in self._logged():

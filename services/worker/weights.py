@@ -1,6 +1,6 @@
 """Loading a model with all of its weights and no others.
 
-transformers makes weights that a checkpoint lacks anew, at random, and drops those that it has no
+transformers initializes weights that a checkpoint lacks at random, and drops those that it has no
 place for; both would be served as if nothing were wrong. Here they are refused by tensor name.
 """
 

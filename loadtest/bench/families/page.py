@@ -30,14 +30,14 @@ def tables(rows: list[Row]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "torch"))
     right = families_of(rows, "right")
     num = len({row.family for row in rows})
-    told = [f"With {versions}, {len(right)} families of {num} are served.\n"]
+    parts = [f"With {versions}, {len(right)} families of {num} are served.\n"]
     for title, families, text in (
         ("## Served", right, "With the options that say so."),
         ("## Refused", families_of(rows, "refused"), "Each with the first reason that was found."),
         ("## Not tried", families_of(rows, "not tried"), "These are refused, too: " + NOT_TRIED),
     ):
-        told.append(f"{title}\n\n{text}\n\n{table(rows, families)}")
-    return "\n".join(told)
+        parts.append(f"{title}\n\n{text}\n\n{table(rows, families)}")
+    return "\n".join(parts)
 
 
 def table(rows: Iterable[Row], families: list[str]) -> str:
@@ -49,8 +49,8 @@ def table(rows: Iterable[Row], families: list[str]) -> str:
 
 def line(row: Row) -> str:
     """Of the table."""
-    told = "served" if row.verdict == "right" else _escaped(_NUMBERS.sub("", row.reason))
-    return f"| `{row.family}` | {_escaped(row.variant)} | {told} |"
+    verdict = "served" if row.verdict == "right" else _escaped(_NUMBERS.sub("", row.reason))
+    return f"| `{row.family}` | {_escaped(row.variant)} | {verdict} |"
 
 
 def _escaped(text: str) -> str:

@@ -142,7 +142,7 @@ class AdapterIndex:
         """What stands under a name, and the highest revision that it had.
 
         Raises:
-            AdapterStoreAway: it cannot be told.
+            AdapterStoreAway: it is not known.
         """
         tenant, own = name
         record = _decode(await self._do("hget", adapters_redis_key(tenant), own))
@@ -154,7 +154,7 @@ class AdapterIndex:
         """How many names of the tenant's have a note that they were removed.
 
         Raises:
-            AdapterStoreAway: it cannot be told.
+            AdapterStoreAway: it is not known.
         """
         now_s, _ = await self._do("time")
         return int(await self._do("zcount", adapters_gone_redis_key(tenant), now_s, "+inf"))
@@ -192,7 +192,7 @@ class AdapterIndex:
         """What Redis believes that this host has.
 
         Raises:
-            AdapterStoreAway: it cannot be told.
+            AdapterStoreAway: it is not known.
         """
         members = await self._do("smembers", host_adapters_redis_key(self._host_id))
         return {of_member(member.decode()) for member in members}

@@ -108,7 +108,7 @@ class Writes:
 def write_of(block: ArenaBlock, expiry_s: int | None) -> DiskWrite:
     """What the writer is given of a block that was announced, and is whole."""
     announced = block.announced
-    assert announced is not None, "nobody knows its tokens"
+    assert announced is not None, "its tokens are unknown"
     return DiskWrite(
         block.block_id, block.key, block.parent, announced.tokens, announced.fingerprint,
         block.page_bytes, list(block.pages), announced.checksums, block.owner, expiry_s,

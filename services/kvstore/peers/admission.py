@@ -51,7 +51,7 @@ class Admission:
     begin: the server's side of a new handshake.
     admit: called in the thread of `run` with a stream, and with the id and the address of the host
         that has proven itself.
-    counts: to be told of connections that are refused or turned away.
+    counts: of connections that are refused or turned away.
     handshake_s: that a connection has to prove itself.
     """
 

@@ -34,7 +34,7 @@ class ServerCounts:
     """What a server has done, over all connections.
 
     Attributes:
-        num_accepted: connections, whoever made them.
+        num_accepted: connections, of strangers too.
         num_refused: connections of others than kvstores of this house, or that broke the rules.
         num_turned_away: for which there was no room.
         num_cut_off: that took nothing any more.

@@ -57,8 +57,8 @@ class ArgumentsReader:
 
     def feed(self, text: str) -> tuple[int, list[Event]]:
         num, self.is_over = self._nesting.take_to_end(text)
-        told = "".join(map(self._text.take, text[:num]))
-        return num, [Argued(told + self._text.close() if self.is_over else told)]
+        argued = "".join(map(self._text.take, text[:num]))
+        return num, [Argued(argued + self._text.close() if self.is_over else argued)]
 
     def finish(self) -> list[Event]:
         return []

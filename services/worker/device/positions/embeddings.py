@@ -93,9 +93,9 @@ def _tokens(model: Any) -> torch.Tensor:
 
 
 def _logits(model: Any, tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    told = {} if positions is None else {"position_ids": positions[None]}
+    named = {} if positions is None else {"position_ids": positions[None]}
     with torch.inference_mode(), running(LayerProbe()):
-        logits: torch.Tensor = model(tokens[None], use_cache=False, **told).logits
+        logits: torch.Tensor = model(tokens[None], use_cache=False, **named).logits
     return logits
 
 

@@ -69,11 +69,11 @@ def _is_changing(module: nn.Module) -> bool:
 
 def _types(module: nn.Module) -> dict[str | None, str]:
     """How a module gets its frequencies, by the type of layer that they are for; None: any."""
-    told = getattr(module, "rope_type", None)
-    if isinstance(told, str):
-        return {None: told}
-    if isinstance(told, dict):
-        return {name: each for name, each in told.items() if isinstance(each, str)}
+    rope_type = getattr(module, "rope_type", None)
+    if isinstance(rope_type, str):
+        return {None: rope_type}
+    if isinstance(rope_type, dict):
+        return {name: each for name, each in rope_type.items() if isinstance(each, str)}
     return {}
 
 
@@ -98,8 +98,8 @@ def _frozen(rotary: nn.Module, max_model_len: int) -> tuple[nn.Module, int]:
 
 def _original_length(rotary: nn.Module, layer_type: str | None) -> int:
     parameters: Any = rotary.config.rope_parameters  # type: ignore[union-attr]
-    told = parameters if layer_type is None else parameters[layer_type]
-    return int(told["original_max_position_embeddings"])
+    own = parameters if layer_type is None else parameters[layer_type]
+    return int(own["original_max_position_embeddings"])
 
 
 def _constant(rotary: nn.Module, length: int) -> nn.Module:
