@@ -222,7 +222,7 @@ def test_full_disk(tmp_path: Path) -> None:
     data_dir = tmp_path / "small"
     data_dir.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(data_dir)],
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(data_dir)],
         capture_output=True,
         check=False,
     )

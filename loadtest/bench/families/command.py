@@ -2,31 +2,14 @@
 
 import argparse
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from loadtest.bench.families.page import write
+from loadtest.bench.families.rows import Row, families_of
 from loadtest.bench.families.variants import DECODER, DEFAULT, NEEDED, VARIANTS, Options
 from shared.errors import InvalidRequest
-
-Verdict = Literal["right", "refused", "not tried"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What came of one variant of a family.
-
-    Attributes:
-        name: of transformers' class.
-        reason: why it is refused, or could not be tried; empty: it is right.
-    """
-
-    family: str
-    name: str
-    variant: str
-    verdict: Verdict
-    reason: str
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -49,8 +32,6 @@ def run(argv: list[str]) -> dict[str, Any]:
             print(f"{family}, {variant}: {row.verdict} {row.reason} ({took_s:.1f} s)", flush=True)
             rows.append(row)
     if args.write is not None:
-        from loadtest.bench.families.page import write
-
         write(args.write, rows)
     counts = {verdict: len(families_of(rows, verdict)) for verdict in ("right", "refused")}
     return {"families": counts, "rows": [asdict(row) for row in rows]}
@@ -95,15 +76,6 @@ def hold(family: str, variant: str, options: Options) -> Row:
     except UnsupportedModelError as error:
         return Row(family, name, variant, "refused", _without_name(error.message))
     return Row(family, name, variant, "right", "")
-
-
-def families_of(rows: Iterable[Row], verdict: Verdict) -> list[str]:
-    """Families with a variant of this verdict, and none of a better one."""
-    order: list[Verdict] = ["right", "refused", "not tried"]
-    best: dict[str, Verdict] = {}
-    for row in rows:
-        best[row.family] = min(best.get(row.family, row.verdict), row.verdict, key=order.index)
-    return [family for family, found in best.items() if found == verdict]
 
 
 def _may_be_decoder(family: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from loadtest.bench.families.command import Row, families_of
+from loadtest.bench.families.rows import Row, families_of
 from shared.errors import InvalidRequest
 
 _NUMBERS = re.compile(r" \(at position \d+ by [^)]*\)")  # which are this machine's

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.families.command import Row, families_of, hold, known_families, run, variants_of
+from loadtest.bench.families.command import hold, known_families, run, variants_of
 from loadtest.bench.families.page import MARK, line, tables, write
+from loadtest.bench.families.rows import Row, families_of
 from loadtest.bench.families.variants import DEFAULT, NEEDED, VARIANTS
 from shared.errors import InvalidRequest
 

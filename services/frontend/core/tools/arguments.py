@@ -162,8 +162,8 @@ class ArgumentsText:
 def as_json(written: str) -> str | None:
     r"""A value that a model wrote, as JSON; None: it is none.
 
-    >>> as_json('"a\tb"'), as_json("[1,]"), as_json("7 ")
-    ('"a\\tb"', None, '7')
+    >>> as_json('"a\tb"'), as_json("[1,]"), as_json("7 "), as_json("[1")
+    ('"a\\tb"', '[1]', '7', None)
     """
     text = ArgumentsText()
     made = "".join(map(text.take, written.strip(SPACE) + " "))
