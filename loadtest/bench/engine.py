@@ -30,7 +30,8 @@ from services.worker.core.recording import RecordedStep, read_steps, write_step
 from services.worker.core.step import StepPlan
 from services.worker.device.executor import Executor, Finished
 from services.worker.device.layers import Mode
-from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
 

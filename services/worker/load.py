@@ -27,7 +27,7 @@ from shared.zoo import ZooModel
 if TYPE_CHECKING:  # torch comes with it
     from services.worker.device.assist.host_crew import HostCrew
     from services.worker.device.assist.stream_crew import StreamCrew
-    from services.worker.device.model import LoadedModel
+    from services.worker.device.loaded_model import LoadedModel
 
 OnMoved = Callable[[Moved], None]
 

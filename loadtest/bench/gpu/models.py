@@ -10,7 +10,7 @@ from services.worker.device.attention import ATTENTION
 from services.worker.device.copies import HostCopier, PageCopier
 from services.worker.device.gpu_executor import GpuExecutor
 from services.worker.device.layers import Mode, speed_up
-from services.worker.device.model import LoadedModel, prepare_model
+from services.worker.device.loaded_model import LoadedModel, prepare_model
 from services.worker.device.mover import Moved
 from services.worker.device.piecewise_copier import PiecewiseCopier
 from shared.arena import Arena

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from loadtest.bench.lora.made import MadeAdapter
 from loadtest.local_engine import LocalEngine, Moves, some_prompt
-from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.layout import layout_image
 from shared.blocks import BLOCK_TOKENS

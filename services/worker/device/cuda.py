@@ -14,8 +14,8 @@ from services.worker.device.cuda_copier import cuda_copier
 from services.worker.device.cuda_int8_copier import cuda_int8_copier
 from services.worker.device.decode_graphs import cuda_recorder
 from services.worker.device.gpu_executor import PREFILL_TOKENS, GpuExecutor
+from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.lora.assistance import PATIENCE_NS
-from services.worker.device.model import LoadedModel
 from services.worker.device.mover import Moved
 from services.worker.device.step import LayerProbe, running
 from shared.errors import SymphonyError

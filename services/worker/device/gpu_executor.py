@@ -28,9 +28,9 @@ from services.worker.device.gate import PageGate
 from services.worker.device.grammar import Grammars, Masks, Vocabulary, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.launched import GpuLaunched, Pass, StepChosen
+from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.lora.device import DeviceLines
 from services.worker.device.lora.stream_assistance import stream_assist
-from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import top_logprobs
 from services.worker.device.scoring import wanted_logits

@@ -21,9 +21,9 @@ from services.worker.device.grammar import Grammars, Vocabulary, asked_of
 from services.worker.device.image_builder import ImageBuilder
 from services.worker.device.int8_pages import Int8HostCopier
 from services.worker.device.layers.invariant import ROWS
+from services.worker.device.loaded_model import LoadedModel
 from services.worker.device.lora.assistance import assist
 from services.worker.device.lora.tables import LoraLines
-from services.worker.device.model import LoadedModel
 from services.worker.device.mover import KvMover, Moved
 from services.worker.device.sampler import sample, token_logprobs
 from services.worker.device.scoring import NOT_FINITE, enter_scores, wanted_logits

@@ -21,7 +21,8 @@ from services.worker.device.copies import CopyFailed, PageCopier
 from services.worker.device.gate import PageGate
 from services.worker.device.gpu_executor import GpuExecutor
 from services.worker.device.int8_pages import Int8HostCopier, Int8Pages
-from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.model import load_model
 from services.worker.device.mover import KvMover, Moved, Stored
 from services.worker.device.torch_executor import TorchExecutor
 from shared.arena import Arena, PageState, checksum

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from services.worker.core.integrity import check_integrity
 from services.worker.device.executor import Executor
 from services.worker.device.gpu_executor import GpuExecutor
-from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.model import load_model
 from services.worker.device.mover import Moved
 from services.worker.device.torch_executor import TorchExecutor
 from shared.adapters.check import check_adapter

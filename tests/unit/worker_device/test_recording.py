@@ -10,7 +10,8 @@ from services.worker.core.recording import read_steps, write_step
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.demo_model import make_demo_model
 from services.worker.device.executor import Finished
-from services.worker.device.model import LoadedModel, load_model
+from services.worker.device.loaded_model import LoadedModel
+from services.worker.device.model import load_model
 from services.worker.device.torch_executor import TorchExecutor
 from shared.errors import InvalidRequest
 from tests.unit.worker_device.driver import Driver, make_core

@@ -14,7 +14,7 @@ from kernels.plain import plain_kernels
 from services.worker.core.step import StepResult
 from services.worker.device.attention import UnsupportedModelError
 from services.worker.device.layers import Mode, speed_up
-from services.worker.device.model import LoadedModel, prepare_model
+from services.worker.device.loaded_model import LoadedModel, prepare_model
 from services.worker.device.torch_executor import TorchExecutor
 from services.worker.device.verify import scenario, twins
 from services.worker.device.verify.cut import VOCAB, Candidate, special_tokens
