@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from services.worker.device.attention import UnsupportedModelError
 from services.worker.device.model import load_model
 from services.worker.device.positions.embeddings import PositionTable, embed_by_row
+from services.worker.device.positions.layers import chunk_of, note_positions
 from tests.unit.worker_device.driver import Driver, make_core
 from tests.unit.worker_device.test_gpu_executor import Recorder, gpu_executor
 from tests.unit.worker_device.test_torch_executor import executor_of, greedy, prompt, save_model
@@ -85,6 +87,15 @@ def test_each_row_is_as_transformers_computes_it_alone(
         assert entries is not None
         got = torch.tensor([each.logprob for each in entries[1:]])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("index", "chunk"), [(0, 50), (1, 0), (2, 0), (-2, 0), (-3, 0)])
+def test_layers_of_other_parts_have_no_chunk(index: int, chunk: int) -> None:
+    layer: Any = torch.nn.Module()
+    layer.layer_idx = index
+    layer.config = SimpleNamespace(layer_types=LLAMA4["layer_types"], attention_chunk_size=50)
+    note_positions(layer)
+    assert chunk_of(layer) == chunk
 
 
 def test_a_model_that_counts_from_further_on_takes_fewer_tokens(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def scaled(layer: nn.Module, query: torch.Tensor, positions: torch.Tensor) -> to
 def _note_chunk(layer: Any) -> None:
     config = getattr(layer, "config", None)
     types = getattr(config, "layer_types", None) or []
-    if layer.layer_idx < len(types) and types[layer.layer_idx] == "chunked_attention":
+    # Other parts of a model count their layers from the end, and are in no list of these.
+    if 0 <= layer.layer_idx < len(types) and types[layer.layer_idx] == "chunked_attention":
         setattr(layer, _CHUNK, int(config.attention_chunk_size))  # type: ignore[union-attr]
 
 
