@@ -1,23 +1,28 @@
-"""``python -m cli.docs.drawings``: draws the pictures of docs/images that tell of messages.
+"""``python -m cli.docs.drawings``: draws the sequence diagrams in docs/images from `lives`.
 
-A picture is a `Drawing`: who takes part, and what happens, from top to bottom. A test holds the
-files equal to what this draws.
+A test compares the files with what this draws.
 """
 
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from cli.docs.lives import ADVISORY, HOUSE, TURN, Drawing, Message, Note
+from cli.docs.lives import ADVISORY, DELETION, DEPLOYMENT, JOB, TURN, Drawing, Message, Note
 from cli.start.plan import ROOT
 
 FOLDER = ROOT / "docs" / "images"
-DRAWINGS = {"turn.svg": TURN, "advisory.svg": ADVISORY, "house.svg": HOUSE}
+DRAWINGS = {
+    "turn.svg": TURN,
+    "advisory.svg": ADVISORY,
+    "job.svg": JOB,
+    "deletion.svg": DELETION,
+    "house.svg": DEPLOYMENT,
+}
 COLUMN, TOP, ROW, MARGIN = 190, 64, 40, 95
 NOTE_LINE, NOTE_CHAR = 17, 6.6
-# Its own ground and ink, so that it can be read on any page.
+# With a background and text colour of its own, to be readable on any page.
 STYLE = """
   .ground { fill: #ffffff; stroke: #d0d7de }
-  .who { fill: #e7ecf5; stroke: #44546f }
+  .participant { fill: #e7ecf5; stroke: #44546f }
   .life { stroke: #b3bccb; stroke-dasharray: 3 5 }
   .note { fill: #fff6d6; stroke: #b08800 }
   .way { stroke: #1f4e9e; stroke-width: 1.6; fill: none }
@@ -28,7 +33,7 @@ STYLE = """
   .name { font-weight: 600; font-size: 14px }
   @media (prefers-color-scheme: dark) {
     .ground { fill: #161b22; stroke: #3d444d }
-    .who { fill: #25314a; stroke: #8fa3c8 }
+    .participant { fill: #25314a; stroke: #8fa3c8 }
     .life { stroke: #4a5568 }
     .note { fill: #3a3113; stroke: #d4a72c }
     .way { stroke: #79b0ff } .tip { fill: #79b0ff }
@@ -39,7 +44,7 @@ STYLE = """
 
 
 def draw(drawing: Drawing) -> str:
-    """The picture, as SVG."""
+    """The diagram as SVG."""
     y: float = TOP + 40
     parts: list[str] = []
     for step in drawing.steps:
@@ -48,13 +53,13 @@ def draw(drawing: Drawing) -> str:
         else:
             _message(parts, drawing, step, y)
             y += ROW
-    width = COLUMN * (len(drawing.who) - 1) + 2 * MARGIN
-    people = [_person(name, at, y) for at, name in enumerate(drawing.who)]
-    body = "\n".join([*people, *parts])
+    width = COLUMN * (len(drawing.participants) - 1) + 2 * MARGIN
+    columns = [_participant(name, at, y) for at, name in enumerate(drawing.participants)]
+    body = "\n".join([*columns, *parts])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 10:g}" role="img" '
         f'aria-labelledby="title desc">\n<title id="title">{escape(drawing.title)}</title>\n'
-        f'<desc id="desc">{escape(drawing.told)}</desc>\n<style>{STYLE}</style>\n'
+        f'<desc id="desc">{escape(drawing.description)}</desc>\n<style>{STYLE}</style>\n'
         f'<rect class="ground" x="1" y="1" width="{width - 2}" height="{y + 8:g}" rx="8"/>\n'
         f"{body}\n</svg>\n"
     )
@@ -64,17 +69,20 @@ def _x(at: int) -> int:
     return MARGIN + COLUMN * at
 
 
-def _person(name: str, at: int, bottom: float) -> str:
+def _participant(name: str, at: int, bottom: float) -> str:
     x = _x(at)
     return (
         f'<line class="life" x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom - 6:g}"/>'
-        f'<rect class="who" x="{x - 60}" y="20" width="120" height="34" rx="6"/>'
+        f'<rect class="participant" x="{x - 60}" y="20" width="120" height="34" rx="6"/>'
         f'<text class="name" x="{x}" y="42" text-anchor="middle">{escape(name)}</text>'
     )
 
 
 def _message(parts: list[str], drawing: Drawing, step: Message, y: float) -> None:
-    begin, end = _x(drawing.who.index(step.sender)), _x(drawing.who.index(step.receiver))
+    begin, end = (
+        _x(drawing.participants.index(step.sender)),
+        _x(drawing.participants.index(step.receiver)),
+    )
     side = 1 if end > begin else -1
     kind = "pages" if step.is_pages else "way"
     tip = "pages-tip" if step.is_pages else "tip"
@@ -88,12 +96,12 @@ def _message(parts: list[str], drawing: Drawing, step: Message, y: float) -> Non
 
 
 def _note(parts: list[str], drawing: Drawing, step: Note, y: float) -> float:
-    """Draw it; where the next step goes."""
+    """Draw it; returns the y of the next step."""
     lines = step.text.split("\n")
     width = max(len(line) for line in lines) * NOTE_CHAR + 20
     height = NOTE_LINE * len(lines) + 10
-    middle = _x(drawing.who.index(step.at))
-    right = COLUMN * (len(drawing.who) - 1) + 2 * MARGIN - 8
+    middle = _x(drawing.participants.index(step.at))
+    right = COLUMN * (len(drawing.participants) - 1) + 2 * MARGIN - 8
     x = max(8.0, min(middle - width / 2, right - width))
     top = y - 22
     parts.append(
@@ -107,7 +115,7 @@ def _note(parts: list[str], drawing: Drawing, step: Note, y: float) -> float:
 
 
 def files() -> dict[Path, str]:
-    """Every picture, by where it belongs."""
+    """The SVG of every diagram, by its path."""
     return {FOLDER / name: draw(drawing) for name, drawing in DRAWINGS.items()}
 
 

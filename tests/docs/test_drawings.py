@@ -1,4 +1,4 @@
-"""The pictures of messages are what their tables say, and say it to those, too, who do not see."""
+"""Diagrams equal what their tables draw, and describe themselves to screen readers."""
 
 from xml.etree import ElementTree
 
@@ -12,13 +12,13 @@ from tests.docs.blocks import all_blocks
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_files_are_what_the_tables_say() -> None:
+def test_the_files_are_what_the_tables_draw() -> None:
     for path, text in files().items():
         assert path.read_text() == text, "python -m cli.docs.drawings"
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_a_picture_is_told_in_words(name: str) -> None:
+def test_a_diagram_has_a_description(name: str) -> None:
     drawn = ElementTree.parse(ROOT / "docs" / "images" / name).getroot()
     titles = [drawn.find(f"{SVG}title"), drawn.find(f"{SVG}desc")]
     assert drawn.get("role") == "img"
@@ -26,7 +26,7 @@ def test_a_picture_is_told_in_words(name: str) -> None:
     assert [found is not None and bool(found.text) for found in titles] == [True, True]
     texts = {each.text for each in drawn.iter(f"{SVG}text")}
     drawing = DRAWINGS[name]
-    assert set(drawing.who) <= texts
+    assert set(drawing.participants) <= texts
     assert {step.text for step in drawing.steps if isinstance(step, Message)} <= texts
 
 
