@@ -1,57 +1,95 @@
-"""The page that tells which families are served."""
+"""The part of docs/models.md that lists which families are served."""
 
 import re
+import textwrap
 from collections.abc import Iterable
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 
 from loadtest.bench.families.rows import Row, families_of
+from loadtest.bench.families.variants import DEFAULT
 from shared.errors import InvalidRequest
 
-_NUMBERS = re.compile(r" \(at position \d+ by [^)]*\)")  # which are this machine's
-NOT_TRIED = "no small model of their config could be made or run by transformers."
 MARK = "<!-- From here on it is made by `./symphony bench families --write docs/models.md`. -->"
+WIDTH = 118
+_DETAIL = re.compile(r" \(.*|: \{.*", re.DOTALL)
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Put the tables behind the mark in the page.
+    """Replace what is behind the mark in the page.
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: the page has no mark.
     """
     before, mark, _ = path.read_text().partition(MARK)
     if not mark:
         raise InvalidRequest(f"--write {path}: there is no line {MARK!r} in it")
-    path.write_text(before + mark + "\n\n" + tables(list(rows)))
+    path.write_text(before + mark + "\n\n" + sections(list(rows)))
 
 
-def tables(rows: list[Row]) -> str:
-    """Markdown: a section for each verdict."""
+def sections(rows: list[Row]) -> str:
+    """Markdown: the families that are served, and why others are not."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "torch"))
-    right = families_of(rows, "right")
+    right, untried = families_of(rows, "right"), families_of(rows, "not tried")
     num = len({row.family for row in rows})
-    parts = [f"With {versions}, {len(right)} families of {num} are served.\n"]
-    for title, families, text in (
-        ("## Served", right, "With the options that say so."),
-        ("## Refused", families_of(rows, "refused"), "Each with the first reason that was found."),
-        ("## Not tried", families_of(rows, "not tried"), "These are refused, too: " + NOT_TRIED),
-    ):
-        parts.append(f"{title}\n\n{text}\n\n{table(rows, families)}")
-    return "\n".join(parts)
+    served = (entry(family, _variants(rows, family, "right")) for family in right)
+    return (
+        f"With {versions}, {len(right)} families of {num} are served.\n\n"
+        "## Served\n\n"
+        "In parentheses: the options that were compared, if not just the default config.\n\n"
+        f"{_filled(served)}\n\n"
+        "## Refused\n\n"
+        "By the first reason that was found. `./symphony doctor --model FOLDER` gives details.\n\n"
+        f"{_reasons(rows)}\n"
+        "transformers could not make or run a small model of these, which are refused, too:\n"
+        f"{_filled(entry(family, []) for family in untried)}\n"
+    )
 
 
-def table(rows: Iterable[Row], families: list[str]) -> str:
-    """A line for each variant of these families."""
-    lines = ["| family | options | |", "|---|---|---|"]
-    lines += [line(row) for row in rows if row.family in families]
+def entry(family: str, variants: list[str]) -> str:
+    """A family and its variants, which are left out where it has only the default one.
+
+    >>> entry("opt", [DEFAULT, "biases"]), entry("opt", [DEFAULT])
+    ('`opt` (default; biases)', '`opt`')
+    """
+    names = "; ".join("default" if each == DEFAULT else each for each in variants)
+    return f"`{family}`" + ("" if variants in ([], [DEFAULT]) else f" ({names})")
+
+
+def short_reason(reason: str) -> str:
+    """A reason without its details.
+
+    >>> short_reason("layer 0 has attention sinks (s_aux)")
+    'layer 0 has attention sinks'
+    """
+    return _DETAIL.sub("", reason).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _variants(rows: list[Row], family: str, verdict: str) -> list[str]:
+    return [row.variant for row in rows if (row.family, row.verdict) == (family, verdict)]
+
+
+def _reasons(rows: list[Row]) -> str:
+    """A line for each reason, the commonest first."""
+    by_reason: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.verdict == "refused":
+            by_reason.setdefault(short_reason(row.reason), []).append(row)
+    lines = ["| reason | families |", "|---|---|"]
+    for reason, refused in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+        entries = []
+        for family, of_family in groupby(refused, key=lambda row: row.family):
+            variants = [row.variant for row in of_family]
+            is_all = len(variants) == sum(row.family == family for row in rows)
+            # A lone default variant is named where others of the family have another verdict.
+            named = entry(family, [] if is_all else variants)
+            is_default = variants == [DEFAULT] and not is_all
+            entries.append(f"{named} (default)" if is_default else named)
+        lines.append(f"| {reason} | {', '.join(entries)} |")
     return "\n".join(lines) + "\n"
 
 
-def line(row: Row) -> str:
-    """Of the table."""
-    verdict = "served" if row.verdict == "right" else _escaped(_NUMBERS.sub("", row.reason))
-    return f"| `{row.family}` | {_escaped(row.variant)} | {verdict} |"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+def _filled(entries: Iterable[str]) -> str:
+    text = ", ".join(entries)
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
