@@ -1,4 +1,4 @@
-"""docs/scale.md says how large messages and records are: as large as they are."""
+"""The sizes of messages and records in docs/scale.md are those of the code."""
 
 import math
 import re
@@ -9,15 +9,15 @@ import pytest
 from services.scheduler.core.turns.placement.symphony import Symphony
 from services.scheduler.core.turns.placer import WORKERS_OF_HOST_MAX
 from shared import messages as m
-from shared.blocks import BLOCK_TOKENS, KEY_BYTES, PREFIX_BLOCKS_MAX
+from shared.blocks import BLOCK_TOKENS, KEY_BYTES
 from shared.ids import FrontendId, HostId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.locations import HOSTS_TOLD_MAX
 from shared.sessions import SessionRecord, TextMark, encode_record
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text()
+PAGE = " ".join(TEXT.split())
 SESSION, MODEL = SessionId("order-17/engineer-abcdef"), ModelId("llama-3.1-8b")
 WORKER, HOST = WorkerId("host-12-w3"), HostId("host-12")
-AGENT = m.AgentRef(agent="shop/engineer", workflow_id="order-17")
 SUBMIT = m.TurnSubmit(
     turn_id=TurnId("t-0123456789abcdef"),
     frontend_id=FrontendId("frontend-0123"),
@@ -75,44 +75,24 @@ ROWS = {
     "`StepOutput`, tokens of 32 turns": output(32),
     "`Advisory`": m.Advisory(session_id=SESSION, model_id=MODEL, expected_arrival=2.5),
     "`ExpectSession`": m.ExpectSession(session_id=SESSION, model_id=MODEL),
-    "`ExpectSession` of an agent whose prompts share 32 blocks": m.ExpectSession(
-        session_id=m.prefix_session(AGENT),
-        model_id=MODEL,
-        prefix=m.AgentPrefix(agent=AGENT, keys="5a" * KEY_BYTES * 32),
-    ),
-    "`AgentTurnLeft` of a prompt of 128 blocks or more": m.AgentTurnLeft(
-        agent=AGENT, session_id=SESSION, model_id=MODEL,
-        keys="5a" * KEY_BYTES * PREFIX_BLOCKS_MAX,
-    ),
-    "`TurnsForeseen` of one turn": m.TurnsForeseen(
-        turns=[
-            m.ForeseenTurn(
-                advisory=m.Advisory(
-                    session_id=SESSION, expected_arrival=2.5, agent=AGENT.agent,
-                    workflow_id=AGENT.workflow_id, ttl_ms=30_000,
-                ),
-                chance=0.9,
-            )
-        ]
-    ),
     "`Prefetch`": m.Prefetch(session_id=SESSION, model_id=MODEL, num_tokens=2000),
 }  # fmt: skip
 
 
-def told(row: str) -> float:
+def size_of(row: str) -> float:
     """The number in the second column of the page's row of this name."""
-    found = re.search(rf"^\| {re.escape(row)} \| ([\d,]+) ", PAGE, re.MULTILINE)
+    found = re.search(rf"^\| {re.escape(row)} \| ([\d,]+) ", TEXT, re.MULTILINE)
     assert found is not None, f"no row {row!r}"
     return float(found[1].replace(",", ""))
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_messages_are_as_large_as_the_page_says(row: str) -> None:
-    assert len(m.encode(ROWS[row])) == pytest.approx(told(row), rel=0.1)
+    assert len(m.encode(ROWS[row])) == pytest.approx(size_of(row), rel=0.1)
 
 
 def test_what_is_counted_from_the_rows_is_counted_right() -> None:
-    bytes_of_report = told("`WorkerReport`, 64 turns")
+    bytes_of_report = size_of("`WorkerReport`, 64 turns")
     reports = 2 * 1_000 * (250 + 4)
     gigabytes = reports * bytes_of_report / 1e9
     assert f"{reports:,} reports a second and {gigabytes:.1f} GB/s" in PAGE
@@ -121,34 +101,32 @@ def test_what_is_counted_from_the_rows_is_counted_right() -> None:
     assert f"{reports / 1e6:.1f} million and {gigabytes:.0f} GB/s" in PAGE
 
 
-def test_a_house_of_640_is_counted_right() -> None:
+def test_a_deployment_of_640_is_counted_right() -> None:
     tokens, turns, reports = 640 * 64 * 25, 640 * 5, 2 * 640
-    assert f"{turns:,} turns and {tokens:,} tokens a second,\nand {reports:,} reports." in PAGE
-    gigabytes = tokens * told("`StepOutput`, a token") / 1e9
-    assert f"{tokens:,} messages, {gigabytes:.1f} GB/s" in PAGE
-    heard = reports * (160 + 4)
-    gigabytes = heard * told("`WorkerReport`, 64 turns") / 1e9
-    assert f"reports to 164: {round(heard, -4):,} messages, {gigabytes:.1f} GB/s" in PAGE
+    assert f"{turns:,} turns and {tokens:,} tokens a second, and {reports:,} reports." in PAGE
+    gigabytes = tokens * size_of("`StepOutput`, a token") / 1e9
+    assert f"{tokens:,} token messages, {gigabytes:.1f} GB/s" in PAGE
+    received = reports * (160 + 4)
+    gigabytes = received * size_of("`WorkerReport`, 64 turns") / 1e9
+    assert f"to 164 receivers: {round(received, -4):,} messages, {gigabytes:.1f} GB/s" in PAGE
     on_frontends = tokens * 105e-6
+    turn_cores, report_share = turns * 0.72e-3, reports * 0.1e-3
+    share = (on_frontends + turn_cores) / 160 + report_share
     assert (
-        f"of 105 µs are {on_frontends:.0f} cores, turns {math.ceil(turns * 0.72e-3)} more" in PAGE
-    )
-    share = (on_frontends + turns * 0.72e-3) / 160 + reports * 0.1e-3
-    assert f"two on each host, at {share:.1f} of a core" in PAGE
-    own, others, heard_s = turns / 4 * 0.33e-3, turns * 3 / 4 * 0.09e-3, reports * 0.16e-3
-    assert f"| {own + others + heard_s:.2f} of a core each" in PAGE
-    assert f"a second {own:.2f}, what the others have {others:.2f}, reports {heard_s:.2f}" in PAGE
-    assert f"one alone would need {turns * 0.33e-3 + heard_s:.1f} |" in PAGE
-
-
-def test_nothing_is_left_open() -> None:
-    assert "**open**" not in PAGE.lower()
+        f"of 105 µs are {on_frontends:.0f} cores, turns {math.ceil(turn_cores)} more, "
+        f"reports {report_share:.2f} each: {share:.1f} of a core"
+    ) in PAGE
+    own, others, reported = turns / 4 * 0.33e-3, turns * 3 / 4 * 0.09e-3, reports * 0.16e-3
+    assert (
+        f"{own + others + reported:.2f} of a core each: turns {own:.2f}, "
+        f"others' turns {others:.2f}, reports {reported:.2f}"
+    ) in PAGE
 
 
 def test_a_decision_looks_at_as_many_workers_as_the_page_says() -> None:
-    some = Symphony.num_looked_at
-    assert some is not None
-    assert f": {some + 1 + HOSTS_TOLD_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
+    num = Symphony.num_looked_at
+    assert num is not None
+    assert f": {num + 1 + HOSTS_TOLD_MAX * WORKERS_OF_HOST_MAX} at most" in PAGE
 
 
 @pytest.mark.parametrize("num_tokens", [500, 2_000, 8_000, 32_000])
