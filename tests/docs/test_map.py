@@ -3,47 +3,58 @@ found in them.
 """
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from cli.start.plan import ROOT
 
-MAP = "contributing.md"
-PAGES = ("architecture.md", "contributing.md", "turn.md")
+# Columns of what a row is about, of folders, and of names, in the pages that have maps.
+MAPS = {"contributing.md": (0, 1, 2), "turn.md": (0, 2, 3)}
+PAGES = ("architecture.md", *MAPS)
 PATH = re.compile(r"`((?:cli|clients|docs|kernels|loadtest|services|shared|tests)/[\w./*-]*)`")
 NAME = re.compile(r"`(\w+)`")
-ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 
-def rows() -> list[tuple[str, list[str], list[str]]]:
-    """What to change, where to look, and the names to search for there."""
-    text = (ROOT / "docs" / MAP).read_text()
-    section = text.partition("## To change X, look in Y\n")[2].partition("\n## ")[0]
-    found = [
-        (what, PATH.findall(where), NAME.findall(names))
-        for what, where, names in ROW.findall(section)
-    ]
-    return [row for row in found if row[1] and row[2]]
+class Row(NamedTuple):
+    """A row of a map: below these paths these names are found."""
+
+    place: str
+    paths: list[str]
+    names: list[str]
 
 
-def code(paths: list[str]) -> str:
-    """The Python sources below these."""
-    files: list[Path] = []
-    for path in map(ROOT.joinpath, paths):
-        files += [path] if path.is_file() else sorted(path.rglob("*.py"))
+def rows() -> list[Row]:
+    """Every row of every map that names folders and what to search for there."""
+    found = []
+    for page, (what, where, start) in MAPS.items():
+        for line in (ROOT / "docs" / page).read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if line.startswith("|") and len(cells) > start:
+                paths, names = PATH.findall(cells[where]), NAME.findall(cells[start])
+                if paths and names:
+                    found.append(Row(f"docs/{page}: {cells[what]}", paths, names))
+    return found
+
+
+@cache
+def code(path: Path) -> str:
+    """The Python sources below a path."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     return "\n".join(file.read_text() for file in files)
 
 
-def test_the_map_has_rows() -> None:
-    assert len(rows()) >= 25
+def test_the_maps_have_rows() -> None:
+    assert len(rows()) >= 35
 
 
-@pytest.mark.parametrize(("what", "paths", "names"), rows(), ids=[row[0] for row in rows()])
-def test_names_are_found_where_the_map_says(what: str, paths: list[str], names: list[str]) -> None:
-    text = code(paths)
-    missing = [name for name in names if not re.search(rf"\b{name}\b", text)]
-    assert not missing, f"docs/{MAP}, {what!r}: {missing} not in {paths}"
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.place)
+def test_names_are_found_where_the_map_says(row: Row) -> None:
+    text = "\n".join(code(ROOT / path) for path in row.paths)
+    missing = [name for name in row.names if not re.search(rf"\b{name}\b", text)]
+    assert not missing, f"{row.place}: {missing} not in {row.paths}"
 
 
 @pytest.mark.parametrize("page", PAGES)
