@@ -22,7 +22,7 @@ from loadtest.cluster.run import run_cluster
 from loadtest.fuzz.house import open_house
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
 

@@ -23,7 +23,7 @@ from loadtest.world.model import Model
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.scheduler import Scheduler
-from loadtest.world.timeline import MS, SECOND, Timeline
+from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from services.kvstore.core.integrity import check_integrity

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Set
 
+from loadtest.sim.timeline import SECOND
 from loadtest.world.memory import ArenaMemory
-from loadtest.world.timeline import SECOND
 from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from loadtest.sim.timeline import MS
 from loadtest.world.memory import ArenaMemory, Content
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS
 from services.kvstore.core import (
     FetchedPages,
     KvCore,

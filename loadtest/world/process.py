@@ -3,8 +3,9 @@
 from collections import deque
 from functools import partial
 
+from loadtest.sim.network import PENDING_BYTES_MAX
+from loadtest.sim.timeline import SECOND, Action
 from loadtest.world.house import House
-from loadtest.world.timeline import SECOND, Action
 
 DRIFT_MAX_PPM = 200
 
@@ -35,6 +36,7 @@ class Process:
         self._offset_ns = random.randrange(1000 * SECOND)
         self._drift_ppm = random.randint(-DRIFT_MAX_PPM, DRIFT_MAX_PPM)
         self.wall_skew_ns = 0
+        self.pending_bytes_max = PENDING_BYTES_MAX
 
     @property
     def now_ns(self) -> int:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from loadtest.world.candidate import QUEUE_MAX
+from loadtest.sim.scheduler import QUEUE_MAX
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.faults import Fault
-from loadtest.world.timeline import MS, SECOND
 from loadtest.world.world import World
 
 RESTART_MAX_NS = 4 * SECOND

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.checks import check_worker, watch_step
 from loadtest.world.device import Device
 from loadtest.world.house import House
@@ -10,7 +11,6 @@ from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS, SECOND
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
     BuildImage,
@@ -168,13 +168,13 @@ class Worker(Process):
 
     def _get_ready(self) -> None:
         wires, me = self.house.wires, self.worker_id
-        wires.subscribe(self, WORKER_START, lambda message, _: self._on_starts(message), me)
-        wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
-        wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
-        wires.subscribe(
+        wires.listen(self, WORKER_START, lambda message, _: self._on_starts(message), me)
+        wires.listen(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
+        wires.listen(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
+        wires.listen(
             self, WORKER_PREFETCH_DROP, lambda message, _: self._on_prefetch_drop(message), me
         )
-        wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
+        wires.listen(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
         self.jobs = WorkerJobs(self, me, self.report)
         self._report_for_ever()
 
@@ -285,7 +285,7 @@ class Worker(Process):
             ],
             speeds=self._telling.next([core.speeds(model.model_id)]),
         )
-        self.house.wires.publish(self, WORKER_REPORT, report)
+        self.house.wires.send(self, WORKER_REPORT, report)
 
     # The engine.
 
@@ -384,11 +384,11 @@ class Worker(Process):
         deltas, self._deltas = self._deltas, {}
         for frontend_id, said in deltas.items():
             output = StepOutput(deltas=said)
-            self.house.wires.publish(self, STEP_OUTPUT, output, frontend_id)
+            self.house.wires.send(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             message = TurnsEnded(turns=ends)
-            self.house.wires.publish(self, TURNS_ENDED, message)
+            self.house.wires.send(self, TURNS_ENDED, message)
 
     # The kvstore.
 
@@ -504,4 +504,4 @@ class Worker(Process):
 
     def _release(self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0) -> None:
         message = self.link.release(ticket, pages, num_kept)
-        self.house.wires.publish(self, KV_RELEASE, message, self.host_id)
+        self.house.wires.send(self, KV_RELEASE, message, self.host_id)

@@ -76,6 +76,7 @@ class Lease:
         on_resume: Callable[[], None] = _nothing,
         on_lost: Callable[[], None] = _nothing,
     ) -> None:
+        runtime.parts["lease"] = self
         self._runtime = runtime
         self._config = config
         self._key = key
