@@ -9,6 +9,8 @@ from loadtest.world.checks import check_batches, check_scheduler, check_tracker
 from loadtest.world.faults import SILENCING
 from loadtest.world.house import House
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.job_service import EVENTS_DROPPED
+from services.scheduler.service import DROPPED
 from services.scheduler.service import main as scheduler_main
 from services.tracker.config import TrackerConfig
 from services.tracker.core import TrackerCore
@@ -164,3 +166,13 @@ class Tracker(Candidate):
         super().check()
         if self.core is not None and self.is_leading:
             check_tracker(self.core)
+
+
+def events_dropped() -> int:
+    """Events of schedulers that found no room in their queues, in this interpreter."""
+    samples = [
+        each
+        for metric in (*DROPPED.collect(), *EVENTS_DROPPED.collect())
+        for each in metric.samples
+    ]
+    return int(sum(each.value for each in samples if each.name.endswith("_total")))

@@ -20,7 +20,7 @@ from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
-from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId, shard_of
 from shared.messages import (
     SOLE_LEADERSHIP,
     BatchStart,
@@ -75,6 +75,7 @@ class FrontendJobs:
     def __init__(self, frontend: Process, frontend_id: FrontendId) -> None:
         self._frontend = frontend
         self._wires = frontend.house.wires
+        self._shard = shard_of(JOB_MODEL, frontend.house.num_shards)
         self.core = Jobs(frontend_id, fe.JobLimits())
         self._alarm = Alarm(frontend, self._wake)
         self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}
@@ -107,7 +108,7 @@ class FrontendJobs:
         ]
         self._readers[request_id] = reader
         new = fe.NewRequest(
-            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=0, jobs=jobs,
+            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=self._shard, jobs=jobs,
             arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
         )  # fmt: skip
         self._perform(self.core.on_new(new, now_ns))

@@ -5,7 +5,7 @@ from random import Random
 from typing import get_args
 
 from loadtest.sim.client import Store
-from loadtest.sim.scheduler import Leadership, Scheduler, Tracker
+from loadtest.sim.scheduler import Leadership, Scheduler, Tracker, events_dropped
 from loadtest.sim.service import Service
 from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.bucket import Bucket
@@ -114,6 +114,7 @@ class World:
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
         self.store = store = Store()
+        self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
         self.kvstores = {
             host: Kvstore(house, redis, host, num_pages, slowness, self.bucket) for host in hosts
@@ -170,6 +171,11 @@ class World:
         is_slow = bucket is not None and self.house.timeline.now_ns < bucket.slow_until_ns
         is_well = all(process.is_well for process in self.processes)
         return self.redis.is_up and is_well and not is_slow
+
+    @property
+    def num_dropped(self) -> int:
+        """Events that found no room in a queue of a scheduler."""
+        return events_dropped() - self._dropped_before
 
     def dispose(self) -> None:
         """Close what still waits in services, once the simulation is over."""
