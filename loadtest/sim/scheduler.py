@@ -65,8 +65,15 @@ class Candidate(Service):
         self._leadership = leadership
         leadership.candidates.append(self)
 
+    def on_start(self) -> None:
+        self._was_leading = False
+        super().on_start()
+
     def check(self) -> None:
-        self._leadership.check()
+        is_leading = self.is_leading
+        if is_leading and not self._was_leading:
+            self._leadership.check()
+        self._was_leading = is_leading
 
     @property
     def is_leading(self) -> bool:

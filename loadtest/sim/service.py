@@ -19,6 +19,7 @@ from shared.config import ServiceConfig
 from shared.service import Machine, Runtime, run_on
 
 RESTART_NS = 300 * MS
+CHECKED_ONE_IN = 4  # instants at which something happened to a service
 PENDING_BYTES = (2 * 1024 * 1024, 4096)  # that a connection holds while NATS is away
 
 Main = Callable[[Runtime, Any], Awaitable[None]]
@@ -90,6 +91,7 @@ class Service(Process):
         self.runtime: SimRuntime | None = None
         self._random = Random(f"{name} {house.random.random()}")
         self._past_loops: list[SimLoop] = []
+        self._num_idle = 0
         self._finding: AssertionError | None = None
         self.pending_bytes_max = self._random.choice(PENDING_BYTES)
 
@@ -128,9 +130,15 @@ class Service(Process):
         """Raises:
         AssertionError: something broke the service.
         """
-        self.is_touched = True
+        self._num_idle += 1
+        self.is_touched = self._num_idle % CHECKED_ONE_IN == 0
         if self._finding is not None:
             raise self._finding
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self.runtime is not None and self.is_up:
+            self.run(self.life, partial(self.loop.call_soon, self.runtime.stopping.set))
 
     def dispose(self) -> None:
         """Close all loops, once the simulation is over."""

@@ -13,7 +13,7 @@ from shared.tracker_shards import shard_of
 
 CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS
-DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
+DISTURBING = {"loss", "garbled", "queue", "delay", "killer"}  # all the time
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
