@@ -149,12 +149,18 @@ class SimClient:
             await self.ask(lambda: None, timeout, errors.FlushTimeoutError)
 
     async def ask(
-        self, question: Callable[[], V], timeout_s: float, late: type[Exception] = TimeoutError
+        self,
+        question: Callable[[], V],
+        timeout_s: float,
+        late: type[Exception] = TimeoutError,
+        is_asked: Callable[[], bool] = lambda: True,
     ) -> V:
-        """What `question` returns when it runs at the server."""
+        """What `question` returns when it runs at the server; not if that does not answer it."""
         answered: asyncio.Future[V] = self.loop.create_future()
 
-        def at_server() -> Callable[[], None]:
+        def at_server() -> Callable[[], None] | None:
+            if not is_asked():
+                return None
             found = question()
             return lambda: None if answered.done() else answered.set_result(found)
 
@@ -176,11 +182,21 @@ class SimClient:
 
 
 class Store:
-    """The key-value store in the NATS server: values and revisions by bucket and key."""
+    """The key-value store in the NATS server: values and revisions by bucket and key.
+
+    Attributes:
+        is_up: it answers.
+    """
 
     def __init__(self) -> None:
+        self.is_up = True
         self.values: dict[tuple[str, str], tuple[bytes, int]] = {}
         self._revision = 0
+
+    def forget(self) -> None:
+        """It was lost, and begins above every revision that it ever had."""
+        self.values.clear()
+        self._revision += 1000
 
     def get(self, bucket: str, key: str) -> tuple[bytes, int]:
         """A value and its revision; (b"", 0): never written."""
@@ -220,7 +236,9 @@ class SimBucket:
 
     async def _ask(self, question: Callable[[], V]) -> V:
         try:
-            return await self._client.ask(question, self._timeout_s)
+            return await self._client.ask(
+                question, self._timeout_s, is_asked=lambda: self._store.is_up
+            )
         except TimeoutError:
             raise PeerUnavailable(f"store {self._bucket.name}: no answer") from None
 

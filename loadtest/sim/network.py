@@ -33,6 +33,9 @@ class Peer(Protocol):
     life: int
     pending_bytes_max: int
 
+    @property
+    def is_frozen(self) -> bool: ...
+
     def run(self, life: int, action: Action) -> None:
         """Do it now or as soon as it stands still no more, if this life still lasts."""
 
@@ -278,6 +281,9 @@ class Network:
             if is_stale or connection.is_open or not self.is_up or not process.is_up:
                 return
             if timeline.now_ns < connection.cut_until_ns:
+                return
+            if process.is_frozen:  # it tries again when it runs
+                timeline.after(RECONNECT_MAX_NS, connect)
                 return
             connection.is_open, connection.opened_at_ns = True, timeline.now_ns
             on_open, connection.on_open = connection.on_open, process.on_reconnected

@@ -8,6 +8,7 @@ from loadtest.sim.timeline import SECOND
 from loadtest.world.checks import check_batches, check_scheduler, check_tracker
 from loadtest.world.faults import SILENCING
 from loadtest.world.house import House
+from loadtest.world.process import Ground
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.job_service import EVENTS_DROPPED
 from services.scheduler.service import DROPPED
@@ -60,7 +61,7 @@ class Candidate(Service):
 
     queue_max = QUEUE_MAX
 
-    def __init__(self, house: House, name: str, store: Store, leadership: Leadership) -> None:
+    def __init__(self, house: Ground, name: str, store: Store, leadership: Leadership) -> None:
         super().__init__(house, name, store)
         self._leadership = leadership
         leadership.candidates.append(self)
@@ -93,6 +94,7 @@ class Scheduler(Candidate):
     role: "all", "shard" or "rank", as in its settings.
     """
 
+    house: House
     kind = "scheduler"
     main = staticmethod(scheduler_main)
 
@@ -140,6 +142,7 @@ class Tracker(Candidate):
     shard: which part of the sessions it has.
     """
 
+    house: House
     kind = "tracker"
     main = staticmethod(partial(tracker_main, agent_limits=AGENT_LIMITS))
 

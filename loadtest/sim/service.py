@@ -12,8 +12,7 @@ from typing import Any
 from loadtest.sim.client import SimBus, SimClient, Store
 from loadtest.sim.loop import SimLoop
 from loadtest.sim.timeline import MS
-from loadtest.world.house import House
-from loadtest.world.process import Process
+from loadtest.world.process import Ground, Process
 from shared.bus import Bus
 from shared.config import ServiceConfig
 from shared.service import Machine, Runtime, run_on
@@ -85,7 +84,7 @@ class Service(Process):
     kind: str
     main: Main
 
-    def __init__(self, house: House, name: str, store: Store) -> None:
+    def __init__(self, house: Ground, name: str, store: Store) -> None:
         super().__init__(house, name)
         self.store = store
         self.runtime: SimRuntime | None = None

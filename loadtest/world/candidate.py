@@ -63,6 +63,8 @@ class Candidate(Process):
     num_dropped: events that found no room there, in all lives.
     """
 
+    house: House
+
     def __init__(
         self, house: House, name: str, election: Election, leadership: str = "all"
     ) -> None:

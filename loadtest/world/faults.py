@@ -14,7 +14,19 @@ KINDS = (
 OWN_SHARES = {"host": 0.12, "kvstores": 0.12, "slow bucket": 0.5, "term": 0.4, "garbled": 0.2}
 FEW_SHARE = 0.2  # of worlds: what is no fault's doing must not look like one's
 # What makes a scheduler believe that a worker is dead. That the bus is away must not.
-SILENCING = {"loss", "garbled", "delay", "freeze", "cut", "mute", "deaf", "worker", "queue", "killer", "host"}
+SILENCING = {
+    "loss",
+    "garbled",
+    "delay",
+    "freeze",
+    "cut",
+    "mute",
+    "deaf",
+    "worker",
+    "queue",
+    "killer",
+    "host",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class Frontend(Process):
     turns, jobs, hints: the cores, of this life.
     """
 
+    house: House
+
     hint_limits: ClassVar = HintLimits(per_place=160, per_tenant=320)
 
     def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:

@@ -108,8 +108,8 @@ class FrontendJobs:
         ]
         self._readers[request_id] = reader
         new = fe.NewRequest(
-            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=self._shard, jobs=jobs,
-            arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
+            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=self._shard,
+            jobs=jobs, arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
         )  # fmt: skip
         self._perform(self.core.on_new(new, now_ns))
 

@@ -95,6 +95,8 @@ class Worker(Process):
     device: pool memory and the forward pass, of this life.
     """
 
+    house: House
+
     def __init__(self, house: House, kvstore: Kvstore, number: int) -> None:
         super().__init__(house, f"worker-{number}")
         self.host_id = kvstore.host_id

@@ -9,12 +9,12 @@ from typing import get_args
 
 import pytest
 
-from loadtest.world import World, run_seed
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
 from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
-from loadtest.world.world import Options
+from loadtest.world.run import run_seed
+from loadtest.world.world import Options, World
 from services.frontend.core.turns import Deliver
 from shared.eviction import EvictionName
 
