@@ -1,10 +1,11 @@
 """A worker: the production cores of engine, puller and kvstore link in a shell."""
 
 from functools import partial
+from random import Random
 from typing import Any
 
 from loadtest.sim.timeline import MS, SECOND
-from loadtest.world.checks import check_worker, watch_step
+from loadtest.world.checks import check_deferred, check_worker, watch_step
 from loadtest.world.device import Device
 from loadtest.world.house import House
 from loadtest.world.jobs import WorkerJobs, job_card
@@ -32,7 +33,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.kv_link import KvLink
-from services.worker.core.limits import EngineLimits
+from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.outcome import refuse_start
 from services.worker.core.pages import PagePool
 from services.worker.core.pulling import Pull, Pulling
@@ -86,6 +87,8 @@ REOPEN_AFTER_NS = 500 * MS
 RESTART_NS = 300 * MS
 ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
 STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
+ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
+TARGET_STEPS = (5, 30, 100)
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
@@ -105,6 +108,7 @@ class Worker(Process):
         self._hardware = number % NUM_HARDWARE
         random, model = house.random, house.draw_model()
         self._model = model
+        admission = Random(f"admission {random.random()}")
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=random.choice([3, 8, 16]),
@@ -112,6 +116,8 @@ class Worker(Process):
             stage_timeout_min_ns=10 * MS,
             stage_timeout_max_ns=random.choice([20, 500]) * MS,
             lease_target_blocks=random.choice([2, 8]),
+            prefill_admission=admission.choice(ADMISSIONS),
+            slo_ttft_ns=admission.choice(TARGET_STEPS) * model.step_ns,
         )
         self._num_pages = model.num_layers * (
             POOL_BLOCKS if house.is_crowded else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
@@ -135,6 +141,7 @@ class Worker(Process):
         self._telling = Telling()
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
+        self.num_deferred = 0
         pool = PagePool(
             self._num_pages, model.num_layers, self.house.eviction, self.house.is_cooperative
         )
@@ -164,8 +171,8 @@ class Worker(Process):
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""
         model = self.house.model
-        for _ in range(STEPS_KNOWN):
-            costs.on_step(0, 1, model.step_ns)
+        for rows in range(1, STEPS_KNOWN + 1):
+            costs.on_step(0, rows, model.step_ns + rows * model.token_ns)
         costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
 
     def _get_ready(self) -> None:
@@ -310,6 +317,8 @@ class Worker(Process):
                 break
             planned = self.core.flights[-1]
             assert planned.plan is plan
+            if self._limits.prefill_admission == "deferred":
+                self.num_deferred += check_deferred(self.core, plan, now_ns)
             self.device.start(plan, planned.turns)
             at_ns = self.core.plan_at_ns()
         self._flush()
