@@ -9,7 +9,9 @@ import asyncio
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
+from inspect import CORO_CREATED, getcoroutinestate
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -203,6 +205,12 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def _close(coro: Any) -> None:
+    """Unwind a coroutine. One that never began is begun first: closed before that, what it was
+    given to await would be said to have been forgotten.
+    """
+    with suppress(BaseException):
+        if getcoroutinestate(coro) == CORO_CREATED:
+            coro.send(None)
     for _ in range(CLOSINGS_MAX):
         try:
             coro.close()

@@ -84,7 +84,7 @@ def _check_block(core: EngineCore, block: Block, pages: list[int]) -> int:
 
 
 def check_deferred(core: EngineCore, plan: StepPlan, now_ns: int) -> int:
-    """Deferred admission leaves no turn waiting beyond its target, and none that has said something.
+    """Deferred admission keeps no turn waiting beyond its target, and none that has tokens.
 
     Returns:
         Turns that a step with room for them left waiting.

@@ -108,7 +108,9 @@ class Worker(Process):
         self._hardware = number % NUM_HARDWARE
         random, model = house.random, house.draw_model()
         self._model = model
-        admission = Random(f"admission {random.random()}")
+        admissions = Random(f"admission {model.step_ns} {len(house.fault_kinds)} {number}")
+        admission = admissions.choice(ADMISSIONS)
+        target_ns = admissions.choice(TARGET_STEPS) * model.step_ns
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=random.choice([3, 8, 16]),
@@ -116,8 +118,8 @@ class Worker(Process):
             stage_timeout_min_ns=10 * MS,
             stage_timeout_max_ns=random.choice([20, 500]) * MS,
             lease_target_blocks=random.choice([2, 8]),
-            prefill_admission=admission.choice(ADMISSIONS),
-            slo_ttft_ns=admission.choice(TARGET_STEPS) * model.step_ns,
+            prefill_admission=admission,
+            slo_ttft_ns=target_ns if admission == "deferred" else 0,
         )
         self._num_pages = model.num_layers * (
             POOL_BLOCKS if house.is_crowded else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
@@ -171,8 +173,10 @@ class Worker(Process):
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""
         model = self.house.model
-        for rows in range(1, STEPS_KNOWN + 1):
-            costs.on_step(0, rows, model.step_ns + rows * model.token_ns)
+        is_deferred = self._limits.prefill_admission == "deferred"  # which needs to know of rows
+        for number in range(1, STEPS_KNOWN + 1):
+            rows = number if is_deferred else 1
+            costs.on_step(0, rows, model.step_ns + (rows - 1) * model.token_ns)
         costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
 
     def _get_ready(self) -> None:

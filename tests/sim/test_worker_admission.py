@@ -1,5 +1,5 @@
-"""Deferred admission on an emulated GPU: decodes gain, and targets are kept. Its invariants are held
-in the seeded simulation.
+"""Deferred admission on an emulated GPU: decodes gain, targets are kept. The seeded simulation holds
+its invariants.
 """
 
 import statistics
