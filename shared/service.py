@@ -45,20 +45,28 @@ class Runtime:
     Attributes:
         bus: connected and reconnecting.
         process: what it is called among all: see `ServiceMetrics`.
-        clock: the machine's clocks.
+        clock: monotonic and wall time.
         stack: closed in reverse order at the end; push what must be closed.
         stopping: set on SIGTERM or SIGINT, and by `fail`.
         models: tells which models can be asked here now; empty unless this is a frontend.
         hints: tells what is known here of advisories; None unless this is a frontend or tracker.
         tracer: where spans begin.
+        parts: what runs here, by name, for checks from outside (simulation, integrity).
     """
 
-    def __init__(self, service: str, instance: str, bus: Bus, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        service: str,
+        instance: str,
+        bus: Bus,
+        stack: AsyncExitStack,
+        clock: Clock | None = None,
+    ) -> None:
         self.service = service
         self.instance = instance
         self.process = f"{service}-{instance}"
         self.bus = bus
-        self.clock: Clock = SystemClock()
+        self.clock = clock or SystemClock()
         self.stack = stack
         self.stopping = asyncio.Event()
         self.state = "starting"
@@ -66,6 +74,7 @@ class Runtime:
         self.models: Callable[[], list[str]] = list
         self.hints: Callable[[], HintStatus | None] = lambda: None
         self.tracer: Tracer = NO_TRACER
+        self.parts: dict[str, Any] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ready(self) -> None:
@@ -128,43 +137,60 @@ def run(service: str, config_type: type[C], main: Callable[[Runtime, C], Awaitab
     config = load_config_or_exit(config_type)
     configure_logs(service, config.instance, config.log_level)
     try:
-        code = uvloop.run(_run(service, config, main))
+        code = uvloop.run(run_on(Machine(), service, config, main))
     except SymphonyError as error:
         log.error(error.message)
         code = 1
     sys.exit(code)
 
 
-async def _run(service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]) -> int:
-    async with AsyncExitStack() as stack:
-        # However long it takes: whoever starts a machine starts its servers and us in any order.
-        name = f"{service}-{config.instance}"
-        bus = await Bus.connect(config.nats_url, name, config.nats_access, timeout_s=None)
-        stack.push_async_callback(bus.drain)
+class Machine:
+    """What a service's process stands on. The simulation has one of its own."""
+
+    async def connect(self, config: ServiceConfig, name: str) -> Bus:
+        """The bus, however long NATS takes to come up: a machine's servers and services start in
+        any order.
+        """
+        return await Bus.connect(config.nats_url, name, config.nats_access, timeout_s=None)
+
+    def make_runtime(
+        self, service: str, config: ServiceConfig, bus: Bus, stack: AsyncExitStack
+    ) -> Runtime:
+        """The runtime, which signals stop and threads' errors end."""
         runtime = Runtime(service, config.instance, bus, stack)
-        stack.push_async_callback(runtime.cancel_tasks)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, runtime.stopping.set)
-        loop.set_exception_handler(lambda _, context: _on_loop_error(runtime, context))
         threading.excepthook = partial(_on_thread_error, loop, runtime)
         metrics.expose(config.metrics_port, config.metrics_address)
-        if config.otlp_endpoint:
-            runtime.tracer = _tracer(runtime, config.otlp_endpoint)
+        if config.otlp_endpoint:  # what spans take is imported where they are recorded
+            from shared.tracing.otlp import OtlpTracer
+
+            runtime.tracer = OtlpTracer(
+                config.otlp_endpoint, service, config.instance, runtime.clock
+            )
             stack.push_async_callback(runtime.tracer.close)
+        return runtime
+
+
+async def run_on(
+    machine: Machine, service: str, config: C, main: Callable[[Runtime, C], Awaitable[None]]
+) -> int:
+    """Run a service from its first connection to its orderly end; returns the exit status."""
+    async with AsyncExitStack() as stack:
+        bus = await machine.connect(config, f"{service}-{config.instance}")
+        stack.push_async_callback(bus.drain)
+        runtime = machine.make_runtime(service, config, bus, stack)
+        stack.push_async_callback(runtime.cancel_tasks)
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: _on_loop_error(runtime, context)
+        )
         await bus.serve(SERVICE_STATUS, runtime._status)
         await bus.serve(SERVICE_METRICS, runtime._metrics)
         await main(runtime, config)
         runtime.state = "draining"
         log.info("stopping")
     return runtime.exit_code
-
-
-def _tracer(runtime: Runtime, endpoint: str) -> Tracer:
-    """Records spans; what that takes is imported where somebody wants them."""
-    from shared.tracing.otlp import OtlpTracer
-
-    return OtlpTracer(endpoint, runtime.service, runtime.instance, runtime.clock)
 
 
 def _on_thread_error(

@@ -20,9 +20,9 @@ from loadtest.cluster.real import play_real
 from loadtest.cluster.result import ClusterResult
 from loadtest.cluster.run import run_cluster
 from loadtest.fuzz.house import open_house
+from loadtest.sim.timeline import SECOND
 from loadtest.workloads.registry import WORKLOADS, why_absent
 from loadtest.workloads.script import Script
-from loadtest.world.timeline import SECOND
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.errors import InvalidRequest, NotFound
 

@@ -13,6 +13,7 @@ from loadtest.cluster.plant import build_plant
 from loadtest.cluster.policies import Home
 from loadtest.cluster.stats import Stats
 from loadtest.cluster.worker import ClusterWorker
+from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.workloads.script import Script
 from loadtest.world.candidate import Election
 from loadtest.world.checks import check_worker
@@ -23,7 +24,6 @@ from loadtest.world.model import Model
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.scheduler import Scheduler
-from loadtest.world.timeline import MS, SECOND, Timeline
 from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from services.kvstore.core.integrity import check_integrity

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from loadtest.cluster.links import Link
 from loadtest.cluster.plant import PCIE_BYTES_PER_S, Plant
+from loadtest.sim.timeline import MS, SECOND, Action
 from loadtest.world.memory import ArenaMemory
-from loadtest.world.timeline import MS, SECOND, Action
 from services.worker.core.effects import BlockWrite, PageLoads
 from services.worker.core.step import Sampled, StepPlan, StepResult
 from services.worker.core.turn import Turn

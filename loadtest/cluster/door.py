@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from loadtest.sim.timeline import SECOND
 from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
-from loadtest.world.timeline import SECOND
 from services.frontend.core.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, AgentRef, SamplingParams

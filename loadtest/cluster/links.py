@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 Without = Literal["cooperative", "priority", "layerwise", "balance"]
 

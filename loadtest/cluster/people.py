@@ -16,8 +16,8 @@ import numpy as np
 from loadtest.cluster.door import Announce, Ask, Door
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.stats import Stats, TurnRecord
+from loadtest.sim.timeline import SECOND
 from loadtest.workloads.script import Part, Script, ScriptedTurn
-from loadtest.world.timeline import SECOND
 from shared.ids import SessionId, TenantId
 from shared.messages import ADVISORY_PRIORITY, AgentRef
 from shared.shards import expected_as, turn_id_in

@@ -14,8 +14,8 @@ from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.people import People
 from loadtest.cluster.stats import Stats
 from loadtest.fuzz.plain_http import request_bytes
+from loadtest.sim.timeline import SECOND
 from loadtest.workloads.script import Script
-from loadtest.world.timeline import SECOND
 from shared.profiles import load_profile
 
 TURNS, ADVISORIES = "/v1/completions", "/v1/advisories"

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from loadtest.cluster.result import ClusterResult, PrefetchCounts, Spread
-from loadtest.world.timeline import MS, SECOND
+from loadtest.sim.timeline import MS, SECOND
 from services.worker.core.effects import TurnAccount
 from shared.ids import TurnId
 from shared.messages import KvPlace

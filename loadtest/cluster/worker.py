@@ -6,9 +6,9 @@ from typing import Any
 from loadtest.cluster.device import CostDevice
 from loadtest.cluster.plant import Plant
 from loadtest.cluster.stats import Stats
+from loadtest.sim.timeline import MS
 from loadtest.world.house import House
 from loadtest.world.kvstore import Kvstore
-from loadtest.world.timeline import MS
 from loadtest.world.worker import Worker
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import Ended

@@ -16,9 +16,9 @@ from loadtest.planning.demand import (
     TYPING_WPM,
     Demand,
 )
+from loadtest.sim.timeline import SECOND
 from loadtest.workloads.people import Person, tokens_of
 from loadtest.workloads.script import Hint, Part, Script, ScriptedTurn
-from loadtest.world.timeline import SECOND
 
 ANSWER_S_A_TOKEN = 0.02  # what a script reckons with; a slower answer makes it longer
 

@@ -14,7 +14,7 @@ from loadtest.planning.demand import Demand
 from loadtest.planning.machines import Machines
 from loadtest.planning.people import ANSWER_S_A_TOKEN, people
 from loadtest.planning.share import Part, part_of
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 from shared.profiles import LatencyProfile
 
 BRING_IN_SLACK = 1.25  # histories are spread over so many times what computing them takes

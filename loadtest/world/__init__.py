@@ -7,8 +7,3 @@ From below: a `House` is all that a process knows of the world; on it stand the 
 `World` is all of them together; `run` lets time pass in it, `unleash` does its faults to it, and
 `rest` looks at what is left.
 """
-
-from loadtest.world.run import run_seed
-from loadtest.world.world import Options, World
-
-__all__ = ["Options", "World", "run_seed"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from loadtest.sim.timeline import MS
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS
 
 WAKE_RETRY_NS = 50 * MS
 NEVER_NS = 1 << 61

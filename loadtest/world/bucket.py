@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.peering import Page, PeerHost
-from loadtest.world.timeline import MS, SECOND
 from services.kvstore.core import (
     DropRuns,
     DropSession,

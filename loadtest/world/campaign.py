@@ -53,7 +53,7 @@ class Tally:
         timeline, ledger = world.house.timeline, world.ledger
         self.num_events += timeline.num_events
         self.num_lost += world.house.wires.num_lost
-        self.num_dropped += sum(scheduler.num_dropped for scheduler in world.schedulers)
+        self.num_dropped += world.num_dropped
         self.virtual_s += timeline.now_ns / 1e9
         self.ends.update(str(turn.end) for turn in ledger.turns.values())
         self.job_ends.update(end for ends in ledger.job_ends.values() for end in ends)
@@ -141,4 +141,6 @@ def _failing(seed: int, options: Options, faults: Faults) -> Shrunk | None:
         run_world(world)
     except Exception as error:
         return Shrunk(seed, why(error), faults, world.house.timeline.trace[-TRACE_LINES:])
+    finally:
+        world.dispose()
     return None

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from loadtest.sim.timeline import MS, SECOND, Action, Timeline
 from loadtest.world.alarm import Alarm
 from loadtest.world.house import House
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS, SECOND, Timeline
-from loadtest.world.wires import Reply
 from shared.effects import WakeAt
 from shared.errors import NobodyListens, SymphonyError
 from shared.lease.core import effects as le
@@ -63,6 +62,8 @@ class Candidate(Process):
     queue_max: events that wait in a queue of it now.
     num_dropped: events that found no room there, in all lives.
     """
+
+    house: House
 
     def __init__(
         self, house: House, name: str, election: Election, leadership: str = "all"
@@ -149,7 +150,7 @@ class Candidate(Process):
                 self._question += 1
                 self._lead_on(event(self.now_ns))
 
-        def at_store() -> Reply | None:
+        def at_store() -> Action | None:
             event: Callable[[int], list[le.LeaseEffect]]
             if isinstance(question, le.ReadLease):
                 event = partial(self.lease.on_read, self._election.stored)
@@ -158,7 +159,7 @@ class Candidate(Process):
                 event = self.lease.on_conflict
                 if revision is not None:
                     event = partial(self.lease.on_written, revision)
-            return lambda _: answer(event)
+            return lambda: answer(event)
 
         self.house.wires.ask_server(self, at_store)
         self.later(TIMES.beat_ns, lambda: answer(self.lease.on_no_answer))
@@ -180,7 +181,7 @@ class Candidate(Process):
 
     def _be_present(self) -> None:
         """Answer spares, in this life, that it is there."""
-        self.house.wires.subscribe(
+        self.house.wires.listen(
             self,
             LEASE_HOLDER,
             lambda _, reply: reply(LeaseHolder(instance=self.instance)),

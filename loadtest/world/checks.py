@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Set
 
+from loadtest.sim.timeline import SECOND
 from loadtest.world.memory import ArenaMemory
-from loadtest.world.timeline import SECOND
 from services.kvstore.core import KvCore
 from services.kvstore.core.integrity import check_integrity
 from services.scheduler.core import SchedulerCore
@@ -13,8 +13,8 @@ from services.scheduler.core.turns.records import Worker
 from services.tracker.core import TrackerCore
 from services.worker.core.engine import EngineCore
 from services.worker.core.pages import NO_PAGE, Block
-from services.worker.core.step import StepResult
-from services.worker.core.turn import Turn
+from services.worker.core.step import StepPlan, StepResult
+from services.worker.core.turn import Turn, TurnState
 from shared.arena import PageState
 from shared.locations import OBJECTS
 from shared.owners import NOBODY
@@ -81,6 +81,24 @@ def _check_block(core: EngineCore, block: Block, pages: list[int]) -> int:
         flights = [page for page in pages if page in core.stager.flights]
         assert block.loading == len(flights), "a page under way was taken"
     return num_present if is_idle else 0
+
+
+def check_deferred(core: EngineCore, plan: StepPlan, now_ns: int) -> int:
+    """Deferred admission keeps no turn waiting beyond its target, and none that has tokens.
+
+    Returns:
+        Turns that a step with room for them left waiting.
+    """
+    limits, num_kept = core.limits, 0
+    has_room = plan.num_prefill_tokens < limits.prefill_tokens_max - 2
+    if not has_room or len(core.running) >= limits.turns_running_max:
+        return 0
+    for turn in core.waiting:
+        if turn.state is TurnState.WAITING and not turn.prefix.is_asked and not turn.is_called:
+            num_kept += 1
+            assert now_ns < turn.arrived_at_ns + limits.slo_ttft_ns, "kept until too late"
+            assert not turn.num_generated, "its user has tokens already"
+    return num_kept
 
 
 def watch_step(core: EngineCore, result: StepResult) -> Callable[[], None]:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_TENANT, TENANTS, Hinters
 from loadtest.world.house import House
 from loadtest.world.jobs import SLO_NS, value_of
 from loadtest.world.ledger import ClientTurn, Ledger, Session
 from loadtest.world.model import ADAPTERS, BREAKER, KILLER
-from loadtest.world.timeline import MS, SECOND
 from services.frontend.core.job_events import Done
 from services.frontend.core.job_events import Fail as JobsFail
 from services.frontend.core.turns import Deliver, Fail, NewTurn

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate
-from loadtest.world.timeline import MS, SECOND
 from shared.errors import SymphonyError
 from shared.ids import WorkerId
 from shared.messages import Empty

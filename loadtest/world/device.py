@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from loadtest.sim.timeline import SECOND, US, Action
 from loadtest.world.kvstore import checksum_of
 from loadtest.world.memory import (
     GARBAGE,
@@ -17,7 +18,6 @@ from loadtest.world.memory import (
     origins,
 )
 from loadtest.world.model import BREAKER, KILLER, NO_ADAPTER, Model
-from loadtest.world.timeline import SECOND, US, Action
 from services.worker.core.adapters.image import NO_LINE
 from services.worker.core.effects import BlockWrite, BuildImage, PageLoads
 from services.worker.core.step import ImageEntry, PlannedRow, Sampled, StepPlan, StepResult

@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from loadtest.sim.timeline import MS, SECOND, Action
 from loadtest.world.house import House
 from loadtest.world.jobs import FrontendJobs
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
 from loadtest.world.redis import Record, Redis
-from loadtest.world.timeline import MS, SECOND, Action
 from loadtest.world.wires import Reply
 from services.frontend.core.turns import (
     AnswerPull,
@@ -73,6 +73,8 @@ class Frontend(Process):
     turns, jobs, hints: the cores, of this life.
     """
 
+    house: House
+
     hint_limits: ClassVar = HintLimits(per_place=160, per_tenant=320)
 
     def __init__(self, house: House, redis: Redis, ledger: Ledger, number: int) -> None:
@@ -92,11 +94,11 @@ class Frontend(Process):
         self._numbers: dict[TurnId, int] = {}  # of turns in their sessions
         self._pulled: dict[TurnId, int] = {}
         wires, me = self.house.wires, self._frontend_id
-        wires.subscribe(self, PROMPT_PULL, self._on_pull, me)
-        wires.subscribe(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
-        wires.subscribe(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
-        wires.subscribe(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
-        wires.subscribe(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
+        wires.listen(self, PROMPT_PULL, self._on_pull, me)
+        wires.listen(self, STEP_OUTPUT, lambda message, _: self._on_step(message), me)
+        wires.listen(self, SESSION_PLACED, lambda message, _: self._on_placed(message))
+        wires.listen(self, TURN_FAILED, lambda message, _: self._on_failed(message), me)
+        wires.listen(self, HINTS_ENDED, lambda message, _: self.hints.on_ended(message), me)
         self.jobs = FrontendJobs(self, me)
         self.later(TICK_NS, self._tick)
 
@@ -201,14 +203,14 @@ class Frontend(Process):
                     starts.append((worker_id, start))
                 case Cancel(message):
                     shard = str(turn_shard(message.turn_id, self.house.num_shards))
-                    self.house.wires.publish(self, TURN_CANCEL, message, shard)
+                    self.house.wires.send(self, TURN_CANCEL, message, shard)
                 case AskScheduler():
                     self._ask_scheduler()
         for number, its in by_shard(submits, self.house.num_shards).items():
-            self.house.wires.publish(self, TURN_SUBMIT, TurnsSubmit(turns=its), str(number))
+            self.house.wires.send(self, TURN_SUBMIT, TurnsSubmit(turns=its), str(number))
         for worker_id, start in starts:
             self._ledger.on_start_turn(start, worker_id)
-            self.house.wires.publish(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
+            self.house.wires.send(self, WORKER_START, TurnsStart(turns=[start]), worker_id)
 
     def _ask_scheduler(self) -> None:
         missing = set(range(self.house.num_shards))
@@ -243,7 +245,7 @@ class Frontend(Process):
                 model_id=new.model_id, adapter=new.adapter, keys=pack_keys(keys),
             )  # fmt: skip
             wire, ids = left_wire(left, self.house.num_tracker_shards)
-            self.house.wires.publish(self, wire, left, *ids)
+            self.house.wires.send(self, wire, left, *ids)
         if new.session_id is None:
             reader(news)
             return

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
+from loadtest.sim.timeline import Timeline
 from loadtest.world.frontend import Frontend
 from loadtest.world.model import MODEL
-from loadtest.world.timeline import Timeline
 from shared.ids import SessionId, TenantId
 from shared.messages import Advisory
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
+from loadtest.sim.timeline import Timeline
 from loadtest.world.model import Model
-from loadtest.world.timeline import Timeline
 from loadtest.world.wires import Wires
 from services.scheduler.core import POLICIES, Limits
 from shared.eviction import EvictionName

@@ -1,6 +1,7 @@
 """``python -m loadtest.world.hunt FIRST NUM``: the first seed that fails, as JSON."""
 
 import json
+import logging
 import sys
 
 from loadtest.world.campaign import run_seeds
@@ -8,6 +9,7 @@ from loadtest.world.campaign import run_seeds
 
 def main() -> None:
     """Print what was found."""
+    logging.disable(logging.CRITICAL)
     first, num = int(sys.argv[1]), int(sys.argv[2])
     tally = run_seeds(first, num, stop_at_first=True)
     seed = next(iter(tally.failures), None)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from loadtest.sim.timeline import MS, Action
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate
 from loadtest.world.desk import Desk
 from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS, Action
 from loadtest.world.wires import Reply
 from services.frontend.core import job_events as fe
 from services.frontend.core.jobs import INPUT_MISSING, Jobs
@@ -20,7 +20,7 @@ from services.scheduler.policies import make_batcher
 from services.worker.oneshot import effects as we
 from services.worker.oneshot.core import BatchCore
 from shared.effects import WakeAt
-from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId
+from shared.ids import BatchId, FrontendId, JobId, ModelId, WorkerId, shard_of
 from shared.messages import (
     SOLE_LEADERSHIP,
     BatchStart,
@@ -75,10 +75,11 @@ class FrontendJobs:
     def __init__(self, frontend: Process, frontend_id: FrontendId) -> None:
         self._frontend = frontend
         self._wires = frontend.house.wires
+        self._shard = shard_of(JOB_MODEL, frontend.house.num_shards)
         self.core = Jobs(frontend_id, fe.JobLimits())
         self._alarm = Alarm(frontend, self._wake)
         self._readers: dict[str, Callable[[fe.Done | fe.Fail], None]] = {}
-        subscribe = self._wires.subscribe
+        subscribe = self._wires.listen
         subscribe(frontend, INPUT_PULL, self._on_pull, frontend_id)
         subscribe(frontend, JOB_RESULTS, lambda m, _: self._on_results(m), frontend_id)
         subscribe(
@@ -107,8 +108,8 @@ class FrontendJobs:
         ]
         self._readers[request_id] = reader
         new = fe.NewRequest(
-            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=0, jobs=jobs,
-            arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
+            request_id=request_id, model_id=JOB_MODEL, fingerprint="e", shard=self._shard,
+            jobs=jobs, arrived_at_ns=now_ns, deadline_at_ns=now_ns + slo_ns, fastest_ns=batch_ns(1),
         )  # fmt: skip
         self._perform(self.core.on_new(new, now_ns))
 
@@ -147,9 +148,9 @@ class FrontendJobs:
         for effect in effects:
             match effect:
                 case fe.Submit(shard, submit):
-                    self._wires.publish(self._frontend, JOBS_SUBMIT, submit, str(shard))
+                    self._wires.send(self._frontend, JOBS_SUBMIT, submit, str(shard))
                 case fe.Cancel(shard, cancel):
-                    self._wires.publish(self._frontend, JOBS_CANCEL, cancel, str(shard))
+                    self._wires.send(self._frontend, JOBS_CANCEL, cancel, str(shard))
                 case fe.Done() | fe.Fail():
                     self._readers.pop(effect.request_id)(effect)
                 case WakeAt(at_ns):
@@ -173,10 +174,10 @@ class SchedulerJobs:
         )  # fmt: skip
         self._desk = desk = Desk(scheduler, core.on_wake, core.on_worker_gone, self._perform)
         desk.put(core.on_wake)
-        wires.subscribe(scheduler, WORKER_REPORT, desk.feeding(core.on_report))
-        wires.subscribe(scheduler, BATCH_DONE, desk.feeding(core.on_batch_done))
-        wires.subscribe(scheduler, JOBS_SUBMIT, desk.feeding(core.on_jobs), SHARD)
-        wires.subscribe(scheduler, JOBS_CANCEL, desk.feeding(core.on_cancel), SHARD)
+        wires.listen(scheduler, WORKER_REPORT, desk.feeding(core.on_report))
+        wires.listen(scheduler, BATCH_DONE, desk.feeding(core.on_batch_done))
+        wires.listen(scheduler, JOBS_SUBMIT, desk.feeding(core.on_jobs), SHARD)
+        wires.listen(scheduler, JOBS_CANCEL, desk.feeding(core.on_cancel), SHARD)
         self.announce()
 
     def set_fence(self, fence: int) -> None:
@@ -192,19 +193,19 @@ class SchedulerJobs:
             fence=scheduler.fence,
             leadership=SOLE_LEADERSHIP,
         )
-        self._wires.publish(scheduler, LEADER_CHANGED, changed)
+        self._wires.send(scheduler, LEADER_CHANGED, changed)
 
     def _perform(self, effect: sj.JobsEffect) -> None:
         wires, scheduler = self._wires, self._scheduler
         match effect:
             case sj.SendBatch(worker_id, start):
                 self._ledger.on_jobs([job.job_id for job in start.jobs], "run again")
-                wires.publish(scheduler, BATCH_START, start, worker_id)
+                wires.send(scheduler, BATCH_START, start, worker_id)
             case sj.CancelBatch(worker_id, cancel):
-                wires.publish(scheduler, BATCH_CANCEL, cancel, worker_id)
+                wires.send(scheduler, BATCH_CANCEL, cancel, worker_id)
             case sj.AnswerDropped(frontend_id, dropped):
                 self._ledger.on_jobs([job.job_id for job in dropped.jobs], "dropped")
-                wires.publish(scheduler, JOBS_DROPPED, dropped, frontend_id)
+                wires.send(scheduler, JOBS_DROPPED, dropped, frontend_id)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
             case WakeAt(at_ns):
@@ -229,14 +230,14 @@ class WorkerJobs:
         self.core = BatchCore(worker_id, [job_card()], we.BatchLimits())
         self._alarm = Alarm(worker, self._wake)
         self._running: BatchId | None = None
-        wires.subscribe(worker, BATCH_START, lambda message, _: self._on_batch(message), worker_id)
-        wires.subscribe(
+        wires.listen(worker, BATCH_START, lambda message, _: self._on_batch(message), worker_id)
+        wires.listen(
             worker,
             BATCH_CANCEL,
             lambda m, _: self._perform(self.core.on_batch_cancel(m, worker.now_ns)),
             worker_id,
         )
-        wires.subscribe(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
+        wires.listen(worker, LEADER_CHANGED, lambda message, _: self._on_leader(message))
 
     def _wake(self) -> bool:
         self._perform(self.core.on_wake(self._worker.now_ns))
@@ -266,9 +267,9 @@ class WorkerJobs:
                     self._run(effect)
                 case we.SendResults(frontend_id, _, results):
                     message = JobResults(results=list(results))
-                    self._wires.publish(worker, JOB_RESULTS, message, frontend_id)
+                    self._wires.send(worker, JOB_RESULTS, message, frontend_id)
                 case we.SendDone(done):
-                    self._wires.publish(worker, BATCH_DONE, done)
+                    self._wires.send(worker, BATCH_DONE, done)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
                 case we.StopRun(batch_id):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from loadtest.sim.timeline import MS, SECOND, US
 from loadtest.world.bucket import Bucket, BucketSide
 from loadtest.world.checks import EXPIRY_NS, check_expired, check_kvstore
 from loadtest.world.house import House
@@ -13,7 +14,6 @@ from loadtest.world.peering import Page, PeerHost, Peering
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
 from loadtest.world.telling import Telling
-from loadtest.world.timeline import MS, SECOND, US
 from loadtest.world.wires import Reply
 from services.kvstore.core import (
     BeginDiskAnew,
@@ -139,13 +139,13 @@ class Kvstore(PeerHost):
         self._is_dropping = False
         self._perform(self.core.on_disk_found(FoundBlocks.of(found), self.now_ns))
         wires = self.house.wires
-        wires.subscribe(self, KV_OPEN, self._answering(self._open), self.host_id)
-        wires.subscribe(self, KV_LEASE, self._answering(self._lease), self.host_id)
-        wires.subscribe(self, KV_STAGE, self._stage, self.host_id)
-        wires.subscribe(self, KV_LOCATE, self._answering(self._locate), self.host_id)
-        wires.subscribe(self, KV_COMMIT, self._answering(self._commit), self.host_id)
-        wires.subscribe(self, KV_RENEW, self._answering(self._renew), self.host_id)
-        wires.subscribe(self, KV_RELEASE, lambda message, _: self._release(message), self.host_id)
+        wires.listen(self, KV_OPEN, self._answering(self._open), self.host_id)
+        wires.listen(self, KV_LEASE, self._answering(self._lease), self.host_id)
+        wires.listen(self, KV_STAGE, self._stage, self.host_id)
+        wires.listen(self, KV_LOCATE, self._answering(self._locate), self.host_id)
+        wires.listen(self, KV_COMMIT, self._answering(self._commit), self.host_id)
+        wires.listen(self, KV_RENEW, self._answering(self._renew), self.host_id)
+        wires.listen(self, KV_RELEASE, lambda message, _: self._release(message), self.host_id)
         self.later(TICK_NS, self._tick)
 
     def limits(self) -> Limits:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loadtest.world.timeline import Timeline
+from loadtest.sim.timeline import Timeline
 from shared.ids import JobId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import AdapterRef, AgentRef, SamplingParams, TurnStart
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from loadtest.world.timeline import Action
+from loadtest.sim.timeline import Action
 from services.worker.core.effects import PageLoads
 from shared.arena import PageState
 from shared.blocks import BlockKey

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from loadtest.world.timeline import MS
+from loadtest.sim.timeline import MS
 from shared.ids import ModelId
 from shared.messages import AdapterRef, FinishReason, LoraCard, LoraTarget, SamplingParams
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from loadtest.sim.timeline import MS
+from loadtest.world.house import House
 from loadtest.world.memory import ArenaMemory, Content
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS
 from services.kvstore.core import (
     FetchedPages,
     KvCore,
@@ -54,6 +55,8 @@ class PeerHost(Process):
     Attributes:
         is_link_cut: no pages come from other hosts now, nor go there.
     """
+
+    house: House
 
     core: KvCore
     host_id: HostId

@@ -2,11 +2,25 @@
 
 from collections import deque
 from functools import partial
+from random import Random
+from typing import Protocol
 
-from loadtest.world.house import House
-from loadtest.world.timeline import SECOND, Action
+from loadtest.sim.network import PENDING_BYTES_MAX
+from loadtest.sim.timeline import SECOND, Action, Timeline
+from loadtest.world.wires import Wires
 
 DRIFT_MAX_PPM = 200
+
+
+class Ground(Protocol):
+    """What processes stand on."""
+
+    @property
+    def timeline(self) -> Timeline: ...
+    @property
+    def random(self) -> Random: ...
+    @property
+    def wires(self) -> Wires: ...
 
 
 class Process:
@@ -20,7 +34,7 @@ class Process:
         is_touched: something happened to a core of it since it was checked.
     """
 
-    def __init__(self, house: House, name: str) -> None:
+    def __init__(self, house: Ground, name: str) -> None:
         self.house = house
         self.name = name
         self._timeline = house.timeline
@@ -35,6 +49,7 @@ class Process:
         self._offset_ns = random.randrange(1000 * SECOND)
         self._drift_ppm = random.randint(-DRIFT_MAX_PPM, DRIFT_MAX_PPM)
         self.wall_skew_ns = 0
+        self.pending_bytes_max = PENDING_BYTES_MAX
 
     @property
     def now_ns(self) -> int:

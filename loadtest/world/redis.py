@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from loadtest.sim.timeline import MS, Action
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS, Action
 from shared.ids import HostId, SessionId, TenantId
 from shared.locations import (
     ANYWHERE,

@@ -1,13 +1,12 @@
 """What must hold of all processes at rest, once nobody asks for anything any more."""
 
+from loadtest.sim.scheduler import Leadership, Tracker
+from loadtest.sim.timeline import SECOND
 from loadtest.world.bucket import Bucket
 from loadtest.world.frontend import Frontend
 from loadtest.world.hinters import LAST_PLACE, LAST_TENANT, PLACES, SPAMMERS
 from loadtest.world.kvstore import OBJECTS_REST_NS, Kvstore
 from loadtest.world.redis import Redis
-from loadtest.world.scheduler import Scheduler
-from loadtest.world.timeline import SECOND
-from loadtest.world.tracker import Tracker
 from loadtest.world.worker import FAR_NS, Worker
 from loadtest.world.world import World
 from shared.locations import (
@@ -28,8 +27,8 @@ def check_rest(world: World) -> None:
         assert not len(frontend.turns), f"{frontend.name} still waits for turns"
         assert not len(frontend.jobs.core), f"{frontend.name} still waits for jobs"
         _check_hints(frontend)
-    for election in world.elections:
-        _check_schedulers([each for each in world.schedulers if each in election.candidates])
+    for leadership in world.scheduling:
+        _check_schedulers(leadership)
     for tracker in world.leading_trackers:
         _check_announced(tracker)
     for worker in world.workers:
@@ -41,27 +40,28 @@ def check_rest(world: World) -> None:
             _check_saved(kvstore, world.bucket)
 
 
-def _check_schedulers(candidates: list[Scheduler]) -> None:
-    """Of one shard."""
-    leaders = [scheduler for scheduler in candidates if scheduler.is_leading]
+def _check_schedulers(leadership: Leadership) -> None:
+    """Of one shard, or those that rank."""
+    leaders = leadership.leaders
     assert len(leaders) == 1, f"{len(leaders)} schedulers lead"
     (leader,) = leaders
-    assert leader.core is not None
-    if leader.jobs is not None:
-        jobs = leader.jobs.core
+    if (jobs := leader.part("jobs")) is not None:
         assert jobs.num_running == jobs.num_waiting == 0, "jobs are still held"
-    status = leader.core.status(leader.now_ns)
+    if (core := leader.part("turns")) is None:
+        return
+    status = core.status(leader.now_ns)
     assert status.num_turns_placed == status.num_turns_waiting == 0, "turns are still placed"
-    held = leader.core._reservations._held
+    held = core._reservations._held
     near = [key for key in held if key[0] != SPAMMERS or not held[key].is_far]
     assert not near, f"places are still kept for {near}"
-    assert not leader.core._turns.others._where, "turns of others are still counted"
-    assert all(worker.kept_by is None for worker in leader.core._fleet), "a worker is still kept"
+    assert not core._turns.others._where, "turns of others are still counted"
+    assert all(worker.kept_by is None for worker in core._fleet), "a worker is still kept"
 
 
 def _check_announced(process: Tracker) -> None:
     """Those live whose turns are expected tomorrow, and were by nobody else expected before."""
     tracker, tomorrow_ns = process.core, process.now_ns + FAR_NS
+    assert tracker is not None
     live = [record for record in tracker._live.values() if record.arrives_at_ns < tomorrow_ns]
     strange = [key for key in tracker._live if key[0] != SPAMMERS]
     assert not live and not strange, f"advisories still live: {live}, {strange}"

@@ -1,11 +1,10 @@
 """A world's way to its end: things go wrong, then nothing does, and what must hold by then."""
 
-from loadtest.world.checks import check_tracker
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.faults import Faults
 from loadtest.world.hinters import LAST_TENANT
 from loadtest.world.model import BREAKER, KILLER
 from loadtest.world.rest import check_rest
-from loadtest.world.timeline import MS, SECOND
 from loadtest.world.unleash import heal, unleash
 from loadtest.world.world import Options, World
 from shared.ids import SessionId
@@ -14,7 +13,7 @@ from shared.tracker_shards import shard_of
 
 CROWD_FACTOR = 2  # twice as many sessions wait for one small worker, each for all before it
 SAMPLE_NS = 500 * MS
-DISTURBING = {"loss", "queue", "delay", "killer"}  # all the time
+DISTURBING = {"loss", "garbled", "queue", "delay", "killer"}  # all the time
 UNSERVED_CODES = {"no_worker", "no_capacity", "worker_lost"}
 
 
@@ -30,6 +29,8 @@ def run_seed(seed: int, options: Options | None = None, faults: Faults | None = 
     except Exception as error:
         error.add_note(f"seed {seed}")
         raise
+    finally:
+        world.dispose()
     return world
 
 
@@ -66,7 +67,9 @@ def run_world(world: World) -> None:
         ends_of["before"] = "expired"  # a shard knows the order of its own sessions
     for name, end in ends_of.items():
         key = AdvisoryKey(tenant=last.session.tenant, session_id=SessionId(name))
-        state = trackers[shard_of(key.tenant, name, len(trackers))].core.get(key).state
+        core = trackers[shard_of(key.tenant, name, len(trackers))].core
+        assert core is not None
+        state = core.get(key).state
         assert state == end, f"the advisory of {name!r} is {state}"
     ends = next(reversed(world.ledger.job_ends.values()))
     assert ends == ["done"], f"the last jobs ended as {ends}"
@@ -95,16 +98,13 @@ class _Watch:
         """Note the moments at which nobody could have served a turn."""
         world, options = self._world, self._world.options
         timeline = world.house.timeline
-        for election in (*world.elections, *world.tracker_elections):
-            election.check_leaders()
-        for tracker in world.trackers:
-            if tracker.is_ready:
-                check_tracker(tracker.core)
+        for leadership in (*world.scheduling, *world.tracking):
+            leadership.check()
         is_served = (
             world.house.wires.is_up
             and all(
-                any(scheduler.is_well and scheduler.is_leading for scheduler in election.candidates)
-                for election in world.elections
+                any(each.is_well and each.is_leading for each in leadership.candidates)
+                for leadership in world.scheduling
             )
             and any(worker.is_well for worker in world.workers)
             and any(frontend.is_well for frontend in world.frontends)

@@ -9,13 +9,11 @@ from services.scheduler.core.turns.records import Worker
 
 
 class Scattering(PlacementPolicy):
-    """Args:
-    random: decides.
-    """
+    """Loaded by the scheduler from its settings."""
 
-    def __init__(self, random: Random) -> None:
-        super().__init__(Limits())
-        self._random = random
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._random = Random(0)
 
     def choose(
         self, workers: Collection[Worker], home: Worker | None, demand: Demand

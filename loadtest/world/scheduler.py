@@ -133,10 +133,10 @@ class Scheduler(Candidate):
             (TURN_CANCEL, core.on_turn_cancel, shard),
             (TURN_SUBMIT, core.on_turns_submit, shard),
         ):
-            wires.subscribe(self, subject, self._desk.feeding(handler), ident)
-        wires.subscribe(self, SESSION_EXPECT, self._on_expect, shard)
-        wires.subscribe(self, SESSION_DROP, self._on_drop, shard)
-        wires.subscribe(self, SCHEDULER_PING, lambda _, reply: reply(Empty()), shard)
+            wires.listen(self, subject, self._desk.feeding(handler), ident)
+        wires.listen(self, SESSION_EXPECT, self._on_expect, shard)
+        wires.listen(self, SESSION_DROP, self._on_drop, shard)
+        wires.listen(self, SCHEDULER_PING, lambda _, reply: reply(Empty()), shard)
         if self._share.index == 0:
             self.jobs = SchedulerJobs(self, self._ledger)
 
@@ -162,23 +162,23 @@ class Scheduler(Candidate):
                 turns = [each.start for each in starts if not each.is_sent]
                 for start in turns:
                     self._ledger.on_start_turn(start, worker_id)
-                wires.publish(self, WORKER_START, TurnsStart(turns=turns), worker_id)
+                wires.send(self, WORKER_START, TurnsStart(turns=turns), worker_id)
             case CancelTurn(worker_id, cancel):
-                wires.publish(self, WORKER_CANCEL, cancel, worker_id)
+                wires.send(self, WORKER_CANCEL, cancel, worker_id)
             case FailTurn(frontend_id, failed, _):
-                wires.publish(self, TURN_FAILED, failed, frontend_id)
+                wires.send(self, TURN_FAILED, failed, frontend_id)
             case SendPrefetch(worker_id, prefetch):
-                wires.publish(self, WORKER_PREFETCH, prefetch, worker_id)
+                wires.send(self, WORKER_PREFETCH, prefetch, worker_id)
             case DropPrefetch(worker_id, drop):
-                wires.publish(self, WORKER_PREFETCH_DROP, drop, worker_id)
+                wires.send(self, WORKER_PREFETCH_DROP, drop, worker_id)
             case TellOthers(turns, kept):
                 placed_now = TurnsPlaced(shard=self._share.index, turns=turns, kept=kept)
-                wires.publish(self, TURNS_PLACED, placed_now)
+                wires.send(self, TURNS_PLACED, placed_now)
             case TellPlace(placed):
-                wires.publish(self, SESSION_PLACED, placed)
+                wires.send(self, SESSION_PLACED, placed)
             case NotifyArrival(arrived):
                 for wire, ids, told in arrival_wires(arrived, self.house.num_tracker_shards):
-                    wires.publish(self, wire, told, *ids)
+                    wires.send(self, wire, told, *ids)
             case ProbeWorker(worker_id):
                 self._desk.probe(worker_id)
             case CountTurn():

@@ -1,8 +1,8 @@
 """A kvstore tells Redis where sessions' KV is: the production core, answered in its time."""
 
+from loadtest.sim.timeline import SECOND
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
-from loadtest.world.timeline import SECOND
 from services.kvstore.core import Locations
 from shared.ids import HostId
 from shared.locations import (

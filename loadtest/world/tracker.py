@@ -4,10 +4,10 @@ scheduler.
 
 from typing import Any, ClassVar
 
+from loadtest.sim.timeline import SECOND
 from loadtest.world.alarm import Alarm
 from loadtest.world.candidate import Candidate, Election
 from loadtest.world.house import House
-from loadtest.world.timeline import SECOND
 from loadtest.world.wires import Reply
 from services.tracker.core import (
     AgentTurns,
@@ -90,11 +90,11 @@ class Tracker(Candidate):
         self._alarm = Alarm(self, self._wake)
         wires = self.house.wires
         own = str(self.shards.own)
-        wires.subscribe(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
-        wires.subscribe(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
-        wires.subscribe(self, SHARD_TURN_ARRIVED, lambda message, _: self._on_arrived(message), own)
-        wires.subscribe(self, SHARD_AGENT_TURN_LEFT, lambda message, _: self._on_left(message), own)
-        wires.subscribe(self, TURNS_FORESEEN, lambda message, _: self._on_foreseen(message), own)
+        wires.listen(self, TURN_ARRIVED, lambda message, _: self._on_arrived(message))
+        wires.listen(self, AGENT_TURN_LEFT, lambda message, _: self._on_left(message))
+        wires.listen(self, SHARD_TURN_ARRIVED, lambda message, _: self._on_arrived(message), own)
+        wires.listen(self, SHARD_AGENT_TURN_LEFT, lambda message, _: self._on_left(message), own)
+        wires.listen(self, TURNS_FORESEEN, lambda message, _: self._on_foreseen(message), own)
         super().on_start()
 
     def on_lead(self) -> None:
@@ -102,8 +102,8 @@ class Tracker(Candidate):
             self._has_led = True
             self._be_present()
             wires, own = self.house.wires, str(self.shards.own)
-            wires.subscribe(self, ADVISORY_SUBMIT, self._on_any_submit)
-            wires.subscribe(self, SHARD_ADVISORY_SUBMIT, self._on_submit, own)
+            wires.listen(self, ADVISORY_SUBMIT, self._on_any_submit)
+            wires.listen(self, SHARD_ADVISORY_SUBMIT, self._on_submit, own)
             self._perform(self.core.on_lead(self.now_ns))
 
     def _on_any_submit(self, advisory: Advisory, reply: Reply) -> None:
@@ -149,7 +149,7 @@ class Tracker(Candidate):
         turns = [each.advisory for each in message.turns]
         known = [(turn.tenant, turn.session_id) in self._told for turn in turns]
         assert all(known), "somebody is told of a session that nobody has"
-        self.house.wires.publish(self, TURNS_FORESEEN, message, str(shard))
+        self.house.wires.send(self, TURNS_FORESEEN, message, str(shard))
 
     def _perform(self, effects: list[Effect]) -> None:
         assert self._has_led or not effects, "a spare acts"
@@ -167,7 +167,7 @@ class Tracker(Candidate):
                 case Pass(shard, message):
                     self._hand_on(shard, message)
                 case Tell(frontend_id, told):
-                    self.house.wires.publish(self, HINTS_ENDED, told, frontend_id)
+                    self.house.wires.send(self, HINTS_ENDED, told, frontend_id)
                 case WakeAt(at_ns):
                     self._alarm.set(at_ns)
 

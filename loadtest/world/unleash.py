@@ -4,9 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from loadtest.world.candidate import QUEUE_MAX
+from loadtest.sim.scheduler import QUEUE_MAX
+from loadtest.sim.service import Service
+from loadtest.sim.timeline import MS, SECOND
 from loadtest.world.faults import Fault
-from loadtest.world.timeline import MS, SECOND
 from loadtest.world.world import World
 
 RESTART_MAX_NS = 4 * SECOND
@@ -26,6 +27,8 @@ def unleash(world: World) -> None:
         weather.loss = random.choice([0.002, 0.01, 0.03])
     if "duplication" in faults.kinds:
         weather.duplication = random.choice([0.01, 0.1])
+    if "garbled" in faults.kinds:
+        weather.garbled = random.choice([0.002, 0.02])
     if "delay" in faults.kinds:
         weather.slow, weather.delay_max_ns = 0.03, random.choice([10, 100]) * MS
     if "queue" in faults.kinds:
@@ -45,7 +48,7 @@ def unleash(world: World) -> None:
 def heal(world: World) -> None:
     """From now on nothing goes wrong any more; what is down or frozen comes back in its time."""
     weather = world.house.wires.weather
-    weather.loss = weather.duplication = weather.slow = 0.0
+    weather.loss = weather.duplication = weather.slow = weather.garbled = 0.0
     weather.delay_max_ns = 2 * MS
     world.redis.takes_writes = True
     if world.bucket is not None:
@@ -82,6 +85,12 @@ def _crash_one_of(kind: str) -> Callable[[World, Random], None]:
             world.house.timeline.after(down_ns, process.start)
 
     return happen
+
+
+def _terminate(world: World, random: Random) -> None:
+    """An orderly end, as an upgrade asks for; then it starts again."""
+    services = [each for each in world.processes if isinstance(each, Service)]
+    random.choice(services).terminate()
 
 
 def _crash_kvstore_again(world: World, random: Random) -> None:
@@ -240,4 +249,5 @@ _ACTIONS: dict[str, Callable[[World, Random], None]] = {
     "liar": _lie,
     "bucket": _break_bucket,
     "slow bucket": _slow_bucket,
+    "term": _terminate,
 }

@@ -1,16 +1,17 @@
 """A worker: the production cores of engine, puller and kvstore link in a shell."""
 
 from functools import partial
+from random import Random
 from typing import Any
 
-from loadtest.world.checks import check_worker, watch_step
+from loadtest.sim.timeline import MS, SECOND
+from loadtest.world.checks import check_deferred, check_worker, watch_step
 from loadtest.world.device import Device
 from loadtest.world.house import House
 from loadtest.world.jobs import WorkerJobs, job_card
 from loadtest.world.kvstore import Kvstore
 from loadtest.world.model import LORA_CARD, NUM_HARDWARE
 from loadtest.world.process import Process
-from loadtest.world.timeline import MS, SECOND
 from services.worker.core.costs import StepCosts
 from services.worker.core.effects import (
     BuildImage,
@@ -32,7 +33,7 @@ from services.worker.core.effects import (
 from services.worker.core.engine import EngineCore
 from services.worker.core.intake import ModelShape, expected_turn, take_in
 from services.worker.core.kv_link import KvLink
-from services.worker.core.limits import EngineLimits
+from services.worker.core.limits import AdmissionName, EngineLimits
 from services.worker.core.outcome import refuse_start
 from services.worker.core.pages import PagePool
 from services.worker.core.pulling import Pull, Pulling
@@ -86,6 +87,8 @@ REOPEN_AFTER_NS = 500 * MS
 RESTART_NS = 300 * MS
 ASSIST_TOKENS = (0, 8, 100)  # that helpers take in a step
 STEPS_KNOWN, TOKENS_KNOWN = 20, 1000
+ADMISSIONS: tuple[AdmissionName, ...] = ("eager", "eager", "deferred")
+TARGET_STEPS = (5, 30, 100)
 POOL_BLOCKS = 19  # the longest turn beside the largest adapter, as many tokens as the model takes
 
 
@@ -95,6 +98,8 @@ class Worker(Process):
     device: pool memory and the forward pass, of this life.
     """
 
+    house: House
+
     def __init__(self, house: House, kvstore: Kvstore, number: int) -> None:
         super().__init__(house, f"worker-{number}")
         self.host_id = kvstore.host_id
@@ -103,6 +108,9 @@ class Worker(Process):
         self._hardware = number % NUM_HARDWARE
         random, model = house.random, house.draw_model()
         self._model = model
+        admissions = Random(f"admission {model.step_ns} {len(house.fault_kinds)} {number}")
+        admission = admissions.choice(ADMISSIONS)
+        target_ns = admissions.choice(TARGET_STEPS) * model.step_ns
         self._limits = EngineLimits(
             max_model_len=model.max_model_len,
             prefill_tokens_max=random.choice([3, 8, 16]),
@@ -110,6 +118,8 @@ class Worker(Process):
             stage_timeout_min_ns=10 * MS,
             stage_timeout_max_ns=random.choice([20, 500]) * MS,
             lease_target_blocks=random.choice([2, 8]),
+            prefill_admission=admission,
+            slo_ttft_ns=target_ns if admission == "deferred" else 0,
         )
         self._num_pages = model.num_layers * (
             POOL_BLOCKS if house.is_crowded else random.choice([POOL_BLOCKS, POOL_BLOCKS, 26, 34])
@@ -133,6 +143,7 @@ class Worker(Process):
         self._telling = Telling()
         self._num_opens = 0
         self.jobs: WorkerJobs | None = None
+        self.num_deferred = 0
         pool = PagePool(
             self._num_pages, model.num_layers, self.house.eviction, self.house.is_cooperative
         )
@@ -162,19 +173,21 @@ class Worker(Process):
     def _teach(self, costs: StepCosts) -> None:
         """What it would know of its speed if turns were longer."""
         model = self.house.model
-        for _ in range(STEPS_KNOWN):
-            costs.on_step(0, 1, model.step_ns)
+        is_deferred = self._limits.prefill_admission == "deferred"  # which needs to know of rows
+        for number in range(1, STEPS_KNOWN + 1):
+            rows = number if is_deferred else 1
+            costs.on_step(0, rows, model.step_ns + (rows - 1) * model.token_ns)
         costs.on_step(TOKENS_KNOWN, 0, model.step_ns + TOKENS_KNOWN * model.token_ns)
 
     def _get_ready(self) -> None:
         wires, me = self.house.wires, self.worker_id
-        wires.subscribe(self, WORKER_START, lambda message, _: self._on_starts(message), me)
-        wires.subscribe(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
-        wires.subscribe(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
-        wires.subscribe(
+        wires.listen(self, WORKER_START, lambda message, _: self._on_starts(message), me)
+        wires.listen(self, WORKER_CANCEL, lambda message, _: self._on_cancel(message), me)
+        wires.listen(self, WORKER_PREFETCH, lambda message, _: self._on_prefetch(message), me)
+        wires.listen(
             self, WORKER_PREFETCH_DROP, lambda message, _: self._on_prefetch_drop(message), me
         )
-        wires.subscribe(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
+        wires.listen(self, WORKER_PING, lambda _, reply: reply(Empty()), me)
         self.jobs = WorkerJobs(self, me, self.report)
         self._report_for_ever()
 
@@ -285,7 +298,7 @@ class Worker(Process):
             ],
             speeds=self._telling.next([core.speeds(model.model_id)]),
         )
-        self.house.wires.publish(self, WORKER_REPORT, report)
+        self.house.wires.send(self, WORKER_REPORT, report)
 
     # The engine.
 
@@ -308,6 +321,8 @@ class Worker(Process):
                 break
             planned = self.core.flights[-1]
             assert planned.plan is plan
+            if self._limits.prefill_admission == "deferred":
+                self.num_deferred += check_deferred(self.core, plan, now_ns)
             self.device.start(plan, planned.turns)
             at_ns = self.core.plan_at_ns()
         self._flush()
@@ -384,11 +399,11 @@ class Worker(Process):
         deltas, self._deltas = self._deltas, {}
         for frontend_id, said in deltas.items():
             output = StepOutput(deltas=said)
-            self.house.wires.publish(self, STEP_OUTPUT, output, frontend_id)
+            self.house.wires.send(self, STEP_OUTPUT, output, frontend_id)
         if self._ends:
             ends, self._ends = self._ends, []
             message = TurnsEnded(turns=ends)
-            self.house.wires.publish(self, TURNS_ENDED, message)
+            self.house.wires.send(self, TURNS_ENDED, message)
 
     # The kvstore.
 
@@ -504,4 +519,4 @@ class Worker(Process):
 
     def _release(self, ticket: int = 0, pages: list[int] | None = None, num_kept: int = 0) -> None:
         message = self.link.release(ticket, pages, num_kept)
-        self.house.wires.publish(self, KV_RELEASE, message, self.host_id)
+        self.house.wires.send(self, KV_RELEASE, message, self.host_id)

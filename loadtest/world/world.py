@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import get_args
 
+from loadtest.sim.client import Store
+from loadtest.sim.scheduler import Leadership, Scheduler, Tracker, events_dropped
+from loadtest.sim.service import Service
+from loadtest.sim.timeline import MS, SECOND, Timeline
 from loadtest.world.bucket import Bucket
-from loadtest.world.candidate import Election
 from loadtest.world.clients import Clients
 from loadtest.world.faults import Faults, draw_faults
 from loadtest.world.frontend import Frontend
@@ -16,15 +19,11 @@ from loadtest.world.ledger import Ledger
 from loadtest.world.model import Model
 from loadtest.world.process import Process
 from loadtest.world.redis import Redis
-from loadtest.world.scheduler import Scheduler
-from loadtest.world.timeline import MS, SECOND, Timeline
-from loadtest.world.tracker import Tracker
 from loadtest.world.wires import Wires
 from loadtest.world.worker import Worker
 from services.scheduler.core import DEFAULT_POLICY, POLICIES
 from shared.eviction import EvictionName
 from shared.ids import HostId
-from shared.shards import Share
 
 CROWDED_SHARE = 0.2  # of worlds: twice as many sessions, all busy, on one small worker, and
 CROWDED_SLOWNESS = (1, 100, 1000, 3000)  # a disk as slow as this: history often comes too late
@@ -114,7 +113,8 @@ class World:
         )
         self.redis = redis = Redis()
         self.ledger = ledger = Ledger(timeline)
-        self.elections = [Election(timeline) for _ in range(house.num_shards)]
+        self.store = store = Store()
+        self._dropped_before = events_dropped()
         num_pages = model.num_layers * num_blocks
         self.kvstores = {
             host: Kvstore(house, redis, host, num_pages, slowness, self.bucket) for host in hosts
@@ -128,15 +128,24 @@ class World:
             for number in range(num_workers)
         ]
         num_each = random.choice([1, 2])
+        shards = range(house.num_shards)
+        role = "shard" if house.num_shards > 1 else "all"
+        self.scheduling = [Leadership() for _ in shards]
         self.schedulers = [
-            Scheduler(house, election, ledger, number, Share(shard, house.num_shards))
-            for shard, election in enumerate(self.elections)
+            Scheduler(house, store, self.scheduling[shard], number, role, shard)
+            for shard in shards
             for number in range(num_each)
         ]
-        self.tracker_elections = [Election(timeline) for _ in range(house.num_tracker_shards)]
+        if role == "shard":  # which batches of the shards go to which worker
+            self.scheduling.append(Leadership())
+            self.schedulers += [
+                Scheduler(house, store, self.scheduling[-1], number, "rank")
+                for number in range(num_each)
+            ]
+        self.tracking = [Leadership() for _ in range(house.num_tracker_shards)]
         self.trackers = [
-            Tracker(house, election, number, shard)
-            for shard, election in enumerate(self.tracker_elections)
+            Tracker(house, store, leadership, number, shard)
+            for shard, leadership in enumerate(self.tracking)
             for number in range(num_trackers)
         ]
         self.frontends = [
@@ -163,6 +172,17 @@ class World:
         is_well = all(process.is_well for process in self.processes)
         return self.redis.is_up and is_well and not is_slow
 
+    @property
+    def num_dropped(self) -> int:
+        """Events that found no room in a queue of a scheduler."""
+        return events_dropped() - self._dropped_before
+
+    def dispose(self) -> None:
+        """Close what still waits in services, once the simulation is over."""
+        for process in self.processes:
+            if isinstance(process, Service):
+                process.dispose()
+
     def lose_host(self, host_id: HostId) -> None:
         """Everybody on this machine dies for good, and with it all that was kept there."""
         kvstore = self.kvstores.pop(host_id)
@@ -182,7 +202,7 @@ class World:
             AssertionError: none does, or several do.
         """
         leaders = [tracker for tracker in self.trackers if tracker.is_leading]
-        shards = [tracker.shards.own for tracker in leaders]
+        shards = [tracker.shard for tracker in leaders]
         assert shards == [*range(self.house.num_tracker_shards)], f"of {shards} a tracker leads"
         return leaders
 

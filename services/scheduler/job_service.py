@@ -152,6 +152,7 @@ async def start_jobs(runtime: Runtime, config: SchedulerConfig, leadership: Lead
     else:
         policy = make_batcher(config.batch_policy, delays)
         core = JobsCore(policy, limits, fence=fence, started_at_ns=started_at_ns, name=name)
+    runtime.parts["jobs"] = core
     leadership.on_fence(core.set_fence)
     shell = JobShell(
         runtime, leadership, config.scheduler_queue_max, core.on_wake, core.on_worker_gone

@@ -111,6 +111,7 @@ class SchedulerService:
             attempt_floor=first_attempt(leadership.fence),
             share=config.share,
         )
+        runtime.parts["turns"] = self._core
         self.windows: Callable[[int], list[JobWindow]] = lambda now_ns: []
         self._share, self._shard = config.share, str(config.share.index)
         leadership.on_fence(self._core.set_fence)

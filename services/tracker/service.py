@@ -77,12 +77,14 @@ DROPPED = counter("tracker_events_dropped_total", "Events dropped because the qu
 class TrackerService:
     """Feeds one core, and asks the scheduler on its behalf."""
 
-    def __init__(self, runtime: Runtime, config: TrackerConfig) -> None:
+    def __init__(
+        self, runtime: Runtime, config: TrackerConfig, agent_limits: AgentLimits | None = None
+    ) -> None:
         self._num_schedulers = config.scheduler_shards
         self._runtime = runtime
         self._bus = runtime.bus
         self._clock = runtime.clock
-        self._agents = _agents_of(config)
+        self._agents = _agents_of(config, agent_limits)
         self._shards = Shards(config.tracker_shards, config.tracker_shard)
         self._front = Front(runtime.bus, runtime.clock, self._shards)
         self._core = TrackerCore(
@@ -92,6 +94,7 @@ class TrackerService:
             is_spare=True,
             shards=self._shards,
         )
+        runtime.parts["advisories"] = self._core
         self._is_leading = False
         self._events: EventQueue[Effect] = EventQueue(
             config.tracker_queue_max, runtime.clock, self._core.on_wake, DROPPED
@@ -260,8 +263,8 @@ class TrackerService:
             log.warning("drop unheard", extra={"session_id": key.session_id, "why": error.message})
 
 
-def _agents_of(config: TrackerConfig) -> AgentTurns:
-    limits = AgentLimits(slack_ns=config.limits().slack_ns)
+def _agents_of(config: TrackerConfig, limits: AgentLimits | None) -> AgentTurns:
+    limits = limits or AgentLimits(slack_ns=config.limits().slack_ns)
     learned = read_graphs(config.agent_graphs, limits) if config.agent_graphs is not None else {}
     return AgentTurns(AgentFollower(limits, learned))
 
@@ -287,9 +290,11 @@ def _to_wire(record: Record, clock: Clock) -> AdvisoryState:
     )
 
 
-async def main(runtime: Runtime, config: TrackerConfig) -> None:
-    """Run the tracker until told to stop; as a spare until it leads."""
-    service = TrackerService(runtime, config)
+async def main(
+    runtime: Runtime, config: TrackerConfig, agent_limits: AgentLimits | None = None
+) -> None:
+    """Run the tracker until it is to stop; as a spare until it leads."""
+    service = TrackerService(runtime, config, agent_limits)
     runtime.stack.callback(service.stop)
     await service.start()
     # Two that lead for a moment do no harm, as hints do none: nothing waits for the lease.

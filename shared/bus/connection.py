@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self, TypeVar
@@ -12,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import SlowConsumerError
+from nats.errors import FlushTimeoutError, SlowConsumerError
 
 from shared.access import NatsAccess
 from shared.bucket import KvBucket
@@ -131,7 +130,7 @@ class Connection:
         """How long ago the connection came back; infinite if it never broke, 0 if it is away. Who
         was heard on the first one had found the server, too.
         """
-        return max(time.monotonic() - self._back_at_s, 0.0)
+        return max(asyncio.get_running_loop().time() - self._back_at_s, 0.0)
 
     @property
     def is_open(self) -> bool:
@@ -163,8 +162,15 @@ class Connection:
         return store
 
     async def flush(self) -> None:
-        """Wait until the server has seen everything sent so far, subscriptions included."""
-        await self._client.flush()
+        """Wait until the server has seen everything sent so far, subscriptions included. A server
+        that does not answer is asked again: after three pings the client's library takes the
+        connection for broken, and a new one begins with all subscriptions.
+        """
+        while True:
+            try:
+                return await self._client.flush()
+            except FlushTimeoutError:
+                log.warning("nats does not answer", extra={"url": self._server})
 
     async def drain(self) -> None:
         """Finish what was delivered, send what is buffered, then close."""
@@ -210,7 +216,7 @@ class Connection:
         if not isinstance(error, ConnectionResetError) or not self._is_told_why:
             self._last_reason = reason(error)
             self._is_told_why = isinstance(error, NatsError)
-        num = self._troubles.hear(type(error).__name__, time.monotonic_ns())
+        num = self._troubles.hear(type(error).__name__, _now_ns())
         if num:
             log.warning(
                 "nats error",
@@ -231,8 +237,12 @@ class Connection:
 
     async def _on_reconnected(self) -> None:
         self._troubles.clear()
-        self._back_at_s = time.monotonic()
+        self._back_at_s = asyncio.get_running_loop().time()
         self._is_back.set()
         log.info("nats reconnected")
         for callback in self._on_reconnect:
             callback()
+
+
+def _now_ns() -> int:
+    return round(asyncio.get_running_loop().time() * 1e9)

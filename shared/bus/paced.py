@@ -6,7 +6,6 @@ server closes this connection and no other.
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from nats.aio.client import Client
@@ -41,7 +40,7 @@ class PacedClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        now_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time()
         self._is_due_at_s = max(self._is_due_at_s, now_s - 1.0) + self._pace.cost_s(len(data))
         debt_s = self._is_due_at_s - now_s
         await asyncio.sleep(debt_s if debt_s >= SLEEP_S_MIN else 0)

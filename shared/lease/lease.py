@@ -9,7 +9,7 @@ from nats.aio.subscription import Subscription
 
 from shared.bucket import KvBucket, NoStore, RevisionConflict
 from shared.effects import WakeAt
-from shared.errors import NobodyListens, PeerUnavailable
+from shared.errors import NobodyListens, PeerUnavailable, SymphonyError
 from shared.events import EventQueue
 from shared.ids import new_id
 from shared.lease.core.core import LeaseCore
@@ -76,6 +76,7 @@ class Lease:
         on_resume: Callable[[], None] = _nothing,
         on_lost: Callable[[], None] = _nothing,
     ) -> None:
+        runtime.parts["lease"] = self
         self._runtime = runtime
         self._config = config
         self._key = key
@@ -274,7 +275,7 @@ class Lease:
             )
         except NobodyListens:
             await self._events.put_surely(partial(self._core.on_holder, None))
-        except PeerUnavailable:
+        except SymphonyError:  # also an answer that cannot be read
             await self._events.put_surely(self._core.on_holder_silent)
         else:
             await self._events.put_surely(partial(self._core.on_holder, holder.instance))

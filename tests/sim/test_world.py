@@ -9,12 +9,12 @@ from typing import get_args
 
 import pytest
 
-from loadtest.world import World, run_seed
 from loadtest.world.campaign import run_campaign, run_seeds, shrink
 from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
-from loadtest.world.world import Options
+from loadtest.world.run import run_seed
+from loadtest.world.world import Options, World
 from services.frontend.core.turns import Deliver
 from shared.eviction import EvictionName
 
@@ -41,13 +41,16 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 
 def test_the_worlds_meet_what_they_are_for() -> None:
-    workers = [worker for seed in range(40) for worker in run_seed(seed).workers]
+    workers = [worker for seed in range(60) for worker in run_seed(seed).workers]
     assert sum(worker.device.num_streamed for worker in workers) > 0
     assert sum(worker.device.num_assisted for worker in workers) > 0
     cores = [worker.core for worker in workers]
     assert sum(core.history.num_prefix_hits for core in cores) > 100
     assert sum(core.pool.num_evicted for core in cores) > 100
     assert sum(core.writeback.num_given_up for core in cores) > 0
+    assert sum(core.planner.num_preemptions for core in cores) > 10
+    assert sum(core.num_load_failures for core in cores) > 10
+    assert sum(worker.num_deferred for worker in workers) > 10
 
 
 def test_a_failure_names_its_seed_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.figures.base import Effort, Figure, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.symphony.runs import COLOURS, SYSTEMS, options, run_all
 from loadtest.figures.symphony.skipping import unless_skipped
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 FILES = [4, 8, 12]
 SHOWN = {"symphony": "ours", "recompute": "vLLM", "sticky": "in place of Parrot"}

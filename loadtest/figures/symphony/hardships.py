@@ -15,7 +15,7 @@ from loadtest.figures.symphony.sweeps import (
     rows_of_values,
     sweep,
 )
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 MISSED = [0.0, 0.1, 0.25, 0.5, 1.0]
 SPURIOUS = [0.0, 0.2, 0.4, 0.6, 1.0]

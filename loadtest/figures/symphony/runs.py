@@ -7,8 +7,8 @@ from typing import Any
 from loadtest.cluster.options import ClusterOptions
 from loadtest.cluster.result import ClusterResult
 from loadtest.figures.base import Effort, Results, Work
+from loadtest.sim.timeline import SECOND
 from loadtest.workloads.registry import why_absent
-from loadtest.world.timeline import SECOND
 
 TESTBED_GPUS = 8
 LLAMA_13B = "a100-llama2-13b"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from loadtest.figures.base import Effort, Results, Row, Work, label, new_drawing, ratio
 from loadtest.figures.plots import doubling_x
 from loadtest.figures.symphony.runs import COLOURS, NAMES, SYSTEMS, options, run_all
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 METRICS = {
     "tpot_ms": "TPOT, ms",

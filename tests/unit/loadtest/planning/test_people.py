@@ -12,7 +12,7 @@ from loadtest.planning.demand import READING_WPM, TYPING_WPM, Demand
 from loadtest.planning.people import people
 from loadtest.planning.share import GPUS_LEAST, part_of
 from loadtest.workloads.script import Script
-from loadtest.world.timeline import SECOND
+from loadtest.sim.timeline import SECOND
 
 LASTS_NS = 200 * SECOND
 

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.world.ledger import ClientTurn, Ledger, Session
-from loadtest.world.timeline import Timeline
+from loadtest.sim.timeline import Timeline
 from shared.ids import FrontendId, JobId, ModelId, SessionId, TenantId, TurnId, WorkerId
 from shared.messages import SamplingParams, TurnStart
 

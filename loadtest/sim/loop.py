@@ -1,0 +1,221 @@
+"""A deterministic event loop for one simulated process, whose clock jumps to the next timer.
+
+Production shells run on it unchanged: `asyncio.sleep`, timeouts, tasks and threads of the loop's
+executor all take simulated time. Many loops share one `Timeline`. A process that dies leaves its
+loop where it stands, as ``kill -9`` does: nothing of it runs any more, no ``finally`` either.
+"""
+
+import asyncio
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from inspect import CORO_CREATED, getcoroutinestate
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from loadtest.sim.timeline import MS, SECOND, Action
+
+R = TypeVar("R")
+
+CALLBACKS_MAX = 100_000  # in one instant
+TASKS_MIN = 100
+CLOSINGS_MAX = 100  # of one coroutine: each `await` in its ``finally`` blocks takes one
+THREAD_MAX_NS = 2 * MS  # what a thread of the executor takes, at most
+
+
+class LoopHost(Protocol):
+    """The process that a loop runs in."""
+
+    @property
+    def now_ns(self) -> int:
+        """Its monotonic clock."""
+
+    def later(self, delay_ns: int, action: Action) -> None:
+        """Run `action` in `delay_ns`, in this life, not before a freeze is over."""
+
+    def on_idle(self) -> None:
+        """Nothing is ready to run any more at this instant."""
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """Args:
+    host: gives time and runs what is due.
+    random: decides how long the executor's threads take.
+    """
+
+    def __init__(self, host: LoopHost, random: Random) -> None:
+        self._host = host
+        self._random = random
+        self._ready: deque[asyncio.Handle] = deque()
+        self._is_awake = False
+        self._on_exception: Callable[[Any, dict[str, Any]], object] | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks_max = TASKS_MIN
+        self._thread_free_ns: dict[int, int] = {}  # of executors, when their one thread is free
+
+    def run(self) -> None:
+        """Run callbacks until none is ready."""
+        ready, num_left = self._ready, CALLBACKS_MAX
+        outer = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            while ready:
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+                num_left -= 1
+                assert num_left, "no end of callbacks in one instant: a livelock"
+        finally:
+            self._is_awake = False
+            events._set_running_loop(outer)
+        self._host.on_idle()
+
+    def dispose(self) -> None:
+        """Close what still waits, so that the interpreter does not complain of it later."""
+        self._is_awake = True  # what is called from now on is not run
+        outer = events._get_running_loop()
+        events._set_running_loop(self)
+        for task in self._tasks:
+            if not task.done():
+                _close(task.get_coro())
+        events._set_running_loop(outer)
+        self._ready.clear()
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        return self._host.now_ns / SECOND
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        if not self._is_awake:
+            self._is_awake = True
+            self._host.later(0, self.run)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        delay_ns = max(round(when * SECOND) - self._host.now_ns, 0)
+
+        def ring() -> None:
+            if not handle.cancelled():
+                self._ready.append(handle)
+                if not self._is_awake:
+                    self._is_awake = True
+                    self.run()
+
+        self._host.later(delay_ns, ring)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays in the timeline, and does nothing when it is due."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, R],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[R]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.append(task)  # of a process that died nothing else may hold it
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = [each for each in self._tasks if not each.done()]
+            self._tasks_max = 2 * len(self._tasks) + TASKS_MIN
+        return task
+
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., R], *args: Any
+    ) -> asyncio.Future[R]:
+        """`func` runs at an instant in between, and its result arrives later. Calls of one executor
+        other than the default run one after the other.
+        """
+        future: asyncio.Future[R] = self.create_future()
+        delay_ns = self._random.randrange(THREAD_MAX_NS)
+        if executor is not None:
+            now_ns = self._host.now_ns
+            delay_ns += max(self._thread_free_ns.get(id(executor), 0) - now_ns, 0)
+            self._thread_free_ns[id(executor)] = now_ns + delay_ns
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:
+                self.call_soon(_fail, future, error)
+            else:
+                self.call_soon(_settle, future, result)
+
+        self._host.later(delay_ns, work)
+        return future
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_exception_handler(
+        self, handler: Callable[[Any, dict[str, Any]], object] | None
+    ) -> None:
+        self._on_exception = handler
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        assert self._on_exception is not None, context
+        self._on_exception(self, context)
+
+
+def _settle(future: asyncio.Future[R], result: R) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _close(coro: Any) -> None:
+    """Unwind a coroutine. One that never began is begun first: closed before that, what it was
+    given to await would be said to have been forgotten.
+    """
+    with suppress(BaseException):
+        if getcoroutinestate(coro) == CORO_CREATED:
+            coro.send(None)
+    for _ in range(CLOSINGS_MAX):
+        try:
+            coro.close()
+        except RuntimeError:  # it awaited once more
+            continue
+        except BaseException:
+            pass
+        return

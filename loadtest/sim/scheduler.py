@@ -1,0 +1,188 @@
+"""Schedulers and trackers: the production services, candidates for a lease."""
+
+from functools import partial
+
+from loadtest.sim.client import Store
+from loadtest.sim.service import Service
+from loadtest.sim.timeline import SECOND
+from loadtest.world.checks import check_batches, check_scheduler, check_tracker
+from loadtest.world.faults import SILENCING
+from loadtest.world.house import House
+from loadtest.world.process import Ground
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.job_service import EVENTS_DROPPED
+from services.scheduler.service import DROPPED
+from services.scheduler.service import main as scheduler_main
+from services.tracker.config import TrackerConfig
+from services.tracker.core import TrackerCore
+from services.tracker.core.agents import AgentLimits
+from services.tracker.service import main as tracker_main
+
+QUEUE_MAX = 65_536
+SLACK_NS = 3 * SECOND
+AGENT_LIMITS = AgentLimits(  # so small that they are reached
+    workflows_max=4, arrival_max_ns=2 * SECOND, slack_ns=SLACK_NS
+)
+LEASE = {"scheduler_lease_beat_ms": 500, "scheduler_lease_ttl_ms": 2000}
+
+
+class Leadership:
+    """What several instances want, and one has at a time."""
+
+    def __init__(self) -> None:
+        self.candidates: list[Candidate] = []
+        self._holder_of: dict[int, tuple[str, int]] = {}
+
+    @property
+    def leaders(self) -> "list[Candidate]":
+        """Those that would act now."""
+        return [candidate for candidate in self.candidates if candidate.is_leading]
+
+    def check(self) -> None:
+        """One leads at a time, and no fence is ever given to two.
+
+        Raises:
+            AssertionError: it is otherwise.
+        """
+        leaders = self.leaders
+        assert len(leaders) <= 1, f"{[each.name for each in leaders]} lead at once"
+        for leader in leaders:
+            name = (leader.name, leader.life)
+            holder = self._holder_of.setdefault(leader.fence, name)
+            assert holder == name, f"{holder} and {name} both lead under {leader.fence}"
+
+
+class Candidate(Service):
+    """A service of which one instance leads.
+
+    Attributes:
+        queue_max: events that wait in a queue of it, from its next start on.
+    """
+
+    queue_max = QUEUE_MAX
+
+    def __init__(self, house: Ground, name: str, store: Store, leadership: Leadership) -> None:
+        super().__init__(house, name, store)
+        self._leadership = leadership
+        leadership.candidates.append(self)
+
+    def on_start(self) -> None:
+        self._was_leading = False
+        super().on_start()
+
+    def check(self) -> None:
+        is_leading = self.is_leading
+        if is_leading and not self._was_leading:
+            self._leadership.check()
+        self._was_leading = is_leading
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether it would act now."""
+        lease = self.part("lease")
+        return self.is_ready and lease is not None and lease.is_leading
+
+    @property
+    def fence(self) -> int:
+        """Of the term it leads; 0: it does not."""
+        lease = self.part("lease")
+        return 0 if lease is None else int(lease.fence)
+
+
+class Scheduler(Candidate):
+    """Args:
+    role: "all", "shard" or "rank", as in its settings.
+    """
+
+    house: House
+    kind = "scheduler"
+    main = staticmethod(scheduler_main)
+
+    def __init__(
+        self,
+        house: House,
+        store: Store,
+        leadership: Leadership,
+        number: int,
+        role: str = "all",
+        shard: int = 0,
+    ) -> None:
+        which = str(shard) if role == "shard" else role
+        super().__init__(house, f"scheduler-{which}-{number}", store, leadership)
+        self._role, self.shard = role, shard
+
+    def config(self) -> SchedulerConfig:
+        house = self.house
+        placement = (
+            "loadtest.world.scattering:Scattering" if house.is_scattered else house.placement
+        )
+        return SchedulerConfig.model_validate(
+            {
+                "instance": self.name,
+                "scheduler_policy": placement,
+                "scheduler_role": self._role,
+                "scheduler_shard": self.shard,
+                "scheduler_shards": house.num_shards,
+                "scheduler_queue_max": self.queue_max,
+                "tracker_shards": house.num_tracker_shards,
+                **LEASE,
+            }
+        )
+
+    def check(self) -> None:
+        super().check()
+        if (core := self.part("turns")) is not None:
+            check_scheduler(core, is_lossy=bool(self.house.fault_kinds & SILENCING))
+        if (jobs := self.part("jobs")) is not None:
+            check_batches(jobs)
+
+
+class Tracker(Candidate):
+    """Args:
+    shard: which part of the sessions it has.
+    """
+
+    house: House
+    kind = "tracker"
+    main = staticmethod(partial(tracker_main, agent_limits=AGENT_LIMITS))
+
+    def __init__(
+        self, house: House, store: Store, leadership: Leadership, number: int, shard: int = 0
+    ) -> None:
+        super().__init__(house, f"tracker-{shard}-{number}", store, leadership)
+        self.shard = shard
+
+    @property
+    def core(self) -> TrackerCore | None:
+        core: TrackerCore | None = self.part("advisories")
+        return core
+
+    def config(self) -> TrackerConfig:
+        house = self.house
+        return TrackerConfig.model_validate(
+            {
+                "instance": self.name,
+                "tracker_ttl_s": 5.0,
+                "tracker_slack_s": SLACK_NS / SECOND,
+                "tracker_shard": self.shard,
+                "tracker_shards": house.num_tracker_shards,
+                "tracker_queue_max": self.queue_max,
+                "scheduler_shards": house.num_shards,
+                **LEASE,
+            }
+        )
+
+    def check(self) -> None:
+        super().check()
+        if self.core is not None and self.is_leading:
+            check_tracker(self.core)
+
+
+def events_dropped() -> int:
+    """Events of schedulers that found no room in their queues, in this interpreter."""
+    samples = [
+        each
+        for metric in (*DROPPED.collect(), *EVENTS_DROPPED.collect())
+        for each in metric.samples
+    ]
+    return int(sum(each.value for each in samples if each.name.endswith("_total")))
