@@ -7,7 +7,7 @@ from typing import Protocol
 from loadtest.world.frontend import Frontend
 from loadtest.world.house import House
 from loadtest.world.timeline import SECOND
-from services.frontend.core.turns import Deliver, Fail, NewTurn
+from services.frontend.core.turns.turns import Deliver, Fail, NewTurn
 from shared.ids import SessionId, TenantId, TurnId
 from shared.messages import Advisory, AgentRef, SamplingParams
 

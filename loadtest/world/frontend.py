@@ -12,7 +12,7 @@ from loadtest.world.process import Process
 from loadtest.world.redis import Record, Redis
 from loadtest.world.timeline import MS, SECOND, Action
 from loadtest.world.wires import Reply
-from services.frontend.core.turns import (
+from services.frontend.core.turns.turns import (
     AnswerPull,
     AskScheduler,
     Cancel,

@@ -11,8 +11,8 @@ from loadtest.world.ledger import Ledger
 from loadtest.world.process import Process
 from loadtest.world.timeline import MS, Action
 from loadtest.world.wires import Reply
-from services.frontend.core import job_events as fe
-from services.frontend.core.jobs import INPUT_MISSING, Jobs
+from services.frontend.core.turns import job_events as fe
+from services.frontend.core.turns.jobs import INPUT_MISSING, Jobs
 from services.scheduler.core import ProbeWorker
 from services.scheduler.core import jobs as sj
 from services.scheduler.core.batching.job import Delays

@@ -4,26 +4,26 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from services.frontend.adapters import AdapterDirectory
-from services.frontend.background import BackgroundRuns
+from services.frontend.adapters.directory import AdapterDirectory
+from services.frontend.adapters.uploads import Uploads
 from services.frontend.config import FrontendConfig
-from services.frontend.core.claims import Claims
-from services.frontend.core.pace import Pace
-from services.frontend.core.quotas import Quotas, TenantCapacity
-from services.frontend.core.slots import Slots
-from services.frontend.gates import Gates
+from services.frontend.core.limits.quotas import Quotas, TenantCapacity
+from services.frontend.core.limits.rate import Pace
+from services.frontend.core.limits.slots import Slots
+from services.frontend.core.sessions.open_sessions import Claims
 from services.frontend.grammars import GrammarMaker
-from services.frontend.hint_gate import HintGate
-from services.frontend.house import HouseMetrics
-from services.frontend.hub import Hub
-from services.frontend.job_hub import JobHub
-from services.frontend.models import Models
+from services.frontend.hints.gate import HintGate
+from services.frontend.models.registry import Models
+from services.frontend.observability.deployment_feed import HouseWatch
+from services.frontend.observability.deployment_metrics import HouseMetrics
+from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.texts import Texts
-from services.frontend.responses import ResponseStore
-from services.frontend.sessions import SessionStore
-from services.frontend.tracing import RequestTracer
-from services.frontend.uploads import Uploads
-from services.frontend.watching import HouseWatch
+from services.frontend.sessions.background import BackgroundRuns
+from services.frontend.sessions.response_store import ResponseStore
+from services.frontend.sessions.store import SessionStore
+from services.frontend.tenants.gates import Gates
+from services.frontend.turns.hub import Hub
+from services.frontend.turns.job_hub import JobHub
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.ids import TenantId
@@ -60,7 +60,7 @@ class App:
 
 
 def app_of(request: Request) -> App:
-    """The one `App`, which `edge.make_api` put into the application's state."""
+    """The one `App`, which `asgi.make_api` put into the application's state."""
     app = request.app.state.app
     assert isinstance(app, App)
     return app

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from services.frontend.core.door import HTTP_PORTS, Place, parse_place
-from services.frontend.core.model_names import parse_name
-from services.frontend.core.quotas import PRIORITIES, TenantLimits
+from services.frontend.core.http.request_guard import HTTP_PORTS, Place, parse_place
+from services.frontend.core.limits.quotas import PRIORITIES, TenantLimits
+from services.frontend.core.models.model_names import parse_name
 from shared.adapters.record import ADAPTER_BYTES_MAX
 from shared.config import ServiceConfig
 from shared.errors import ConfigError
@@ -65,7 +65,7 @@ class FrontendConfig(ServiceConfig):
     tenant_adapter_changes_per_minute: additions and removals of adapters by a tenant's own keys;
         more are answered with 429. 0: any number.
     tenant_...: limits of each tenant that has none of its own in `api_keys_file`: see
-        `core.quotas.TenantLimits`; of what is counted here each frontend counts its own.
+        `core.limits.quotas.TenantLimits`; of what is counted here each frontend counts its own.
     hints_per_client, hints_per_tenant: advisories that may come to nothing, see
         `shared.hint_accounts.HintLimits`; each frontend counts its own.
     turn_s_max: after this a turn ends, with an error if it is not over.

@@ -12,40 +12,40 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from services.frontend.adapters import AdapterDirectory
+from services.frontend.adapters.directory import AdapterDirectory
+from services.frontend.adapters.uploads import Uploads
 from services.frontend.api import adapters_nats, nats
 from services.frontend.api.sessions import advisories
 from services.frontend.app import App
-from services.frontend.auth import Keyring, load_keyring
-from services.frontend.background import BackgroundRuns
+from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
-from services.frontend.connections import Connections
-from services.frontend.core.capacity import Capacity
-from services.frontend.core.claims import Claims
-from services.frontend.core.crew import CrewLimits
-from services.frontend.core.job_events import JobLimits
-from services.frontend.core.jobs import Jobs
-from services.frontend.core.pace import Pace
-from services.frontend.core.quotas import Kind, Quotas
-from services.frontend.core.slots import Slots
-from services.frontend.core.traced import TraceSampler
-from services.frontend.core.turns import TurnLimits, Turns
-from services.frontend.edge import make_api
-from services.frontend.gates import Gates, part_of
+from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.quotas import Kind, Quotas
+from services.frontend.core.limits.rate import Pace
+from services.frontend.core.limits.slots import Slots
+from services.frontend.core.observability.trace_sampler import TraceSampler
+from services.frontend.core.process_pool import CrewLimits
+from services.frontend.core.sessions.open_sessions import Claims
+from services.frontend.core.turns.job_events import JobLimits
+from services.frontend.core.turns.jobs import Jobs
+from services.frontend.core.turns.turns import TurnLimits, Turns
 from services.frontend.grammars import GrammarMaker
-from services.frontend.hint_gate import HintGate
-from services.frontend.house import HouseMetrics
-from services.frontend.hub import Hub
-from services.frontend.job_hub import JobHub
-from services.frontend.models import Models
+from services.frontend.hints.gate import HintGate
+from services.frontend.http.connections import Connections
+from services.frontend.models.registry import Models
+from services.frontend.observability.deployment_feed import HouseWatch
+from services.frontend.observability.deployment_metrics import HouseMetrics
+from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.pool import Pool
 from services.frontend.rendering.texts import Texts
-from services.frontend.responses import ResponseStore
-from services.frontend.sessions import SessionStore
-from services.frontend.tenant_links import connect_links
-from services.frontend.tracing import RequestTracer
-from services.frontend.uploads import Uploads
-from services.frontend.watching import HouseWatch
+from services.frontend.sessions.background import BackgroundRuns
+from services.frontend.sessions.response_store import ResponseStore
+from services.frontend.sessions.store import SessionStore
+from services.frontend.tenants.auth import Keyring, load_keyring
+from services.frontend.tenants.gates import Gates, part_of
+from services.frontend.tenants.links import connect_links
+from services.frontend.turns.hub import Hub
+from services.frontend.turns.job_hub import JobHub
 from shared.bus import Bus
 from shared.errors import ConfigError
 from shared.ids import FrontendId, new_id

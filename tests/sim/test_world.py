@@ -15,7 +15,7 @@ from loadtest.world.faults import HOW_OFTEN, KINDS, OWN_SHARES
 from loadtest.world.frontend import Frontend
 from loadtest.world.mutants import MUTANTS, ROOT, Mutant
 from loadtest.world.world import Options
-from services.frontend.core.turns import Deliver
+from services.frontend.core.turns.turns import Deliver
 from shared.eviction import EvictionName
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.runfile import RunState
-from services.frontend.adapters import AdapterDirectory
-from services.frontend.core.adapter_names import AdapterNames
-from services.frontend.models import Models
-from services.frontend.sessions import SessionStore
+from services.frontend.adapters.directory import AdapterDirectory
+from services.frontend.core.adapters.names import AdapterNames
+from services.frontend.models.registry import Models
+from services.frontend.sessions.store import SessionStore
 from shared.clock import Clock, SystemClock
 from shared.errors import PeerUnavailable
 from shared.ids import DEFAULT_TENANT, HostId, ModelId, WorkerId

@@ -21,20 +21,20 @@ from fastapi import FastAPI
 from loadtest.bench.core import samples
 from loadtest.bench.core.timing import Took
 from services.frontend.app import App
-from services.frontend.auth import Keyring
+from services.frontend.asgi import make_api
 from services.frontend.config import FrontendConfig
-from services.frontend.core.capacity import Capacity
-from services.frontend.core.fleet import Fleet
-from services.frontend.core.quotas import Quotas, TenantLimits
-from services.frontend.core.slots import Slots
-from services.frontend.core.traced import TraceSampler
-from services.frontend.core.turns import TurnLimits, Turns
-from services.frontend.edge import make_api
-from services.frontend.hub import Hub
-from services.frontend.models import ServedModel
+from services.frontend.core.limits.capacity import Capacity
+from services.frontend.core.limits.quotas import Quotas, TenantLimits
+from services.frontend.core.limits.slots import Slots
+from services.frontend.core.models.fleet import Fleet
+from services.frontend.core.observability.trace_sampler import TraceSampler
+from services.frontend.core.turns.turns import TurnLimits, Turns
+from services.frontend.models.registry import ServedModel
+from services.frontend.observability.tracing import RequestTracer
 from services.frontend.rendering.texts import Texts, is_short
+from services.frontend.tenants.auth import Keyring
 from services.frontend.tokenizer import ModelTokenizer
-from services.frontend.tracing import RequestTracer
+from services.frontend.turns.hub import Hub
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.ids import TurnId

@@ -5,6 +5,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from services.frontend.adapters.registration import (
+    NewAdapter,
+    add_adapter,
+    count_change,
+    info_of,
+    owner_of,
+    remove_adapter,
+    unknown,
+)
 from services.frontend.api.answers import Json
 from services.frontend.api.bodies import (
     ID_CHARS_MAX,
@@ -22,16 +31,7 @@ from services.frontend.api.schemas import (
     answers,
 )
 from services.frontend.app import app_of
-from services.frontend.registration import (
-    NewAdapter,
-    add_adapter,
-    count_change,
-    info_of,
-    owner_of,
-    remove_adapter,
-    unknown,
-)
-from services.frontend.request import caller_of, read_body, request_id_of
+from services.frontend.http.request import caller_of, read_body, request_id_of
 from shared.adapters.record import check_adapter_name
 from shared.errors import InvalidRequest
 from shared.messages import AdapterInfos

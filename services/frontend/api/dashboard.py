@@ -12,9 +12,9 @@ from services.frontend.api.answers import EventStream, Json
 from services.frontend.api.page import FOLDER, GUARDS
 from services.frontend.api.schemas import HOUSE, STRING, answers, record
 from services.frontend.app import App, app_of
-from services.frontend.auth import SCOPE_ADMIN, Caller
-from services.frontend.core.house_view import for_tenant
-from services.frontend.request import caller_of
+from services.frontend.core.observability.deployment_view import for_tenant
+from services.frontend.http.request import caller_of
+from services.frontend.tenants.auth import SCOPE_ADMIN, Caller
 
 router = APIRouter(tags=["operations"])
 EVENTS: dict[int | str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The shell around `core.crew`: child processes, and what is said to them."""
+"""The shell around `core.process_pool`: child processes, and what is said to them."""
 
 import asyncio
 import logging
@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import services
-from services.frontend.access import served_tenant
-from services.frontend.core.crew import Crew, CrewLimits, Effect, Fail, Give, Kill, Start, Why
+from services.frontend.core.process_pool import (
+    Crew,
+    CrewLimits,
+    Effect,
+    Fail,
+    Give,
+    Kill,
+    Start,
+    Why,
+)
+from services.frontend.observability.access_log import served_tenant
 from services.frontend.rendering import frames
 from shared.clock import Clock
 from shared.errors import NoCapacity

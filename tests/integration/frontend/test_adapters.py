@@ -12,7 +12,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from services.frontend import uploads
+from services.frontend.adapters import uploads
 from services.kvstore.config import KvstoreConfig
 from services.kvstore.service import main as kvstore_main
 from shared import messages as m

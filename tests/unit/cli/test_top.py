@@ -14,7 +14,7 @@ from textual.widgets import Static
 from cli.top import app as top_app
 from cli.top import panels
 from cli.top.app import PANELS, TopApp
-from services.frontend.core.house_view import Answers, HouseView
+from services.frontend.core.observability.deployment_view import Answers, HouseView
 from shared.ids import HostId, TenantId, WorkerId
 from shared.messages import (
     HintRate,

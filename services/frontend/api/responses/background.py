@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
-from services.frontend import telemetry
 from services.frontend.api.responses.writing import ResponseWriter
 from services.frontend.api.text.delivery import add_all
 from services.frontend.app import App
-from services.frontend.core.background import LEASE_S, failed
-from services.frontend.hub import ClientGone
-from services.frontend.sessions import StoreAway
+from services.frontend.core.sessions.background import LEASE_S, failed
+from services.frontend.observability import telemetry
+from services.frontend.sessions.store import StoreAway
+from services.frontend.turns.hub import ClientGone
 from shared.errors import NoCapacity, SymphonyError
 
 log = logging.getLogger(__name__)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from services.frontend import telemetry
 from services.frontend.app import App
-from services.frontend.core.claims import Claim
-from services.frontend.core.reuse import unseen_text
-from services.frontend.models import ServedModel
+from services.frontend.core.sessions.open_sessions import Claim
+from services.frontend.core.sessions.prompt_reuse import unseen_text
+from services.frontend.models.registry import ServedModel
+from services.frontend.observability import telemetry
 from services.frontend.rendering.texts import keys_of
-from services.frontend.sessions import KnownSession
+from services.frontend.sessions.store import KnownSession
 from shared.blocks import BlockKey, child_key, pack_keys, root_key, sequence_root, unpack_keys
 from shared.errors import InvalidRequest, MalformedMessage
 from shared.ids import HostId, SessionId, TenantId
